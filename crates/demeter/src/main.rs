@@ -1,0 +1,2 @@
+//! The `demeter` command.
+fn main() {}

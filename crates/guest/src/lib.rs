@@ -1,0 +1,3 @@
+//! The guest agent: tracks accesses, classifies ranges of virtual addresses, relocates pages.
+
+pub mod tracker;

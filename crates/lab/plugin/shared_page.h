@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The memory that the emulator's plugin shares with its guest: a control page,
+ * then one ring of samples per vCPU. In the guest it is BAR 2 of an
+ * ivshmem-plain device (vendor 0x1af4, device 0x1110).
+ *
+ * All fields are little-endian. The guest's reader keeps the same figures in
+ * crates/guest/src/tracker/lab.rs; a test holds the two against each other.
+ */
+#ifndef DEMETER_SHARED_PAGE_H
+#define DEMETER_SHARED_PAGE_H
+
+#include <stdint.h>
+
+#define DEMETER_MAGIC 0x31525444u /* "DTR1" */
+#define DEMETER_VERSION 1u
+#define DEMETER_CONTROL_BYTES 4096u
+#define DEMETER_RING_HEADER_BYTES 64u
+#define DEMETER_RECORD_BYTES 32u
+#define DEMETER_RING_RECORDS 4096u /* per vCPU; a power of two */
+#define DEMETER_MAX_VCPUS 16u
+
+/* Offset 0. Written by the plugin unless it says otherwise. */
+struct demeter_control {
+	uint32_t magic;
+	uint32_t version;
+	uint32_t vcpus;          /* how many rings follow */
+	uint32_t ring_records;   /* records in each */
+	uint32_t armed;          /* guest: 1 = slow memory is slow */
+	uint32_t period;         /* guest: one sample every so many filtered loads; 0 = off */
+	uint32_t threshold_ns;   /* guest: only loads of at least this latency count */
+	uint32_t reserved;
+};
+
+/* Ring i: offset CONTROL_BYTES + i * (RING_HEADER_BYTES + records * RECORD_BYTES). */
+struct demeter_ring {
+	uint64_t head;           /* plugin: records ever written */
+	uint64_t tail;           /* guest: records ever taken */
+	uint64_t dropped;        /* plugin: samples lost because the ring was full */
+	uint64_t reserved[5];
+};
+
+struct demeter_record {
+	uint64_t gva;            /* guest-virtual address of the load */
+	uint64_t gpa;            /* guest-physical address */
+	uint64_t ip;             /* instruction pointer */
+	uint32_t latency_ns;     /* modelled latency of the load */
+	uint32_t vcpu;
+};
+
+#endif

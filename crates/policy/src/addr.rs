@@ -1,0 +1,104 @@
+//! Address spaces and units as types, so that a guest-virtual address never passes for a
+//! guest-physical one.
+
+use std::fmt;
+
+/// Bytes in a base page (x86-64 and the usual arm64 configuration).
+pub const PAGE_SIZE: u64 = 4096;
+
+/// Bytes in a mebibyte.
+pub const MIB: u64 = 1 << 20;
+
+/// A guest-virtual address (gVA): an address in one process of the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct GuestVirtAddr(pub u64);
+
+/// A guest-physical address (gPA): what the guest's kernel believes to be physical.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct GuestPhysAddr(pub u64);
+
+/// A number of bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct ByteCount(pub u64);
+
+/// A process id as the guest's kernel numbers it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Pid(pub u32);
+
+/// A NUMA node number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub u32);
+
+/// A half-open range of guest-virtual addresses, `[start, end)`; never empty or reversed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VirtRange {
+    start: GuestVirtAddr,
+    end: GuestVirtAddr,
+}
+
+impl VirtRange {
+    /// The range `[start, end)`, or `None` when it would be empty or reversed.
+    pub fn new(start: GuestVirtAddr, end: GuestVirtAddr) -> Option<Self> {
+        (start < end).then_some(Self { start, end })
+    }
+
+    /// First address (inclusive).
+    pub fn start(&self) -> GuestVirtAddr {
+        self.start
+    }
+
+    /// One past the last address (exclusive).
+    pub fn end(&self) -> GuestVirtAddr {
+        self.end
+    }
+
+    /// Length in bytes, at least one.
+    pub fn len(&self) -> ByteCount {
+        ByteCount(self.end.0 - self.start.0)
+    }
+
+    /// Always false: a range holds at least one byte. Here because `len` is.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Whether `addr` lies inside.
+    pub fn contains(&self, addr: GuestVirtAddr) -> bool {
+        self.start <= addr && addr < self.end
+    }
+
+    /// What both ranges share, if anything.
+    pub fn intersection(&self, other: &Self) -> Option<Self> {
+        Self::new(self.start.max(other.start), self.end.min(other.end))
+    }
+}
+
+impl fmt::Display for GuestVirtAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "gVA {:#x}", self.0)
+    }
+}
+
+impl fmt::Display for GuestPhysAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "gPA {:#x}", self.0)
+    }
+}
+
+impl fmt::Display for VirtRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "gVA [{:#x}, {:#x})", self.start.0, self.end.0)
+    }
+}
+
+impl fmt::Display for Pid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}

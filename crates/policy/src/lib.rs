@@ -1,0 +1,14 @@
+//! The policy of tiered memory, as pure functions over plain data.
+//!
+//! No I/O, no clock, no thread, no randomness: time, limits and observations come in as
+//! arguments, decisions go out as values. The live agent, the lab and the simulator run
+//! this same code.
+//!
+//! Data passes through in one direction:
+//! [`Sample`] → `Classifier` → ranking → planner → relocation.
+
+mod addr;
+mod sample;
+
+pub use addr::{ByteCount, GuestPhysAddr, GuestVirtAddr, MIB, NodeId, PAGE_SIZE, Pid, VirtRange};
+pub use sample::Sample;

@@ -1,0 +1,96 @@
+//! The result file: one schema for `sim`, `lab` and `here`.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Version of the schema that this crate writes and reads.
+pub const SCHEMA: u32 = 1;
+
+/// What one run of a scenario measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunResult {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The scenario's name.
+    pub scenario: String,
+    /// Where it ran: `lab`, `sim` or `here`.
+    pub on: String,
+    /// Seed of the workload.
+    pub seed: u64,
+    /// Length of the timed phase, seconds.
+    pub duration_s: u64,
+    /// When the workload's hot set jumps, seconds into the timed phase.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shift_at_s: Option<u64>,
+    /// One entry for each system, in the scenario's order.
+    pub systems: Vec<SystemResult>,
+}
+
+/// What one system did.
+///
+/// *Steady* is the last third of the timed phase. The throughput fields are set by gups, the
+/// latency fields by memlat; the other pair is null.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
+pub struct SystemResult {
+    /// The system's name, as in the scenario.
+    pub name: String,
+    /// Mean throughput over the timed phase, million updates per second.
+    pub mean_mops: Option<f64>,
+    /// Mean throughput over the last third.
+    pub steady_mops: Option<f64>,
+    /// Mean latency of a dependent load over the timed phase, nanoseconds.
+    #[serde(default)]
+    pub mean_latency_ns: Option<f64>,
+    /// The same over the last third.
+    #[serde(default)]
+    pub steady_latency_ns: Option<f64>,
+    /// Share of the hot set in fast memory at the end, 0 to 1.
+    pub hot_in_fast_final: f64,
+    /// Seconds of the timed phase until 90 % of the (first) hot set was in fast memory; null if
+    /// never.
+    pub t90_s: Option<f64>,
+    /// Seconds from the hot set's jump until 90 % of the new one was in fast memory.
+    #[serde(default)]
+    pub t90_after_shift_s: Option<f64>,
+    /// CPU seconds of management in the timed phase: system time of the whole VM plus the
+    /// agent's user time, less the system time of `none`. Null without a run of `none`.
+    pub mgmt_cpu_s: Option<f64>,
+    /// The same in the last third.
+    pub mgmt_cpu_steady_s: Option<f64>,
+    /// Pages that kswapd scanned in the timed phase.
+    pub kswapd_scanned: u64,
+    /// Bytes moved from slow to fast memory: verified by node where the system is Demeter, the
+    /// kernel's own counters elsewhere; null where nobody counts them.
+    pub bytes_promoted: Option<u64>,
+    /// Bytes moved from fast to slow memory; likewise.
+    pub bytes_demoted: Option<u64>,
+    /// Bytes moved in either direction per second of the last third; likewise.
+    #[serde(default)]
+    pub moved_steady_bytes_per_s: Option<f64>,
+    /// Words that the workload found wrong at the end; null when it did not verify.
+    pub verify_errors: Option<u64>,
+    /// CPU seconds in the timed phase by cause: `agent_user`, `agent_system`, `kswapd`,
+    /// `kdamond`, `workload_user`, `workload_system`, `other_system`, ...
+    #[serde(default)]
+    pub cpu_s: BTreeMap<String, f64>,
+    /// Differences of kernel counters over the timed phase, by their name in /proc/vmstat.
+    #[serde(default)]
+    pub counters: BTreeMap<String, u64>,
+    /// One point per reporting interval.
+    pub series: Vec<Point>,
+}
+
+/// One interval of the timed phase.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Default)]
+pub struct Point {
+    /// End of the interval, seconds into the timed phase.
+    pub t_s: f64,
+    /// Throughput in the interval, million updates per second.
+    pub mops: Option<f64>,
+    /// Mean latency in the interval, nanoseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency_ns: Option<f64>,
+    /// Share of the hot set that lay in fast memory at the end of the interval, 0 to 1.
+    pub hot_in_fast: f64,
+}

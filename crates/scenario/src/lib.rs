@@ -1,0 +1,9 @@
+//! Scenarios: which machine, which workload, which systems to compare.
+//!
+//! A scenario is a TOML file. The same file runs on every place that knows its systems.
+
+mod scenario;
+
+pub use scenario::{
+    Error, Gups, Lab, Machine, Memlat, Scenario, System, Thp, Tier, Workload,
+};

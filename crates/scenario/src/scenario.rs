@@ -1,0 +1,202 @@
+//! The scenario file's shape and its checks.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// A scenario: one workload on one machine under several systems.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    /// Short name, also the name in the result file.
+    pub name: String,
+    /// One sentence for people: what the scenario shows.
+    #[serde(default)]
+    pub about: String,
+    /// Length of the timed phase, seconds.
+    pub duration_s: u64,
+    /// Seed of the workload's random numbers.
+    #[serde(default = "default_seed")]
+    pub seed: u64,
+    /// Systems to run, in this order.
+    pub systems: Vec<System>,
+    /// The machine.
+    pub machine: Machine,
+    /// What runs on it.
+    pub workload: Workload,
+    /// Keys of the agent's own configuration that differ from its defaults.
+    #[serde(default)]
+    pub agent: toml::Table,
+    /// How the lab emulates the machine.
+    #[serde(default)]
+    pub lab: Lab,
+}
+
+fn default_seed() -> u64 {
+    1
+}
+
+/// Who manages the tiers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum System {
+    /// Nobody: pages stay where first touch put them.
+    None,
+    /// The hot set is placed in fast memory at the start: the limit.
+    Oracle,
+    /// Linux's own tiering: `numa_balancing=2` and demotion by reclaim.
+    Linux,
+    /// DAMON's `migrate_hot` and `migrate_cold`.
+    Damon,
+    /// Demeter on hardware-like samples.
+    Demeter,
+    /// Demeter on the DAMON tracker: what a stock cloud guest gets.
+    DemeterDamon,
+}
+
+/// The guest machine.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    /// Virtual CPUs.
+    pub vcpus: u32,
+    /// Transparent huge pages in the guest.
+    #[serde(default)]
+    pub thp: Thp,
+    /// The fast tier (node 0).
+    pub fast: Tier,
+    /// The slow tier (node 1).
+    pub slow: Tier,
+}
+
+/// The kernel's mode of transparent huge pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "lowercase")]
+pub enum Thp {
+    /// Wherever possible: Debian's default.
+    #[default]
+    Always,
+    /// Only 4 KiB pages.
+    Never,
+}
+
+/// One memory tier.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tier {
+    /// Memory free to programs once the guest has booted, MiB; what the kernel itself needs
+    /// comes on top.
+    pub usable_mib: u64,
+    /// Latency of a load, nanoseconds.
+    pub latency_ns: u64,
+    /// Bandwidth, GB/s (10^9 bytes).
+    pub bandwidth_gbps: u64,
+}
+
+/// The program under test.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
+pub enum Workload {
+    /// Random 8-byte updates with a hot set.
+    Gups(Gups),
+    /// A random pointer chase.
+    Memlat(Memlat),
+}
+
+/// Parameters of gups.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gups {
+    /// Size of the array, MiB.
+    pub size_mib: u64,
+    /// Size of the hot set, MiB.
+    pub hot_mib: u64,
+    /// Share of the updates that go to the hot set, 0 to 1.
+    pub hot_weight: f64,
+    /// Hot set at the end of the array instead of its start.
+    #[serde(default)]
+    pub reverse: bool,
+    /// Threads.
+    #[serde(default = "one")]
+    pub threads: u32,
+    /// Second of the timed phase at which the hot set jumps to the array's middle.
+    #[serde(default)]
+    pub shift_at_s: Option<u64>,
+}
+
+/// Parameters of memlat.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Memlat {
+    /// Size of the region that is chased, MiB.
+    pub size_mib: u64,
+    /// Idle memory that is touched first, so that it takes the fast tier, MiB.
+    pub cold_mib: u64,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// How the lab emulates the machine.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Lab {
+    /// How many times slower than hardware the emulated CPU is taken to be: memory delays are
+    /// stretched by this factor, so that the ratio of memory to compute stays real.
+    pub dilation: u64,
+    /// Seconds until a VM is given up.
+    pub timeout_s: u64,
+}
+
+impl Default for Lab {
+    fn default() -> Self {
+        Self { dilation: 8, timeout_s: 300 }
+    }
+}
+
+/// Why a scenario cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file cannot be read.
+    #[error("cannot read scenario {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Not TOML, an unknown key or a wrong type.
+    #[error("scenario {path}: {source}")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Where and what.
+        source: Box<toml::de::Error>,
+    },
+    /// A value that makes no sense.
+    #[error("scenario {name}: {what}")]
+    Invalid {
+        /// The scenario.
+        name: String,
+        /// Which key, and how to mend it.
+        what: String,
+    },
+}
+
+impl Scenario {
+    /// Reads and checks a scenario file.
+    pub fn load(path: &Path) -> Result<Self, Error> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| Error::Read { path: path.into(), source })?;
+        let scenario: Self = toml::from_str(&text)
+            .map_err(|source| Error::Parse { path: path.into(), source: Box::new(source) })?;
+        scenario.check()?;
+        Ok(scenario)
+    }
+
+    /// Checks what types alone cannot say.
+    pub fn check(&self) -> Result<(), Error> {
+        Ok(())
+    }
+}
