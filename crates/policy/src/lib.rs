@@ -5,10 +5,13 @@
 //! this same code.
 //!
 //! Data passes through in one direction:
-//! [`Sample`] → `Classifier` → ranking → planner → relocation.
+//! [`Sample`] → [`Classifier`] → ranking → planner → relocation.
 
 mod addr;
+mod classifier;
+mod evidence;
 mod sample;
 
 pub use addr::{ByteCount, GuestPhysAddr, GuestVirtAddr, MIB, NodeId, PAGE_SIZE, Pid, VirtRange};
+pub use classifier::{ClassifiedRange, Classifier, ClassifierConfig};
 pub use sample::Sample;

@@ -4,6 +4,4 @@
 
 mod scenario;
 
-pub use scenario::{
-    Error, Gups, Lab, Machine, Memlat, Scenario, System, Thp, Tier, Workload,
-};
+pub use scenario::{Error, Gups, Lab, Machine, Memlat, Scenario, System, Thp, Tier, Workload};

@@ -151,7 +151,10 @@ pub struct Lab {
 
 impl Default for Lab {
     fn default() -> Self {
-        Self { dilation: 8, timeout_s: 300 }
+        Self {
+            dilation: 8,
+            timeout_s: 300,
+        }
     }
 }
 
@@ -187,10 +190,14 @@ pub enum Error {
 impl Scenario {
     /// Reads and checks a scenario file.
     pub fn load(path: &Path) -> Result<Self, Error> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| Error::Read { path: path.into(), source })?;
-        let scenario: Self = toml::from_str(&text)
-            .map_err(|source| Error::Parse { path: path.into(), source: Box::new(source) })?;
+        let text = std::fs::read_to_string(path).map_err(|source| Error::Read {
+            path: path.into(),
+            source,
+        })?;
+        let scenario: Self = toml::from_str(&text).map_err(|source| Error::Parse {
+            path: path.into(),
+            source: Box::new(source),
+        })?;
         scenario.check()?;
         Ok(scenario)
     }
