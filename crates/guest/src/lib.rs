@@ -1,3 +1,5 @@
 //! The guest agent: tracks accesses, classifies ranges of virtual addresses, relocates pages.
 
+pub mod maps;
+pub mod nodes;
 pub mod tracker;
