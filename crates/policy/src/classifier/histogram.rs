@@ -188,7 +188,7 @@ fn sort_by_block(items: &mut Vec<Entry>, scratch: &mut Vec<Entry>) {
     let (low, high) = (varying.trailing_zeros(), 32 - varying.leading_zeros());
     let digits = (high - low).div_ceil(DIGIT_BITS_MAX);
     let digit_bits = (high - low).div_ceil(digits);
-    let mask = BUCKETS - 1 >> (DIGIT_BITS_MAX - digit_bits);
+    let mask = (BUCKETS - 1) >> (DIGIT_BITS_MAX - digit_bits);
     let digit =
         |e: &Entry, i: u32| (e.block() >> (low + i * digit_bits)) as usize & mask & (BUCKETS - 1);
     let mut offsets = [[0u16; BUCKETS]; DIGITS_MAX];

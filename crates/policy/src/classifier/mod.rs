@@ -49,7 +49,7 @@ const MERGE_Z2: f64 = 4.0;
 /// Parameters of a [`Classifier`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ClassifierConfig {
-    /// log2 of the granule's bytes; 16 (64 KiB) to 30 (1 GiB).
+    /// log2 of the granule's bytes; 21 (2 MiB, a huge page) to 30 (1 GiB).
     pub granule_bits: u32,
     /// Samples by which a part must stand out, before the two factors below.
     pub tau_split: u32,
@@ -140,7 +140,7 @@ impl Classifier {
     /// Values out of bounds are brought to the nearest bound.
     pub fn new(config: ClassifierConfig) -> Self {
         let config = ClassifierConfig {
-            granule_bits: config.granule_bits.clamp(16, 30),
+            granule_bits: config.granule_bits.clamp(21, 30),
             max_ranges: config.max_ranges.max(2),
             ..config
         };
