@@ -205,7 +205,8 @@ mod tests {
         process(root.path(), 2, &[(0x1000, 0x3000)], &[(1, 88)]);
         let mut owners = Owners::new(root.path());
         owners.set_targets(&[Pid(1), Pid(2)]);
-        let mut find = |addr, frame: u64| owners.find(GuestVirtAddr(addr), GuestPhysAddr(frame << 12));
+        let mut find =
+            |addr, frame: u64| owners.find(GuestVirtAddr(addr), GuestPhysAddr(frame << 12));
         assert_eq!(find(0x1008, 88), Owner::One(Pid(2)));
         assert_eq!(find(0x1008, 77), Owner::One(Pid(1)));
         assert_eq!(find(0x1008, 99), Owner::Ambiguous(Pid(1)));
