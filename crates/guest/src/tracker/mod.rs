@@ -4,6 +4,8 @@
 //! all of them.
 
 mod choice;
+#[cfg(test)]
+mod conformance;
 pub mod damon;
 pub mod lab;
 mod mapping;

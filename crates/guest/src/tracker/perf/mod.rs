@@ -10,35 +10,29 @@
 //! [`event`] keep to that.
 
 mod event;
-mod ring;
+pub(super) mod ring;
 mod selftest;
-mod sys;
+pub(super) mod sys;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::atomic::Ordering;
 
 use demeter_policy::{Pid, Sample};
 
 pub use event::EventKind;
-pub use ring::{Record, records};
+pub use ring::{Record, access, raw, records};
 
-use super::mapping::{Mapping, unread};
 use super::{Drained, Settings, Tracker, TrackerError, is_user_address};
 use event::Event;
+use ring::Ring;
 
 const NAME: &str = "perf";
 
 /// Bytes of records that a CPU's ring holds; with its control page it stays within the kernel's
 /// default `perf_event_mlock_kb` of 516.
 const RING_BYTES: usize = 512 << 10;
-const PAGE: usize = demeter_policy::PAGE_SIZE as usize;
-
-/// Offsets in the ring's control page (`struct perf_event_mmap_page`, linux/perf_event.h).
-const DATA_HEAD: usize = 1024;
-const DATA_TAIL: usize = 1032;
 
 /// Reads the kernel's perf rings, one per CPU.
 pub struct PerfTracker {
@@ -50,7 +44,7 @@ pub struct PerfTracker {
 }
 
 struct CpuRing {
-    memory: Mapping,
+    ring: Ring,
     event: OwnedFd,
     /// Kept open: the event is scheduled only together with its leader.
     _leader: Option<OwnedFd>,
@@ -115,12 +109,12 @@ impl CpuRing {
         let leader = event
             .leader
             .as_ref()
-            .map(|leader| sys::open(leader, cpu, None))
+            .map(|leader| sys::open(leader, sys::Scope::Cpu(cpu), None))
             .transpose()?;
-        let event = sys::open(&event.attr, cpu, leader.as_ref())?;
-        let memory = Mapping::new(&event, PAGE + RING_BYTES)?;
+        let event = sys::open(&event.attr, sys::Scope::Cpu(cpu), leader.as_ref())?;
+        let ring = Ring::map(&event, RING_BYTES)?;
         Ok(Self {
-            memory,
+            ring,
             event,
             _leader: leader,
         })
@@ -134,28 +128,6 @@ impl CpuRing {
                 source,
             }
         })
-    }
-
-    /// Moves the tail to the head; the bytes between, unless the head lies.
-    fn take(&self, bytes: &mut Vec<u8>) -> Result<(), String> {
-        bytes.clear();
-        let tail_word = self.memory.u64_at(DATA_TAIL);
-        // Acquire: the kernel orders its records before the head. The tail has one writer, us.
-        let head = self.memory.u64_at(DATA_HEAD).load(Ordering::Acquire);
-        let tail = tail_word.load(Ordering::Relaxed);
-        let pieces = unread(head, tail, RING_BYTES as u64).filter(|_| head.is_multiple_of(8));
-        for piece in pieces.iter().flatten() {
-            let piece = PAGE + piece.start as usize..PAGE + piece.end as usize;
-            self.memory.copy(piece, bytes);
-        }
-        // Release: the kernel reuses the bytes only after they are copied.
-        tail_word.store(head & !7, Ordering::Release);
-        match pieces {
-            Some(_) => Ok(()),
-            None => Err(format!(
-                "head {head} is not within {RING_BYTES} bytes of tail {tail}"
-            )),
-        }
     }
 }
 
@@ -176,7 +148,7 @@ impl Tracker for PerfTracker {
         }
         let mut fault = None;
         let mut bytes = Vec::new();
-        for (index, (cpu, ring)) in self.rings.iter().enumerate() {
+        for (index, (cpu, CpuRing { ring, .. })) in self.rings.iter().enumerate() {
             if let Err(what) = ring.take(&mut bytes) {
                 fault = Some(format!("CPU {cpu}: {what}"));
                 continue;
@@ -185,14 +157,24 @@ impl Tracker for PerfTracker {
             let cpus_left = self.rings.len() - index;
             let mut quota = (max - drained.taken as usize) / cpus_left;
             for record in records(&bytes) {
-                match record {
-                    Ok(Record::Sample { pid, addr })
-                        if !self.targets.contains(&pid) || !is_user_address(addr) =>
-                    {
-                        drained.rejected += 1;
+                let sample = match record {
+                    Ok(Record::Sample(sample)) => access(sample),
+                    Ok(Record::Lost(count)) => {
+                        drained.lost = drained.lost.saturating_add(count);
+                        continue;
                     }
-                    Ok(Record::Sample { .. }) if quota == 0 => drained.lost += 1,
-                    Ok(Record::Sample { pid, addr }) => {
+                    Ok(Record::Other) => continue,
+                    Err(what) => {
+                        fault = Some(format!("CPU {cpu}: {what}"));
+                        continue;
+                    }
+                };
+                match sample
+                    .filter(|(pid, addr)| self.targets.contains(pid) && is_user_address(*addr))
+                {
+                    None => drained.rejected += 1,
+                    Some(_) if quota == 0 => drained.lost += 1,
+                    Some((pid, addr)) => {
                         out.push(Sample {
                             pid,
                             addr,
@@ -201,9 +183,6 @@ impl Tracker for PerfTracker {
                         drained.taken += 1;
                         quota -= 1;
                     }
-                    Ok(Record::Lost(count)) => drained.lost = drained.lost.saturating_add(count),
-                    Ok(Record::Other) => {}
-                    Err(what) => fault = Some(format!("CPU {cpu}: {what}")),
                 }
             }
         }
@@ -223,11 +202,7 @@ impl Tracker for PerfTracker {
 
     fn resume(&mut self) -> Result<(), TrackerError> {
         if self.paused {
-            let mut bytes = Vec::new();
-            for ring in self.rings.values() {
-                // What a paused tracker still held is not wanted, sound or not.
-                let _ = ring.take(&mut bytes);
-            }
+            self.rings.values().for_each(|cpu| cpu.ring.discard());
             self.paused = false;
             self.enable(true)?;
         }
@@ -246,4 +221,4 @@ fn online_cpus(root: &Path) -> Result<Vec<u32>, TrackerError> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -1,36 +1,103 @@
-//! Records of a perf ring as bytes, for events that sample exactly TID and ADDR.
+//! The ring of a perf event: the shared memory, and the records in it as bytes.
 //!
-//! The layout is that of `enum perf_event_type` in linux/perf_event.h. Nothing is taken on
-//! trust: a size that cannot be ends the reading.
+//! Layouts are those of `struct perf_event_mmap_page` and `enum perf_event_type` in
+//! linux/perf_event.h. Nothing is taken on trust: a head that cannot be and a size that cannot
+//! be are errors, after which the ring is in step again.
 
-use demeter_policy::{GuestVirtAddr, Pid};
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+
+use demeter_policy::{GuestVirtAddr, PAGE_SIZE, Pid};
+
+use super::super::mapping::{Mapping, unread};
+
+/// Offsets in the control page, which lies before the records.
+pub(in super::super) const DATA_HEAD: usize = 1024;
+pub(in super::super) const DATA_TAIL: usize = 1032;
+pub(in super::super) const CONTROL_BYTES: usize = PAGE_SIZE as usize;
 
 /// Bytes of `struct perf_event_header`: type (u32), misc (u16), size (u16).
 const HEADER_BYTES: usize = 8;
 
 const PERF_RECORD_LOST: u32 = 2;
-const PERF_RECORD_SAMPLE: u32 = 9;
+pub(in super::super) const PERF_RECORD_SAMPLE: u32 = 9;
 const PERF_RECORD_LOST_SAMPLES: u32 = 13;
+
+/// The ring that an event writes into.
+pub(in super::super) struct Ring {
+    memory: Mapping,
+    data_bytes: u64,
+}
+
+impl Ring {
+    /// Maps an event's ring with room for `data_bytes` of records: a power of two of pages.
+    pub(in super::super) fn map(event: &impl AsFd, data_bytes: usize) -> io::Result<Self> {
+        let memory = Mapping::new(event, CONTROL_BYTES + data_bytes)?;
+        Ok(Self {
+            memory,
+            data_bytes: data_bytes as u64,
+        })
+    }
+
+    /// Replaces `bytes` with what was written since the last call. The error says what lies.
+    pub(in super::super) fn take(&self, bytes: &mut Vec<u8>) -> Result<(), String> {
+        bytes.clear();
+        let tail_word = self.memory.u64_at(DATA_TAIL);
+        // Acquire: records up to this head are written before it. The tail has one writer, us.
+        let head = self.memory.u64_at(DATA_HEAD).load(Ordering::Acquire);
+        let tail = tail_word.load(Ordering::Relaxed);
+        let aligned = head.is_multiple_of(8) && tail.is_multiple_of(8);
+        let pieces = unread(head, tail, self.data_bytes).filter(|_| aligned);
+        for piece in pieces.iter().flatten() {
+            let place = |at: u64| CONTROL_BYTES + at as usize;
+            self.memory
+                .copy(place(piece.start)..place(piece.end), bytes);
+        }
+        // Release: the bytes are reused only after they are copied.
+        tail_word.store(head & !7, Ordering::Release);
+        match pieces {
+            Some(_) => Ok(()),
+            None => Err(format!(
+                "head {head} is not within {} bytes of tail {tail}",
+                self.data_bytes
+            )),
+        }
+    }
+
+    /// Forgets what was written since the last call.
+    pub(in super::super) fn discard(&self) {
+        // Sound or not: it is not wanted, and the ring is in step afterwards.
+        let _ = self.take(&mut Vec::new());
+    }
+}
 
 /// One record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Record {
-    /// An access.
-    Sample {
-        /// The process (thread group) that made it.
-        pid: Pid,
-        /// Its address; 0 where the hardware knew none.
-        addr: GuestVirtAddr,
-    },
+pub enum Record<'a> {
+    /// A sample; what its bytes mean depends on the event's `sample_type`.
+    Sample(&'a [u8]),
     /// So many records found no room.
     Lost(u64),
     /// Throttling and whatever else the kernel may say.
     Other,
 }
 
+/// The process (thread group) and the address in a sample of type TID|ADDR. The address is 0
+/// where the hardware knew none.
+pub fn access(sample: &[u8]) -> Option<(Pid, GuestVirtAddr)> {
+    Some((Pid(u32_at(sample, 0)?), GuestVirtAddr(u64_at(sample, 8)?)))
+}
+
+/// The tracepoint's bytes in a sample of type RAW.
+pub fn raw(sample: &[u8]) -> Option<&[u8]> {
+    let size = u32_at(sample, 0)? as usize;
+    sample[4..].get(..size)
+}
+
 /// The records in `bytes`, which begin at the tail and end at the head. An error says what is
 /// corrupt and is the last item: sizes chain the records, so nothing after it can be believed.
-pub fn records(bytes: &[u8]) -> impl Iterator<Item = Result<Record, String>> {
+pub fn records(bytes: &[u8]) -> impl Iterator<Item = Result<Record<'_>, String>> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
         if rest.is_empty() {
@@ -49,7 +116,7 @@ pub fn records(bytes: &[u8]) -> impl Iterator<Item = Result<Record, String>> {
     })
 }
 
-fn next_record(bytes: &[u8]) -> Option<(Record, &[u8])> {
+fn next_record(bytes: &[u8]) -> Option<(Record<'_>, &[u8])> {
     let kind = u32_at(bytes, 0)?;
     let size = usize::from(u16::from_ne_bytes(bytes.get(6..8)?.try_into().ok()?));
     if size < HEADER_BYTES || !size.is_multiple_of(8) {
@@ -58,10 +125,7 @@ fn next_record(bytes: &[u8]) -> Option<(Record, &[u8])> {
     let (record, rest) = bytes.split_at_checked(size)?;
     let body = &record[HEADER_BYTES..];
     let record = match kind {
-        PERF_RECORD_SAMPLE => Record::Sample {
-            pid: Pid(u32_at(body, 0)?),
-            addr: GuestVirtAddr(u64_at(body, 8)?),
-        },
+        PERF_RECORD_SAMPLE => Record::Sample(body),
         PERF_RECORD_LOST => Record::Lost(u64_at(body, 8)?),
         PERF_RECORD_LOST_SAMPLES => Record::Lost(u64_at(body, 0)?),
         _ => Record::Other,
@@ -112,19 +176,16 @@ mod tests {
         ]
         .concat();
         let found: Vec<_> = records(&bytes).map(Result::unwrap).collect();
-        let sample = |pid, addr| Record::Sample {
-            pid: Pid(pid),
-            addr: GuestVirtAddr(addr),
-        };
+        let (first, last) = (sample(7, 0x1234), sample(8, 0));
         assert_eq!(
             found,
             [
-                sample(7, 0x1234),
+                Record::Sample(&first[8..]),
                 Record::Other,
                 Record::Lost(4),
                 Record::Other,
                 Record::Lost(5),
-                sample(8, 0)
+                Record::Sample(&last[8..]),
             ]
         );
     }
@@ -142,9 +203,31 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_too_short_for_its_fields_is_corrupt() {
-        let found: Vec<_> = records(&record(PERF_RECORD_SAMPLE, &[1])).collect();
-        assert!(matches!(found[..], [Err(_)]));
+    fn a_sample_too_short_for_its_fields_yields_nothing() {
+        assert_eq!(access(&[0; 15]), None);
+        assert_eq!(raw(&[9, 0, 0, 0, 1, 2, 3, 4]), None);
+        assert_eq!(raw(&[3, 0, 0, 0, 1, 2, 3, 4]), Some(&[1, 2, 3][..]));
+        assert_eq!(raw(&[]), None);
+    }
+
+    #[test]
+    fn a_lying_head_is_an_error_once() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(3 * PAGE_SIZE).unwrap();
+        let ring = Ring::map(&file, 2 * CONTROL_BYTES).unwrap();
+        let kernel = Mapping::new(&file, 3 * CONTROL_BYTES).unwrap();
+        let mut bytes = Vec::new();
+        for head in [2 * PAGE_SIZE + 8, u64::MAX, 12] {
+            kernel.u64_at(DATA_HEAD).store(head, Ordering::Release);
+            assert!(ring.take(&mut bytes).is_err(), "head {head}");
+            kernel
+                .u64_at(DATA_HEAD)
+                .store((head & !7).wrapping_add(16), Ordering::Release);
+            assert_eq!(ring.take(&mut bytes), Ok(()));
+            assert_eq!(bytes.len(), 16);
+            kernel.u64_at(DATA_HEAD).store(0, Ordering::Release);
+            kernel.u64_at(DATA_TAIL).store(0, Ordering::Release);
+        }
     }
 
     proptest! {
@@ -162,11 +245,14 @@ mod tests {
         ) {
             let bytes: Vec<u8> =
                 samples.iter().flat_map(|&(pid, addr)| sample(pid, addr)).collect();
-            let found: Vec<_> = records(&bytes).map(Result::unwrap).collect();
-            let expected: Vec<_> = samples
-                .iter()
-                .map(|&(pid, addr)| Record::Sample { pid: Pid(pid), addr: GuestVirtAddr(addr) })
+            let found: Vec<_> = records(&bytes)
+                .map(|record| match record {
+                    Ok(Record::Sample(sample)) => access(sample).unwrap(),
+                    other => panic!("{other:?}"),
+                })
                 .collect();
+            let expected: Vec<_> =
+                samples.iter().map(|&(pid, addr)| (Pid(pid), GuestVirtAddr(addr))).collect();
             prop_assert_eq!(found, expected);
         }
     }

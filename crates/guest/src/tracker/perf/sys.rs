@@ -3,11 +3,13 @@
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+use demeter_policy::Pid;
+
 /// The first 72 bytes of `struct perf_event_attr` (PERF_ATTR_SIZE_VER1, linux/perf_event.h); the
 /// kernel takes the rest to be zero.
 #[repr(C)]
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Attr {
+pub(in super::super) struct Attr {
     pub kind: u32,
     pub size: u32,
     pub config: u64,
@@ -22,7 +24,7 @@ pub(super) struct Attr {
 }
 
 /// Bits of [`Attr::flags`].
-pub(super) mod flag {
+pub(in super::super) mod flag {
     pub const DISABLED: u64 = 1 << 0;
     pub const EXCLUDE_KERNEL: u64 = 1 << 5;
     pub const EXCLUDE_HV: u64 = 1 << 6;
@@ -31,9 +33,10 @@ pub(super) mod flag {
 }
 
 /// Bits of [`Attr::sample_type`].
-pub(super) mod sample {
+pub(in super::super) mod sample {
     pub const TID: u64 = 1 << 1;
     pub const ADDR: u64 = 1 << 3;
+    pub const RAW: u64 = 1 << 10;
 }
 
 const IOC_ENABLE: libc::Ioctl = 0x2400;
@@ -41,17 +44,34 @@ const IOC_DISABLE: libc::Ioctl = 0x2401;
 const IOC_FLAG_GROUP: libc::c_int = 1;
 const FLAG_FD_CLOEXEC: libc::c_ulong = 1 << 3;
 
-/// Opens an event on one CPU for every process.
-pub(super) fn open(attr: &Attr, cpu: u32, group: Option<&OwnedFd>) -> io::Result<OwnedFd> {
-    const EVERY_PROCESS: libc::pid_t = -1;
-    let cpu = libc::c_int::try_from(cpu).map_err(io::Error::other)?;
+/// Whose events count.
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) enum Scope {
+    /// Every process's on this CPU.
+    Cpu(u32),
+    /// This thread's on every CPU.
+    Thread(Pid),
+}
+
+/// Opens an event.
+pub(in super::super) fn open(
+    attr: &Attr,
+    scope: Scope,
+    group: Option<&OwnedFd>,
+) -> io::Result<OwnedFd> {
+    const ANY: libc::c_int = -1;
+    let number = |number| libc::c_int::try_from(number).map_err(io::Error::other);
+    let (thread, cpu) = match scope {
+        Scope::Cpu(cpu) => (ANY, number(cpu)?),
+        Scope::Thread(Pid(thread)) => (number(thread)?, ANY),
+    };
     let group = group.map_or(-1, |fd| fd.as_raw_fd());
     // SAFETY: `attr` is a valid perf_event_attr whose `size` is its own; the kernel only reads it.
     let fd = unsafe {
         libc::syscall(
             libc::SYS_perf_event_open,
             std::ptr::from_ref(attr),
-            EVERY_PROCESS,
+            thread,
             cpu,
             group,
             FLAG_FD_CLOEXEC,
@@ -65,7 +85,7 @@ pub(super) fn open(attr: &Attr, cpu: u32, group: Option<&OwnedFd>) -> io::Result
 }
 
 /// Switches an event and its group on or off.
-pub(super) fn enable(event: &OwnedFd, on: bool) -> io::Result<()> {
+pub(in super::super) fn enable(event: &OwnedFd, on: bool) -> io::Result<()> {
     let request = if on { IOC_ENABLE } else { IOC_DISABLE };
     // SAFETY: these requests take a flag by value and touch no memory of ours.
     match unsafe { libc::ioctl(event.as_raw_fd(), request, IOC_FLAG_GROUP) } {

@@ -5,6 +5,8 @@ use demeter_policy::{GuestVirtAddr, VirtRange};
 
 use super::*;
 
+const PAGE: usize = demeter_policy::PAGE_SIZE as usize;
+
 /// Anonymous memory whose pages have not been touched.
 pub(in crate::tracker) struct Untouched {
     memory: Vec<u8>,
