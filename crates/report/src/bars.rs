@@ -16,7 +16,7 @@ const USEFUL_WORK: &str = "workload_user";
 const CAUSES_MAX: usize = 12;
 const ROW_HEIGHT: f64 = 30.0;
 const BAR_HEIGHT: f64 = 18.0;
-const CHAR_WIDTH: f64 = 7.2;
+const CHAR_WIDTH: f64 = 8.0;
 
 /// The causes that a result's bars show, in order, each with its class.
 pub(crate) struct Causes(pub Vec<(String, String)>);
@@ -66,7 +66,7 @@ pub(crate) fn plot(result: &RunResult, causes: &Causes, width: f64) -> String {
         .iter()
         .map(|system| causes.total_s(system))
         .fold(0.0, f64::max);
-    let axis = Axis::rounded(longest_s, (width / 110.0) as u32);
+    let axis = Axis::exact(longest_s, (width / 110.0) as u32);
     let x = |cpu_s: f64| left + (right - left) * axis.share(cpu_s);
 
     let mut svg = Svg::new(
@@ -77,8 +77,7 @@ pub(crate) fn plot(result: &RunResult, causes: &Causes, width: f64) -> String {
         "CPU seconds by cause",
     );
     for tick in axis.ticks() {
-        let class = if tick == 0.0 { "axis" } else { "grid" };
-        svg.line(class, (x(tick), 0.0), (x(tick), bottom));
+        svg.line("grid", (x(tick), 0.0), (x(tick), bottom));
         let label = format!("{} s", axis.label(tick));
         svg.text("tick middle", (x(tick), bottom + 18.0), &label);
     }
@@ -92,6 +91,8 @@ pub(crate) fn plot(result: &RunResult, causes: &Causes, width: f64) -> String {
             let cpu_s = cpu_s(system, cause);
             if cpu_s > 0.0 {
                 let bar = (x(from_s), x(from_s + cpu_s));
+                // A hair of ground between neighbours, as far as a thin bar can spare it.
+                let width = (bar.1 - bar.0 - 1.0).max((bar.1 - bar.0) / 2.0);
                 let title = format!("{name}: {} {} s", label(cause), short(cpu_s));
                 svg.element(
                     "rect",
@@ -99,7 +100,7 @@ pub(crate) fn plot(result: &RunResult, causes: &Causes, width: f64) -> String {
                         ("class", &format!("{class} bar")),
                         ("x", &Px(bar.0)),
                         ("y", &Px(top)),
-                        ("width", &Px(bar.1 - bar.0)),
+                        ("width", &Px(width)),
                         ("height", &Px(BAR_HEIGHT)),
                     ],
                     Some(&title),
@@ -113,6 +114,7 @@ pub(crate) fn plot(result: &RunResult, causes: &Causes, width: f64) -> String {
             &format!("{} s", short(from_s)),
         );
     }
+    svg.line("axis", (left, 0.0), (left, bottom));
     svg.finish()
 }
 

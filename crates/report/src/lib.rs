@@ -23,7 +23,7 @@ mod svg;
 mod table;
 mod text;
 
-pub use file::{Error, FILE_BYTES_MAX, write_file};
+pub use file::{ContentError, Error, FILE_BYTES_MAX, write_file};
 pub use lines::throughput_svg;
 pub use page::html;
 pub use schema::{Point, RunResult, SCHEMA, SystemResult};

@@ -55,7 +55,7 @@ impl Page {
 
     fn head(&mut self, result: &RunResult, scenario: &str) {
         self.add(format_args!(
-            "<h1>{}</h1>\n<p class=\"soft\">{} under tiered memory, {} s on {}</p>\n",
+            "<h1>{}</h1>\n<p class=\"soft\">{}, {} s each, {}</p>\n",
             Escaped(scenario),
             systems(result.systems.len()),
             result.duration_s,
@@ -199,7 +199,7 @@ impl Page {
             .map(|at_s| format!("{at_s} s into the timed phase"));
         let facts = [
             ("Scenario", Some(text::name(&result.scenario))),
-            ("Where", Some(place(&result.on))),
+            ("Where", Some(text::name(&result.on))),
             (
                 "Timed phase",
                 Some(format!("{} s for each system", result.duration_s)),
@@ -256,10 +256,10 @@ impl Page {
 /// Where a scenario ran, for people.
 fn place(on: &str) -> String {
     match on {
-        "lab" => "the lab: real VMs on stock kernels, emulated slow memory".into(),
-        "sim" => "the simulated machine".into(),
-        "here" => "this machine's own memory nodes".into(),
-        other => text::name(other),
+        "lab" => "in the lab: real VMs on stock kernels, emulated slow memory".into(),
+        "sim" => "on the simulated machine".into(),
+        "here" => "on this machine's own memory nodes".into(),
+        other => format!("on {}", text::name(other)),
     }
 }
 

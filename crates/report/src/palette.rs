@@ -80,10 +80,10 @@ pub(crate) fn css() -> String {
         "{}{}@media(prefers-color-scheme:dark){{{}{}}}{}",
         rules(|pair| pair.0),
         ".ground{fill:#fff}.grid{stroke:#e4e6ea}.axis,.shift{stroke:#8b9199}\
-         text{fill:#24292f}.tick,.note{fill:#5a626b}.bar{stroke:#fff}",
+         text{fill:#24292f}.tick,.note{fill:#5a626b}",
         rules(|pair| pair.1),
         ".ground{fill:#14171b}.grid{stroke:#2a2f36}.axis,.shift{stroke:#7f8790}\
-         text{fill:#e6e8eb}.tick,.note{fill:#a2aab3}.bar{stroke:#14171b}",
+         text{fill:#e6e8eb}.tick,.note{fill:#a2aab3}",
         "text{font:13px system-ui,-apple-system,\"Segoe UI\",sans-serif;stroke:none}\
          .tick,.note{font-size:12px;font-variant-numeric:tabular-nums}\
          .title{font-size:15px;font-weight:600}\
@@ -92,7 +92,7 @@ pub(crate) fn css() -> String {
          .line{fill:none;stroke-width:1.75;stroke-linejoin:round;stroke-linecap:round}\
          .line.strong{stroke-width:2.75}.line.dashed{stroke-dasharray:7 4}\
          .leader{fill:none;stroke-width:1}\
-         .shift{stroke-dasharray:4 4}.bar{stroke-width:1.5}"
+         .shift{stroke-dasharray:4 4}.bar{stroke:none}"
     )
 }
 

@@ -27,9 +27,9 @@ struct Context<'a> {
 type Figure = fn(&Context, &SystemResult) -> Option<String>;
 
 /// Says how to read the figures, in one sentence.
-pub(crate) const EXPLANATION: &str = "The end is the last third of the run; the oracle had its hot \
-     set placed in fast memory from the start; t90 is the time until 90 % of the hot set was \
-     there; management CPU is the VM's system time plus the agent's user time, less the system \
+pub(crate) const EXPLANATION: &str = "The end (steady) is the last third of the run; the oracle had its hot \
+     set placed in fast memory from the start; t90 is the time until 90 % of the (first, second) hot \
+     set was there; management CPU is the VM's system time plus the agent's user time, less the system \
      time of none, in seconds and in % of one CPU.";
 
 impl Summary {
@@ -89,23 +89,23 @@ fn figures(result: &RunResult) -> Vec<(Column, Figure)> {
     add("% of oracle", "end", |c, s| {
         steady_of_oracle(c.result, s).map(percent)
     });
-    add("hot in", "fast, %", |_, s| {
-        Some(percent(s.hot_in_fast_final))
-    });
-    add("t90, s", "start", |_, s| s.t90_s.map(short));
+    add("hot in", "fast%", |_, s| Some(percent(s.hot_in_fast_final)));
     if result.shift_at_s.is_some() {
-        add("t90, s", "jump", |_, s| s.t90_after_shift_s.map(short));
+        add("t90, s", "1st", |_, s| s.t90_s.map(seconds));
+        add("t90, s", "2nd", |_, s| s.t90_after_shift_s.map(seconds));
+    } else {
+        add("t90", "s", |_, s| s.t90_s.map(seconds));
     }
-    add("management CPU", "s", |_, s| s.mgmt_cpu_s.map(short));
+    add("management CPU", "s", |_, s| s.mgmt_cpu_s.map(seconds));
     add("management CPU", "%", |c, s| {
         ratio(s.mgmt_cpu_s, Some(c.result.duration_s as f64)).map(percent)
     });
-    add("management CPU", "% end", |c, s| {
+    add("management CPU", "end%", |c, s| {
         ratio(s.mgmt_cpu_steady_s, Some(c.result.duration_s as f64 / 3.0)).map(percent)
     });
     add("kswapd", "scanned", |_, s| Some(count(s.kswapd_scanned)));
-    add("moved, MiB", "up", |_, s| s.bytes_promoted.map(mib));
-    add("moved, MiB", "down", |_, s| s.bytes_demoted.map(mib));
+    add("moved MiB", "up", |_, s| s.bytes_promoted.map(mib));
+    add("moved MiB", "down", |_, s| s.bytes_demoted.map(mib));
     add("wrong", "words", |_, s| s.verify_errors.map(count));
     figures
 }
@@ -114,6 +114,15 @@ fn figures(result: &RunResult) -> Vec<(Column, Figure)> {
 fn ratio(part: Option<f64>, whole: Option<f64>) -> Option<f64> {
     let ratio = part? / whole?;
     ratio.is_finite().then_some(ratio)
+}
+
+/// Seconds of a clock that ticks in whole ones.
+fn seconds(seconds: f64) -> String {
+    if seconds < 999.95 {
+        format!("{seconds:.1}")
+    } else {
+        short(seconds)
+    }
 }
 
 fn mib(bytes: u64) -> String {
