@@ -3,14 +3,13 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use crate::output::ReaderGone;
+
 /// Says what went wrong in one line and returns the exit code.
 ///
 /// A reader of our output that went away (`demeter report x.json | head -1`) is not a failure.
 pub fn report(error: &anyhow::Error) -> ExitCode {
-    let broken_pipe = error
-        .downcast_ref::<io::Error>()
-        .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe);
-    if broken_pipe {
+    if error.is::<ReaderGone>() {
         return ExitCode::SUCCESS;
     }
     // Nobody is left to tell when stderr is gone too.

@@ -26,7 +26,7 @@ pub fn completions(args: &CompletionsArgs, command: &mut clap::Command) -> anyho
     // Into memory first: the generator panics when its writer fails.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, command, "demeter", &mut script);
-    Ok(output::print(script)?)
+    output::print(script)
 }
 
 /// Prints the manual page, or writes all of them to a folder.
@@ -34,7 +34,7 @@ pub fn man(args: &ManArgs, command: clap::Command) -> anyhow::Result<()> {
     let Some(dir) = &args.dir else {
         let mut page = Vec::new();
         clap_mangen::Man::new(command).render(&mut page)?;
-        return Ok(output::print(page)?);
+        return output::print(page);
     };
     std::fs::create_dir_all(dir)
         .and_then(|()| clap_mangen::generate_to(command, dir))

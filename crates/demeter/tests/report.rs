@@ -130,7 +130,7 @@ fn a_full_disk_behind_stdout_is_told() {
         .unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(
-        stderr(&output).contains("No space left"),
+        stderr(&output).contains("standard output: No space left"),
         "{}",
         stderr(&output)
     );
