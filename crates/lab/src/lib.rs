@@ -1,1 +1,3 @@
-//! lab
+//! The lab: real VMs with two emulated memory tiers, and the workloads that run in them.
+
+pub mod workload;
