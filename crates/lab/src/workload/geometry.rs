@@ -67,7 +67,7 @@ mod tests {
         let g = Geometry::new(mib(800), mib(100), true, true).unwrap();
         assert_eq!(g.hot, [700 * MIB..800 * MIB, 350 * MIB..450 * MIB]);
         let g = Geometry::new(mib(800), mib(100), false, false).unwrap();
-        assert_eq!(g.hot, [0..100 * MIB]);
+        assert_eq!(g.hot.first(), Some(&(0..100 * MIB)));
     }
 
     #[test]
