@@ -56,6 +56,9 @@ pub enum Error {
         /// The folder with its console log and the agent's.
         logs: PathBuf,
     },
+    /// A VM said that it had finished but not what it had measured.
+    #[error("system {0}: the VM finished without a full report; build all programs anew")]
+    Incomplete(System),
     /// The person asked us to stop.
     #[error("interrupted")]
     Interrupted,
@@ -106,5 +109,9 @@ pub enum VmFault {
 }
 
 fn last_words(said: &str) -> String {
-    if said.is_empty() { String::new() } else { format!(": {said}") }
+    if said.is_empty() {
+        String::new()
+    } else {
+        format!(": {said}")
+    }
 }

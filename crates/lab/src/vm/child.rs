@@ -44,9 +44,12 @@ impl VmChild {
         output_log: PathBuf,
     ) -> Result<Self, Error> {
         let (ours, theirs) = UnixStream::pair().map_err(Error::io("create", "a socket"))?;
-        ours.set_read_timeout(Some(TICK)).map_err(Error::io("set up", "a socket"))?;
+        ours.set_read_timeout(Some(TICK))
+            .map_err(Error::io("set up", "a socket"))?;
         let output = File::create(&output_log).map_err(Error::io("create", &output_log))?;
-        let errors = output.try_clone().map_err(Error::io("duplicate", &output_log))?;
+        let errors = output
+            .try_clone()
+            .map_err(Error::io("duplicate", &output_log))?;
         let program = command.get_program().to_owned();
         command
             .stdin(Stdio::from(OwnedFd::from(theirs)))
@@ -69,7 +72,9 @@ impl VmChild {
                 Ok(())
             });
         }
-        let child = command.spawn().map_err(Error::io("start", Path::new(&program)))?;
+        let child = command
+            .spawn()
+            .map_err(Error::io("start", Path::new(&program)))?;
         // `command` still holds their end of the link; without it, their death ends the stream.
         drop(command);
         Ok(Self {
@@ -90,7 +95,10 @@ impl VmChild {
                 return Err(VmFault::Interrupted);
             }
             if Instant::now() >= self.deadline {
-                return Err(VmFault::TimeLimit { limit: self.limit, doing: self.doing.clone() });
+                return Err(VmFault::TimeLimit {
+                    limit: self.limit,
+                    doing: self.doing.clone(),
+                });
             }
             match self.link.next_line() {
                 Ok(Some(line)) => {
@@ -147,7 +155,10 @@ impl VmChild {
         let said = said.unwrap_or_default().trim().to_owned();
         match status {
             Some(status) => VmFault::Ended { status, said },
-            None => VmFault::TimeLimit { limit: self.limit, doing: "closed its link".into() },
+            None => VmFault::TimeLimit {
+                limit: self.limit,
+                doing: "closed its link".into(),
+            },
         }
     }
 
@@ -172,7 +183,10 @@ impl Drop for VmChild {
 }
 
 fn is_timeout(e: &io::Error) -> bool {
-    matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+    matches!(
+        e.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+    )
 }
 
 fn first_chars(line: &str) -> String {

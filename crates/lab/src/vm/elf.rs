@@ -13,7 +13,9 @@ const PT_INTERP: u32 = 3;
 /// The loader and the libraries of a dynamic program; nothing for a static one.
 pub fn needed_files(program: &Path) -> Result<Vec<PathBuf>, Error> {
     let image = fs::read(program).map_err(Error::io("read", program))?;
-    let Some(loader) = interpreter(&image) else { return Ok(Vec::new()) };
+    let Some(loader) = interpreter(&image) else {
+        return Ok(Vec::new());
+    };
     let listing = tool::output(
         Command::new(&loader).arg("--list").arg(program),
         "a library of the program is missing: build it again",
@@ -69,7 +71,12 @@ mod tests {
         let needed = needed_files(&this).unwrap();
         assert!(needed.iter().all(|file| file.exists()), "{needed:?}");
         if interpreter(&fs::read(this).unwrap()).is_some() {
-            assert!(needed.iter().any(|f| f.to_string_lossy().contains("libc.so")), "{needed:?}");
+            assert!(
+                needed
+                    .iter()
+                    .any(|f| f.to_string_lossy().contains("libc.so")),
+                "{needed:?}"
+            );
         }
     }
 

@@ -70,9 +70,14 @@ impl Initramfs {
 
     /// Mount points, and every folder that some file lies in; parents come first.
     fn directories(&self) -> BTreeSet<String> {
-        let mut found: BTreeSet<String> =
-            ["dev", "proc", "run", "sys", "tmp"].map(String::from).into();
-        let names = self.programs.iter().map(|(n, _)| n).chain(self.texts.iter().map(|(n, _)| n));
+        let mut found: BTreeSet<String> = ["dev", "proc", "run", "sys", "tmp"]
+            .map(String::from)
+            .into();
+        let names = self
+            .programs
+            .iter()
+            .map(|(n, _)| n)
+            .chain(self.texts.iter().map(|(n, _)| n));
         for name in names {
             found.extend(name.match_indices('/').map(|(at, _)| name[..at].to_owned()));
         }

@@ -32,7 +32,10 @@ fn newest_cached(cache: &Path) -> Result<Option<PathBuf>, Error> {
         let Some(name) = name.to_str().filter(|name| name.starts_with("vmlinuz-")) else {
             continue;
         };
-        if newest.as_deref().is_none_or(|other| version(other) < version(name)) {
+        if newest
+            .as_deref()
+            .is_none_or(|other| version(other) < version(name))
+        {
             newest = Some(name.to_owned());
         }
     }
@@ -42,10 +45,15 @@ fn newest_cached(cache: &Path) -> Result<Option<PathBuf>, Error> {
 /// Downloads and unpacks the newest package; the file appears in `cache` whole or not at all.
 fn fetch(cache: &Path) -> Result<PathBuf, Error> {
     let package = newest_package()?;
-    tracing::info!("fetching {package}, once; it is kept in {}", cache.display());
+    tracing::info!(
+        "fetching {package}, once; it is kept in {}",
+        cache.display()
+    );
     let unpacked = tempfile::tempdir_in(cache).map_err(Error::io("create a folder in", cache))?;
     let mut download = Command::new("apt-get");
-    download.args(["-q", "download", &package]).current_dir(unpacked.path());
+    download
+        .args(["-q", "download", &package])
+        .current_dir(unpacked.path());
     // SAFETY: takes nothing and cannot fail.
     if unsafe { libc::geteuid() } == 0 {
         // As root, apt would step down to a user that cannot write to our folder.
@@ -54,7 +62,10 @@ fn fetch(cache: &Path) -> Result<PathBuf, Error> {
     tool::output(&mut download, MEND)?;
     let archive = file_in(unpacked.path(), "linux-image-")?;
     tool::output(
-        Command::new("dpkg").arg("-x").arg(&archive).arg(unpacked.path()),
+        Command::new("dpkg")
+            .arg("-x")
+            .arg(&archive)
+            .arg(unpacked.path()),
         "install dpkg, or set DEMETER_KERNEL",
     )?;
     let image = file_in(&unpacked.path().join("boot"), "vmlinuz-")?;
@@ -69,7 +80,9 @@ fn newest_package() -> Result<String, Error> {
             Command::new("apt-cache").args(["search", "--names-only", series]),
             "the lab takes its kernel from Debian; elsewhere set DEMETER_KERNEL to a vmlinuz",
         )?;
-        let names = found.lines().filter_map(|line| line.split_whitespace().next());
+        let names = found
+            .lines()
+            .filter_map(|line| line.split_whitespace().next());
         if let Some(newest) = names.max_by_key(|name| version(name)) {
             return Ok(newest.to_owned());
         }
@@ -86,7 +99,9 @@ fn file_in(dir: &Path, start: &str) -> Result<PathBuf, Error> {
         .filter_map(|entry| Some(entry.ok()?.path()))
         .find(|path| {
             path.is_file()
-                && path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(start))
+                && path
+                    .file_name()
+                    .is_some_and(|name| name.to_string_lossy().starts_with(start))
         })
         .ok_or_else(|| Error::Missing {
             what: format!("the kernel's package holds no {start}* file"),
@@ -96,7 +111,9 @@ fn file_in(dir: &Path, start: &str) -> Result<PathBuf, Error> {
 
 /// The numbers in a name, in order: 6.12.117 is newer than 6.12.99.
 fn version(name: &str) -> Vec<u64> {
-    name.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
+    name.split(|c: char| !c.is_ascii_digit())
+        .filter_map(|digits| digits.parse().ok())
+        .collect()
 }
 
 #[cfg(test)]
@@ -116,6 +133,9 @@ mod tests {
             fs::write(cache.path().join(name), "").unwrap();
         }
         let newest = newest_cached(cache.path()).unwrap().unwrap();
-        assert!(newest.ends_with("vmlinuz-6.12.117+deb12-cloud-amd64"), "{newest:?}");
+        assert!(
+            newest.ends_with("vmlinuz-6.12.117+deb12-cloud-amd64"),
+            "{newest:?}"
+        );
     }
 }

@@ -44,7 +44,9 @@ impl Lab {
     /// programs beside the one that runs.
     pub fn from_env() -> Result<Self, Error> {
         let path = |name: &str| {
-            std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+            std::env::var_os(name)
+                .filter(|value| !value.is_empty())
+                .map(PathBuf::from)
         };
         let cache = path("XDG_CACHE_HOME")
             .or_else(|| path("HOME").map(|home| home.join(".cache")))
@@ -91,11 +93,13 @@ impl Lab {
             slow_mib: scenario.machine.slow.usable_mib + SLOW_OVERHEAD_MIB,
             folder: folder.path(),
         };
-        check_memory(Path::new("/"), parts.fast_mib + parts.slow_mib + EMULATOR_MIB)?;
+        check_memory(
+            Path::new("/"),
+            parts.fast_mib + parts.slow_mib + EMULATOR_MIB,
+        )?;
         let limit = Duration::from_secs(scenario.lab.timeout_s);
         let output_log = folder.path().join("qemu.log");
-        let mut vm =
-            VmChild::start(parts.command(), limit, parts.console_log(), output_log)?;
+        let mut vm = VmChild::start(parts.command(), limit, parts.console_log(), output_log)?;
         let outcome = listen(&mut vm, stop, folder.path(), on_report);
         match &outcome {
             Ok(()) => vm.finish(),
@@ -115,7 +119,11 @@ impl Lab {
         }
         outcome.map_err(|fault| match fault {
             VmFault::Interrupted => Error::Interrupted,
-            fault => Error::Vm { system, fault, logs },
+            fault => Error::Vm {
+                system,
+                fault,
+                logs,
+            },
         })
     }
 
@@ -129,7 +137,8 @@ impl Lab {
             None => kernel::kernel(&self.cache)?,
         };
         // The emulator's own message about an unreadable kernel does not say which variable.
-        fs::File::open(&kernel).map_err(Error::io("open DEMETER_KERNEL or cached kernel", &kernel))?;
+        fs::File::open(&kernel)
+            .map_err(Error::io("open DEMETER_KERNEL or cached kernel", &kernel))?;
         Ok((plugin, kernel))
     }
 
@@ -145,9 +154,12 @@ impl Lab {
             }
             initramfs.add_program(&format!("bin/{name}"), &from)?;
         }
-        let job = Job { system, scenario: scenario.clone() };
-        let text = serde_json::to_string(&job)
-            .map_err(|e| Error::io("encode", JOB_PATH)(e.into()))?;
+        let job = Job {
+            system,
+            scenario: scenario.clone(),
+        };
+        let text =
+            serde_json::to_string(&job).map_err(|e| Error::io("encode", JOB_PATH)(e.into()))?;
         initramfs.add_text(JOB_PATH, text);
         initramfs.add_text(AGENT_CONFIG_PATH, agent_config(scenario, system));
         Ok(initramfs)
@@ -157,7 +169,11 @@ impl Lab {
 /// The agent's configuration: the scenario's, with the tracker that the system stands for.
 fn agent_config(scenario: &Scenario, system: System) -> String {
     let mut config = scenario.agent.clone();
-    let tracker = if system == System::DemeterDamon { "damon" } else { "lab" };
+    let tracker = if system == System::DemeterDamon {
+        "damon"
+    } else {
+        "lab"
+    };
     config.insert("tracker".into(), tracker.into());
     config.insert("socket".into(), AGENT_SOCKET_PATH.into());
     config.to_string()
@@ -183,12 +199,7 @@ fn listen(
 }
 
 /// Moves the logs to `kept`, named after scenario and system.
-fn keep_logs(
-    folder: &Path,
-    kept: &Path,
-    scenario: &Scenario,
-    system: System,
-) -> Result<(), Error> {
+fn keep_logs(folder: &Path, kept: &Path, scenario: &Scenario, system: System) -> Result<(), Error> {
     fs::create_dir_all(kept).map_err(Error::io("create", kept))?;
     for name in ["console.log", "qemu.log", "agent.log"] {
         let from = folder.join(name);
@@ -226,6 +237,9 @@ mod tests {
         fs::write(root.path().join("proc/meminfo"), meminfo).unwrap();
         check_memory(root.path(), 2048).unwrap();
         let said = check_memory(root.path(), 2049).unwrap_err().to_string();
-        assert!(said.contains("2049 MiB") && said.contains("2048 MiB"), "{said}");
+        assert!(
+            said.contains("2049 MiB") && said.contains("2048 MiB"),
+            "{said}"
+        );
     }
 }

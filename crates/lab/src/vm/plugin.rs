@@ -14,8 +14,14 @@ const SOURCE: &str = "demeter_lab.c";
 /// Every file of the plugin, by its name.
 const FILES: [(&str, &str); 5] = [
     (SOURCE, include_str!("../../plugin/demeter_lab.c")),
-    ("memory_model.h", include_str!("../../plugin/memory_model.h")),
-    ("qemu_plugin_v1.h", include_str!("../../plugin/qemu_plugin_v1.h")),
+    (
+        "memory_model.h",
+        include_str!("../../plugin/memory_model.h"),
+    ),
+    (
+        "qemu_plugin_v1.h",
+        include_str!("../../plugin/qemu_plugin_v1.h"),
+    ),
     ("sample_ring.h", include_str!("../../plugin/sample_ring.h")),
     ("shared_page.h", include_str!("../../plugin/shared_page.h")),
 ];

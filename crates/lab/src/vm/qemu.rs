@@ -76,7 +76,9 @@ impl Parts<'_> {
 
     /// The command line. The link is the child's standard input, a connected socket.
     pub fn command(&self) -> Command {
-        let Machine { vcpus, fast, slow, .. } = self.machine;
+        let Machine {
+            vcpus, fast, slow, ..
+        } = self.machine;
         let (fast_mib, slow_mib) = (self.fast_mib, self.slow_mib);
         let shared = self.folder.join("shared");
         let mut command = Command::new(self.qemu);
@@ -89,16 +91,28 @@ impl Parts<'_> {
         option("-smp", vcpus.to_string());
         option("-m", format!("{}M", fast_mib + slow_mib));
         for (node, mib) in [(0, fast_mib), (1, slow_mib)] {
-            option("-object", format!("memory-backend-memfd,id=node{node},size={mib}M,share=on"));
+            option(
+                "-object",
+                format!("memory-backend-memfd,id=node{node},size={mib}M,share=on"),
+            );
         }
-        option("-numa", format!("node,nodeid=0,cpus=0-{},memdev=node0", vcpus - 1));
+        option(
+            "-numa",
+            format!("node,nodeid=0,cpus=0-{},memdev=node0", vcpus - 1),
+        );
         option("-numa", "node,nodeid=1,memdev=node1,initiator=0".into());
         for (node, tier) in [(0, fast), (1, slow)] {
             let lb = format!("hmat-lb,initiator=0,target={node},hierarchy=memory");
-            option("-numa", format!("{lb},data-type=access-latency,latency={}", tier.latency_ns));
             option(
                 "-numa",
-                format!("{lb},data-type=access-bandwidth,bandwidth={}G", tier.bandwidth_gbps),
+                format!("{lb},data-type=access-latency,latency={}", tier.latency_ns),
+            );
+            option(
+                "-numa",
+                format!(
+                    "{lb},data-type=access-bandwidth,bandwidth={}G",
+                    tier.bandwidth_gbps
+                ),
             );
         }
         option("-kernel", self.kernel.display().to_string());
@@ -110,7 +124,10 @@ impl Parts<'_> {
         option("-serial", format!("file:{}", quoted(&self.console_log())));
         option("-device", "virtio-serial-pci".into());
         option("-chardev", "socket,id=link,fd=0".into());
-        option("-device", format!("virtserialport,chardev=link,name={PORT_NAME}"));
+        option(
+            "-device",
+            format!("virtserialport,chardev=link,name={PORT_NAME}"),
+        );
         option(
             "-plugin",
             format!(
@@ -152,14 +169,22 @@ mod tests {
     fn versions_are_read_from_what_packagers_print() {
         let debian = "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)\nCopyright";
         assert_eq!(parse_version(debian), Some((7, 2)));
-        assert_eq!(parse_version("QEMU emulator version 10.0.50\n"), Some((10, 0)));
+        assert_eq!(
+            parse_version("QEMU emulator version 10.0.50\n"),
+            Some((10, 0))
+        );
         assert_eq!(parse_version("no emulator"), None);
     }
 
     #[test]
     fn a_missing_emulator_is_told_with_its_mend() {
-        let said = check_version(Path::new("/nonexistent/qemu")).unwrap_err().to_string();
-        assert!(said.contains("/nonexistent/qemu") && said.contains("apt-get install"), "{said}");
+        let said = check_version(Path::new("/nonexistent/qemu"))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            said.contains("/nonexistent/qemu") && said.contains("apt-get install"),
+            "{said}"
+        );
     }
 
     #[test]

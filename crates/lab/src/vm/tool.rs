@@ -10,12 +10,19 @@ use crate::error::Error;
 /// A program that is not there or fails becomes an error with `mend`.
 pub fn output(command: &mut Command, mend: &str) -> Result<String, Error> {
     let program = command.get_program().to_string_lossy().into_owned();
-    let output = command.stdin(Stdio::null()).output().map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound => {
-            Error::Missing { what: format!("{program} is not installed"), mend: mend.into() }
-        }
-        _ => Error::Io { what: format!("run {program}"), source },
-    })?;
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => Error::Missing {
+                what: format!("{program} is not installed"),
+                mend: mend.into(),
+            },
+            _ => Error::Io {
+                what: format!("run {program}"),
+                source,
+            },
+        })?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
