@@ -14,7 +14,11 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
     }
     // Nobody is left to tell when stderr is gone too.
     let _ = writeln!(io::stderr(), "error: {}", one_line(error));
-    ExitCode::FAILURE
+    match error.downcast_ref() {
+        // What a shell expects of a program that SIGINT ended.
+        Some(demeter_lab::Error::Interrupted) => ExitCode::from(130),
+        _ => ExitCode::FAILURE,
+    }
 }
 
 /// The chain of causes, joined by colons. A cause that its parent's text already contains is not

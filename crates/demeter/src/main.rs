@@ -4,9 +4,11 @@
 //! said in one line, `error: what: why; mend`, with exit code 1; wrong usage ends with 2.
 
 mod error;
+mod guest;
 mod logging;
 mod output;
 mod report;
+mod run;
 mod shell;
 
 use std::process::ExitCode;
@@ -27,12 +29,19 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Run a scenario under several systems and compare them
+    Run(run::Args),
+    /// Manage the memory tiers of processes on this machine
+    Guest(guest::Args),
     /// Show a result file as a table, a page or a picture
     Report(report::Args),
     /// Print a shell's completion script
     Completions(shell::CompletionsArgs),
     /// Print the manual page, or write the pages of all subcommands to a folder
     Man(shell::ManArgs),
+    /// First process of a lab VM
+    #[command(hide = true)]
+    LabInit,
 }
 
 fn main() -> ExitCode {
@@ -45,9 +54,12 @@ fn main() -> ExitCode {
 
 fn dispatch(command: Command) -> anyhow::Result<()> {
     match command {
+        Command::Run(args) => run::run(args),
+        Command::Guest(args) => guest::guest(args),
         Command::Report(args) => report::report(&args),
         Command::Completions(args) => shell::completions(&args, &mut Cli::command()),
         Command::Man(args) => shell::man(&args, Cli::command()),
+        Command::LabInit => demeter_lab::inside::init().map_err(Into::into),
     }
 }
 
