@@ -220,7 +220,7 @@ impl Agent {
             &mut self.residency,
             self.epoch,
         );
-        self.tell(&plan, &outcome);
+        self.tell(&ranking, &plan, &outcome);
         Ok(())
     }
 
@@ -351,7 +351,7 @@ impl Agent {
         Ok((plan, room.fast_free))
     }
 
-    fn tell(&self, plan: &Plan, outcome: &Outcome) {
+    fn tell(&self, ranking: &[RankedRange], plan: &Plan, outcome: &Outcome) {
         let targets = self
             .processes
             .iter()
@@ -375,13 +375,22 @@ impl Agent {
         if let Some(error) = &outcome.error {
             tracing::warn!("{error}");
         }
-        if !plan.is_empty() {
-            tracing::debug!(
-                epoch = self.epoch,
-                promoted_mib = outcome.promoted.0 / MIB,
-                demoted_mib = outcome.demoted.0 / MIB,
-                tried_mib = outcome.tried.0 / MIB,
-                "moved"
+        tracing::debug!(
+            epoch = self.epoch,
+            samples = self.samples.len(),
+            ranges = ranking.len(),
+            planned = plan.promotions.len() + plan.demotions.len(),
+            promoted_mib = outcome.promoted.0 / MIB,
+            demoted_mib = outcome.demoted.0 / MIB,
+            tried_mib = outcome.tried.0 / MIB,
+        );
+        for range in ranking.iter().take(8) {
+            let at = self.residency.placement(range.pid, &range.range);
+            tracing::trace!(
+                range = %range.range,
+                count = range.count,
+                fast_mib = at.fast.0 / MIB,
+                slow_mib = at.slow.0 / MIB,
             );
         }
     }

@@ -42,6 +42,7 @@ impl Agent {
         let child = Command::new("/bin/demeter")
             .args([
                 "guest",
+                "-vvv",
                 "--config",
                 AGENT_CONFIG_PATH,
                 "--pid",
