@@ -19,6 +19,8 @@ enum Task {
     Demo,
     /// Run all checks and tests
     Test,
+    /// Run the fuzz targets alone
+    Fuzz,
     /// Run the benchmarks
     Bench,
 }
@@ -28,6 +30,7 @@ fn main() -> ExitCode {
         Task::Build => build::build(),
         Task::Demo => demo::demo(),
         Task::Test => test::test(),
+        Task::Fuzz => fuzz::fuzz(),
         Task::Bench => shell::run(shell::cargo("bench --locked --package demeter-policy")),
     };
     match done {

@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use demeter_report::{ContentError, Error, RunResult, write_file};
+use demeter_report::{ContentError, Error, RunResult, html, write_file};
+use proptest::prelude::*;
 
 const EXAMPLE: &str = include_str!("example.json");
 
@@ -149,4 +150,22 @@ fn devices_and_links_stay_what_they_are() {
 fn a_missing_file_is_named() {
     let error = RunResult::load(Path::new("/nowhere/r.json")).unwrap_err();
     assert_eq!(error.to_string(), "cannot read result file /nowhere/r.json");
+}
+
+proptest! {
+    /// The twin of the fuzz target `result`.
+    #[test]
+    fn any_text_is_refused_or_drawn(
+        at in 0..EXAMPLE.len(),
+        cut in 0usize..40,
+        text in prop_oneof![any::<String>(), "[-0-9.e{}\\[\\]:,\"a-z_]{0,20}"],
+    ) {
+        // ASCII: every byte is a character's border.
+        let end = EXAMPLE.len().min(at + cut);
+        let altered = format!("{}{text}{}", &EXAMPLE[..at], &EXAMPLE[end..]);
+        if let Ok(result) = RunResult::from_json(&altered) {
+            html(&result);
+        }
+        let _ = RunResult::from_json(&text);
+    }
 }

@@ -1,0 +1,14 @@
+//! A result file of any text is refused or drawn.
+
+#![no_main]
+
+use demeter_report::{RunResult, html, table, throughput_svg};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &str| {
+    if let Ok(result) = RunResult::from_json(text) {
+        table(&result);
+        html(&result);
+        throughput_svg(&result);
+    }
+});
