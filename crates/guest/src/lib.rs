@@ -2,4 +2,5 @@
 
 pub mod maps;
 pub mod nodes;
+pub mod probe;
 pub mod tracker;
