@@ -1,2 +1,78 @@
-//! The `demeter` command.
-fn main() {}
+//! The `demeter` command: a thin shell over the library crates.
+//!
+//! Each subcommand is a module with an `Args` to parse and a function to call. What goes wrong is
+//! said in one line, `error: what: why; mend`, with exit code 1; wrong usage ends with 2.
+
+mod error;
+mod guest;
+mod logging;
+mod output;
+mod probe;
+mod report;
+mod run;
+mod shell;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+/// Tiered memory for virtual machines: the guest decides what lives in fast memory.
+#[derive(Parser)]
+#[command(version, infer_subcommands = true)]
+struct Cli {
+    /// Log more to stderr: once for what happens, twice for details (RUST_LOG overrides)
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a scenario under several systems and compare them
+    Run(run::Args),
+    /// Manage the memory tiers of processes on this machine
+    Guest(guest::Args),
+    /// Say what works on this machine, what does not, and how to mend it
+    Probe(probe::Args),
+    /// Show a result file as a table, a page or a picture
+    Report(report::Args),
+    /// Print a shell's completion script
+    Completions(shell::CompletionsArgs),
+    /// Print the manual page, or write the pages of all subcommands to a folder
+    Man(shell::ManArgs),
+    /// First process of a lab VM
+    #[command(hide = true)]
+    LabInit,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match logging::start(cli.verbose).and_then(|()| dispatch(cli.command)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => error::report(&error),
+    }
+}
+
+fn dispatch(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Run(args) => run::run(args),
+        Command::Guest(args) => guest::guest(args),
+        Command::Probe(args) => probe::probe(&args),
+        Command::Report(args) => report::report(&args),
+        Command::Completions(args) => shell::completions(&args, &mut Cli::command()),
+        Command::Man(args) => shell::man(&args, Cli::command()),
+        Command::LabInit => demeter_lab::inside::init().map_err(Into::into),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,27 +1,29 @@
 //! `demeter probe`: what works on this machine.
 
 use std::path::Path;
-use std::process::ExitCode;
 
-use anyhow::Context;
+use crate::output;
 
-/// Arguments of `demeter probe`.
-#[derive(Debug, clap::Args)]
+/// Says which node is fast, which trackers work here, and what stands in Demeter's way.
+///
+/// Changes nothing. The exit code is 1 where Demeter cannot work.
+#[derive(clap::Args)]
 pub struct Args {
-    /// Print JSON instead of text.
+    /// Print JSON instead of text
     #[arg(long)]
     json: bool,
 }
 
-/// Prints the report; the exit code says whether Demeter can work here.
-pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+/// Prints the report; the gravest problem, if Demeter cannot work, is the error.
+pub fn probe(args: &Args) -> anyhow::Result<()> {
     let report = demeter_guest::probe::probe(Path::new("/"));
     if args.json {
-        let json = serde_json::to_string_pretty(&report).context("cannot write the report")?;
-        println!("{json}");
+        output::print(serde_json::to_string_pretty(&report)? + "\n")?;
     } else {
-        print!("{report}");
+        output::print(report.to_string())?;
     }
-    let blocked = report.advice.iter().any(|advice| advice.blocks);
-    Ok(if blocked { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    match report.advice.iter().find(|advice| advice.blocks) {
+        Some(problem) => anyhow::bail!("{}; {}", problem.what, problem.mend),
+        None => Ok(()),
+    }
 }

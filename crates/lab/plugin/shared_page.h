@@ -19,6 +19,8 @@
 #define DEMETER_RECORD_BYTES 32u
 #define DEMETER_RING_RECORDS 4096u /* per vCPU; a power of two */
 #define DEMETER_MAX_VCPUS 16u
+#define DEMETER_RING_BYTES (DEMETER_RING_HEADER_BYTES + DEMETER_RING_RECORDS * DEMETER_RECORD_BYTES)
+#define DEMETER_SHARED_BYTES (4u << 20) /* all of it: a power of two, as a PCI BAR must be */
 
 /* Offset 0. Written by the plugin unless it says otherwise. */
 struct demeter_control {
@@ -27,12 +29,13 @@ struct demeter_control {
 	uint32_t vcpus;          /* how many rings follow */
 	uint32_t ring_records;   /* records in each */
 	uint32_t armed;          /* guest: 1 = slow memory is slow */
-	uint32_t period;         /* guest: one sample every so many filtered loads; 0 = off */
-	uint32_t threshold_ns;   /* guest: only loads of at least this latency count */
+	uint32_t period;         /* guest: one sample every so many loads that count; 0 = off */
+	uint32_t threshold_ns;   /* guest: only loads of at least this modelled latency count;
+				    nanoseconds of the modelled hardware, not stretched */
 	uint32_t reserved;
 };
 
-/* Ring i: offset CONTROL_BYTES + i * (RING_HEADER_BYTES + records * RECORD_BYTES). */
+/* Ring i: offset CONTROL_BYTES + i * RING_BYTES: this header, then the records. */
 struct demeter_ring {
 	uint64_t head;           /* plugin: records ever written */
 	uint64_t tail;           /* guest: records ever taken */
@@ -44,8 +47,14 @@ struct demeter_record {
 	uint64_t gva;            /* guest-virtual address of the load */
 	uint64_t gpa;            /* guest-physical address */
 	uint64_t ip;             /* instruction pointer */
-	uint32_t latency_ns;     /* modelled latency of the load */
+	uint32_t latency_ns;     /* modelled latency of the load, not stretched */
 	uint32_t vcpu;
 };
+
+_Static_assert(sizeof(struct demeter_control) <= DEMETER_CONTROL_BYTES, "control page");
+_Static_assert(sizeof(struct demeter_ring) == DEMETER_RING_HEADER_BYTES, "ring header");
+_Static_assert(sizeof(struct demeter_record) == DEMETER_RECORD_BYTES, "record");
+_Static_assert(DEMETER_CONTROL_BYTES + DEMETER_MAX_VCPUS * DEMETER_RING_BYTES <=
+	       DEMETER_SHARED_BYTES, "all rings fit");
 
 #endif

@@ -2,8 +2,9 @@
 //!
 //! A scenario is a TOML file. The same file runs on every place that knows its systems.
 
+mod check;
 mod scenario;
 
 pub use scenario::{
-    Error, Gups, Lab, Machine, Memlat, Scenario, System, Thp, Tier, Workload,
+    Error, Gups, Lab, Machine, Memlat, Scenario, System, Thp, Tier, UnknownSystem, Workload,
 };

@@ -1,6 +1,8 @@
-//! The scenario file's shape and its checks.
+//! The scenario file's shape.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -53,6 +55,53 @@ pub enum System {
     /// Demeter on the DAMON tracker: what a stock cloud guest gets.
     DemeterDamon,
 }
+
+impl fmt::Display for System {
+    /// The name as a scenario file spells it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Oracle => "oracle",
+            Self::Linux => "linux",
+            Self::Damon => "damon",
+            Self::Demeter => "demeter",
+            Self::DemeterDamon => "demeter-damon",
+        })
+    }
+}
+
+impl FromStr for System {
+    type Err = UnknownSystem;
+
+    fn from_str(name: &str) -> Result<Self, UnknownSystem> {
+        Self::ALL
+            .into_iter()
+            .find(|system| system.to_string() == name)
+            .ok_or_else(|| UnknownSystem(name.into()))
+    }
+}
+
+impl System {
+    /// Every system there is.
+    pub const ALL: [Self; 6] = [
+        Self::None,
+        Self::Oracle,
+        Self::Linux,
+        Self::Damon,
+        Self::Demeter,
+        Self::DemeterDamon,
+    ];
+
+    /// Whether the agent (`demeter guest`) manages memory.
+    pub fn has_agent(self) -> bool {
+        matches!(self, Self::Demeter | Self::DemeterDamon)
+    }
+}
+
+/// A name that no system has.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no system {0:?}: use none, oracle, linux, damon, demeter or demeter-damon")]
+pub struct UnknownSystem(String);
 
 /// The guest machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -151,7 +200,10 @@ pub struct Lab {
 
 impl Default for Lab {
     fn default() -> Self {
-        Self { dilation: 8, timeout_s: 300 }
+        Self {
+            dilation: 8,
+            timeout_s: 300,
+        }
     }
 }
 
@@ -187,16 +239,69 @@ pub enum Error {
 impl Scenario {
     /// Reads and checks a scenario file.
     pub fn load(path: &Path) -> Result<Self, Error> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| Error::Read { path: path.into(), source })?;
-        let scenario: Self = toml::from_str(&text)
-            .map_err(|source| Error::Parse { path: path.into(), source: Box::new(source) })?;
+        let text = std::fs::read_to_string(path).map_err(|source| Error::Read {
+            path: path.into(),
+            source,
+        })?;
+        let scenario: Self = toml::from_str(&text).map_err(|source| Error::Parse {
+            path: path.into(),
+            source: Box::new(source),
+        })?;
         scenario.check()?;
         Ok(scenario)
     }
+}
 
-    /// Checks what types alone cannot say.
-    pub fn check(&self) -> Result<(), Error> {
-        Ok(())
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_systems_match_the_file_format() {
+        #[derive(Deserialize)]
+        struct Holder {
+            system: System,
+        }
+        for system in System::ALL {
+            assert_eq!(system.to_string().parse(), Ok(system));
+            let held: Holder = toml::from_str(&format!("system = \"{system}\"")).unwrap();
+            assert_eq!(held.system, system);
+        }
+        assert!(
+            "tpp"
+                .parse::<System>()
+                .unwrap_err()
+                .to_string()
+                .contains("demeter-damon")
+        );
+    }
+
+    #[test]
+    fn every_scenario_that_we_ship_loads() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
+        let mut seen = 0;
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|ext| ext == "toml") {
+                let scenario = Scenario::load(&path).unwrap_or_else(|e| panic!("{e}"));
+                assert_eq!(
+                    Some(scenario.name.as_ref()),
+                    path.file_stem().and_then(|s| s.to_str())
+                );
+                seen += 1;
+            }
+        }
+        assert!(seen >= 5, "only {seen} scenarios in {}", folder.display());
+    }
+
+    #[test]
+    fn an_unknown_key_and_a_missing_file_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.toml");
+        let said = Scenario::load(&path).unwrap_err().to_string();
+        assert!(said.contains("x.toml"), "{said}");
+        std::fs::write(&path, "name = \"x\"\nbogus = 1\n").unwrap();
+        let said = Scenario::load(&path).unwrap_err().to_string();
+        assert!(said.contains("x.toml") && said.contains("bogus"), "{said}");
     }
 }

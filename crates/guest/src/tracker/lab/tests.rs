@@ -6,7 +6,7 @@ const RECORDS: u64 = 64;
 
 /// The emulator's side: a fake PCI device in a fake root.
 pub(crate) struct FakeDevice {
-    pub memory: Mapping,
+    memory: Mapping,
     layout: Layout,
 }
 

@@ -1,0 +1,108 @@
+//! `demeter run`: a scenario under several systems, with live progress and a result file.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::ValueEnum;
+use demeter_lab::link::Report;
+use demeter_lab::{Lab, stop_on_signals};
+use demeter_scenario::{Scenario, System};
+
+use crate::output;
+
+/// Bytes in a mebibyte, for people.
+const MIB: f64 = (1u64 << 20) as f64;
+
+/// Where a scenario runs.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Place {
+    /// In real VMs with emulated slow memory.
+    Lab,
+}
+
+/// Options of `demeter run`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Scenario file
+    scenario: PathBuf,
+    /// Where to run it
+    #[arg(long, value_enum, default_value = "lab")]
+    on: Place,
+    /// Write the result to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Run only this system; may be given several times
+    #[arg(long = "system", value_name = "NAME")]
+    systems: Vec<System>,
+    /// Seed of the workload instead of the scenario's
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Seconds of the timed phase instead of the scenario's
+    #[arg(long, value_name = "S")]
+    duration: Option<u64>,
+    /// Keep the logs of every VM here, not only those of failed ones
+    #[arg(long, value_name = "DIR")]
+    keep_logs: Option<PathBuf>,
+}
+
+/// Runs the scenario.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let mut scenario = Scenario::load(&args.scenario)?;
+    if !args.systems.is_empty() {
+        scenario.systems = args.systems;
+    }
+    scenario.seed = args.seed.unwrap_or(scenario.seed);
+    scenario.duration_s = args.duration.unwrap_or(scenario.duration_s);
+    scenario.check()?;
+    let result = match args.on {
+        Place::Lab => {
+            let lab = Lab {
+                keep_logs: args.keep_logs,
+                ..Lab::from_env()?
+            };
+            let stop = stop_on_signals().context("cannot catch signals")?;
+            demeter_lab::run(&scenario, &lab, &stop, &mut show)?
+        }
+    };
+    if let Some(path) = &args.json {
+        result.save(path)?;
+    }
+    output::print(demeter_report::table(&result))
+}
+
+/// One line of progress on standard error.
+fn show(system: System, report: &Report) {
+    let line = match report {
+        Report::Booted {
+            kernel,
+            fast_free_mib,
+            slow_free_mib,
+        } => format!(
+            "Linux {kernel}, {fast_free_mib} MiB of fast and {slow_free_mib} MiB of slow memory free"
+        ),
+        Report::Start { hot_in_fast, .. } => {
+            format!(
+                "memory filled, {:.0} % of the hot set in fast memory",
+                hot_in_fast * 100.0
+            )
+        }
+        Report::Interval(interval) => {
+            let mib = |bytes: Option<u64>| {
+                bytes.map_or("?".into(), |bytes| format!("{:.0}", bytes as f64 / MIB))
+            };
+            format!(
+                "{:4.0} s  {}  hot set {:3.0} % fast  promoted {} MiB  demoted {} MiB",
+                interval.t_s,
+                interval.rate,
+                interval.hot_in_fast * 100.0,
+                mib(interval.totals.promoted_bytes),
+                mib(interval.totals.demoted_bytes),
+            )
+        }
+        Report::Shift { t_s } => format!("{t_s:4.0} s  the hot set jumps"),
+        Report::Done { rate, .. } => format!("done, mean {rate}"),
+        Report::Verified { words, errors } => format!("{words} words verified, {errors} wrong"),
+        Report::AgentLog { .. } | Report::Failed { .. } | Report::Finished => return,
+    };
+    eprintln!("{:13} {line}", system.to_string());
+}

@@ -1,0 +1,9 @@
+//! Mean latency of a random pointer chase: see `memlat --help`.
+
+use std::process::ExitCode;
+
+use demeter_lab::workload::{memlat, run_program};
+
+fn main() -> ExitCode {
+    run_program(memlat::run)
+}

@@ -1,0 +1,117 @@
+//! What can go wrong on the host's side of the lab.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use demeter_scenario::System;
+
+/// Why a run failed. Each message names the thing and, where there is one, the mend.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A program or file that the lab needs is not there.
+    #[error("{what}; {mend}")]
+    Missing {
+        /// What is missing.
+        what: String,
+        /// What the person can do.
+        mend: String,
+    },
+    /// The scenario needs more memory than this machine has left.
+    #[error(
+        "the scenario needs {need_mib} MiB for its VM but this machine has {have_mib} MiB \
+         available; stop other programs or shrink the tiers"
+    )]
+    Memory {
+        /// What the VM takes.
+        need_mib: u64,
+        /// What is available.
+        have_mib: u64,
+    },
+    /// The system refused something.
+    #[error("cannot {what}: {source}")]
+    Io {
+        /// What was tried, on which file.
+        what: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A program that we called failed.
+    #[error("{program} failed: {said}; {mend}")]
+    Tool {
+        /// Its name.
+        program: String,
+        /// The last thing it said.
+        said: String,
+        /// What the person can do.
+        mend: String,
+    },
+    /// A VM went wrong.
+    #[error("system {system}: {fault}; logs kept in {}", logs.display())]
+    Vm {
+        /// The system that ran in it.
+        system: System,
+        /// What went wrong.
+        fault: VmFault,
+        /// The folder with its console log and the agent's.
+        logs: PathBuf,
+    },
+    /// A VM said that it had finished but not what it had measured.
+    #[error("system {0}: the VM finished without a full report; build all programs anew")]
+    Incomplete(System),
+    /// The person asked us to stop.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl Error {
+    /// For `map_err`: names the operation and the file.
+    pub(crate) fn io(verb: &'static str, path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
+        let what = format!("{verb} {}", path.as_ref().display());
+        move |source| Self::Io { what, source }
+    }
+}
+
+/// How a VM went wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum VmFault {
+    /// It did not end in time.
+    #[error("the VM did not end within {} s (lab.timeout_s) and was killed; it {doing}", limit.as_secs())]
+    TimeLimit {
+        /// The limit.
+        limit: Duration,
+        /// The last thing it was known to do.
+        doing: String,
+    },
+    /// It ended without saying why.
+    #[error("the VM ended early ({status}){}", last_words(said))]
+    Ended {
+        /// QEMU's exit status.
+        status: std::process::ExitStatus,
+        /// What QEMU said last.
+        said: String,
+    },
+    /// Its kernel panicked.
+    #[error("the VM's kernel panicked: {0}")]
+    Panicked(String),
+    /// It said something that is no report, or too much.
+    #[error("the VM sent nonsense: {0}")]
+    Nonsense(String),
+    /// The job inside failed.
+    #[error("{0}")]
+    Job(String),
+    /// The link broke.
+    #[error("cannot read the VM's reports: {0}")]
+    Link(io::Error),
+    /// The person asked us to stop.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+fn last_words(said: &str) -> String {
+    if said.is_empty() {
+        String::new()
+    } else {
+        format!(": {said}")
+    }
+}

@@ -1,0 +1,204 @@
+//! The agent under test, as its own process.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use demeter_policy::Pid;
+
+use super::fault::Fault;
+use crate::link::{AGENT_CONFIG_PATH, AGENT_SOCKET_PATH};
+
+/// Where the agent's output goes.
+const LOG_PATH: &str = "/run/demeter/agent.log";
+
+/// How much of the end of the log reaches the host, bytes.
+const LOG_TAIL_BYTES: u64 = 64 * 1024;
+
+/// How long the agent may take to end once it is told to.
+const STOP_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long a question to the agent may take.
+const STATUS_LIMIT: Duration = Duration::from_millis(500);
+
+/// Longest answer that is read, bytes.
+const STATUS_MAX_BYTES: u64 = 1 << 20;
+
+/// A running agent; killed when dropped.
+#[derive(Debug)]
+pub struct Agent {
+    child: Child,
+    moved_bytes: Option<(u64, u64)>,
+}
+
+impl Agent {
+    /// Starts the agent with process `target` as its only target.
+    pub fn start(target: Pid) -> Result<Self, Fault> {
+        let log = File::create(LOG_PATH).map_err(Fault::io("create", LOG_PATH))?;
+        let stderr = log.try_clone().map_err(Fault::io("duplicate", LOG_PATH))?;
+        let child = Command::new("/bin/demeter")
+            .args([
+                "guest",
+                "--config",
+                AGENT_CONFIG_PATH,
+                "--pid",
+                &target.to_string(),
+            ])
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(stderr)
+            .spawn()
+            .map_err(Fault::io("start", "/bin/demeter guest"))?;
+        Ok(Self {
+            child,
+            moved_bytes: None,
+        })
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> Pid {
+        Pid(self.child.id())
+    }
+
+    /// Fails when it has ended.
+    pub fn check(&mut self) -> Result<(), Fault> {
+        match self
+            .child
+            .try_wait()
+            .map_err(Fault::io("wait for", "the agent"))?
+        {
+            Some(status) => Err(Fault::AgentDied(status)),
+            None => Ok(()),
+        }
+    }
+
+    /// Bytes that it says it has promoted and demoted, verified by node. An agent that does not
+    /// answer, because it is not up yet or busy, leaves the last known figures.
+    pub fn moved_bytes(&mut self) -> Option<(u64, u64)> {
+        if let Some(moved) = ask_moved(Path::new(AGENT_SOCKET_PATH)) {
+            self.moved_bytes = Some(moved);
+        }
+        self.moved_bytes
+    }
+
+    /// Tells it to end, and waits for that.
+    pub fn stop(mut self) -> Result<(), Fault> {
+        self.check()?;
+        // SAFETY: a signal to our own child, which has not been waited for, so that its number
+        // is still its own.
+        unsafe { libc::kill(self.child.id() as libc::pid_t, libc::SIGTERM) };
+        let deadline = Instant::now() + STOP_LIMIT;
+        while Instant::now() < deadline {
+            if let Some(status) = self
+                .child
+                .try_wait()
+                .map_err(Fault::io("wait for", "the agent"))?
+            {
+                return if status.success() {
+                    Ok(())
+                } else {
+                    Err(Fault::AgentDied(status))
+                };
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Err(Fault::AgentStuck(STOP_LIMIT))
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // Both fail only when it has ended already, which is as well.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The end of the agent's log; empty when there is none.
+pub fn log_tail() -> String {
+    let tail = || -> std::io::Result<Vec<u8>> {
+        let mut log = File::open(LOG_PATH)?;
+        let length = log.metadata()?.len();
+        log.seek(SeekFrom::Start(length.saturating_sub(LOG_TAIL_BYTES)))?;
+        let mut bytes = Vec::new();
+        log.take(LOG_TAIL_BYTES).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    String::from_utf8_lossy(&tail().unwrap_or_default()).into_owned()
+}
+
+/// Asks `GET /v1/status` of the agent's socket.
+fn ask_moved(socket: &Path) -> Option<(u64, u64)> {
+    if !fs::exists(socket).ok()? {
+        return None;
+    }
+    let mut stream = UnixStream::connect(socket).ok()?;
+    stream.set_read_timeout(Some(STATUS_LIMIT)).ok()?;
+    stream.set_write_timeout(Some(STATUS_LIMIT)).ok()?;
+    // HTTP/1.0: one answer with its length or end of stream, never chunked.
+    stream
+        .write_all(b"GET /v1/status HTTP/1.0\r\nHost: demeter\r\n\r\n")
+        .ok()?;
+    let mut answer = String::new();
+    stream
+        .take(STATUS_MAX_BYTES)
+        .read_to_string(&mut answer)
+        .ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    if head.split_whitespace().nth(1) != Some("200") {
+        return None;
+    }
+    let status: serde_json::Value = serde_json::from_str(body).ok()?;
+    Some((
+        status["promoted_bytes"].as_u64()?,
+        status["demoted_bytes"].as_u64()?,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    /// Answers one question with `answer`.
+    fn ask(answer: &'static str) -> Option<(u64, u64)> {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("guest.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut question = [0; 512];
+            let length = stream.read(&mut question).unwrap();
+            stream.write_all(answer.as_bytes()).unwrap();
+            String::from_utf8_lossy(&question[..length]).into_owned()
+        });
+        let moved = ask_moved(&socket);
+        assert!(server.join().unwrap().starts_with("GET /v1/status "));
+        moved
+    }
+
+    #[test]
+    fn figures_come_from_a_good_answer_only() {
+        let good = "HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n\
+                    {\"promoted_bytes\": 4096, \"demoted_bytes\": 8192, \"more\": []}";
+        assert_eq!(ask(good), Some((4096, 8192)));
+        assert_eq!(
+            ask("HTTP/1.0 500 Oops\r\n\r\n{\"promoted_bytes\":1,\"demoted_bytes\":1}"),
+            None
+        );
+        assert_eq!(
+            ask("HTTP/1.0 200 OK\r\n\r\n{\"promoted_bytes\":-1,\"demoted_bytes\":1}"),
+            None
+        );
+        assert_eq!(ask("garbage"), None);
+    }
+
+    #[test]
+    fn an_agent_without_a_socket_says_nothing() {
+        assert_eq!(ask_moved(Path::new("/nonexistent/guest.sock")), None);
+    }
+}

@@ -1,0 +1,42 @@
+//! What can go wrong inside a VM; the host prints it.
+
+use std::io;
+use std::path::Path;
+
+/// Why a job failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    /// The kernel refused something.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried, on which file.
+        what: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// This kernel lacks what the system under test needs.
+    #[error("{what}; {mend}")]
+    Unsupported {
+        /// What is missing.
+        what: String,
+        /// What the person can do.
+        mend: &'static str,
+    },
+    /// The workload broke its protocol or ended early.
+    #[error("the workload {0}")]
+    Workload(String),
+    /// The agent ended before it was told to.
+    #[error("the agent ended early ({0}); see its log")]
+    AgentDied(std::process::ExitStatus),
+    /// The agent did not end when it was told to.
+    #[error("the agent did not end within {0:?} of SIGTERM; see its log")]
+    AgentStuck(std::time::Duration),
+}
+
+impl Fault {
+    /// For `map_err`: names the operation and the file.
+    pub fn io(verb: &'static str, path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
+        let what = format!("{verb} {}", path.as_ref().display());
+        move |source| Self::Io { what, source }
+    }
+}

@@ -1,0 +1,195 @@
+//! The VM's first process: mounts what programs need, runs the job, powers off.
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use super::fault::Fault;
+use super::job;
+use crate::link::{JOB_PATH, Job, LINE_MAX_BYTES, PORT_NAME, Report};
+
+/// Runs the job in [`JOB_PATH`] and powers the machine off.
+///
+/// Only for the first process of a lab VM, which the kernel's command line starts so; anywhere
+/// else it refuses, because it mounts file systems and turns the machine off.
+pub fn init() -> io::Result<()> {
+    if std::process::id() != 1 || !Path::new(JOB_PATH).exists() {
+        return Err(io::Error::other(
+            "lab-init is only for the first process of a lab VM",
+        ));
+    }
+    if let Err(fault) = mount_all()
+        .and_then(|()| take_console())
+        .and_then(|()| run())
+    {
+        // Without a link the console's log is all that the host gets to see.
+        eprintln!("lab-init: {fault}");
+    }
+    power_off()
+}
+
+/// Opens the link, runs the job and reports how it ended.
+fn run() -> Result<(), Fault> {
+    let mut link = Link::open(Path::new("/"))?;
+    let last = match read_job().and_then(|job| job::run(&mut link, &job)) {
+        Ok(()) => Report::Finished,
+        Err(fault) => Report::Failed {
+            what: fault.to_string(),
+        },
+    };
+    link.send(&last)
+}
+
+fn read_job() -> Result<Job, Fault> {
+    let text = fs::read_to_string(JOB_PATH).map_err(Fault::io("read", JOB_PATH))?;
+    serde_json::from_str(&text).map_err(|e| Fault::io("decode", JOB_PATH)(e.into()))
+}
+
+fn mount_all() -> Result<(), Fault> {
+    for (kind, target) in [
+        ("proc", "/proc"),
+        ("sysfs", "/sys"),
+        ("devtmpfs", "/dev"),
+        ("tmpfs", "/run"),
+        ("tmpfs", "/tmp"),
+        ("cgroup2", "/sys/fs/cgroup"),
+    ] {
+        mount(kind, target).map_err(Fault::io("mount", target))?;
+    }
+    fs::create_dir("/run/demeter").map_err(Fault::io("create", "/run/demeter"))
+}
+
+fn mount(kind: &str, target: &str) -> io::Result<()> {
+    let kind = CString::new(kind)?;
+    let target = CString::new(target)?;
+    // SAFETY: every pointer is a C string that outlives the call; no data is passed.
+    let failed = unsafe {
+        libc::mount(
+            kind.as_ptr(),
+            target.as_ptr(),
+            kind.as_ptr(),
+            0,
+            std::ptr::null(),
+        )
+    };
+    if failed != 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+/// Sends this process's output, and that of its children, to the console's log.
+fn take_console() -> Result<(), Fault> {
+    let path = "/dev/ttyS0";
+    let console = File::options()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(Fault::io("open", path))?;
+    for stdio in 0..=2 {
+        // SAFETY: both descriptors are plain numbers; the kernel checks them.
+        if unsafe { libc::dup2(console.as_raw_fd(), stdio) } < 0 {
+            return Err(Fault::io("duplicate", path)(io::Error::last_os_error()));
+        }
+    }
+    Ok(())
+}
+
+fn power_off() -> io::Result<()> {
+    // SAFETY: the first process of a VM owns the whole machine; there is nothing to save.
+    unsafe { libc::reboot(libc::RB_POWER_OFF) };
+    Err(io::Error::last_os_error())
+}
+
+/// The way out to the host.
+#[derive(Debug)]
+pub struct Link {
+    port: File,
+    path: PathBuf,
+}
+
+impl Link {
+    /// Opens the virtio-serial port named [`PORT_NAME`].
+    fn open(root: &Path) -> Result<Self, Fault> {
+        let name = find_port(root)?;
+        let path = root.join("dev").join(name);
+        let port = File::options()
+            .write(true)
+            .open(&path)
+            .map_err(Fault::io("open", &path))?;
+        Ok(Self { port, path })
+    }
+
+    /// Sends one report.
+    pub fn send(&mut self, report: &Report) -> Result<(), Fault> {
+        let mut line = serde_json::to_vec(report)
+            .map_err(|e| Fault::io("encode for", &self.path)(e.into()))?;
+        if line.len() >= LINE_MAX_BYTES {
+            return Err(Fault::io("write", &self.path)(io::Error::other(
+                "report too long",
+            )));
+        }
+        line.push(b'\n');
+        self.port
+            .write_all(&line)
+            .map_err(Fault::io("write", &self.path))
+    }
+}
+
+/// The device's name under /dev, by the name that the host gave the port.
+fn find_port(root: &Path) -> Result<String, Fault> {
+    let class = root.join("sys/class/virtio-ports");
+    for entry in fs::read_dir(&class).map_err(Fault::io("list", &class))? {
+        let entry = entry.map_err(Fault::io("list", &class))?;
+        let name = fs::read_to_string(entry.path().join("name")).unwrap_or_default();
+        if name.trim() == PORT_NAME {
+            return Ok(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    Err(Fault::Unsupported {
+        what: format!(
+            "no virtio-serial port named {PORT_NAME} in {}",
+            class.display()
+        ),
+        mend: "use a kernel with virtio_console built in",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_port_is_found_by_its_name() {
+        let root = tempfile::tempdir().unwrap();
+        let class = root.path().join("sys/class/virtio-ports");
+        for (device, name) in [
+            ("vport0p1", "org.qemu.other\n"),
+            ("vport0p2", "org.demeter.lab\n"),
+        ] {
+            fs::create_dir_all(class.join(device)).unwrap();
+            fs::write(class.join(device).join("name"), name).unwrap();
+        }
+        assert_eq!(find_port(root.path()).unwrap(), "vport0p2");
+        fs::remove_dir_all(class.join("vport0p2")).unwrap();
+        assert!(
+            find_port(root.path())
+                .unwrap_err()
+                .to_string()
+                .contains(PORT_NAME)
+        );
+    }
+
+    #[test]
+    fn init_refuses_to_run_elsewhere() {
+        assert!(
+            init()
+                .unwrap_err()
+                .to_string()
+                .contains("only for the first process")
+        );
+    }
+}

@@ -1,0 +1,112 @@
+//! Where a process's hot set lies, asked of the kernel for a fixed sample of its pages.
+
+use std::ffi::{c_int, c_void};
+use std::io;
+
+use demeter_policy::{PAGE_SIZE, Pid, VirtRange};
+
+use super::fault::Fault;
+
+/// Most addresses asked for at a time: the price of a look stays a few milliseconds, whatever
+/// the size of the hot set.
+const SAMPLES_MAX: u64 = 1600;
+
+/// The node of the fast tier in every lab VM.
+const FAST_NODE: c_int = 0;
+
+/// Watches one hot set.
+#[derive(Debug)]
+pub struct Observer {
+    pid: Pid,
+    pages: Vec<*const c_void>,
+    nodes: Vec<c_int>,
+}
+
+impl Observer {
+    /// Watches `hot` of process `pid`.
+    pub fn new(pid: Pid, hot: VirtRange) -> Self {
+        let pages: Vec<_> = sampled_pages(hot)
+            .map(|addr| addr as *const c_void)
+            .collect();
+        let nodes = vec![-1; pages.len()];
+        Self { pid, pages, nodes }
+    }
+
+    /// Share of the hot set in fast memory, 0 to 1. A page that is not mapped is not in it.
+    pub fn hot_in_fast(&mut self) -> Result<f64, Fault> {
+        // SAFETY: both arrays hold `pages.len()` entries and outlive the call. With no target
+        // nodes the kernel only reads `pages` and fills `nodes`.
+        let failed = unsafe {
+            libc::syscall(
+                libc::SYS_move_pages,
+                self.pid.0 as c_int,
+                self.pages.len(),
+                self.pages.as_ptr(),
+                std::ptr::null::<c_int>(),
+                self.nodes.as_mut_ptr(),
+                0,
+            )
+        };
+        if failed != 0 {
+            let source = io::Error::last_os_error();
+            return Err(Fault::Io {
+                what: format!("move_pages of process {}", self.pid),
+                source,
+            });
+        }
+        let fast = self.nodes.iter().filter(|&&node| node == FAST_NODE).count();
+        Ok(fast as f64 / self.nodes.len() as f64)
+    }
+}
+
+/// Page addresses spread evenly over `hot`, at most [`SAMPLES_MAX`].
+fn sampled_pages(hot: VirtRange) -> impl Iterator<Item = u64> {
+    let first = hot.start().0 / PAGE_SIZE;
+    let pages = (hot.end().0.div_ceil(PAGE_SIZE)) - first;
+    let stride = pages.div_ceil(SAMPLES_MAX);
+    (0..pages.div_ceil(stride)).map(move |i| (first + i * stride) * PAGE_SIZE)
+}
+
+#[cfg(test)]
+mod tests {
+    use demeter_policy::GuestVirtAddr;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn range(start: u64, bytes: u64) -> VirtRange {
+        VirtRange::new(GuestVirtAddr(start), GuestVirtAddr(start + bytes)).unwrap()
+    }
+
+    proptest! {
+        /// Samples are bounded, distinct pages of the range, and no gap exceeds the stride.
+        #[test]
+        fn samples_spread_over_the_range(start in 0u64..1 << 46, bytes in 1u64..1 << 40) {
+            let hot = range(start, bytes);
+            let sampled: Vec<u64> = sampled_pages(hot).collect();
+            prop_assert!(!sampled.is_empty() && sampled.len() as u64 <= SAMPLES_MAX);
+            prop_assert!(sampled.windows(2).all(|w| w[0] < w[1]));
+            prop_assert!(sampled[0] <= start && *sampled.last().unwrap() < hot.end().0);
+            let widest = (bytes / PAGE_SIZE + 2).div_ceil(SAMPLES_MAX) * PAGE_SIZE;
+            prop_assert!(hot.end().0 - sampled.last().unwrap() <= widest);
+        }
+    }
+
+    #[test]
+    fn our_own_touched_memory_is_seen_and_untouched_memory_is_not() {
+        let touched = vec![1u8; 1 << 20];
+        let mut observer = Observer::new(
+            Pid(std::process::id()),
+            range(touched.as_ptr() as u64, touched.len() as u64 - PAGE_SIZE),
+        );
+        // On a machine with several nodes this test may run on any of them.
+        match observer.hot_in_fast() {
+            Ok(share) => assert!((0.0..=1.0).contains(&share)),
+            Err(fault) => assert!(fault.to_string().contains("move_pages")),
+        }
+        let never_mapped = range(PAGE_SIZE, PAGE_SIZE);
+        if let Ok(share) = Observer::new(Pid(std::process::id()), never_mapped).hot_in_fast() {
+            assert_eq!(share, 0.0);
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! What a lab VM and its host say to each other.
+//!
+//! The host packs a [`Job`] into the VM's initramfs; the VM answers with one [`Report`] a line,
+//! as JSON, over a virtio-serial port. Neither side trusts the other: lines are bounded, and what
+//! does not decode is an error, never a guess.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+
+use demeter_scenario::{Scenario, System};
+use serde::{Deserialize, Serialize};
+
+use crate::workload::Rate;
+
+/// Name of the virtio-serial port.
+pub const PORT_NAME: &str = "org.demeter.lab";
+
+/// Where the VM finds its [`Job`].
+pub const JOB_PATH: &str = "/etc/demeter/job.json";
+
+/// Where the VM finds the agent's configuration.
+pub const AGENT_CONFIG_PATH: &str = "/etc/demeter/demeter.toml";
+
+/// The agent's socket in the VM.
+pub const AGENT_SOCKET_PATH: &str = "/run/demeter/guest.sock";
+
+/// Longest line on the link, bytes.
+pub const LINE_MAX_BYTES: usize = 256 * 1024;
+
+/// What one VM is for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Job {
+    /// The system that manages memory in this VM.
+    pub system: System,
+    /// The scenario that it runs.
+    pub scenario: Scenario,
+}
+
+/// One line from the VM.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "report", rename_all = "lowercase")]
+pub enum Report {
+    /// The VM is up.
+    Booted {
+        /// The kernel's release.
+        kernel: String,
+        /// Memory that programs can still take from the fast node, MiB.
+        fast_free_mib: u64,
+        /// The same for the slow node.
+        slow_free_mib: u64,
+    },
+    /// The workload has filled its memory; the timed phase begins.
+    Start {
+        /// Share of the hot set in fast memory, 0 to 1.
+        hot_in_fast: f64,
+        /// Counters just before the system was switched on.
+        totals: Totals,
+    },
+    /// An interval of the timed phase has passed.
+    Interval(Interval),
+    /// The workload moved its hot set; `hot_in_fast` speaks of the new one from here on.
+    Shift {
+        /// Seconds into the timed phase.
+        t_s: f64,
+    },
+    /// The timed phase is over.
+    Done {
+        /// Its length, seconds.
+        t_s: f64,
+        /// What the workload says of the whole phase.
+        rate: Rate,
+        /// Counters at its end.
+        totals: Totals,
+    },
+    /// The workload has checked its data.
+    Verified {
+        /// Words checked.
+        words: u64,
+        /// Words found wrong.
+        errors: u64,
+    },
+    /// The last lines of the agent's log.
+    AgentLog {
+        /// Its text.
+        text: String,
+    },
+    /// The job went wrong; nothing follows but [`Report::AgentLog`].
+    Failed {
+        /// What, in one line.
+        what: String,
+    },
+    /// The job went well; the VM powers off.
+    Finished,
+}
+
+/// One interval of the timed phase.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Interval {
+    /// Its end, seconds into the timed phase.
+    pub t_s: f64,
+    /// How fast the workload went.
+    pub rate: Rate,
+    /// Share of the hot set in fast memory at its end, 0 to 1.
+    pub hot_in_fast: f64,
+    /// Counters at its end.
+    pub totals: Totals,
+}
+
+/// Counters since boot; only their differences mean something.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Totals {
+    /// System time of the whole VM, interrupts included, CPU seconds.
+    pub system_s: f64,
+    /// CPU seconds by cause: `agent_user`, `agent_system`, `kswapd`, ...
+    pub cpu_s: BTreeMap<String, f64>,
+    /// Counters of /proc/vmstat, by name.
+    pub vmstat: BTreeMap<String, u64>,
+    /// Bytes moved from slow to fast memory, where somebody counts them.
+    pub promoted_bytes: Option<u64>,
+    /// Bytes moved from fast to slow memory, likewise.
+    pub demoted_bytes: Option<u64>,
+}
+
+/// Splits a byte stream into lines of at most [`LINE_MAX_BYTES`].
+///
+/// A source with a read timeout may be asked again: nothing is lost.
+#[derive(Debug)]
+pub struct LineReader<R> {
+    source: R,
+    pending: Vec<u8>,
+    searched: usize,
+}
+
+impl<R: Read> LineReader<R> {
+    /// Reads lines from `source`.
+    pub fn new(source: R) -> Self {
+        Self {
+            source,
+            pending: Vec::new(),
+            searched: 0,
+        }
+    }
+
+    /// The next line without its end, or `None` when the source has ended.
+    ///
+    /// An unfinished last line is dropped: its writer died over it.
+    pub fn next_line(&mut self) -> io::Result<Option<String>> {
+        loop {
+            if let Some(at) = self.pending[self.searched..]
+                .iter()
+                .position(|&b| b == b'\n')
+            {
+                let end = self.searched + at;
+                let line = String::from_utf8_lossy(&self.pending[..end]).into_owned();
+                self.pending.drain(..=end);
+                self.searched = 0;
+                return Ok(Some(line));
+            }
+            self.searched = self.pending.len();
+            if self.pending.len() >= LINE_MAX_BYTES {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    format!("a line is longer than {LINE_MAX_BYTES} bytes"),
+                ));
+            }
+            let mut chunk = [0; 4096];
+            match self.source.read(&mut chunk) {
+                Ok(0) => return Ok(None),
+                Ok(read) => self.pending.extend_from_slice(&chunk[..read]),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Hands out its bytes in the given pieces, with a timeout before each.
+    struct Dribble {
+        bytes: Vec<u8>,
+        pieces: Vec<usize>,
+        timed_out: bool,
+    }
+
+    impl Read for Dribble {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            self.timed_out = !self.timed_out;
+            if self.timed_out {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            let piece = self.pieces.pop().unwrap_or(usize::MAX);
+            let take = piece.min(self.bytes.len()).min(into.len());
+            into[..take].copy_from_slice(&self.bytes[..take]);
+            self.bytes.drain(..take);
+            Ok(take)
+        }
+    }
+
+    proptest! {
+        /// However the bytes arrive, the lines are those that were sent.
+        #[test]
+        fn lines_survive_any_chopping(
+            lines in proptest::collection::vec("[a-z]{0,20}", 0..20),
+            pieces in proptest::collection::vec(1usize..9, 0..60),
+        ) {
+            let bytes = lines.iter().flat_map(|l| format!("{l}\n").into_bytes()).collect();
+            let mut reader = LineReader::new(Dribble { bytes, pieces, timed_out: false });
+            let mut got = Vec::new();
+            loop {
+                match reader.next_line() {
+                    Ok(Some(line)) => got.push(line),
+                    Ok(None) => break,
+                    Err(e) => prop_assert_eq!(e.kind(), io::ErrorKind::WouldBlock),
+                }
+            }
+            prop_assert_eq!(got, lines);
+        }
+    }
+
+    #[test]
+    fn an_endless_line_is_refused() {
+        let mut reader = LineReader::new(io::repeat(b'x'));
+        assert_eq!(
+            reader.next_line().unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
+    }
+
+    #[test]
+    fn reports_come_back_as_they_went() {
+        let report = Report::Interval(Interval {
+            t_s: 1.0,
+            rate: Rate::Mops(0.5),
+            hot_in_fast: 0.25,
+            totals: Totals::default(),
+        });
+        let line = serde_json::to_string(&report).unwrap();
+        assert_eq!(serde_json::from_str::<Report>(&line).unwrap(), report);
+    }
+}

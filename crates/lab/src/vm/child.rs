@@ -1,0 +1,207 @@
+//! The life of one emulator process: started, listened to, and gone whatever happens.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, VmFault};
+use crate::link::{LineReader, Report};
+
+/// How often a wait looks at the clock and at the stop flag.
+const TICK: Duration = Duration::from_millis(100);
+
+/// How long the emulator may take to end once the link has closed or the job has finished.
+const END_LIMIT: Duration = Duration::from_secs(15);
+
+/// How much of the end of a log is searched for the last words, bytes.
+const TAIL_BYTES: u64 = 16 * 1024;
+
+/// A running emulator. It dies with this value, and with the thread that started it.
+#[derive(Debug)]
+pub struct VmChild {
+    child: Child,
+    link: LineReader<UnixStream>,
+    limit: Duration,
+    deadline: Instant,
+    console_log: PathBuf,
+    output_log: PathBuf,
+    /// The last thing that it was known to do, for the message about a time limit.
+    doing: String,
+}
+
+impl VmChild {
+    /// Starts `command` with the link as its standard input and its output in `output_log`.
+    pub fn start(
+        mut command: Command,
+        limit: Duration,
+        console_log: PathBuf,
+        output_log: PathBuf,
+    ) -> Result<Self, Error> {
+        let (ours, theirs) = UnixStream::pair().map_err(Error::io("create", "a socket"))?;
+        ours.set_read_timeout(Some(TICK))
+            .map_err(Error::io("set up", "a socket"))?;
+        let output = File::create(&output_log).map_err(Error::io("create", &output_log))?;
+        let errors = output
+            .try_clone()
+            .map_err(Error::io("duplicate", &output_log))?;
+        let program = command.get_program().to_owned();
+        command
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(output)
+            .stderr(errors)
+            // Its own group: Ctrl-C reaches us alone, and we end it.
+            .process_group(0);
+        let parent = std::process::id();
+        // SAFETY: between fork and exec only async-signal-safe calls are made, and nothing is
+        // allocated.
+        unsafe {
+            command.pre_exec(move || {
+                if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+                    return Err(io::Error::last_os_error());
+                }
+                // The parent may have died before the call above.
+                if libc::getppid() as u32 != parent {
+                    return Err(io::Error::from_raw_os_error(libc::ESRCH));
+                }
+                Ok(())
+            });
+        }
+        let child = command
+            .spawn()
+            .map_err(Error::io("start", Path::new(&program)))?;
+        // `command` still holds their end of the link; without it, their death ends the stream.
+        drop(command);
+        Ok(Self {
+            child,
+            link: LineReader::new(ours),
+            limit,
+            deadline: Instant::now() + limit,
+            console_log,
+            output_log,
+            doing: "did not boot".into(),
+        })
+    }
+
+    /// The next report, or why there is none.
+    pub fn next_report(&mut self, stop: &AtomicBool) -> Result<Report, VmFault> {
+        loop {
+            if stop.load(Ordering::Relaxed) {
+                return Err(VmFault::Interrupted);
+            }
+            if Instant::now() >= self.deadline {
+                return Err(VmFault::TimeLimit {
+                    limit: self.limit,
+                    doing: self.doing.clone(),
+                });
+            }
+            match self.link.next_line() {
+                Ok(Some(line)) => {
+                    let report = serde_json::from_str(&line).map_err(|e| {
+                        VmFault::Nonsense(format!("{e} in {:?}", first_chars(&line)))
+                    })?;
+                    self.note(&report);
+                    return Ok(report);
+                }
+                Ok(None) => return Err(self.last_words()),
+                Err(e) if is_timeout(&e) => {}
+                Err(e) if e.kind() == io::ErrorKind::InvalidData => {
+                    return Err(VmFault::Nonsense(e.to_string()));
+                }
+                // The other end went away while data was in flight.
+                Err(e) if e.kind() == io::ErrorKind::ConnectionReset => {
+                    return Err(self.last_words());
+                }
+                Err(e) => return Err(VmFault::Link(e)),
+            }
+        }
+    }
+
+    /// Waits for the emulator to end by itself, a moment at most; dropping it does the rest.
+    pub fn finish(mut self) {
+        self.wait();
+    }
+
+    fn note(&mut self, report: &Report) {
+        self.doing = match report {
+            Report::Booted { .. } => "was filling memory".into(),
+            Report::Start { .. } => "had begun the timed phase".into(),
+            Report::Interval(interval) => format!("was {:.0} s into the timed phase", interval.t_s),
+            Report::Shift { .. } => return,
+            Report::Done { .. } => "was verifying data".into(),
+            Report::Verified { .. }
+            | Report::AgentLog { .. }
+            | Report::Failed { .. }
+            | Report::Finished => "was powering off".into(),
+        };
+    }
+
+    /// Why the link closed, from what the kernel and the emulator said last.
+    fn last_words(&mut self) -> VmFault {
+        let status = self.wait();
+        let console = tail(&self.console_log);
+        if let Some(panic) = console.lines().rfind(|line| line.contains("Kernel panic")) {
+            return VmFault::Panicked(panic.trim().to_owned());
+        }
+        let output = tail(&self.output_log);
+        let said = [&output, &console]
+            .into_iter()
+            .find_map(|text| text.lines().rfind(|line| !line.trim().is_empty()));
+        let said = said.unwrap_or_default().trim().to_owned();
+        match status {
+            Some(status) => VmFault::Ended { status, said },
+            None => VmFault::TimeLimit {
+                limit: self.limit,
+                doing: "closed its link".into(),
+            },
+        }
+    }
+
+    fn wait(&mut self) -> Option<std::process::ExitStatus> {
+        let deadline = Instant::now() + END_LIMIT;
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return Some(status),
+                Ok(None) if Instant::now() < deadline => std::thread::sleep(TICK / 10),
+                _ => return None,
+            }
+        }
+    }
+}
+
+impl Drop for VmChild {
+    fn drop(&mut self) {
+        // Both fail only when it has ended already, which is as well.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn is_timeout(e: &io::Error) -> bool {
+    matches!(
+        e.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+    )
+}
+
+fn first_chars(line: &str) -> String {
+    line.chars().take(80).collect()
+}
+
+/// The end of a log; empty when it cannot be read.
+fn tail(path: &Path) -> String {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut file = File::open(path)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(TAIL_BYTES)))?;
+        let mut bytes = Vec::new();
+        file.take(TAIL_BYTES).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
+}

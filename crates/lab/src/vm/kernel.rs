@@ -1,0 +1,141 @@
+//! The VM's kernel: a stock one, from the distribution's package, kept in the cache.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::tool;
+use crate::error::Error;
+
+/// Series that are taken, the best first. 6.12 sorts memory into tiers by HMAT and has DAMON's
+/// migrate_hot; 6.1 boots, but `linux` and `damon` say there what they lack.
+const SERIES: [&str; 2] = [
+    r"^linux-image-6\.12\.[0-9.+a-z~-]*-cloud-amd64$",
+    r"^linux-image-6\.1\.[0-9.+a-z~-]*-cloud-amd64$",
+];
+
+const MEND: &str = "run `apt-get update`, or set DEMETER_KERNEL to the vmlinuz of a kernel with \
+                    virtio-pci and virtio-console built in";
+
+/// The newest kernel in `cache`, which is filled from the package archive when it is empty.
+pub fn kernel(cache: &Path) -> Result<PathBuf, Error> {
+    match newest_cached(cache)? {
+        Some(kernel) => Ok(kernel),
+        None => fetch(cache),
+    }
+}
+
+fn newest_cached(cache: &Path) -> Result<Option<PathBuf>, Error> {
+    let mut newest: Option<String> = None;
+    for entry in fs::read_dir(cache).map_err(Error::io("list", cache))? {
+        let name = entry.map_err(Error::io("list", cache))?.file_name();
+        let Some(name) = name.to_str().filter(|name| name.starts_with("vmlinuz-")) else {
+            continue;
+        };
+        if newest
+            .as_deref()
+            .is_none_or(|other| version(other) < version(name))
+        {
+            newest = Some(name.to_owned());
+        }
+    }
+    Ok(newest.map(|name| cache.join(name)))
+}
+
+/// Downloads and unpacks the newest package; the file appears in `cache` whole or not at all.
+fn fetch(cache: &Path) -> Result<PathBuf, Error> {
+    let package = newest_package()?;
+    tracing::info!(
+        "fetching {package}, once; it is kept in {}",
+        cache.display()
+    );
+    let unpacked = tempfile::tempdir_in(cache).map_err(Error::io("create a folder in", cache))?;
+    let mut download = Command::new("apt-get");
+    download
+        .args(["-q", "download", &package])
+        .current_dir(unpacked.path());
+    // SAFETY: takes nothing and cannot fail.
+    if unsafe { libc::geteuid() } == 0 {
+        // As root, apt would step down to a user that cannot write to our folder.
+        download.args(["-o", "APT::Sandbox::User=root"]);
+    }
+    tool::output(&mut download, MEND)?;
+    let archive = file_in(unpacked.path(), "linux-image-")?;
+    tool::output(
+        Command::new("dpkg")
+            .arg("-x")
+            .arg(&archive)
+            .arg(unpacked.path()),
+        "install dpkg, or set DEMETER_KERNEL",
+    )?;
+    let image = file_in(&unpacked.path().join("boot"), "vmlinuz-")?;
+    let kept = cache.join(image.file_name().unwrap_or_default());
+    fs::rename(&image, &kept).map_err(Error::io("create", &kept))?;
+    Ok(kept)
+}
+
+fn newest_package() -> Result<String, Error> {
+    for series in SERIES {
+        let found = tool::output(
+            Command::new("apt-cache").args(["search", "--names-only", series]),
+            "the lab takes its kernel from Debian; elsewhere set DEMETER_KERNEL to a vmlinuz",
+        )?;
+        let names = found
+            .lines()
+            .filter_map(|line| line.split_whitespace().next());
+        if let Some(newest) = names.max_by_key(|name| version(name)) {
+            return Ok(newest.to_owned());
+        }
+    }
+    Err(Error::Missing {
+        what: "the package lists name no linux-image-6.12.*-cloud-amd64".into(),
+        mend: MEND.into(),
+    })
+}
+
+fn file_in(dir: &Path, start: &str) -> Result<PathBuf, Error> {
+    let entries = fs::read_dir(dir).map_err(Error::io("list", dir))?;
+    entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|path| {
+            path.is_file()
+                && path
+                    .file_name()
+                    .is_some_and(|name| name.to_string_lossy().starts_with(start))
+        })
+        .ok_or_else(|| Error::Missing {
+            what: format!("the kernel's package holds no {start}* file"),
+            mend: MEND.into(),
+        })
+}
+
+/// The numbers in a name, in order: 6.12.117 is newer than 6.12.99.
+fn version(name: &str) -> Vec<u64> {
+    name.split(|c: char| !c.is_ascii_digit())
+        .filter_map(|digits| digits.parse().ok())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_cached_kernel_wins_by_number() {
+        let cache = tempfile::tempdir().unwrap();
+        assert_eq!(newest_cached(cache.path()).unwrap(), None);
+        for name in [
+            "vmlinuz-6.12.99+deb12-cloud-amd64",
+            "vmlinuz-6.12.117+deb12-cloud-amd64",
+            "vmlinuz-6.1.0-50-cloud-amd64",
+            "plugin-1.so",
+        ] {
+            fs::write(cache.path().join(name), "").unwrap();
+        }
+        let newest = newest_cached(cache.path()).unwrap().unwrap();
+        assert!(
+            newest.ends_with("vmlinuz-6.12.117+deb12-cloud-amd64"),
+            "{newest:?}"
+        );
+    }
+}

@@ -1,0 +1,12 @@
+//! The host's side of a lab VM: its parts (kernel, initramfs, plugin), its emulator, its life.
+
+mod child;
+mod elf;
+mod initramfs;
+mod kernel;
+mod lab;
+mod plugin;
+mod qemu;
+mod tool;
+
+pub use lab::Lab;

@@ -1,0 +1,200 @@
+//! The emulator: its version and its command line.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use demeter_scenario::Machine;
+
+use super::tool;
+use crate::error::Error;
+use crate::link::PORT_NAME;
+
+/// Oldest QEMU that has everything we ask for (`hmat`, `-plugin file=`, `-accel tcg`).
+const VERSION_MIN: (u32, u32) = (7, 0);
+
+/// Bytes of the shared memory that the plugin makes: DEMETER_SHARED_BYTES in
+/// plugin/shared_page.h.
+const SHARED_MIB: u64 = 4;
+
+const MEND: &str = "apt-get install qemu-system-x86, or set DEMETER_QEMU to a qemu-system-x86_64";
+
+/// Checks that the emulator is there and new enough.
+pub fn check_version(qemu: &Path) -> Result<(), Error> {
+    let said = tool::output(Command::new(qemu).arg("--version"), MEND)?;
+    match parse_version(&said) {
+        Some(version) if version >= VERSION_MIN => Ok(()),
+        Some((major, minor)) => Err(Error::Missing {
+            what: format!(
+                "{} is version {major}.{minor}, the lab needs {}.{}",
+                qemu.display(),
+                VERSION_MIN.0,
+                VERSION_MIN.1
+            ),
+            mend: MEND.into(),
+        }),
+        None => Err(Error::Missing {
+            what: format!("{} does not say its version", qemu.display()),
+            mend: MEND.into(),
+        }),
+    }
+}
+
+fn parse_version(said: &str) -> Option<(u32, u32)> {
+    let (_, number) = said.lines().next()?.split_once("version ")?;
+    let mut parts = number.split(|c: char| !c.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+/// What a VM is made of.
+#[derive(Debug)]
+pub struct Parts<'a> {
+    /// The emulator.
+    pub qemu: &'a Path,
+    /// Its plugin.
+    pub plugin: &'a Path,
+    /// The kernel's image.
+    pub kernel: &'a Path,
+    /// The initial file system.
+    pub initramfs: &'a Path,
+    /// The machine of the scenario.
+    pub machine: &'a Machine,
+    /// Slow memory's delay is stretched by this factor.
+    pub dilation: u64,
+    /// Memory of node 0 as a whole, MiB.
+    pub fast_mib: u64,
+    /// Memory of node 1 as a whole, MiB.
+    pub slow_mib: u64,
+    /// The VM's private folder on the host.
+    pub folder: &'a Path,
+}
+
+impl Parts<'_> {
+    /// Where the console's log goes.
+    pub fn console_log(&self) -> PathBuf {
+        self.folder.join("console.log")
+    }
+
+    /// The command line. The link is the child's standard input, a connected socket.
+    pub fn command(&self) -> Command {
+        let Machine {
+            vcpus, fast, slow, ..
+        } = self.machine;
+        let (fast_mib, slow_mib) = (self.fast_mib, self.slow_mib);
+        let shared = self.folder.join("shared");
+        let mut command = Command::new(self.qemu);
+        let mut option = |name: &str, value: String| {
+            command.arg(name).arg(value);
+        };
+        option("-machine", "pc,hmat=on".into());
+        option("-accel", "tcg,thread=multi".into());
+        option("-cpu", "max".into());
+        option("-smp", vcpus.to_string());
+        option("-m", format!("{}M", fast_mib + slow_mib));
+        for (node, mib) in [(0, fast_mib), (1, slow_mib)] {
+            option(
+                "-object",
+                format!("memory-backend-memfd,id=node{node},size={mib}M,share=on"),
+            );
+        }
+        option(
+            "-numa",
+            format!("node,nodeid=0,cpus=0-{},memdev=node0", vcpus - 1),
+        );
+        option("-numa", "node,nodeid=1,memdev=node1,initiator=0".into());
+        for (node, tier) in [(0, fast), (1, slow)] {
+            let lb = format!("hmat-lb,initiator=0,target={node},hierarchy=memory");
+            option(
+                "-numa",
+                format!("{lb},data-type=access-latency,latency={}", tier.latency_ns),
+            );
+            option(
+                "-numa",
+                format!(
+                    "{lb},data-type=access-bandwidth,bandwidth={}G",
+                    tier.bandwidth_gbps
+                ),
+            );
+        }
+        option("-kernel", self.kernel.display().to_string());
+        option("-initrd", self.initramfs.display().to_string());
+        option(
+            "-append",
+            "console=ttyS0 loglevel=5 panic=-1 rdinit=/bin/demeter -- lab-init".into(),
+        );
+        option("-serial", format!("file:{}", quoted(&self.console_log())));
+        option("-device", "virtio-serial-pci".into());
+        option("-chardev", "socket,id=link,fd=0".into());
+        option(
+            "-device",
+            format!("virtserialport,chardev=link,name={PORT_NAME}"),
+        );
+        option(
+            "-plugin",
+            format!(
+                "file={},shm={},fast_mib={fast_mib},slow_mib={slow_mib},fast_ns={},slow_ns={},\
+                 fast_gbps={},slow_gbps={},dilation={}",
+                quoted(self.plugin),
+                quoted(&shared),
+                fast.latency_ns,
+                slow.latency_ns,
+                fast.bandwidth_gbps,
+                slow.bandwidth_gbps,
+                self.dilation
+            ),
+        );
+        option(
+            "-object",
+            format!(
+                "memory-backend-file,id=shared,mem-path={},size={SHARED_MIB}M,share=on",
+                quoted(&shared)
+            ),
+        );
+        option("-device", "ivshmem-plain,memdev=shared".into());
+        option("-display", "none".into());
+        command.args(["-nodefaults", "-no-user-config", "-no-reboot"]);
+        command
+    }
+}
+
+/// A path inside an option list, where a comma would end the value.
+fn quoted(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_from_what_packagers_print() {
+        let debian = "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)\nCopyright";
+        assert_eq!(parse_version(debian), Some((7, 2)));
+        assert_eq!(
+            parse_version("QEMU emulator version 10.0.50\n"),
+            Some((10, 0))
+        );
+        assert_eq!(parse_version("no emulator"), None);
+    }
+
+    #[test]
+    fn a_missing_emulator_is_told_with_its_mend() {
+        let said = check_version(Path::new("/nonexistent/qemu"))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            said.contains("/nonexistent/qemu") && said.contains("apt-get install"),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn the_shared_memory_is_as_large_as_the_plugin_makes_it() {
+        let header = include_str!("../../plugin/shared_page.h");
+        assert!(header.contains(&format!("DEMETER_SHARED_BYTES ({SHARED_MIB}u << 20)")));
+    }
+
+    #[test]
+    fn commas_in_paths_do_not_end_an_option() {
+        assert_eq!(quoted(Path::new("/a,b/c")), "/a,,b/c");
+    }
+}

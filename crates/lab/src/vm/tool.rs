@@ -1,0 +1,36 @@
+//! Calls of other programs.
+
+use std::io;
+use std::process::{Command, Stdio};
+
+use crate::error::Error;
+
+/// Runs `command` and returns what it printed.
+///
+/// A program that is not there or fails becomes an error with `mend`.
+pub fn output(command: &mut Command, mend: &str) -> Result<String, Error> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => Error::Missing {
+                what: format!("{program} is not installed"),
+                mend: mend.into(),
+            },
+            _ => Error::Io {
+                what: format!("run {program}"),
+                source,
+            },
+        })?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let said = stderr.lines().rfind(|line| !line.trim().is_empty());
+    Err(Error::Tool {
+        said: said.map_or_else(|| output.status.to_string(), str::to_owned),
+        program,
+        mend: mend.into(),
+    })
+}

@@ -1,0 +1,108 @@
+//! Where in the array the hot set lies, before and after its jump.
+
+use std::ops::Range;
+
+use super::{Error, Size};
+
+/// The hot set jumps to a multiple of this: the size of a huge page on x86-64.
+pub(crate) const JUMP_ALIGN_BYTES: u64 = 2 << 20;
+
+/// The array's hot sets, as byte offsets into it.
+///
+/// The first lies at the array's start, or at its end when `reverse` is asked for. The second, to
+/// which `--shift-at` jumps, begins at `(size - hot) / 2` rounded down to 2 MiB: the middle of the
+/// array. The two never overlap.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Geometry {
+    /// Bytes in the array.
+    pub(crate) size: u64,
+    /// The hot set in the order of time: one range, or two when it jumps.
+    pub(crate) hot: Vec<Range<u64>>,
+}
+
+impl Geometry {
+    /// Lays out the hot sets; refuses what does not fit.
+    pub(crate) fn new(size: Size, hot: Size, reverse: bool, shift: bool) -> Result<Self, Error> {
+        if hot.bytes == 0 || hot.bytes > size.bytes {
+            return Err(Error::Arguments(format!(
+                "--hot {hot} must be above 0 and at most --size {size}"
+            )));
+        }
+        let first_start = if reverse { size.bytes - hot.bytes } else { 0 };
+        let first = first_start..first_start + hot.bytes;
+        if !shift {
+            return Ok(Self {
+                size: size.bytes,
+                hot: vec![first],
+            });
+        }
+        let start = (size.bytes - hot.bytes) / 2 / JUMP_ALIGN_BYTES * JUMP_ALIGN_BYTES;
+        let second = start..start + hot.bytes;
+        if second.start < first.end && first.start < second.end {
+            return Err(Error::Arguments(format!(
+                "--shift-at: a second hot set of {hot} in the middle of {size} would overlap the \
+                 first; --size must be at least three times --hot and some MiB"
+            )));
+        }
+        Ok(Self {
+            size: size.bytes,
+            hot: vec![first, second],
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn mib(n: u64) -> Size {
+        Size { bytes: n * MIB }
+    }
+
+    #[test]
+    fn the_fields_case() {
+        let g = Geometry::new(mib(800), mib(100), true, true).unwrap();
+        assert_eq!(g.hot, [700 * MIB..800 * MIB, 350 * MIB..450 * MIB]);
+        let g = Geometry::new(mib(800), mib(100), false, false).unwrap();
+        assert_eq!(g.hot.first(), Some(&(0..100 * MIB)));
+    }
+
+    #[test]
+    fn hot_sets_that_cannot_be_are_refused() {
+        assert!(Geometry::new(mib(8), mib(9), false, false).is_err());
+        assert!(Geometry::new(mib(8), Size { bytes: 0 }, false, false).is_err());
+        assert!(Geometry::new(mib(8), mib(8), false, false).is_ok());
+        assert!(Geometry::new(mib(11), mib(4), false, true).is_err());
+        assert!(Geometry::new(mib(12), mib(4), false, true).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn hot_sets_lie_inside_and_apart(
+            size_kib in 4u64..1 << 22, hot_kib in 0u64..1 << 22, reverse: bool, shift: bool,
+        ) {
+            let (size, hot) = (Size { bytes: size_kib << 10 }, Size { bytes: hot_kib << 10 });
+            let fits = hot_kib > 0 && hot_kib <= size_kib;
+            let Ok(g) = Geometry::new(size, hot, reverse, shift) else {
+                // Only what is too tight is refused.
+                prop_assert!(!fits || (shift && size.bytes < 3 * hot.bytes + 2 * JUMP_ALIGN_BYTES));
+                return Ok(());
+            };
+            prop_assert!(fits);
+            prop_assert_eq!(g.hot.len(), 1 + usize::from(shift));
+            for range in &g.hot {
+                prop_assert_eq!(range.end - range.start, hot.bytes);
+                prop_assert!(range.end <= size.bytes);
+            }
+            let edge = if reverse { g.hot[0].end == size.bytes } else { g.hot[0].start == 0 };
+            prop_assert!(edge);
+            if let [a, b] = &g.hot[..] {
+                prop_assert!(a.end <= b.start || b.end <= a.start);
+                prop_assert!(b.start.abs_diff((size.bytes - hot.bytes) / 2) < JUMP_ALIGN_BYTES);
+            }
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! gups: random 8-byte updates of an array with a hot set.
+//!
+//! With the probability `--weight` an update goes to a random word of the hot set, else to a
+//! random word of the rest. The array is populated in address order, so that first touch fills
+//! the fast node with its start; `--reverse` puts the hot set at the end, where it hurts.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use clap::Parser;
+
+use super::args::{Common, seconds};
+use super::event::{Event, Output, Rate};
+use super::geometry::Geometry;
+use super::region::Region;
+use super::rng::Rng;
+use super::timed::{self, BATCH, Control, Tick};
+use super::wait::Waiter;
+use super::words::{Check, Share, WORD_BYTES, fresh, hot_below, updated};
+use super::{Error, Size};
+
+/// Words handled between two looks for a signal while populating and checking: 2 MiB.
+const CHUNK_WORDS: u64 = (2 << 20) / WORD_BYTES;
+
+const THREADS_MAX: i64 = 1024;
+
+/// Random 8-byte updates with a hot set
+#[derive(Debug, Clone, Parser)]
+#[command(name = "gups", version)]
+pub struct Gups {
+    /// Size of the array
+    #[arg(long, default_value = "800MiB")]
+    size: Size,
+    /// Size of the hot set
+    #[arg(long, default_value = "100MiB")]
+    hot: Size,
+    /// Share of the updates that go to the hot set, 0 to 1
+    #[arg(long, default_value = "0.9", value_parser = weight)]
+    weight: f64,
+    /// Hot set at the end of the array instead of its start
+    #[arg(long)]
+    reverse: bool,
+    /// Threads that update
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=THREADS_MAX))]
+    threads: u32,
+    /// Second of the timed phase at which the hot set jumps to the middle of the array
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    shift_at: Option<Duration>,
+    /// At the end check that no word and no update was lost
+    #[arg(long)]
+    verify: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Runs gups as its arguments say.
+pub fn run(args: &Gups) -> Result<(), Error> {
+    let geometry = Geometry::new(args.size, args.hot, args.reverse, args.shift_at.is_some())?;
+    let shares = shares(&geometry, u64::from(args.threads))?;
+    if args.shift_at.is_some_and(|at| at >= args.common.duration) {
+        return Err(Error::Arguments(
+            "--shift-at must come before the end of --duration".into(),
+        ));
+    }
+    let output = Output {
+        json: args.common.json,
+    };
+    let waiter = Waiter::new()?;
+    let region = Region::map(geometry.size)?;
+    populate(&region, &geometry, args, &waiter)?;
+
+    let address = |hot: &Range<u64>| (region.start() + hot.start, hot.end - hot.start);
+    let (hot_start, hot_bytes) = address(&geometry.hot[0]);
+    output.say(&Event::Ready {
+        start: region.start(),
+        bytes: geometry.size,
+        hot_start,
+        hot_bytes,
+    })?;
+    if args.common.hold {
+        waiter.line()?;
+    }
+
+    let total = timed::run(
+        &args.common.schedule(args.shift_at),
+        args.threads as usize,
+        &waiter,
+        |thread, control| update(&region, args, thread, &shares[thread], control),
+        |tick| match tick {
+            Tick::Interval { t_s, length_s, ops } => output.say(&Event::Interval {
+                t_s,
+                ops,
+                rate: Rate::mops(ops, length_s),
+            }),
+            Tick::Shift { t_s } => {
+                let (hot_start, hot_bytes) = address(&geometry.hot[1]);
+                output.say(&Event::Shift {
+                    t_s,
+                    hot_start,
+                    hot_bytes,
+                })
+            }
+        },
+    )?;
+    let rate = Rate::mops(total.ops, total.t_s);
+    output.say(&Event::Done {
+        t_s: total.t_s,
+        ops: total.ops,
+        rate,
+    })?;
+    if total.stopped {
+        return Err(Error::Stopped);
+    }
+    if args.common.hold {
+        waiter.line()?;
+    }
+    if args.verify {
+        let check = check(&region, args.common.seed, &waiter)?;
+        let (words, errors) = (check.words, check.errors(total.ops));
+        output.say(&Event::Verified { words, errors })?;
+        if errors > 0 {
+            return Err(Error::Corrupt { words, errors });
+        }
+    }
+    Ok(())
+}
+
+/// For each thread its share of the words while each hot set is hot.
+fn shares(geometry: &Geometry, threads: u64) -> Result<Vec<Vec<Share>>, Error> {
+    let in_words = |hot: &Range<u64>| hot.start / WORD_BYTES..hot.end / WORD_BYTES;
+    let shares: Vec<Vec<Share>> = (0..threads)
+        .map(|thread| {
+            let share =
+                |hot| Share::new(thread, threads, geometry.size / WORD_BYTES, &in_words(hot));
+            geometry.hot.iter().map(share).collect()
+        })
+        .collect();
+    if shares.iter().flatten().any(|share| share.hot_words() == 0) {
+        return Err(Error::Arguments(format!(
+            "--hot has fewer words of 8 bytes than --threads {threads}"
+        )));
+    }
+    Ok(shares)
+}
+
+/// Writes every word once: the placed hot sets first, then all others in address order.
+fn populate(
+    region: &Region,
+    geometry: &Geometry,
+    args: &Gups,
+    waiter: &Waiter,
+) -> Result<(), Error> {
+    if let Some(node) = args.common.place_hot {
+        for hot in &geometry.hot {
+            region.prefer_node(hot, node)?;
+        }
+        for hot in &geometry.hot {
+            fill(region, hot, args.common.seed, waiter)?;
+        }
+    }
+    // What is populated already is written again: the same words, no new pages.
+    fill(region, &(0..geometry.size), args.common.seed, waiter)
+}
+
+fn fill(region: &Region, bytes: &Range<u64>, seed: u64, waiter: &Waiter) -> Result<(), Error> {
+    for_chunks(
+        bytes.start / WORD_BYTES..bytes.end / WORD_BYTES,
+        waiter,
+        |chunk| {
+            let words = &region.words()[chunk.start as usize..chunk.end as usize];
+            for (index, word) in (chunk.start..).zip(words) {
+                word.store(fresh(index, seed), Relaxed);
+            }
+        },
+    )
+}
+
+fn check(region: &Region, seed: u64, waiter: &Waiter) -> Result<Check, Error> {
+    let mut check = Check::default();
+    for_chunks(0..region.words().len() as u64, waiter, |chunk| {
+        let words = &region.words()[chunk.start as usize..chunk.end as usize];
+        for (index, word) in (chunk.start..).zip(words) {
+            check.add(index, seed, word.load(Relaxed));
+        }
+    })?;
+    Ok(check)
+}
+
+/// Calls `work` for one chunk of `words` after the other, unless a signal comes.
+fn for_chunks(
+    words: Range<u64>,
+    waiter: &Waiter,
+    mut work: impl FnMut(Range<u64>),
+) -> Result<(), Error> {
+    for start in words.clone().step_by(CHUNK_WORDS as usize) {
+        waiter.check()?;
+        work(start..(start + CHUNK_WORDS).min(words.end));
+    }
+    Ok(())
+}
+
+/// One thread's updates until the phase ends.
+fn update(region: &Region, args: &Gups, thread: usize, shares: &[Share], control: &Control) {
+    let words = region.words();
+    let hot_below = hot_below(args.weight);
+    let mut rng = Rng::new(args.common.seed, thread as u64);
+    while let Some(stage) = control.stage() {
+        let share = &shares[stage];
+        for _ in 0..BATCH {
+            // No other thread owns this word: a load and a store lose no update.
+            let word = &words[share.pick(&mut rng, hot_below) as usize];
+            word.store(updated(word.load(Relaxed)), Relaxed);
+        }
+        control.batch_done(thread);
+    }
+}
+
+fn weight(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(weight) if (0.0..=1.0).contains(&weight) => Ok(weight),
+        _ => Err("needs a number from 0 to 1".into()),
+    }
+}

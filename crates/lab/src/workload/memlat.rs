@@ -1,0 +1,117 @@
+//! memlat: the mean latency of dependent loads.
+//!
+//! Idle memory (`--cold`) is touched first, so that it takes the fast node; then a region is
+//! linked into one random cycle of cache lines, and followed.
+
+use std::hint::black_box;
+use std::sync::atomic::Ordering::Relaxed;
+
+use clap::Parser;
+
+use super::args::Common;
+use super::chain;
+use super::event::{Event, Output, Rate};
+use super::region::Region;
+use super::rng::Rng;
+use super::timed::{self, BATCH, Tick};
+use super::wait::Waiter;
+use super::{Error, Size};
+
+/// Words in the smallest page: touching one of each populates all.
+const PAGE_WORDS: usize = 4096 / 8;
+
+/// Mean latency of a random pointer chase
+#[derive(Debug, Clone, Parser)]
+#[command(name = "memlat", version)]
+pub struct Memlat {
+    /// Size of the region that is chased
+    #[arg(long, default_value = "100MiB")]
+    size: Size,
+    /// Size of the idle memory that is touched first
+    #[arg(long, default_value = "0KiB")]
+    cold: Size,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Runs memlat as its arguments say.
+pub fn run(args: &Memlat) -> Result<(), Error> {
+    if args.size.bytes == 0 {
+        return Err(Error::Arguments("--size must be above 0".into()));
+    }
+    let output = Output {
+        json: args.common.json,
+    };
+    let waiter = Waiter::new()?;
+    let cold = Region::map(args.cold.bytes)?;
+    let chased = Region::map(args.size.bytes)?;
+    match args.common.place_hot {
+        Some(node) => {
+            chased.prefer_node(&(0..args.size.bytes), node)?;
+            touch(&chased, &waiter)?;
+            touch(&cold, &waiter)?;
+        }
+        None => {
+            touch(&cold, &waiter)?;
+            touch(&chased, &waiter)?;
+        }
+    }
+    chain::link(chased.words(), &mut Rng::new(args.common.seed, 0));
+
+    let (start, bytes) = (chased.start(), args.size.bytes);
+    output.say(&Event::Ready {
+        start,
+        bytes,
+        hot_start: start,
+        hot_bytes: bytes,
+    })?;
+    if args.common.hold {
+        waiter.line()?;
+    }
+    let total = timed::run(
+        &args.common.schedule(None),
+        1,
+        &waiter,
+        |thread, control| {
+            let mut at = 0;
+            while control.stage().is_some() {
+                at = chain::follow(chased.words(), at, BATCH);
+                control.batch_done(thread);
+            }
+            black_box(at);
+        },
+        |tick| match tick {
+            Tick::Interval { t_s, length_s, ops } => output.say(&Event::Interval {
+                t_s,
+                ops,
+                rate: Rate::latency_ns(ops, length_s),
+            }),
+            Tick::Shift { .. } => Ok(()),
+        },
+    )?;
+    let rate = Rate::latency_ns(total.ops, total.t_s);
+    output.say(&Event::Done {
+        t_s: total.t_s,
+        ops: total.ops,
+        rate,
+    })?;
+    if total.stopped {
+        return Err(Error::Stopped);
+    }
+    if args.common.hold {
+        waiter.line()?;
+    }
+    Ok(())
+}
+
+/// Touches every page in address order, unless a signal comes.
+fn touch(region: &Region, waiter: &Waiter) -> Result<(), Error> {
+    for chunk in region.words().chunks(PAGE_WORDS * 512) {
+        waiter.check()?;
+        for page in chunk.chunks(PAGE_WORDS) {
+            // Not zero: a page of zeroes is one that a system may share or drop.
+            page[0].store(1, Relaxed);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,24 @@
+//! Workload programs: what runs in the guest while somebody manages its memory tiers.
+//!
+//! The programs `gups` and `memlat` are thin; everything they do is here. Both follow one course:
+//! map and populate memory, say `ready`, run the timed phase with one report an interval, say
+//! `done`. They know nothing of tiers, except that `--place-hot` binds the hot set to a node.
+
+mod args;
+mod chain;
+mod error;
+mod event;
+mod geometry;
+pub mod gups;
+pub mod memlat;
+mod region;
+mod rng;
+mod size;
+mod timed;
+mod wait;
+mod words;
+
+pub use args::run_program;
+pub use error::Error;
+pub use event::{Event, Rate};
+pub use size::{Size, SizeError};

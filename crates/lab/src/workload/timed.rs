@@ -1,0 +1,213 @@
+//! The timed phase: workers that count operations, and a reporter that wakes once an interval.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use super::Error;
+use super::wait::Waiter;
+
+/// Operations a worker does between two looks at [`Control`].
+pub(crate) const BATCH: u64 = 1024;
+
+const STOP: u32 = u32::MAX;
+
+/// When the phase ends and what happens on the way.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Schedule {
+    /// Length of the phase.
+    pub(crate) duration: Duration,
+    /// Time between two reports.
+    pub(crate) interval: Duration,
+    /// When [`Control::stage`] turns from 0 to 1, since the start.
+    pub(crate) shift_at: Option<Duration>,
+}
+
+/// What a worker shares with the reporter.
+pub(crate) struct Control {
+    stage: AtomicU32,
+    ops: Vec<PaddedCounter>,
+}
+
+/// A counter that has its cache line for itself.
+#[derive(Default)]
+#[repr(align(64))]
+struct PaddedCounter(AtomicU64);
+
+impl Control {
+    /// The stage of the phase: 0, then 1 after the shift; `None` when it is over.
+    pub(crate) fn stage(&self) -> Option<usize> {
+        let stage = self.stage.load(Relaxed);
+        (stage != STOP).then_some(stage as usize)
+    }
+
+    /// Says that `worker` has done one more batch. Only that worker may say so.
+    pub(crate) fn batch_done(&self, worker: usize) {
+        let ops = &self.ops[worker].0;
+        ops.store(ops.load(Relaxed) + BATCH, Relaxed);
+    }
+
+    fn total_ops(&self) -> u64 {
+        self.ops.iter().map(|ops| ops.0.load(Relaxed)).sum()
+    }
+}
+
+/// Something the reporter tells.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Tick {
+    /// An interval ended.
+    Interval {
+        /// Seconds since the start of the phase.
+        t_s: f64,
+        /// Seconds since the last report.
+        length_s: f64,
+        /// Operations since the last report.
+        ops: u64,
+    },
+    /// The stage changed.
+    Shift {
+        /// Seconds since the start of the phase.
+        t_s: f64,
+    },
+}
+
+/// The whole phase.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Total {
+    /// Seconds it really took.
+    pub(crate) t_s: f64,
+    /// Operations done, to the last one.
+    pub(crate) ops: u64,
+    /// Whether a signal ended it early.
+    pub(crate) stopped: bool,
+}
+
+/// Runs `worker(number, control)` in `threads` threads until the schedule ends, a signal comes or
+/// `report` fails. A worker returns when [`Control::stage`] is `None`.
+pub(crate) fn run(
+    schedule: &Schedule,
+    threads: usize,
+    waiter: &Waiter,
+    worker: impl Fn(usize, &Control) + Sync,
+    mut report: impl FnMut(Tick) -> Result<(), Error>,
+) -> Result<Total, Error> {
+    let control = Control {
+        stage: AtomicU32::new(0),
+        ops: (0..threads).map(|_| PaddedCounter::default()).collect(),
+    };
+    let start = Instant::now();
+    let outcome = std::thread::scope(|scope| {
+        let (control, worker) = (&control, &worker);
+        for number in 0..threads {
+            scope.spawn(move || worker(number, control));
+        }
+        let outcome = supervise(schedule, start, waiter, control, &mut report);
+        control.stage.store(STOP, Relaxed);
+        outcome
+    });
+    let stopped = match outcome {
+        Err(Error::Stopped) => true,
+        other => other.map(|()| false)?,
+    };
+    Ok(Total {
+        t_s: start.elapsed().as_secs_f64(),
+        ops: control.total_ops(),
+        stopped,
+    })
+}
+
+fn supervise(
+    schedule: &Schedule,
+    start: Instant,
+    waiter: &Waiter,
+    control: &Control,
+    report: &mut impl FnMut(Tick) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let mut shift_at = schedule.shift_at.filter(|&at| at < schedule.duration);
+    let mut next_report = schedule.interval.min(schedule.duration);
+    let (mut last_t_s, mut last_ops) = (0.0, 0);
+    loop {
+        let shift_now = shift_at.filter(|&at| at <= next_report);
+        waiter.until(start + shift_now.unwrap_or(next_report))?;
+        let t_s = start.elapsed().as_secs_f64();
+        if shift_now.is_some() {
+            control.stage.store(1, Relaxed);
+            shift_at = None;
+            report(Tick::Shift { t_s })?;
+            continue;
+        }
+        let ops = control.total_ops();
+        report(Tick::Interval {
+            t_s,
+            length_s: t_s - last_t_s,
+            ops: ops - last_ops,
+        })?;
+        (last_t_s, last_ops) = (t_s, ops);
+        if next_report >= schedule.duration {
+            return Ok(());
+        }
+        next_report = (next_report + schedule.interval).min(schedule.duration);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spin(number: usize, control: &Control) {
+        while control.stage().is_some() {
+            control.batch_done(number);
+        }
+    }
+
+    #[test]
+    fn reports_add_up_and_the_shift_comes_once() {
+        let ms = Duration::from_millis;
+        let schedule = Schedule {
+            duration: ms(50),
+            interval: ms(20),
+            shift_at: Some(ms(30)),
+        };
+        let mut ticks = Vec::new();
+        let waiter = Waiter::new().unwrap();
+        let total = run(&schedule, 2, &waiter, spin, |tick| {
+            ticks.push(tick);
+            Ok(())
+        })
+        .unwrap();
+        // 20, 30 (shift), 40, and the short last one.
+        assert!(
+            matches!(
+                ticks[..],
+                [
+                    Tick::Interval { .. },
+                    Tick::Shift { .. },
+                    Tick::Interval { .. },
+                    Tick::Interval { .. },
+                ]
+            ),
+            "{ticks:?}"
+        );
+        let reported: u64 = ticks
+            .iter()
+            .map(|tick| match tick {
+                Tick::Interval { ops, .. } => *ops,
+                Tick::Shift { .. } => 0,
+            })
+            .sum();
+        assert!(reported > 0 && reported <= total.ops);
+        assert!(!total.stopped && total.t_s >= 0.05);
+    }
+
+    #[test]
+    fn a_failing_report_ends_the_workers() {
+        let s = Duration::from_secs;
+        let schedule = Schedule {
+            duration: s(3600),
+            interval: Duration::from_millis(1),
+            shift_at: None,
+        };
+        let waiter = Waiter::new().unwrap();
+        let outcome = run(&schedule, 1, &waiter, spin, |_| Err(Error::HoldClosed));
+        assert!(matches!(outcome, Err(Error::HoldClosed)));
+    }
+}

@@ -1,0 +1,197 @@
+//! The workload programs as a person or the lab's runner meets them.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+
+use demeter_lab::workload::{Event, Rate};
+
+const GUPS: &str = env!("CARGO_BIN_EXE_gups");
+const MEMLAT: &str = env!("CARGO_BIN_EXE_memlat");
+
+fn run(program: &str, args: &[&str]) -> Output {
+    Command::new(program)
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+fn events(output: &Output) -> Vec<Event> {
+    let text = std::str::from_utf8(&output.stdout).unwrap();
+    text.lines()
+        .map(|line| serde_json::from_str(line).expect(line))
+        .collect()
+}
+
+#[test]
+fn gups_loses_no_update_with_threads_and_a_jump() {
+    let output = run(
+        GUPS,
+        &[
+            "--size=16MiB",
+            "--hot=2MiB",
+            "--reverse",
+            "--threads=3",
+            "--duration=0.3",
+            "--interval=0.1",
+            "--shift-at=0.15",
+            "--verify",
+            "--json",
+        ],
+    );
+    assert!(output.status.success(), "{output:?}");
+    let events = events(&output);
+    let Event::Ready {
+        start,
+        bytes,
+        hot_start,
+        hot_bytes,
+    } = events[0]
+    else {
+        panic!("{events:?}")
+    };
+    assert_eq!(
+        (bytes, hot_bytes, hot_start - start),
+        (16 << 20, 2 << 20, 14 << 20)
+    );
+    assert_eq!(start % (2 << 20), 0);
+    let shifts: Vec<u64> = events
+        .iter()
+        .filter_map(|event| match event {
+            Event::Shift { hot_start, .. } => Some(hot_start - start),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(shifts, [6 << 20]);
+    let [
+        ..,
+        Event::Done {
+            ops,
+            rate: Rate::Mops(mops),
+            ..
+        },
+        Event::Verified { words, errors },
+    ] = events[..]
+    else {
+        panic!("{events:?}")
+    };
+    assert!(ops > 0 && mops > 0.0);
+    assert_eq!((words, errors), (2 << 20, 0));
+}
+
+#[test]
+fn memlat_reports_latencies() {
+    let output = run(
+        MEMLAT,
+        &[
+            "--size=1MiB",
+            "--cold=2MiB",
+            "--duration=0.2",
+            "--interval=0.1",
+            "--json",
+        ],
+    );
+    assert!(output.status.success(), "{output:?}");
+    let events = events(&output);
+    assert_eq!(events.len(), 4, "{events:?}");
+    assert!(
+        matches!(events[3], Event::Done { rate: Rate::LatencyNs(ns), ops, .. } if ns > 0.0 && ops > 0)
+    );
+}
+
+/// A program that holds, and the two ends to talk to it.
+struct Held {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Held {
+    fn start() -> Self {
+        let mut child = Command::new(GUPS)
+            .args([
+                "--size=4MiB",
+                "--hot=1MiB",
+                "--duration=0.1",
+                "--interval=1",
+            ])
+            .args(["--verify", "--json", "--hold"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        Self {
+            child,
+            input,
+            output: BufReader::new(output),
+        }
+    }
+
+    fn event(&mut self) -> Option<Event> {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        (!line.is_empty()).then(|| serde_json::from_str(&line).expect(&line))
+    }
+}
+
+#[test]
+fn hold_waits_before_the_timed_phase_and_before_the_check() {
+    let mut held = Held::start();
+    assert!(matches!(held.event(), Some(Event::Ready { .. })));
+    held.input.write_all(b"go\n").unwrap();
+    assert!(matches!(held.event(), Some(Event::Interval { .. })));
+    assert!(matches!(held.event(), Some(Event::Done { .. })));
+    assert_eq!(held.child.try_wait().unwrap(), None);
+    held.input.write_all(b"check\n").unwrap();
+    assert!(matches!(
+        held.event(),
+        Some(Event::Verified { errors: 0, .. })
+    ));
+    assert!(held.child.wait().unwrap().success());
+}
+
+#[test]
+fn a_signal_ends_a_held_program_cleanly() {
+    let mut held = Held::start();
+    assert!(matches!(held.event(), Some(Event::Ready { .. })));
+    // SAFETY: signals a child that has not been waited for.
+    unsafe { libc::kill(held.child.id() as libc::pid_t, libc::SIGTERM) };
+    assert_eq!(held.event(), None);
+    assert!(held.child.wait().unwrap().success());
+}
+
+#[test]
+fn a_vanished_controller_ends_a_held_program_with_an_error() {
+    let mut held = Held::start();
+    assert!(matches!(held.event(), Some(Event::Ready { .. })));
+    drop(held.input);
+    assert_eq!(held.child.wait().unwrap().code(), Some(1));
+}
+
+#[test]
+fn wrong_arguments_are_one_clear_line_and_exit_code_2() {
+    let cases: [(&str, &[&str], &str); 9] = [
+        (GUPS, &["--size=800MB"], "KiB, MiB or GiB"),
+        (GUPS, &["--size=1MiB", "--hot=2MiB"], "at most --size"),
+        (GUPS, &["--weight=1.5"], "from 0 to 1"),
+        (GUPS, &["--threads=0"], "--threads"),
+        (
+            GUPS,
+            &["--size=4MiB", "--hot=2MiB", "--shift-at=1"],
+            "--shift-at",
+        ),
+        (GUPS, &["--shift-at=61"], "--duration"),
+        (GUPS, &["--duration=0"], "seconds"),
+        (GUPS, &["--nonsense"], "--nonsense"),
+        (MEMLAT, &["--size=0KiB"], "--size"),
+    ];
+    for (program, args, expected) in cases {
+        let output = run(program, args);
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
+        assert_eq!(message.lines().count(), 1, "{args:?}: {message}");
+        assert!(message.contains(expected), "{args:?}: {message}");
+        assert!(output.stdout.is_empty(), "{args:?}");
+    }
+}

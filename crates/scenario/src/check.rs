@@ -1,0 +1,333 @@
+//! Checks that types alone cannot say: each failure names the key and its mend.
+
+use crate::{Error, Gups, Memlat, Scenario, Tier, Workload};
+
+/// Longest timed phase, seconds: an hour of an emulated machine proves what there is to prove.
+const DURATION_MAX_S: u64 = 3600;
+/// Largest tier, MiB (16 TiB): keeps every sum of sizes far from overflow.
+const TIER_MAX_MIB: u64 = 1 << 24;
+/// Most virtual CPUs, what the emulator's shared page has rings for.
+const VCPUS_MAX: u32 = 16;
+/// Largest stretch of memory delays.
+const DILATION_MAX: u64 = 1000;
+/// Longest latency of a tier, nanoseconds.
+const LATENCY_MAX_NS: u64 = 1_000_000;
+
+impl Scenario {
+    /// Checks what types alone cannot say.
+    pub fn check(&self) -> Result<(), Error> {
+        self.find_fault().map_or(Ok(()), |what| {
+            Err(Error::Invalid {
+                name: self.name.clone(),
+                what,
+            })
+        })
+    }
+
+    /// Bytes of memory that the workload touches, MiB.
+    pub fn footprint_mib(&self) -> u64 {
+        match &self.workload {
+            Workload::Gups(gups) => gups.size_mib,
+            Workload::Memlat(memlat) => memlat.size_mib.saturating_add(memlat.cold_mib),
+        }
+    }
+
+    /// When the hot set jumps, seconds into the timed phase.
+    pub fn shift_at_s(&self) -> Option<u64> {
+        match &self.workload {
+            Workload::Gups(gups) => gups.shift_at_s,
+            Workload::Memlat(_) => None,
+        }
+    }
+
+    fn find_fault(&self) -> Option<String> {
+        let name_is_plain = self
+            .name
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
+        if self.name.is_empty() || self.name.len() > 64 || !name_is_plain {
+            return Some("name: 1 to 64 letters, digits, - or _ (files are named after it)".into());
+        }
+        if !(1..=DURATION_MAX_S).contains(&self.duration_s) {
+            return Some(format!(
+                "duration_s = {}: must be 1 to {DURATION_MAX_S}",
+                self.duration_s
+            ));
+        }
+        self.systems_fault()
+            .or_else(|| self.machine_fault())
+            .or_else(|| match &self.workload {
+                Workload::Gups(gups) => gups_fault(gups, self.duration_s),
+                Workload::Memlat(memlat) => memlat_fault(memlat),
+            })
+            .or_else(|| self.fit_fault())
+            .or_else(|| self.lab_fault())
+    }
+
+    fn systems_fault(&self) -> Option<String> {
+        if self.systems.is_empty() {
+            return Some("systems: name at least one, such as \"demeter\"".into());
+        }
+        self.systems.iter().enumerate().find_map(|(i, system)| {
+            self.systems[..i]
+                .contains(system)
+                .then(|| format!("systems: \"{system}\" stands twice; remove one"))
+        })
+    }
+
+    fn machine_fault(&self) -> Option<String> {
+        let machine = &self.machine;
+        if !(1..=VCPUS_MAX).contains(&machine.vcpus) {
+            return Some(format!(
+                "machine.vcpus = {}: must be 1 to {VCPUS_MAX}",
+                machine.vcpus
+            ));
+        }
+        tier_fault("fast", &machine.fast)
+            .or_else(|| tier_fault("slow", &machine.slow))
+            .or_else(|| {
+                (machine.slow.latency_ns < machine.fast.latency_ns).then(|| {
+                    format!(
+                        "machine.slow.latency_ns = {} is below machine.fast.latency_ns = {}: \
+                         swap the tiers",
+                        machine.slow.latency_ns, machine.fast.latency_ns
+                    )
+                })
+            })
+    }
+
+    fn fit_fault(&self) -> Option<String> {
+        let room = self.machine.fast.usable_mib + self.machine.slow.usable_mib;
+        let need = self.footprint_mib();
+        (need > room).then(|| {
+            format!(
+                "the workload touches {need} MiB but both tiers hold {room} MiB: raise \
+                 machine.slow.usable_mib or shrink the workload"
+            )
+        })
+    }
+
+    fn lab_fault(&self) -> Option<String> {
+        let lab = &self.lab;
+        if !(1..=DILATION_MAX).contains(&lab.dilation) {
+            return Some(format!(
+                "lab.dilation = {}: must be 1 to {DILATION_MAX}",
+                lab.dilation
+            ));
+        }
+        (lab.timeout_s <= self.duration_s).then(|| {
+            format!(
+                "lab.timeout_s = {}: must exceed duration_s = {} by the time to boot and to fill \
+                 memory",
+                lab.timeout_s, self.duration_s
+            )
+        })
+    }
+}
+
+fn tier_fault(name: &str, tier: &Tier) -> Option<String> {
+    if !(1..=TIER_MAX_MIB).contains(&tier.usable_mib) {
+        return Some(format!(
+            "machine.{name}.usable_mib = {}: must be 1 to {TIER_MAX_MIB}",
+            tier.usable_mib
+        ));
+    }
+    if !(1..=LATENCY_MAX_NS).contains(&tier.latency_ns) {
+        return Some(format!(
+            "machine.{name}.latency_ns = {}: must be 1 to {LATENCY_MAX_NS}",
+            tier.latency_ns
+        ));
+    }
+    (!(1..=10_000).contains(&tier.bandwidth_gbps)).then(|| {
+        format!(
+            "machine.{name}.bandwidth_gbps = {}: must be 1 to 10000",
+            tier.bandwidth_gbps
+        )
+    })
+}
+
+fn gups_fault(gups: &Gups, duration_s: u64) -> Option<String> {
+    if gups.size_mib == 0 || gups.hot_mib == 0 {
+        return Some("workload.size_mib and workload.hot_mib must be at least 1".into());
+    }
+    if gups.hot_mib >= gups.size_mib {
+        return Some(format!(
+            "workload.hot_mib = {}: must be below workload.size_mib = {}",
+            gups.hot_mib, gups.size_mib
+        ));
+    }
+    if !(0.0..=1.0).contains(&gups.hot_weight) {
+        return Some(format!(
+            "workload.hot_weight = {}: must be 0 to 1",
+            gups.hot_weight
+        ));
+    }
+    if !(1..=VCPUS_MAX).contains(&gups.threads) {
+        return Some(format!(
+            "workload.threads = {}: must be 1 to {VCPUS_MAX}",
+            gups.threads
+        ));
+    }
+    let shift_at_s = gups.shift_at_s?;
+    if !(1..duration_s).contains(&shift_at_s) {
+        return Some(format!(
+            "workload.shift_at_s = {shift_at_s}: must be at least 1 and below duration_s = \
+             {duration_s}"
+        ));
+    }
+    // The hot set jumps to the array's middle and must not reach into where it was.
+    (gups.hot_mib > gups.size_mib / 2).then(|| {
+        format!(
+            "workload.hot_mib = {}: with shift_at_s it must be at most half of size_mib = {}",
+            gups.hot_mib, gups.size_mib
+        )
+    })
+}
+
+fn memlat_fault(memlat: &Memlat) -> Option<String> {
+    (memlat.size_mib == 0).then(|| "workload.size_mib must be at least 1".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{Lab, Machine, System, Thp};
+
+    fn scenario() -> Scenario {
+        let tier = |usable_mib, latency_ns| Tier {
+            usable_mib,
+            latency_ns,
+            bandwidth_gbps: 50,
+        };
+        Scenario {
+            name: "test".into(),
+            about: String::new(),
+            duration_s: 60,
+            seed: 1,
+            systems: vec![System::None, System::Demeter],
+            machine: Machine {
+                vcpus: 1,
+                thp: Thp::Always,
+                fast: tier(200, 80),
+                slow: tier(900, 250),
+            },
+            workload: Workload::Gups(gups()),
+            agent: toml::Table::new(),
+            lab: Lab::default(),
+        }
+    }
+
+    fn gups() -> Gups {
+        Gups {
+            size_mib: 800,
+            hot_mib: 100,
+            hot_weight: 0.9,
+            reverse: true,
+            threads: 1,
+            shift_at_s: Some(30),
+        }
+    }
+
+    /// One named change of the good scenario; the error must speak of the key.
+    fn refused(key: &str, change: impl FnOnce(&mut Scenario)) {
+        let mut bad = scenario();
+        change(&mut bad);
+        let said = bad.check().expect_err(key).to_string();
+        assert!(said.contains(key), "{said:?} does not name {key}");
+    }
+
+    fn refused_gups(key: &str, change: impl FnOnce(&mut Gups)) {
+        refused(key, |s| {
+            let mut changed = gups();
+            change(&mut changed);
+            s.workload = Workload::Gups(changed);
+        });
+    }
+
+    #[test]
+    fn a_sound_scenario_passes() {
+        scenario().check().unwrap();
+    }
+
+    #[test]
+    fn each_fault_names_its_key() {
+        refused("name", |s| s.name = "../etc/passwd".into());
+        refused("name", |s| s.name = String::new());
+        refused("duration_s", |s| s.duration_s = 0);
+        refused("duration_s", |s| s.duration_s = u64::MAX);
+        refused("systems", |s| s.systems.clear());
+        refused("demeter-damon", |s| {
+            s.systems = vec![System::DemeterDamon; 2]
+        });
+        refused("machine.vcpus", |s| s.machine.vcpus = 0);
+        refused("machine.vcpus", |s| s.machine.vcpus = 17);
+        refused("machine.fast.usable_mib", |s| s.machine.fast.usable_mib = 0);
+        refused("machine.slow.usable_mib", |s| {
+            s.machine.slow.usable_mib = u64::MAX
+        });
+        refused("machine.slow.latency_ns", |s| {
+            s.machine.slow.latency_ns = 79
+        });
+        refused("machine.fast.bandwidth_gbps", |s| {
+            s.machine.fast.bandwidth_gbps = 0
+        });
+        refused("machine.slow.usable_mib", |s| {
+            s.machine.slow.usable_mib = 599
+        });
+        refused("lab.dilation", |s| s.lab.dilation = 0);
+        refused("lab.timeout_s", |s| s.lab.timeout_s = 60);
+        refused_gups("workload.size_mib", |g| g.size_mib = 0);
+        refused_gups("workload.hot_mib", |g| g.hot_mib = 0);
+        refused_gups("workload.hot_mib", |g| g.hot_mib = 800);
+        refused_gups("workload.hot_mib", |g| g.hot_mib = 401);
+        refused_gups("workload.hot_weight", |g| g.hot_weight = 1.01);
+        refused_gups("workload.hot_weight", |g| g.hot_weight = f64::NAN);
+        refused_gups("workload.threads", |g| g.threads = 0);
+        refused_gups("workload.shift_at_s", |g| g.shift_at_s = Some(60));
+        refused_gups("workload.shift_at_s", |g| g.shift_at_s = Some(0));
+        refused("workload.size_mib", |s| {
+            s.workload = Workload::Memlat(Memlat {
+                size_mib: 0,
+                cold_mib: 1,
+            });
+        });
+        refused("machine.slow.usable_mib", |s| {
+            s.workload = Workload::Memlat(Memlat {
+                size_mib: 2,
+                cold_mib: u64::MAX,
+            });
+        });
+    }
+
+    proptest! {
+        /// Whatever passes fits its machine and leaves room beside the hot set.
+        #[test]
+        fn what_passes_fits(
+            size_mib: u64,
+            hot_mib in 0u64..2000,
+            small in 0u64..2000,
+            use_small: bool,
+            hot_weight: f64,
+            fast in 0u64..2000,
+            slow: u64,
+            shift_at_s in proptest::option::of(0u64..200),
+            duration_s in 0u64..200,
+        ) {
+            let mut s = scenario();
+            s.duration_s = duration_s;
+            s.machine.fast.usable_mib = fast;
+            s.machine.slow.usable_mib = if use_small { small } else { slow };
+            let size_mib = if use_small { small } else { size_mib };
+            s.workload =
+                Workload::Gups(Gups { size_mib, hot_mib, hot_weight, shift_at_s, ..gups() });
+            if s.check().is_ok() {
+                prop_assert!(s.footprint_mib() <= fast + s.machine.slow.usable_mib);
+                prop_assert!(0 < hot_mib && hot_mib < size_mib);
+                prop_assert!((0.0..=1.0).contains(&hot_weight));
+                prop_assert!(shift_at_s.is_none_or(|at| 0 < at && at < duration_s));
+            }
+        }
+    }
+}
