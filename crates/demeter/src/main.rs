@@ -7,6 +7,7 @@ mod error;
 mod guest;
 mod logging;
 mod output;
+mod probe;
 mod report;
 mod run;
 mod shell;
@@ -33,6 +34,8 @@ enum Command {
     Run(run::Args),
     /// Manage the memory tiers of processes on this machine
     Guest(guest::Args),
+    /// Say what works on this machine, what does not, and how to mend it
+    Probe(probe::Args),
     /// Show a result file as a table, a page or a picture
     Report(report::Args),
     /// Print a shell's completion script
@@ -56,6 +59,7 @@ fn dispatch(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Run(args) => run::run(args),
         Command::Guest(args) => guest::guest(args),
+        Command::Probe(args) => probe::probe(&args),
         Command::Report(args) => report::report(&args),
         Command::Completions(args) => shell::completions(&args, &mut Cli::command()),
         Command::Man(args) => shell::man(&args, Cli::command()),

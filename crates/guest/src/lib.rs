@@ -6,6 +6,7 @@ pub mod maps;
 pub mod mover;
 pub mod nodes;
 pub mod pages;
+pub mod probe;
 pub mod residency;
 pub mod server;
 pub mod status;

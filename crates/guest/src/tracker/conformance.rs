@@ -27,7 +27,7 @@ trait World {
 fn conforms(mut tracker: Box<dyn Tracker>, world: &mut impl World) {
     let name = tracker.name();
     let target = world.target();
-    let mut drain = |tracker: &mut Box<dyn Tracker>, max| {
+    let drain = |tracker: &mut Box<dyn Tracker>, max| {
         let mut out: Vec<Sample> = Vec::new();
         let drained = tracker.drain(&mut out, max).unwrap();
         assert_eq!(
@@ -58,7 +58,11 @@ fn conforms(mut tracker: Box<dyn Tracker>, world: &mut impl World) {
     // What is over the limit is lost, and said to be where it was there at all.
     world.access();
     let (few, drained) = drain(&mut tracker, 2);
-    assert!(few <= 2, "{name}: {drained:?}");
+    // DAMON's samples are made to measure: fewer of them lose nothing.
+    assert!(
+        few == 2 && (drained.lost > 0 || name == "damon"),
+        "{name}: {drained:?}"
+    );
     assert_eq!(
         drain(&mut tracker, 1000).0,
         0,

@@ -8,6 +8,7 @@ mod choice;
 mod conformance;
 pub mod damon;
 pub mod lab;
+mod lock;
 mod mapping;
 mod owners;
 pub mod perf;
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 use demeter_policy::{GuestVirtAddr, PAGE_SIZE, Pid, Sample};
 
+pub(crate) use choice::try_all;
 pub use choice::{Choice, PassedOver, choose};
 
 /// A source of access samples for a set of processes.

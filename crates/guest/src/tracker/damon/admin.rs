@@ -8,13 +8,13 @@
 use std::fs::{self, File};
 use std::io;
 use std::ops::RangeInclusive;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use demeter_policy::Pid;
 
 use super::super::TrackerError;
+use super::super::lock::try_lock;
 use super::{AGGREGATION, NAME, SAMPLE};
 
 const ADMIN_DIR: &str = "sys/kernel/mm/damon/admin/kdamonds";
@@ -37,7 +37,7 @@ const INTERVALS: [(&str, Duration); 3] = [
 pub(super) struct Kdamond {
     dir: PathBuf,
     /// Locked.
-    count: File,
+    _count: File,
 }
 
 impl Kdamond {
@@ -56,7 +56,7 @@ impl Kdamond {
                 };
                 unavailable(format!("cannot open {}: {error}", path.display()), mend)
             })?;
-        if !lock(&count) {
+        if !try_lock(&count) {
             return Err(unavailable(
                 "another Demeter uses DAMON".into(),
                 "stop it first",
@@ -73,7 +73,7 @@ impl Kdamond {
             tracing::warn!("removing the kdamond that a Demeter left behind when it died");
             remove(&dir)?;
         }
-        let kdamond = Self { dir, count };
+        let kdamond = Self { dir, _count: count };
         kdamond.create()?;
         Ok(kdamond)
     }
@@ -121,12 +121,6 @@ impl Kdamond {
         stop(&self.dir)
     }
 
-    /// Leaves everything as it is and gives up the lock, as a killed process does.
-    #[cfg(test)]
-    pub(super) fn die(&self) {
-        unlock(&self.count);
-    }
-
     fn set(&self, file: &str, value: impl ToString) -> Result<(), TrackerError> {
         write(&self.dir.join(file), &value.to_string())
     }
@@ -141,7 +135,6 @@ impl Drop for Kdamond {
         if let Err(error) = remove(&self.dir) {
             tracing::warn!(%error, "the kdamond stays behind");
         }
-        unlock(&self.count);
     }
 }
 
@@ -211,15 +204,4 @@ fn unavailable(why: String, mend: &str) -> TrackerError {
         why,
         mend: mend.into(),
     }
-}
-
-/// Takes the file's lock, which ends with the process at the latest.
-fn lock(file: &File) -> bool {
-    // SAFETY: flock takes a descriptor, which `file` keeps open, and touches no memory.
-    unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
-}
-
-fn unlock(file: &File) {
-    // SAFETY: as in `lock`.
-    unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_UN) };
 }

@@ -167,7 +167,7 @@ impl Format {
 }
 
 impl Field {
-    /// A line such as `field:unsigned long start;	offset:24;	size:8;	signed:0;`.
+    /// A line with four parts: `field:unsigned long start;`, `offset:24;`, `size:8;`, `signed:0;`.
     fn parse(text: &str, name: &str) -> Option<Self> {
         let line = text.lines().find(|line| {
             let declaration = line

@@ -6,7 +6,7 @@
 
 mod ring;
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -14,6 +14,7 @@ use demeter_policy::{Pid, Sample};
 
 pub use ring::{Layout, Record, records};
 
+use super::lock::try_lock;
 use super::mapping::{Mapping, unread};
 use super::owners::{Owner, Owners};
 use super::{Drained, Settings, Tracker, TrackerError};
@@ -31,6 +32,8 @@ const STRANGERS_SHARE: usize = 4;
 /// Reads the sample rings of the lab's emulator.
 pub struct LabTracker {
     memory: Mapping,
+    /// Locked.
+    _device: File,
     layout: Layout,
     period: u32,
     paused: bool,
@@ -64,6 +67,13 @@ impl LabTracker {
             .write(true)
             .open(path)
             .map_err(to_error)?;
+        if !try_lock(&file) {
+            return Err(TrackerError::Unavailable {
+                tracker: NAME,
+                why: "another Demeter reads the emulator's samples".into(),
+                mend: "stop it first".into(),
+            });
+        }
         let len = file.metadata().map_err(to_error)?.len();
         if len < ring::CONTROL_BYTES as u64 {
             return Err(corrupt(format!("{len} bytes hold no control page")));
@@ -75,6 +85,7 @@ impl LabTracker {
         let layout = Layout::parse(&control, len).map_err(corrupt)?;
         let mut tracker = Self {
             memory: Mapping::new(&file, layout.bytes()).map_err(to_error)?,
+            _device: file,
             layout,
             period: settings.period,
             paused: true,
@@ -274,4 +285,4 @@ fn find_device(root: &Path) -> Result<PathBuf, TrackerError> {
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;

@@ -1,5 +1,3 @@
-use std::fs::{self, File};
-
 use demeter_policy::GuestVirtAddr;
 
 use super::*;
@@ -7,8 +5,8 @@ use super::*;
 const RECORDS: u64 = 64;
 
 /// The emulator's side: a fake PCI device in a fake root.
-pub(in crate::tracker) struct FakeDevice {
-    pub memory: Mapping,
+pub(crate) struct FakeDevice {
+    memory: Mapping,
     layout: Layout,
 }
 
@@ -243,6 +241,18 @@ fn a_corrupt_control_page_is_refused() {
     };
     let error = LabTracker::new(&settings).err().unwrap();
     assert!(matches!(error, TrackerError::Corrupt { .. }), "{error}");
+}
+
+#[test]
+fn only_one_demeter_reads_the_samples() {
+    let lab = lab(1);
+    let settings = Settings {
+        root: lab.root.path().into(),
+        ..Settings::default()
+    };
+    let error = LabTracker::new(&settings).err().unwrap().to_string();
+    assert!(error.contains("another Demeter"), "{error}");
+    assert_eq!(lab.device.period(), 4093);
 }
 
 #[test]

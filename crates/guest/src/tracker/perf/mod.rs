@@ -7,7 +7,7 @@
 //! The kernel writes hardware records in bulk when it switches tasks, without an interrupt for
 //! each, as long as the event has a fixed period, no wake-up and only simple fields
 //! (large PEBS: arch/x86/events/intel/core.c, `intel_pmu_large_pebs_flags`). The attributes in
-//! [`event`] keep to that.
+//! event.rs keep to that.
 
 mod event;
 pub(super) mod ring;

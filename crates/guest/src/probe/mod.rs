@@ -1,0 +1,289 @@
+//! What works on this machine, what does not, and how to mend it.
+
+mod text;
+
+use std::fs;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::nodes::{Node, NodesError, TierOrder, Topology};
+use crate::tracker::{Settings, TrackerError, try_all};
+
+/// Everything that decides whether and how Demeter can work here.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    /// The kernel's release, as `uname -r` has it.
+    pub kernel: Option<String>,
+    /// NUMA nodes in order of their numbers.
+    pub nodes: Vec<NodeReport>,
+    /// Which node is fast and which slow; null if none are.
+    pub order: Option<Order>,
+    /// All memory is in one of the kernel's tiers.
+    pub one_kernel_tier: bool,
+    /// Trackers, best first.
+    pub trackers: Vec<TrackerReport>,
+    /// What the process may do.
+    pub permissions: Permissions,
+    /// Mode of transparent huge pages: `always`, `madvise` or `never`.
+    pub thp: Option<String>,
+    /// `kernel.numa_balancing`: 2 is the kernel's own tiering.
+    pub numa_balancing: Option<u32>,
+    /// The kernel demotes pages instead of reclaiming them.
+    pub demotion_enabled: Option<bool>,
+    /// The kernel has DAMON's interface.
+    pub damon: bool,
+    /// What stands in the way, each with its mend, the gravest first.
+    pub advice: Vec<Advice>,
+}
+
+/// One NUMA node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NodeReport {
+    /// Its number.
+    pub id: u32,
+    /// All its memory, bytes.
+    pub total_bytes: u64,
+    /// Free memory, bytes.
+    pub free_bytes: u64,
+    /// Whether it has CPUs.
+    pub has_cpus: bool,
+    /// Distances to all nodes, 10 = itself.
+    pub distances: Vec<u32>,
+    /// The kernel's memory tier, lower is faster.
+    pub tier: Option<u32>,
+    /// Read latency that the firmware tells, nanoseconds.
+    pub read_latency_ns: Option<u32>,
+}
+
+/// Which node is fast.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Order {
+    /// The fast node.
+    pub fast: u32,
+    /// The slow node.
+    pub slow: u32,
+    /// What decided it.
+    pub decided_by: String,
+}
+
+/// Whether a tracker works.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TrackerReport {
+    /// Its name.
+    pub name: &'static str,
+    /// It was opened and yields addresses.
+    pub works: bool,
+    /// Why it does not, if so.
+    pub why_not: Option<String>,
+    /// How to mend that.
+    pub mend: Option<String>,
+}
+
+/// What the process may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Permissions {
+    /// CAP_SYS_NICE: move other users' pages.
+    pub sys_nice: bool,
+    /// CAP_SYS_PTRACE: look at other users' mappings.
+    pub sys_ptrace: bool,
+    /// CAP_PERFMON (or CAP_SYS_ADMIN): sample every process.
+    pub perfmon: bool,
+    /// CAP_SYS_ADMIN: use DAMON, see page frames.
+    pub sys_admin: bool,
+    /// `kernel.perf_event_paranoid`.
+    pub perf_event_paranoid: Option<i32>,
+}
+
+/// Something to mend.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Advice {
+    /// Demeter cannot work before this is mended; otherwise it can, but worse.
+    pub blocks: bool,
+    /// What is wrong.
+    pub what: String,
+    /// What to do.
+    pub mend: String,
+}
+
+/// Looks at the machine whose `/proc` and `/sys` lie below `root`. Opens every tracker for a
+/// moment, and leaves nothing behind.
+pub fn probe(root: &Path) -> Report {
+    let topology = Topology::read(root);
+    let order = match &topology {
+        Ok(topology) => topology.fast_and_slow(),
+        Err(_) => Err(NodesError::OneNode(0)),
+    };
+    let settings = Settings {
+        root: root.into(),
+        ..Settings::default()
+    };
+    let line = |path: &str| {
+        let text = fs::read_to_string(root.join(path)).ok()?;
+        Some(text.trim().to_string())
+    };
+    let mut report = Report {
+        kernel: line("proc/sys/kernel/osrelease"),
+        nodes: topology
+            .as_ref()
+            .map(|topology| topology.nodes.iter().map(NodeReport::from).collect())
+            .unwrap_or_default(),
+        order: order.as_ref().ok().map(Order::from),
+        one_kernel_tier: topology.as_ref().is_ok_and(Topology::shares_one_tier),
+        trackers: try_all(&settings)
+            .into_iter()
+            .map(TrackerReport::from)
+            .collect(),
+        permissions: Permissions::read(root),
+        thp: line("sys/kernel/mm/transparent_hugepage/enabled").and_then(|text| chosen(&text)),
+        numa_balancing: line("proc/sys/kernel/numa_balancing").and_then(|text| text.parse().ok()),
+        demotion_enabled: line("sys/kernel/mm/numa/demotion_enabled")
+            .map(|text| matches!(text.as_str(), "true" | "1")),
+        damon: root.join("sys/kernel/mm/damon/admin").exists(),
+        advice: Vec::new(),
+    };
+    report.advice = advice(&report, topology.err(), order.err());
+    report
+}
+
+/// The word in brackets, as in `always [madvise] never`.
+fn chosen(text: &str) -> Option<String> {
+    let (_, rest) = text.split_once('[')?;
+    Some(rest.split_once(']')?.0.into())
+}
+
+fn advice(
+    report: &Report,
+    unread: Option<NodesError>,
+    unordered: Option<NodesError>,
+) -> Vec<Advice> {
+    let mut advice = Vec::new();
+    let mut add = |blocks, what: String, mend: &str| {
+        advice.push(Advice {
+            blocks,
+            what,
+            mend: mend.into(),
+        });
+    };
+    match (unread, unordered) {
+        (Some(error), _) => add(true, error.to_string(), "mount /proc and /sys"),
+        (None, Some(NodesError::OneNode(count))) => add(
+            true,
+            format!("only {count} NUMA node has memory: there is nothing to tier"),
+            "give the VM a second node of slower memory",
+        ),
+        (None, Some(NodesError::NoSlowerNode(node))) => add(
+            true,
+            format!("no node is slower than node {node}: there is nothing to tier"),
+            "give the slow node no CPUs, or describe its latency in ACPI HMAT",
+        ),
+        (None, Some(error)) => add(true, error.to_string(), "see above"),
+        (None, None) => {}
+    }
+    if report.trackers.iter().all(|tracker| !tracker.works) {
+        add(
+            true,
+            "no tracker works".into(),
+            "mend one of those above; damon is the easiest",
+        );
+    }
+    if !report.permissions.sys_nice || !report.permissions.sys_ptrace {
+        add(
+            true,
+            "this process may not move other processes' pages".into(),
+            "run as root, or with CAP_SYS_NICE and CAP_SYS_PTRACE",
+        );
+    }
+    if report.numa_balancing.is_some_and(|mode| mode != 0) {
+        add(
+            false,
+            "the kernel moves pages between nodes as well (numa_balancing) and will undo \
+             Demeter's work"
+                .into(),
+            "sysctl kernel.numa_balancing=0",
+        );
+    }
+    if report.one_kernel_tier && report.order.is_some() {
+        add(
+            false,
+            "the kernel put all nodes in one memory tier: its own tiering and demotion do \
+             nothing (Demeter is not affected)"
+                .into(),
+            "describe the slow node's latency in ACPI HMAT (QEMU: -machine hmat=on, -numa hmat-lb)",
+        );
+    }
+    advice.sort_by_key(|advice| !advice.blocks);
+    advice
+}
+
+impl From<&Node> for NodeReport {
+    fn from(node: &Node) -> Self {
+        Self {
+            id: node.id.0,
+            total_bytes: node.total.0,
+            free_bytes: node.free.0,
+            has_cpus: node.has_cpus,
+            distances: node.distances.clone(),
+            tier: node.tier,
+            read_latency_ns: node.read_latency_ns,
+        }
+    }
+}
+
+impl From<&TierOrder> for Order {
+    fn from(order: &TierOrder) -> Self {
+        Self {
+            fast: order.fast.0,
+            slow: order.slow.0,
+            decided_by: order.decided_by.to_string(),
+        }
+    }
+}
+
+impl From<(&'static str, Option<TrackerError>)> for TrackerReport {
+    fn from((name, error): (&'static str, Option<TrackerError>)) -> Self {
+        let works = error.is_none();
+        let (why_not, mend) = match error {
+            None => (None, None),
+            Some(TrackerError::Unavailable { why, mend, .. }) => (Some(why), Some(mend)),
+            Some(error) => (Some(error.to_string()), None),
+        };
+        Self {
+            name,
+            works,
+            why_not,
+            mend,
+        }
+    }
+}
+
+impl Permissions {
+    /// From `ROOT/proc/self/status`; the numbers of capabilities are those of
+    /// linux/capability.h.
+    fn read(root: &Path) -> Self {
+        const SYS_PTRACE: u32 = 19;
+        const SYS_ADMIN: u32 = 21;
+        const SYS_NICE: u32 = 23;
+        const PERFMON: u32 = 38;
+        let status = fs::read_to_string(root.join("proc/self/status")).unwrap_or_default();
+        let effective = status
+            .lines()
+            .find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok())
+            .unwrap_or(0);
+        let has = |capability: u32| effective >> capability & 1 == 1;
+        Self {
+            sys_nice: has(SYS_NICE),
+            sys_ptrace: has(SYS_PTRACE),
+            perfmon: has(PERFMON) || has(SYS_ADMIN),
+            sys_admin: has(SYS_ADMIN),
+            perf_event_paranoid: fs::read_to_string(
+                root.join("proc/sys/kernel/perf_event_paranoid"),
+            )
+            .ok()
+            .and_then(|text| text.trim().parse().ok()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

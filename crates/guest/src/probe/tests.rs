@@ -1,0 +1,134 @@
+use super::*;
+
+/// A fake root with two nodes, of which the second has no CPUs, and a process that may do all.
+fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    let node = "sys/devices/system/node/node";
+    let usual = [
+        (
+            format!("{node}0/meminfo"),
+            "Node 0 MemTotal: 2048 kB\nNode 0 MemFree: 1024 kB\n",
+        ),
+        (format!("{node}0/cpulist"), "0"),
+        (format!("{node}0/distance"), "10 20"),
+        (
+            format!("{node}1/meminfo"),
+            "Node 1 MemTotal: 8192 kB\nNode 1 MemFree: 8192 kB\n",
+        ),
+        (format!("{node}1/cpulist"), ""),
+        (format!("{node}1/distance"), "20 10"),
+        (
+            "proc/self/status".into(),
+            "Name:\tx\nCapEff:\t000001ffffffffff\n",
+        ),
+        ("proc/sys/kernel/numa_balancing".into(), "0"),
+        (
+            "sys/kernel/mm/transparent_hugepage/enabled".into(),
+            "always [madvise] never",
+        ),
+    ];
+    let given = files.iter().map(|&(path, text)| (path.to_string(), text));
+    for (path, text) in usual.into_iter().chain(given) {
+        let path = root.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    root
+}
+
+fn problems(report: &Report) -> String {
+    report
+        .advice
+        .iter()
+        .map(|advice| format!("{} -> {}\n", advice.what, advice.mend))
+        .collect()
+}
+
+#[test]
+fn a_machine_with_two_tiers_is_described() {
+    let root = machine(&[]);
+    let report = probe(root.path());
+    let order = report.order.as_ref().unwrap();
+    assert_eq!((order.fast, order.slow), (0, 1));
+    assert_eq!(report.thp.as_deref(), Some("madvise"));
+    assert!(report.permissions.sys_nice && report.permissions.perfmon);
+    // Nothing here can track, which is the only thing in the way.
+    assert_eq!(problems(&report).lines().count(), 1);
+    assert!(problems(&report).starts_with("no tracker works"));
+    let text = report.to_string();
+    assert!(text.contains("fast: node 0, slow: node 1 (because the slow one has no CPUs)"));
+    assert!(text.contains("PROBLEM") && !text.contains("Demeter can work here"));
+}
+
+#[test]
+fn trackers_come_with_reason_and_mend() {
+    let root = machine(&[]);
+    crate::tracker::lab::tests::FakeDevice::new(root.path(), 1);
+    let report = probe(root.path());
+    let works: Vec<_> = report
+        .trackers
+        .iter()
+        .map(|it| (it.name, it.works))
+        .collect();
+    assert_eq!(works, [("perf", false), ("lab", true), ("damon", false)]);
+    assert!(report.trackers[0].why_not.is_some() && report.trackers[0].mend.is_some());
+    assert_eq!(report.advice, []);
+    assert!(report.to_string().contains("Demeter can work here."));
+}
+
+#[test]
+fn the_kernels_own_tiering_is_a_conflict() {
+    let root = machine(&[("proc/sys/kernel/numa_balancing", "2")]);
+    let problems = problems(&probe(root.path()));
+    assert!(
+        problems.contains("sysctl kernel.numa_balancing=0"),
+        "{problems}"
+    );
+}
+
+#[test]
+fn one_kernel_tier_is_said_but_does_not_block() {
+    let tier = "sys/devices/virtual/memory_tiering/memory_tier4/nodelist";
+    let root = machine(&[(tier, "0-1")]);
+    let report = probe(root.path());
+    assert!(report.one_kernel_tier);
+    let advice = report
+        .advice
+        .iter()
+        .find(|advice| advice.what.contains("one memory tier"));
+    assert!(!advice.unwrap().blocks);
+}
+
+#[test]
+fn one_node_and_no_slower_node_block() {
+    let root = machine(&[]);
+    fs::remove_dir_all(root.path().join("sys/devices/system/node/node1")).unwrap();
+    assert!(problems(&probe(root.path())).contains("nothing to tier -> give the VM a second node"));
+
+    let root = machine(&[("sys/devices/system/node/node1/cpulist", "1")]);
+    assert!(problems(&probe(root.path())).contains("no node is slower than node 0"));
+}
+
+#[test]
+fn an_unprivileged_process_is_told_what_it_needs() {
+    let root = machine(&[("proc/self/status", "CapEff:\t0000000000000000\n")]);
+    let report = probe(root.path());
+    assert!(
+        report
+            .advice
+            .iter()
+            .any(|it| it.blocks && it.mend.contains("CAP_SYS_NICE"))
+    );
+}
+
+#[test]
+fn an_empty_root_is_reported_not_a_panic() {
+    let root = tempfile::tempdir().unwrap();
+    let report = probe(root.path());
+    assert!(report.advice[0].blocks);
+    assert!(
+        serde_json::to_string(&report)
+            .unwrap()
+            .contains("\"trackers\"")
+    );
+}

@@ -1,0 +1,104 @@
+//! The report for people.
+
+use std::fmt::{self, Display, Formatter};
+
+use demeter_policy::MIB;
+
+use super::{NodeReport, Report, TrackerReport};
+
+impl Display for Report {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        writeln!(f, "kernel         {}", or_unknown(&self.kernel))?;
+        for node in &self.nodes {
+            writeln!(f, "node {:<9} {node}", node.id)?;
+        }
+        match &self.order {
+            Some(order) => writeln!(
+                f,
+                "tiers          fast: node {}, slow: node {} ({})",
+                order.fast, order.slow, order.decided_by
+            )?,
+            None => writeln!(f, "tiers          none")?,
+        }
+        for tracker in &self.trackers {
+            writeln!(f, "tracker {:<6} {tracker}", tracker.name)?;
+        }
+        let permissions = &self.permissions;
+        writeln!(
+            f,
+            "permissions    CAP_SYS_NICE {}, CAP_SYS_PTRACE {}, CAP_PERFMON {}, CAP_SYS_ADMIN {}, \
+             perf_event_paranoid {}",
+            yes_no(permissions.sys_nice),
+            yes_no(permissions.sys_ptrace),
+            yes_no(permissions.perfmon),
+            yes_no(permissions.sys_admin),
+            or_unknown(&permissions.perf_event_paranoid),
+        )?;
+        writeln!(f, "huge pages     {}", or_unknown(&self.thp))?;
+        writeln!(
+            f,
+            "kernel tiering numa_balancing {}, demotion {}; DAMON {}",
+            or_unknown(&self.numa_balancing),
+            or_unknown(&self.demotion_enabled.map(yes_no)),
+            yes_no(self.damon),
+        )?;
+        for advice in &self.advice {
+            let grade = if advice.blocks { "PROBLEM" } else { "warning" };
+            writeln!(
+                f,
+                "{grade}        {}\n               mend: {}",
+                advice.what, advice.mend
+            )?;
+        }
+        if self.advice.iter().all(|advice| !advice.blocks) {
+            writeln!(f, "Demeter can work here.")?;
+        }
+        Ok(())
+    }
+}
+
+impl Display for NodeReport {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} MiB, {} MiB free, {}, tier {}",
+            self.total_bytes / MIB,
+            self.free_bytes / MIB,
+            if self.has_cpus {
+                "with CPUs"
+            } else {
+                "no CPUs"
+            },
+            or_unknown(&self.tier),
+        )?;
+        if let Some(latency_ns) = self.read_latency_ns {
+            write!(f, ", reads in {latency_ns} ns")?;
+        }
+        write!(f, ", distances")?;
+        self.distances
+            .iter()
+            .try_for_each(|distance| write!(f, " {distance}"))
+    }
+}
+
+impl Display for TrackerReport {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match (&self.why_not, &self.mend) {
+            (None, _) => write!(f, "works"),
+            (Some(why_not), None) => write!(f, "no: {why_not}"),
+            (Some(why_not), Some(mend)) => {
+                write!(f, "no: {why_not}\n               mend: {mend}")
+            }
+        }
+    }
+}
+
+fn or_unknown(value: &Option<impl Display>) -> String {
+    value
+        .as_ref()
+        .map_or_else(|| "unknown".into(), ToString::to_string)
+}
+
+fn yes_no(value: bool) -> &'static str {
+    if value { "yes" } else { "no" }
+}

@@ -1,0 +1,37 @@
+//! Any tracepoint format and record, and any regions: samples lie in their regions, within the
+//! limit.
+#![no_main]
+
+use demeter_guest::tracker::damon::{Format, Region, samples};
+use demeter_policy::{GuestVirtAddr, Pid, VirtRange};
+use libfuzzer_sys::fuzz_target;
+
+type Input<'a> = (&'a str, &'a [u8], Vec<(u64, u64, u32)>, u32, u16);
+
+fuzz_target!(|input: Input| {
+    let (format, record, regions, intervals, max) = input;
+    let mut regions: Vec<Region> = regions
+        .into_iter()
+        .filter_map(|(start, end, accesses)| {
+            let range = VirtRange::new(GuestVirtAddr(start), GuestVirtAddr(end))?;
+            Some(Region {
+                pid: Pid(1),
+                range,
+                accesses,
+            })
+        })
+        .collect();
+    if let Ok(format) = Format::parse(format) {
+        regions.extend(format.region(record, &[Pid(1)]));
+    }
+    let mut out = Vec::new();
+    samples(&regions, intervals, max.into(), &mut out);
+    assert!(out.len() <= max.into());
+    for sample in out {
+        assert!(
+            regions
+                .iter()
+                .any(|region| region.range.contains(sample.addr))
+        );
+    }
+});

@@ -1,0 +1,25 @@
+//! Any bytes in a perf ring: bounded steps, at most one error, and that at the end.
+#![no_main]
+
+use demeter_guest::tracker::perf::{Record, access, raw, records};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let mut failed = false;
+    let mut count = 0;
+    for record in records(bytes) {
+        assert!(!failed, "a record after an error");
+        count += 1;
+        match record {
+            Ok(Record::Sample(sample)) => {
+                let _ = access(sample);
+                if let Some(raw) = raw(sample) {
+                    assert!(raw.len() + 4 <= sample.len());
+                }
+            }
+            Ok(_) => {}
+            Err(_) => failed = true,
+        }
+    }
+    assert!(count <= bytes.len() / 8 + 1);
+});
