@@ -79,14 +79,12 @@ static void pay(struct vcpu *vcpu, uint64_t ticks)
 	vcpu->owed_ticks = 0;
 }
 
-/*
- * An access missed the filter. `ip` is that of a user load, which may become a sample, or 0.
- */
+/* An access of the instruction at `ip` missed the filter. */
 static void miss(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, uint64_t ip)
 {
 	struct vcpu *vcpu = &vcpus[index];
 	uint32_t armed = __atomic_load_n(&control->armed, __ATOMIC_RELAXED);
-	uint32_t period = ip ? __atomic_load_n(&control->period, __ATOMIC_RELAXED) : 0;
+	uint32_t period = __atomic_load_n(&control->period, __ATOMIC_RELAXED);
 
 	bool predicted = streams_predicted(&vcpu->streams, gva >> LINE_SHIFT);
 	if (!armed && !period)
@@ -106,7 +104,9 @@ static void miss(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, u
 	const struct cost *cost = predicted ? &tier->predicted : &tier->random;
 	if (armed && cost->delay)
 		pay(vcpu, cost->delay);
-	if (!period || gva >= USER_END ||
+
+	bool by_user = ip < USER_END && gva < USER_END;
+	if (!period || !by_user || qemu_plugin_mem_is_store(info) ||
 	    cost->latency_ns < __atomic_load_n(&control->threshold_ns, __ATOMIC_RELAXED))
 		return;
 	if (++vcpu->loads_since_sample < period)
@@ -121,32 +121,25 @@ static void miss(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, u
 	});
 }
 
-static void on_user_load(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, void *ip)
+static void on_access(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, void *ip)
 {
 	if (!filter_hit(&vcpus[index].filter, gva))
 		miss(index, info, gva, (uint64_t)(uintptr_t)ip);
 }
 
-static void on_other_access(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, void *unused)
-{
-	(void)unused;
-	if (!filter_hit(&vcpus[index].filter, gva))
-		miss(index, info, gva, 0);
-}
-
+/*
+ * One callback for loads and stores, which asks on a miss what it is: QEMU 7.2 mixes the two up
+ * when they are registered apart (a load's callback is called for stores).
+ */
 static void on_translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 {
 	(void)id;
 	for (size_t i = 0; i < qemu_plugin_tb_n_insns(tb); i++) {
 		struct qemu_plugin_insn *insn = qemu_plugin_tb_get_insn(tb, i);
-		uint64_t ip = qemu_plugin_insn_vaddr(insn);
-		bool user = ip < USER_END;
 
-		qemu_plugin_register_vcpu_mem_cb(insn, user ? on_user_load : on_other_access,
-						 QEMU_PLUGIN_CB_NO_REGS, QEMU_PLUGIN_MEM_R,
-						 (void *)(uintptr_t)ip);
-		qemu_plugin_register_vcpu_mem_cb(insn, on_other_access, QEMU_PLUGIN_CB_NO_REGS,
-						 QEMU_PLUGIN_MEM_W, NULL);
+		qemu_plugin_register_vcpu_mem_cb(insn, on_access, QEMU_PLUGIN_CB_NO_REGS,
+						 QEMU_PLUGIN_MEM_RW,
+						 (void *)(uintptr_t)qemu_plugin_insn_vaddr(insn));
 	}
 }
 
