@@ -3,23 +3,25 @@
  * A QEMU plugin that gives a TCG guest slow memory and a sampling unit.
  *
  *   -plugin demeter_lab.so,shm=PATH,fast_mib=F,slow_mib=S,fast_ns=80,slow_ns=250,
- *           fast_gbps=100,slow_gbps=20,dilation=8
+ *           hidden_ns=80,fast_gbps=100,slow_gbps=20,dilation=8
  *
  * shm        file shared with the guest (shared_page.h); made, sized and emptied here. QEMU gets
  *            it as the memory-backend-file of an ivshmem-plain device. No comma in the path.
  * fast_mib   size of node 0, the fast tier, MiB
  * slow_mib   size of node 1, the slow tier, MiB
  * *_ns       latency of a load that leaves the caches, nanoseconds
+ * hidden_ns  part of a latency that the emulator's own slowness stands for, at most fast_ns; with
+ *            fast_ns the fast tier is not delayed at all, less damps the emulator's own noise
  * *_gbps     bandwidth, 10^9 bytes a second
  * dilation   how many times slower than hardware the emulated CPU is: delays are stretched by it
  *
  * All are required, whole numbers. What the plugin relies on: `-machine pc`; the nodes' memory
  * backends are the first two memory backends on the command line, node 0's first.
  *
- * A load or store that misses the cache filter and lands in the slow tier is delayed, while the
- * guest has set `armed`, by what the slow tier takes beyond the fast one: the difference in
- * latency, or for the next line of a stream the difference in the time to transfer a line. Stores
- * cost as loads, because they must read the line first. The fast tier is as fast as the emulator.
+ * While the guest has set `armed`, a load or store that misses the cache filter is delayed by
+ * (its tier's latency - hidden_ns) x dilation; or, when it takes the next line of a stream, by
+ * the time that its tier takes beyond the fast one to transfer a line, x dilation. Stores cost as
+ * loads, because they must read the line first.
  *
  * While `period` is not 0, every period-th load that user code does at a user address, that
  * misses the filter and whose modelled latency is at least `threshold_ns`, becomes a record.
@@ -45,8 +47,10 @@
 #define EXPORT __attribute__((visibility("default")))
 #define USER_END (1ull << 47) /* user addresses are below, with four levels of page tables */
 #define NS_MAX 1000000u
+#define GBPS_MAX 1000000u
 #define DILATION_MAX 1000u
 #define TIER_MIB_MAX (16u << 20)
+#define MISSING UINT64_MAX
 /* Short delays are saved up until they are worth two readings of the clock. */
 #define SPIN_NS_MIN 200u
 
@@ -181,7 +185,7 @@ static double measure_ticks_per_ns(void)
 
 struct arguments {
 	const char *shm;
-	uint64_t fast_mib, slow_mib, fast_ns, slow_ns, fast_gbps, slow_gbps, dilation;
+	uint64_t fast_mib, slow_mib, fast_ns, slow_ns, hidden_ns, fast_gbps, slow_gbps, dilation;
 };
 
 /* Reads key=value arguments; all keys are required. */
@@ -190,18 +194,21 @@ static bool parse(struct arguments *arguments, int argc, char **argv)
 	const struct {
 		const char *key;
 		uint64_t *value;
-		uint64_t max;
+		uint64_t min, max;
 	} numbers[] = {
-		{ "fast_mib", &arguments->fast_mib, TIER_MIB_MAX },
-		{ "slow_mib", &arguments->slow_mib, TIER_MIB_MAX },
-		{ "fast_ns", &arguments->fast_ns, NS_MAX },
-		{ "slow_ns", &arguments->slow_ns, NS_MAX },
-		{ "fast_gbps", &arguments->fast_gbps, NS_MAX },
-		{ "slow_gbps", &arguments->slow_gbps, NS_MAX },
-		{ "dilation", &arguments->dilation, DILATION_MAX },
+		{ "fast_mib", &arguments->fast_mib, 1, TIER_MIB_MAX },
+		{ "slow_mib", &arguments->slow_mib, 1, TIER_MIB_MAX },
+		{ "fast_ns", &arguments->fast_ns, 1, NS_MAX },
+		{ "slow_ns", &arguments->slow_ns, 1, NS_MAX },
+		{ "hidden_ns", &arguments->hidden_ns, 0, NS_MAX },
+		{ "fast_gbps", &arguments->fast_gbps, 1, GBPS_MAX },
+		{ "slow_gbps", &arguments->slow_gbps, 1, GBPS_MAX },
+		{ "dilation", &arguments->dilation, 1, DILATION_MAX },
 	};
 	const size_t count = sizeof(numbers) / sizeof(numbers[0]);
 
+	for (size_t n = 0; n < count; n++)
+		*numbers[n].value = MISSING;
 	for (int i = 0; i < argc; i++) {
 		const char *value = strchr(argv[i], '=');
 		size_t length = value ? (size_t)(value - argv[i]) : 0;
@@ -221,10 +228,10 @@ static bool parse(struct arguments *arguments, int argc, char **argv)
 		char *end;
 		errno = 0;
 		unsigned long long number = strtoull(value + 1, &end, 10);
-		if (errno || end == value + 1 || *end || value[1] == '-' || number == 0 ||
-		    number > numbers[n].max) {
-			fprintf(stderr, "demeter_lab: %s needs a whole number from 1 to %" PRIu64 "\n",
-				argv[i], numbers[n].max);
+		if (errno || value[1] < '0' || value[1] > '9' || *end ||
+		    number < numbers[n].min || number > numbers[n].max) {
+			fprintf(stderr, "demeter_lab: %s: needs a whole number from %" PRIu64 " to %"
+				PRIu64 "\n", argv[i], numbers[n].min, numbers[n].max);
 			return false;
 		}
 		*numbers[n].value = number;
@@ -234,13 +241,17 @@ static bool parse(struct arguments *arguments, int argc, char **argv)
 		return false;
 	}
 	for (size_t n = 0; n < count; n++) {
-		if (!*numbers[n].value) {
+		if (*numbers[n].value == MISSING) {
 			fprintf(stderr, "demeter_lab: %s=NUMBER is missing\n", numbers[n].key);
 			return false;
 		}
 	}
 	if (arguments->slow_ns < arguments->fast_ns || arguments->slow_gbps > arguments->fast_gbps) {
 		fprintf(stderr, "demeter_lab: the slow tier must not be faster than the fast one\n");
+		return false;
+	}
+	if (arguments->hidden_ns > arguments->fast_ns) {
+		fprintf(stderr, "demeter_lab: hidden_ns must be at most fast_ns\n");
 		return false;
 	}
 	return true;
@@ -253,13 +264,16 @@ static void set_costs(const struct arguments *arguments)
 	double slow_line_ns = line_bytes / (double)arguments->slow_gbps;
 	double ticks_per_ns = measure_ticks_per_ns();
 	double stretched = (double)arguments->dilation * ticks_per_ns;
-	double extra_ns = (double)(arguments->slow_ns - arguments->fast_ns);
+	double hidden_ns = (double)arguments->hidden_ns;
 
-	machine.fast.random = (struct cost){ .latency_ns = (uint32_t)arguments->fast_ns };
+	machine.fast.random = (struct cost){
+		.latency_ns = (uint32_t)arguments->fast_ns,
+		.delay = (uint64_t)(((double)arguments->fast_ns - hidden_ns) * stretched),
+	};
 	machine.fast.predicted = (struct cost){ .latency_ns = (uint32_t)fast_line_ns };
 	machine.slow.random = (struct cost){
 		.latency_ns = (uint32_t)arguments->slow_ns,
-		.delay = (uint64_t)(extra_ns * stretched),
+		.delay = (uint64_t)(((double)arguments->slow_ns - hidden_ns) * stretched),
 	};
 	machine.slow.predicted = (struct cost){
 		.latency_ns = (uint32_t)slow_line_ns,
