@@ -3,23 +3,25 @@
  * A QEMU plugin that gives a TCG guest slow memory and a sampling unit.
  *
  *   -plugin demeter_lab.so,shm=PATH,fast_mib=F,slow_mib=S,fast_ns=80,slow_ns=250,
- *           fast_gbps=100,slow_gbps=20,dilation=8
+ *           hidden_ns=80,fast_gbps=100,slow_gbps=20,dilation=8
  *
  * shm        file shared with the guest (shared_page.h); made, sized and emptied here. QEMU gets
  *            it as the memory-backend-file of an ivshmem-plain device. No comma in the path.
  * fast_mib   size of node 0, the fast tier, MiB
  * slow_mib   size of node 1, the slow tier, MiB
  * *_ns       latency of a load that leaves the caches, nanoseconds
+ * hidden_ns  part of a latency that the emulator's own slowness stands for, at most fast_ns; with
+ *            fast_ns the fast tier is not delayed at all, less damps the emulator's own noise
  * *_gbps     bandwidth, 10^9 bytes a second
  * dilation   how many times slower than hardware the emulated CPU is: delays are stretched by it
  *
  * All are required, whole numbers. What the plugin relies on: `-machine pc`; the nodes' memory
  * backends are the first two memory backends on the command line, node 0's first.
  *
- * A load or store that misses the cache filter and lands in the slow tier is delayed, while the
- * guest has set `armed`, by what the slow tier takes beyond the fast one: the difference in
- * latency, or for the next line of a stream the difference in the time to transfer a line. Stores
- * cost as loads, because they must read the line first. The fast tier is as fast as the emulator.
+ * While the guest has set `armed`, a load or store that misses the cache filter is delayed by
+ * (its tier's latency - hidden_ns) x dilation; or, when it takes the next line of a stream, by
+ * the time that its tier takes beyond the fast one to transfer a line, x dilation. Stores cost as
+ * loads, because they must read the line first.
  *
  * While `period` is not 0, every period-th load that user code does at a user address, that
  * misses the filter and whose modelled latency is at least `threshold_ns`, becomes a record.
@@ -45,8 +47,10 @@
 #define EXPORT __attribute__((visibility("default")))
 #define USER_END (1ull << 47) /* user addresses are below, with four levels of page tables */
 #define NS_MAX 1000000u
+#define GBPS_MAX 1000000u
 #define DILATION_MAX 1000u
 #define TIER_MIB_MAX (16u << 20)
+#define MISSING UINT64_MAX
 /* Short delays are saved up until they are worth two readings of the clock. */
 #define SPIN_NS_MIN 200u
 
@@ -79,14 +83,12 @@ static void pay(struct vcpu *vcpu, uint64_t ticks)
 	vcpu->owed_ticks = 0;
 }
 
-/*
- * An access missed the filter. `ip` is that of a user load, which may become a sample, or 0.
- */
+/* An access of the instruction at `ip` missed the filter. */
 static void miss(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, uint64_t ip)
 {
 	struct vcpu *vcpu = &vcpus[index];
 	uint32_t armed = __atomic_load_n(&control->armed, __ATOMIC_RELAXED);
-	uint32_t period = ip ? __atomic_load_n(&control->period, __ATOMIC_RELAXED) : 0;
+	uint32_t period = __atomic_load_n(&control->period, __ATOMIC_RELAXED);
 
 	bool predicted = streams_predicted(&vcpu->streams, gva >> LINE_SHIFT);
 	if (!armed && !period)
@@ -106,7 +108,9 @@ static void miss(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, u
 	const struct cost *cost = predicted ? &tier->predicted : &tier->random;
 	if (armed && cost->delay)
 		pay(vcpu, cost->delay);
-	if (!period || gva >= USER_END ||
+
+	bool by_user = ip < USER_END && gva < USER_END;
+	if (!period || !by_user || qemu_plugin_mem_is_store(info) ||
 	    cost->latency_ns < __atomic_load_n(&control->threshold_ns, __ATOMIC_RELAXED))
 		return;
 	if (++vcpu->loads_since_sample < period)
@@ -121,32 +125,25 @@ static void miss(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, u
 	});
 }
 
-static void on_user_load(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, void *ip)
+static void on_access(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, void *ip)
 {
 	if (!filter_hit(&vcpus[index].filter, gva))
 		miss(index, info, gva, (uint64_t)(uintptr_t)ip);
 }
 
-static void on_other_access(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, void *unused)
-{
-	(void)unused;
-	if (!filter_hit(&vcpus[index].filter, gva))
-		miss(index, info, gva, 0);
-}
-
+/*
+ * One callback for loads and stores, which asks on a miss what it is: QEMU 7.2 mixes the two up
+ * when they are registered apart (a load's callback is called for stores).
+ */
 static void on_translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 {
 	(void)id;
 	for (size_t i = 0; i < qemu_plugin_tb_n_insns(tb); i++) {
 		struct qemu_plugin_insn *insn = qemu_plugin_tb_get_insn(tb, i);
-		uint64_t ip = qemu_plugin_insn_vaddr(insn);
-		bool user = ip < USER_END;
 
-		qemu_plugin_register_vcpu_mem_cb(insn, user ? on_user_load : on_other_access,
-						 QEMU_PLUGIN_CB_NO_REGS, QEMU_PLUGIN_MEM_R,
-						 (void *)(uintptr_t)ip);
-		qemu_plugin_register_vcpu_mem_cb(insn, on_other_access, QEMU_PLUGIN_CB_NO_REGS,
-						 QEMU_PLUGIN_MEM_W, NULL);
+		qemu_plugin_register_vcpu_mem_cb(insn, on_access, QEMU_PLUGIN_CB_NO_REGS,
+						 QEMU_PLUGIN_MEM_RW,
+						 (void *)(uintptr_t)qemu_plugin_insn_vaddr(insn));
 	}
 }
 
@@ -188,7 +185,7 @@ static double measure_ticks_per_ns(void)
 
 struct arguments {
 	const char *shm;
-	uint64_t fast_mib, slow_mib, fast_ns, slow_ns, fast_gbps, slow_gbps, dilation;
+	uint64_t fast_mib, slow_mib, fast_ns, slow_ns, hidden_ns, fast_gbps, slow_gbps, dilation;
 };
 
 /* Reads key=value arguments; all keys are required. */
@@ -197,18 +194,21 @@ static bool parse(struct arguments *arguments, int argc, char **argv)
 	const struct {
 		const char *key;
 		uint64_t *value;
-		uint64_t max;
+		uint64_t min, max;
 	} numbers[] = {
-		{ "fast_mib", &arguments->fast_mib, TIER_MIB_MAX },
-		{ "slow_mib", &arguments->slow_mib, TIER_MIB_MAX },
-		{ "fast_ns", &arguments->fast_ns, NS_MAX },
-		{ "slow_ns", &arguments->slow_ns, NS_MAX },
-		{ "fast_gbps", &arguments->fast_gbps, NS_MAX },
-		{ "slow_gbps", &arguments->slow_gbps, NS_MAX },
-		{ "dilation", &arguments->dilation, DILATION_MAX },
+		{ "fast_mib", &arguments->fast_mib, 1, TIER_MIB_MAX },
+		{ "slow_mib", &arguments->slow_mib, 1, TIER_MIB_MAX },
+		{ "fast_ns", &arguments->fast_ns, 1, NS_MAX },
+		{ "slow_ns", &arguments->slow_ns, 1, NS_MAX },
+		{ "hidden_ns", &arguments->hidden_ns, 0, NS_MAX },
+		{ "fast_gbps", &arguments->fast_gbps, 1, GBPS_MAX },
+		{ "slow_gbps", &arguments->slow_gbps, 1, GBPS_MAX },
+		{ "dilation", &arguments->dilation, 1, DILATION_MAX },
 	};
 	const size_t count = sizeof(numbers) / sizeof(numbers[0]);
 
+	for (size_t n = 0; n < count; n++)
+		*numbers[n].value = MISSING;
 	for (int i = 0; i < argc; i++) {
 		const char *value = strchr(argv[i], '=');
 		size_t length = value ? (size_t)(value - argv[i]) : 0;
@@ -228,10 +228,10 @@ static bool parse(struct arguments *arguments, int argc, char **argv)
 		char *end;
 		errno = 0;
 		unsigned long long number = strtoull(value + 1, &end, 10);
-		if (errno || end == value + 1 || *end || value[1] == '-' || number == 0 ||
-		    number > numbers[n].max) {
-			fprintf(stderr, "demeter_lab: %s needs a whole number from 1 to %" PRIu64 "\n",
-				argv[i], numbers[n].max);
+		if (errno || value[1] < '0' || value[1] > '9' || *end ||
+		    number < numbers[n].min || number > numbers[n].max) {
+			fprintf(stderr, "demeter_lab: %s: needs a whole number from %" PRIu64 " to %"
+				PRIu64 "\n", argv[i], numbers[n].min, numbers[n].max);
 			return false;
 		}
 		*numbers[n].value = number;
@@ -241,13 +241,17 @@ static bool parse(struct arguments *arguments, int argc, char **argv)
 		return false;
 	}
 	for (size_t n = 0; n < count; n++) {
-		if (!*numbers[n].value) {
+		if (*numbers[n].value == MISSING) {
 			fprintf(stderr, "demeter_lab: %s=NUMBER is missing\n", numbers[n].key);
 			return false;
 		}
 	}
 	if (arguments->slow_ns < arguments->fast_ns || arguments->slow_gbps > arguments->fast_gbps) {
 		fprintf(stderr, "demeter_lab: the slow tier must not be faster than the fast one\n");
+		return false;
+	}
+	if (arguments->hidden_ns > arguments->fast_ns) {
+		fprintf(stderr, "demeter_lab: hidden_ns must be at most fast_ns\n");
 		return false;
 	}
 	return true;
@@ -260,13 +264,16 @@ static void set_costs(const struct arguments *arguments)
 	double slow_line_ns = line_bytes / (double)arguments->slow_gbps;
 	double ticks_per_ns = measure_ticks_per_ns();
 	double stretched = (double)arguments->dilation * ticks_per_ns;
-	double extra_ns = (double)(arguments->slow_ns - arguments->fast_ns);
+	double hidden_ns = (double)arguments->hidden_ns;
 
-	machine.fast.random = (struct cost){ .latency_ns = (uint32_t)arguments->fast_ns };
+	machine.fast.random = (struct cost){
+		.latency_ns = (uint32_t)arguments->fast_ns,
+		.delay = (uint64_t)(((double)arguments->fast_ns - hidden_ns) * stretched),
+	};
 	machine.fast.predicted = (struct cost){ .latency_ns = (uint32_t)fast_line_ns };
 	machine.slow.random = (struct cost){
 		.latency_ns = (uint32_t)arguments->slow_ns,
-		.delay = (uint64_t)(extra_ns * stretched),
+		.delay = (uint64_t)(((double)arguments->slow_ns - hidden_ns) * stretched),
 	};
 	machine.slow.predicted = (struct cost){
 		.latency_ns = (uint32_t)slow_line_ns,

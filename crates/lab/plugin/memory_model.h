@@ -32,7 +32,11 @@ static inline bool filter_hit(struct filter *filter, uint64_t gva)
 {
 	/* Bits 20 to 51: enough to tell user from kernel addresses and any two addresses of 48 bits. */
 	uint32_t tag = (uint32_t)(gva >> MIB_SHIFT);
-	uint32_t *slot = &filter->tag[(gva >> LINE_SHIFT) % FILTER_LINES];
+	/*
+	 * The tag is folded in: else the two sides of a huge page's copy, which differ by a multiple
+	 * of 2 MiB, would evict each other all the way.
+	 */
+	uint32_t *slot = &filter->tag[((gva >> LINE_SHIFT) ^ tag) % FILTER_LINES];
 
 	if (*slot == tag)
 		return true;
@@ -42,13 +46,14 @@ static inline bool filter_hit(struct filter *filter, uint64_t gva)
 
 /*
  * The streams that the hardware's prefetchers of one vCPU follow. A miss on the line that comes
- * next in a stream finds its data on the way: it pays for bandwidth, not for latency. Any other
- * miss pays the latency, and begins a stream in the place of the oldest.
+ * next in a stream finds its data on the way: it pays for bandwidth, not for latency. So does a
+ * second miss on the stream's last line, which the small filter may cause but a real cache would
+ * not. Any other miss pays the latency, and begins a stream in the place of the oldest.
  */
 #define STREAMS 8u
 
 struct streams {
-	uint64_t next_line[STREAMS];
+	uint64_t last_line[STREAMS];
 	unsigned int oldest;
 };
 
@@ -56,12 +61,12 @@ struct streams {
 static inline bool streams_predicted(struct streams *streams, uint64_t line)
 {
 	for (unsigned int i = 0; i < STREAMS; i++) {
-		if (streams->next_line[i] == line) {
-			streams->next_line[i] = line + 1;
+		if (line - streams->last_line[i] <= 1) {
+			streams->last_line[i] = line;
 			return true;
 		}
 	}
-	streams->next_line[streams->oldest] = line + 1;
+	streams->last_line[streams->oldest] = line;
 	streams->oldest = (streams->oldest + 1) % STREAMS;
 	return false;
 }
@@ -69,7 +74,7 @@ static inline bool streams_predicted(struct streams *streams, uint64_t line)
 /* What a miss costs, by whether a stream predicted it. */
 struct cost {
 	uint32_t latency_ns; /* as hardware would have it */
-	uint64_t delay;      /* beyond what the fast tier takes, stretched, in ticks of the clock */
+	uint64_t delay;      /* what the guest is made to wait, stretched, in ticks of the clock */
 };
 
 struct tier {

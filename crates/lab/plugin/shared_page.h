@@ -20,7 +20,7 @@
 #define DEMETER_RING_RECORDS 4096u /* per vCPU; a power of two */
 #define DEMETER_MAX_VCPUS 16u
 #define DEMETER_RING_BYTES (DEMETER_RING_HEADER_BYTES + DEMETER_RING_RECORDS * DEMETER_RECORD_BYTES)
-#define DEMETER_SHARED_BYTES (4u << 20) /* all of it: a power of two, as a PCI BAR must be */
+#define DEMETER_SHARED_BYTES 4194304u /* all of it: a power of two, as a PCI BAR must be */
 
 /* Offset 0. Written by the plugin unless it says otherwise. */
 struct demeter_control {

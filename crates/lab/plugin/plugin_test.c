@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Tests of the plugin outside an emulator: the file is included whole, and the few functions that
+ * QEMU would offer are stubs that a test steers. Ends with 0 when all hold, else aborts with the
+ * line of the assertion.
+ */
+#include "demeter_lab.c"
+
+#undef NDEBUG
+#include <assert.h>
+
+#define FAST_MIB 300u
+#define SLOW_MIB 1000u
+
+/* What the emulator would say of the current access. */
+static uint64_t reported_address;
+static bool is_store;
+static qemu_plugin_vcpu_tb_trans_cb_t translate;
+
+void qemu_plugin_register_vcpu_tb_trans_cb(qemu_plugin_id_t id, qemu_plugin_vcpu_tb_trans_cb_t cb)
+{
+	(void)id;
+	translate = cb;
+}
+
+void qemu_plugin_register_vcpu_mem_cb(struct qemu_plugin_insn *insn, qemu_plugin_vcpu_mem_cb_t cb,
+				      enum qemu_plugin_cb_flags flags, enum qemu_plugin_mem_rw rw,
+				      void *userdata)
+{
+	(void)insn, (void)flags, (void)rw;
+	/* The one instruction of the stub's block makes one access. */
+	cb(0, 0, 0x5000000, userdata);
+}
+
+void qemu_plugin_register_atexit_cb(qemu_plugin_id_t id, qemu_plugin_udata_cb_t cb, void *userdata)
+{
+	(void)id, (void)cb, (void)userdata;
+}
+
+size_t qemu_plugin_tb_n_insns(const struct qemu_plugin_tb *tb)
+{
+	(void)tb;
+	return 1;
+}
+
+struct qemu_plugin_insn *qemu_plugin_tb_get_insn(const struct qemu_plugin_tb *tb, size_t index)
+{
+	(void)tb, (void)index;
+	return NULL;
+}
+
+uint64_t qemu_plugin_insn_vaddr(const struct qemu_plugin_insn *insn)
+{
+	(void)insn;
+	return 0x401000;
+}
+
+bool qemu_plugin_mem_is_store(qemu_plugin_meminfo_t info)
+{
+	(void)info;
+	return is_store;
+}
+
+struct qemu_plugin_hwaddr *qemu_plugin_get_hwaddr(qemu_plugin_meminfo_t info, uint64_t gva)
+{
+	(void)info, (void)gva;
+	return (struct qemu_plugin_hwaddr *)&reported_address;
+}
+
+bool qemu_plugin_hwaddr_is_io(const struct qemu_plugin_hwaddr *hwaddr)
+{
+	(void)hwaddr;
+	return false;
+}
+
+uint64_t qemu_plugin_hwaddr_phys_addr(const struct qemu_plugin_hwaddr *hwaddr)
+{
+	return *(const uint64_t *)hwaddr;
+}
+
+static void test_filter(void)
+{
+	static struct filter filter;
+	const uint64_t user = 0x7f0000000000, kernel = 0xffff888000000000;
+
+	assert(!filter_hit(&filter, user) && filter_hit(&filter, user + 63));
+	assert(!filter_hit(&filter, user + 64) && filter_hit(&filter, user));
+	/* The same low bits elsewhere are another line. */
+	assert(!filter_hit(&filter, user + (1ull << 40)) && !filter_hit(&filter, kernel));
+
+	/* Copying between huge pages, word by word, misses each line of each side once. */
+	unsigned int misses = 0;
+	for (uint64_t at = 0; at < 2u << 20; at += 8) {
+		misses += !filter_hit(&filter, kernel + (4u << 20) + at);
+		misses += !filter_hit(&filter, kernel + (64u << 20) + at);
+	}
+	assert(misses == 2 * (2u << 20) / 64);
+}
+
+static void test_streams(void)
+{
+	struct streams streams = { 0 };
+
+	/* Two interleaved streams pay the latency once each. */
+	unsigned int latencies = 0;
+	for (uint64_t i = 0; i < 1000; i++) {
+		latencies += !streams_predicted(&streams, 100000 + i);
+		latencies += !streams_predicted(&streams, 900000 + i);
+	}
+	assert(latencies == 2);
+	/* Backwards and far away is not predicted. */
+	assert(!streams_predicted(&streams, 500000) && !streams_predicted(&streams, 499999));
+	/* As many new streams as there is room for push out the old ones. */
+	for (uint64_t i = 0; i < STREAMS; i++)
+		assert(!streams_predicted(&streams, 1000 * i + 7000000));
+	assert(!streams_predicted(&streams, 101000));
+}
+
+static void test_layout(void)
+{
+	const uint64_t mib = 1u << 20, gib = 1u << 30;
+	struct machine small = { 0 }, large = { 0 };
+
+	machine_layout(&small, 300 * mib, 1000 * mib);
+	assert(machine_tier(&small, 0) == &small.fast);
+	assert(machine_tier(&small, 300 * mib - 1) == &small.fast);
+	/* Node 1 is reported at twice the size of node 0; nothing lies between. */
+	assert(!machine_tier(&small, 300 * mib) && !machine_tier(&small, 600 * mib - 1));
+	assert(machine_tier(&small, 600 * mib) == &small.slow);
+	assert(machine_tier(&small, 1600 * mib - 1) == &small.slow);
+	assert(!machine_tier(&small, 1600 * mib) && !machine_tier(&small, UINT64_MAX));
+	assert(machine_gpa(&small, &small.slow, 600 * mib) == 300 * mib);
+
+	/* RAM beyond 3 GiB continues at 4 GiB when there is as much as 3.5 GiB. */
+	machine_layout(&large, gib, 4 * gib);
+	assert(machine_gpa(&large, &large.slow, 2 * gib) == gib);
+	assert(machine_gpa(&large, &large.slow, 4 * gib - 1) == 3 * gib - 1);
+	assert(machine_gpa(&large, &large.slow, 4 * gib) == 4 * gib);
+}
+
+static void test_ring(void)
+{
+	static _Alignas(64) char memory[DEMETER_SHARED_BYTES + 64];
+	struct ring_writer ring = ring_writer_at(memory, DEMETER_MAX_VCPUS - 1);
+	struct demeter_record record = { 0 };
+	const char canary[64] = { 0 };
+
+	for (uint64_t i = 0; i < DEMETER_RING_RECORDS + 10; i++) {
+		record.gva = i;
+		ring_push(&ring, &record);
+	}
+	/* Full: the oldest stay, the rest is counted. */
+	assert(ring.shared->head == DEMETER_RING_RECORDS && ring.shared->dropped == 10);
+	assert(ring.records[0].gva == 0);
+
+	/* Room for two: the next two go in, in order, then it is full again. */
+	ring.shared->tail = 2;
+	for (uint64_t i = 0; i < 3; i++) {
+		record.gva = 70000 + i;
+		ring_push(&ring, &record);
+	}
+	assert(ring.records[0].gva == 70000 && ring.records[1].gva == 70001);
+	assert(ring.records[2].gva == 2 && ring.shared->dropped == 11);
+
+	/* A reader that lies about every word makes us drop, not write elsewhere. */
+	const uint64_t lies[] = { UINT64_MAX, 1ull << 63, ring.head + 1, ring.head - DEMETER_RING_RECORDS };
+	for (size_t i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
+		ring.shared->tail = lies[i];
+		ring.shared->head = lies[i];
+		ring.shared->dropped = lies[i];
+		uint64_t dropped = ring.dropped, head = ring.head;
+		ring_push(&ring, &record);
+		assert(ring.head == head && ring.dropped == dropped + 1);
+		assert(ring.shared->dropped == ring.dropped);
+	}
+	assert(!memcmp(memory + DEMETER_SHARED_BYTES, canary, sizeof(canary)));
+}
+
+static int install(const qemu_info_t *info, const char *shm, const char *last)
+{
+	char shm_argument[4096];
+	char last_argument[64];
+	char *argv[] = {
+		shm_argument, "fast_mib=300", "slow_mib=1000", "fast_ns=80", "slow_ns=250",
+		"hidden_ns=80", "fast_gbps=100", "slow_gbps=20", last_argument,
+	};
+
+	snprintf(shm_argument, sizeof(shm_argument), "shm=%s", shm);
+	snprintf(last_argument, sizeof(last_argument), "%s", last);
+	return qemu_plugin_install(1, info, sizeof(argv) / sizeof(argv[0]), argv);
+}
+
+static void test_refusals(const char *shm)
+{
+	const qemu_info_t good = {
+		.target_name = "x86_64", .version = { 0, 1 }, .system_emulation = true,
+		.system = { .smp_vcpus = 1, .max_vcpus = 16 },
+	};
+	qemu_info_t info = good;
+
+	info.version.min = 2;
+	info.version.cur = 4;
+	assert(install(&info, shm, "dilation=8"));
+	info = good;
+	info.target_name = "aarch64";
+	assert(install(&info, shm, "dilation=8"));
+	info = good;
+	info.system.max_vcpus = 17;
+	assert(install(&info, shm, "dilation=8"));
+
+	const char *const bad[] = { "dilation=0", "dilation=-1", "dilation=8x", "dilation=", "dilation",
+				    "dilation= 8", "dilation=1001", "nonsense=1", "fast_ns=90" };
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+		assert(install(&good, shm, bad[i]));
+	assert(install(&good, "/nowhere/at/all", "dilation=8"));
+	assert(!translate);
+	assert(!install(&good, shm, "dilation=8"));
+	assert(translate == on_translate);
+	assert(control->magic == DEMETER_MAGIC && control->vcpus == 1 && !control->armed);
+}
+
+/* Needs what test_refusals installed. */
+static void test_samples(void)
+{
+	const struct ring_writer *ring = &vcpus[0].ring;
+	const uint64_t user_ip = 0x401000, kernel_ip = 0xffffffff81000000;
+	uint64_t gva = 0x7f0000000000;
+
+	control->period = 3;
+	control->threshold_ns = 100;
+	reported_address = 2 * (uint64_t)FAST_MIB << 20;
+	/* Stores, kernel code, kernel data and the fast tier do not count; loads do, each third. */
+	for (unsigned int i = 0; i < 30; i++) {
+		is_store = true;
+		on_access(0, 0, gva += 4096, (void *)user_ip);
+		is_store = false;
+		on_access(0, 0, gva += 4096, (void *)kernel_ip);
+		on_access(0, 0, 0xffff888000000000 | ((gva += 4096) & 0xffffff), (void *)user_ip);
+		reported_address = 4096;
+		on_access(0, 0, gva += 4096, (void *)user_ip);
+		reported_address = 2 * (uint64_t)FAST_MIB << 20;
+		on_access(0, 0, gva += 4096, (void *)user_ip);
+		on_access(0, 0, gva, (void *)user_ip); /* cached */
+	}
+	assert(ring->head == 10);
+	const struct demeter_record *last = &ring->records[9];
+	assert(last->gva == gva && last->gpa == (uint64_t)FAST_MIB << 20 && last->ip == user_ip);
+	assert(last->latency_ns == 250 && last->vcpu == 0);
+
+	/* A stream's next line arrives faster than the threshold. */
+	for (unsigned int i = 0; i < 30; i++)
+		on_access(0, 0, gva += 64, (void *)user_ip);
+	assert(ring->head == 10);
+
+	/* What lies in no tier is counted and nothing else. */
+	reported_address = UINT64_MAX;
+	uint64_t strays = vcpus[0].strays;
+	on_access(0, 0, gva += 4096, (void *)user_ip);
+	assert(vcpus[0].strays == strays + 1 && ring->head == 10);
+
+	/* Translation hooks accesses with the instruction's address. */
+	control->period = 1;
+	reported_address = 2 * (uint64_t)FAST_MIB << 20;
+	on_translate(1, NULL);
+	assert(ring->head == 11 && ring->records[10].ip == 0x401000);
+	control->period = 0;
+}
+
+/* Needs what test_refusals installed. Only lower bounds: a busy machine may take any time. */
+static void test_delay(void)
+{
+	uint64_t gva = 0x7e0000000000;
+
+	control->armed = 1;
+	reported_address = 2 * (uint64_t)FAST_MIB << 20;
+	uint64_t start_ns = now_ns();
+	for (unsigned int i = 0; i < 1000; i++)
+		on_access(0, 0, gva += 4096, NULL);
+	/* (250 - 80) ns x 8 x 1000 = 1.36 ms; a tenth less for the measured clock. */
+	assert(now_ns() - start_ns >= 1224000);
+
+	/* The fast tier owes nothing. */
+	reported_address = 4096;
+	vcpus[0].owed_ticks = 0;
+	on_access(0, 0, gva += 4096, NULL);
+	assert(vcpus[0].owed_ticks == 0);
+	/* One line of a slow stream is saved up: 64 bytes x (1/20 - 1/100) x 8 = 20 ns. */
+	reported_address = 2 * (uint64_t)FAST_MIB << 20;
+	on_access(0, 0, gva += 64, NULL);
+	assert(vcpus[0].owed_ticks > 0 && vcpus[0].owed_ticks < spin_ticks_min);
+	control->armed = 0;
+}
+
+int main(int argc, char **argv)
+{
+	if (argc != 2)
+		return 2;
+	test_filter();
+	test_streams();
+	test_layout();
+	test_ring();
+	test_refusals(argv[1]);
+	test_samples();
+	test_delay();
+	return 0;
+}

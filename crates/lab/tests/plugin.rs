@@ -1,0 +1,55 @@
+//! The QEMU plugin: it builds without a warning, and its own tests in C hold.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn plugin_dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("plugin")
+}
+
+fn compile(source: &str, flags: &[&str], output: &Path) {
+    let result = Command::new("cc")
+        .args(["-O2", "-Wall", "-Wextra", "-Werror"])
+        .args(flags)
+        .arg(plugin_dir().join(source))
+        .arg("-o")
+        .arg(output)
+        .output()
+        .expect("a C compiler is needed: apt install gcc");
+    assert!(
+        result.status.success(),
+        "{}",
+        String::from_utf8_lossy(&result.stderr)
+    );
+}
+
+#[test]
+fn the_plugin_builds_without_a_warning() {
+    let dir = tempfile::tempdir().unwrap();
+    compile(
+        "demeter_lab.c",
+        &["-shared", "-fPIC"],
+        &dir.path().join("demeter_lab.so"),
+    );
+}
+
+#[test]
+fn the_plugins_own_tests_hold() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("plugin_test");
+    let sanitizers = [
+        "-g",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover",
+    ];
+    compile("plugin_test.c", &sanitizers, &program);
+    let result = Command::new(&program)
+        .arg(dir.path().join("shared"))
+        .output()
+        .unwrap();
+    assert!(
+        result.status.success(),
+        "{}",
+        String::from_utf8_lossy(&result.stderr)
+    );
+}
