@@ -1,3 +1,31 @@
-.PHONY: test
-test:
-	cargo test --workspace
+# Thin: the tasks are in xtask/, what must be there before them is in xtask/setup.sh.
+
+PATH := $(PATH):$(HOME)/.cargo/bin
+export PATH
+ifeq ($(shell PATH="$(PATH)" command -v cargo 2>/dev/null),)
+$(error Rust is missing; get it from https://rustup.rs and try again)
+endif
+
+.PHONY: build setup demo test bench
+
+# Static release binaries: target/release/{demeter,gups,memlat}.
+build:
+	@sh xtask/setup.sh compiler
+	@cargo xtask build
+
+# Installs the packages that the other targets need.
+setup:
+	@sh xtask/setup.sh
+
+# Four systems in real VMs, a table and a page, in a few minutes.
+demo: setup
+	@cargo xtask demo
+
+# Everything that must hold before a change is merged.
+test: setup
+	@cargo xtask test
+
+# How fast the classifier is.
+bench:
+	@sh xtask/setup.sh compiler
+	@cargo xtask bench

@@ -1,48 +1,74 @@
-//! The `demeter` command.
+//! The `demeter` command: a thin shell over the library crates.
+//!
+//! Each subcommand is a module with an `Args` to parse and a function to call. What goes wrong is
+//! said in one line, `error: what: why; mend`, with exit code 1; wrong usage ends with 2.
 
+mod error;
+mod guest;
+mod logging;
+mod output;
+mod report;
 mod run;
+mod shell;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
-/// Tiered memory for virtual machines.
-#[derive(Debug, Parser)]
-#[command(version, about)]
+/// Tiered memory for virtual machines: the guest decides what lives in fast memory.
+#[derive(Parser)]
+#[command(version, infer_subcommands = true)]
 struct Cli {
+    /// Log more to stderr: once for what happens, twice for details (RUST_LOG overrides)
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+
     #[command(subcommand)]
     command: Command,
 }
 
-#[derive(Debug, Subcommand)]
+#[derive(Subcommand)]
 enum Command {
     /// Run a scenario under several systems and compare them
-    Run(run::RunArgs),
+    Run(run::Args),
+    /// Manage the memory tiers of processes on this machine
+    Guest(guest::Args),
+    /// Show a result file as a table, a page or a picture
+    Report(report::Args),
+    /// Print a shell's completion script
+    Completions(shell::CompletionsArgs),
+    /// Print the manual page, or write the pages of all subcommands to a folder
+    Man(shell::ManArgs),
     /// First process of a lab VM
     #[command(hide = true)]
     LabInit,
 }
 
 fn main() -> ExitCode {
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into()),
-        )
-        .init();
-    let outcome = match Cli::parse().command {
-        Command::Run(args) => run::run(args),
-        Command::LabInit => demeter_lab::inside::init().map_err(Into::into),
-    };
-    match outcome {
+    let cli = Cli::parse();
+    match logging::start(cli.verbose).and_then(|()| dispatch(cli.command)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("demeter: {error:#}");
-            match error.downcast_ref() {
-                // What a shell expects of a program that SIGINT ended.
-                Some(demeter_lab::Error::Interrupted) => ExitCode::from(130),
-                _ => ExitCode::FAILURE,
-            }
-        }
+        Err(error) => error::report(&error),
+    }
+}
+
+fn dispatch(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Run(args) => run::run(args),
+        Command::Guest(args) => guest::guest(args),
+        Command::Report(args) => report::report(&args),
+        Command::Completions(args) => shell::completions(&args, &mut Cli::command()),
+        Command::Man(args) => shell::man(&args, Cli::command()),
+        Command::LabInit => demeter_lab::inside::init().map_err(Into::into),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
     }
 }

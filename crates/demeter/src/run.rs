@@ -1,14 +1,14 @@
 //! `demeter run`: a scenario under several systems, with live progress and a result file.
 
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Context;
-use clap::{Args, ValueEnum};
+use clap::ValueEnum;
 use demeter_lab::link::Report;
 use demeter_lab::{Lab, stop_on_signals};
-use demeter_report::RunResult;
 use demeter_scenario::{Scenario, System};
+
+use crate::output;
 
 /// Bytes in a mebibyte, for people.
 const MIB: f64 = (1u64 << 20) as f64;
@@ -21,8 +21,8 @@ enum Place {
 }
 
 /// Options of `demeter run`.
-#[derive(Debug, Args)]
-pub struct RunArgs {
+#[derive(Debug, clap::Args)]
+pub struct Args {
     /// Scenario file
     scenario: PathBuf,
     /// Where to run it
@@ -46,7 +46,7 @@ pub struct RunArgs {
 }
 
 /// Runs the scenario.
-pub fn run(args: RunArgs) -> anyhow::Result<()> {
+pub fn run(args: Args) -> anyhow::Result<()> {
     let mut scenario = Scenario::load(&args.scenario)?;
     if !args.systems.is_empty() {
         scenario.systems = args.systems;
@@ -65,10 +65,9 @@ pub fn run(args: RunArgs) -> anyhow::Result<()> {
         }
     };
     if let Some(path) = &args.json {
-        write_atomically(path, &result)?;
+        result.save(path)?;
     }
-    print!("{}", list(&result));
-    Ok(())
+    output::print(demeter_report::table(&result))
 }
 
 /// One line of progress on standard error.
@@ -106,58 +105,4 @@ fn show(system: System, report: &Report) {
         Report::AgentLog { .. } | Report::Failed { .. } | Report::Finished => return,
     };
     eprintln!("{:13} {line}", system.to_string());
-}
-
-/// The file appears whole or not at all.
-fn write_atomically(path: &Path, result: &RunResult) -> anyhow::Result<()> {
-    let write = || -> anyhow::Result<()> {
-        let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
-        let mut file = tempfile::Builder::new()
-            .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
-            .tempfile_in(folder.unwrap_or(Path::new(".")))?;
-        serde_json::to_writer_pretty(&mut file, result)?;
-        file.write_all(b"\n")?;
-        file.persist(path)?;
-        Ok(())
-    };
-    write().with_context(|| format!("cannot write {}", path.display()))
-}
-
-/// What the run found, one line for each system.
-fn list(result: &RunResult) -> String {
-    let figure = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.3}"));
-    let mib =
-        |bytes: Option<u64>| bytes.map_or("-".into(), |bytes| format!("{:.0}", bytes as f64 / MIB));
-    let mut lines = format!(
-        "{:13} {:>8} {:>8} {:>6} {:>6} {:>8} {:>8} {:>8} {:>8} {:>8} {:>6}\n",
-        "system",
-        "mean",
-        "steady",
-        "hot %",
-        "t90 s",
-        "mgmt s",
-        "steady s",
-        "scanned",
-        "up MiB",
-        "down MiB",
-        "wrong"
-    );
-    for s in &result.systems {
-        lines += &format!(
-            "{:13} {:>8} {:>8} {:>6.1} {:>6} {:>8} {:>8} {:>8} {:>8} {:>8} {:>6}\n",
-            s.name,
-            figure(s.mean_mops.or(s.mean_latency_ns)),
-            figure(s.steady_mops.or(s.steady_latency_ns)),
-            s.hot_in_fast_final * 100.0,
-            s.t90_s.map_or("-".into(), |t| format!("{t:.1}")),
-            figure(s.mgmt_cpu_s),
-            figure(s.mgmt_cpu_steady_s),
-            s.kswapd_scanned,
-            mib(s.bytes_promoted),
-            mib(s.bytes_demoted),
-            s.verify_errors
-                .map_or("-".into(), |errors| errors.to_string()),
-        );
-    }
-    lines
 }

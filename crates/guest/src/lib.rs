@@ -1,3 +1,13 @@
 //! The guest agent: tracks accesses, classifies ranges of virtual addresses, relocates pages.
 
+pub mod agent;
+pub mod config;
+pub mod maps;
+pub mod mover;
+pub mod nodes;
+pub mod pages;
+pub mod residency;
+pub mod server;
+pub mod status;
+pub mod targets;
 pub mod tracker;

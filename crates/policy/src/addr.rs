@@ -6,6 +6,9 @@ use std::fmt;
 /// Bytes in a base page (x86-64 and the usual arm64 configuration).
 pub const PAGE_SIZE: u64 = 4096;
 
+/// Bytes in a block: the unit of relocation, a huge page of x86-64.
+pub const BLOCK_SIZE: u64 = 2 * MIB;
+
 /// Bytes in a mebibyte.
 pub const MIB: u64 = 1 << 20;
 

@@ -5,10 +5,21 @@
 //! this same code.
 //!
 //! Data passes through in one direction:
-//! [`Sample`] → `Classifier` → ranking → planner → relocation.
+//! [`Sample`] → [`Classifier`] → [`rank`] → [`plan`] (with [`ResidencyMap`] and [`Room`]) → [`Plan`].
 
 mod addr;
+mod classifier;
+mod evidence;
+mod planner;
+mod ranking;
+mod residency;
 mod sample;
 
-pub use addr::{ByteCount, GuestPhysAddr, GuestVirtAddr, MIB, NodeId, PAGE_SIZE, Pid, VirtRange};
+pub use addr::{
+    BLOCK_SIZE, ByteCount, GuestPhysAddr, GuestVirtAddr, MIB, NodeId, PAGE_SIZE, Pid, VirtRange,
+};
+pub use classifier::{ClassifiedRange, Classifier, ClassifierConfig};
+pub use planner::{FillThreshold, Plan, Relocation, Room, plan};
+pub use ranking::{RankedRange, rank};
+pub use residency::{Block, Placement, ResidencyMap};
 pub use sample::Sample;

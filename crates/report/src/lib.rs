@@ -1,5 +1,30 @@
-//! Result files, and what people look at: a table in the terminal and one self-contained page.
+//! Result files, and what people look at: a table in the terminal, one self-contained page and a
+//! picture.
+//!
+//! ```
+//! use demeter_report::{RunResult, html, table};
+//!
+//! let text = r#"{"schema":1,"scenario":"gups","on":"lab","seed":1,"duration_s":60,"systems":[]}"#;
+//! let result = RunResult::from_json(text).unwrap();
+//! println!("{}", table(&result));
+//! assert!(html(&result).starts_with("<!doctype html>"));
+//! ```
 
+mod axis;
+mod bars;
+mod file;
+mod lines;
+mod number;
+mod page;
+mod palette;
 mod schema;
+mod summary;
+mod svg;
+mod table;
+mod text;
 
+pub use file::{ContentError, Error, FILE_BYTES_MAX, write_file};
+pub use lines::throughput_svg;
+pub use page::html;
 pub use schema::{Point, RunResult, SCHEMA, SystemResult};
+pub use table::table;

@@ -3,7 +3,21 @@
 //! Every tracker answers the same questions behind [`Tracker`]; one conformance suite runs over
 //! all of them.
 
-use demeter_policy::{Pid, Sample};
+mod choice;
+#[cfg(test)]
+mod conformance;
+pub mod damon;
+pub mod lab;
+mod mapping;
+mod owners;
+pub mod perf;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use demeter_policy::{GuestVirtAddr, PAGE_SIZE, Pid, Sample};
+
+pub use choice::{Choice, PassedOver, choose};
 
 /// A source of access samples for a set of processes.
 ///
@@ -18,7 +32,10 @@ pub trait Tracker: Send {
     fn set_targets(&mut self, targets: &[Pid]) -> Result<(), TrackerError>;
 
     /// Appends the samples since the last call to `out`, at most `max` of them; the rest is
-    /// counted as lost, never silently dropped.
+    /// counted as lost, never silently dropped. While paused there are none.
+    ///
+    /// After [`TrackerError::Corrupt`] the source is in step again and the next call works; what
+    /// was sound before the fault has been appended.
     fn drain(&mut self, out: &mut Vec<Sample>, max: usize) -> Result<Drained, TrackerError>;
 
     /// Stop observing until `resume`: no CPU is spent, what was observed meanwhile is dropped.
@@ -26,6 +43,36 @@ pub trait Tracker: Send {
 
     /// Observe again.
     fn resume(&mut self) -> Result<(), TrackerError>;
+}
+
+/// What every tracker is made from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// Where `/proc` and `/sys` are found: `/`, or a directory that stands in for it.
+    pub root: PathBuf,
+    /// One sample for so many slow loads.
+    pub period: u32,
+    /// Loads faster than this are not sampled, nanoseconds.
+    pub latency_threshold_ns: u32,
+    /// Time between two drains.
+    pub epoch: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            root: "/".into(),
+            period: 4093,
+            latency_threshold_ns: 64,
+            epoch: Duration::from_millis(500),
+        }
+    }
+}
+
+/// Whether a user program can have memory there: not in the first page and not in the kernel's
+/// half, with 5-level page tables at the most.
+pub(crate) fn is_user_address(addr: GuestVirtAddr) -> bool {
+    (PAGE_SIZE..1 << 56).contains(&addr.0)
 }
 
 /// What one drain did, beside the samples themselves.

@@ -1,0 +1,139 @@
+//! `demeter guest`: the agent, from its flags to its clean end.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::mpsc;
+
+use anyhow::Context;
+use demeter_guest::agent::{Agent, Command, Ended};
+use demeter_guest::config::Config;
+use demeter_guest::pages::LivePages;
+use demeter_guest::server::Server;
+use demeter_guest::status::StatusCell;
+use demeter_guest::tracker::{Choice, Settings, choose};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+/// Finds the hot memory of processes on this machine and keeps it on the fast node.
+///
+/// Give the processes by --pid, --cgroup or --all. Stop with SIGTERM or Ctrl-C: memory stays as
+/// it is, and what the agent set up is removed.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  demeter guest --pid 4711              one process and its descendants
+  demeter guest --cgroup /sys/fs/cgroup/db.slice
+  demeter guest --all --tracker damon   every process above 64 MiB, watched by DAMON
+
+Status and metrics, on the agent's Unix socket:
+  curl --unix-socket /run/demeter/guest.sock http://demeter/v1/status
+  curl --unix-socket /run/demeter/guest.sock http://demeter/metrics
+  curl --unix-socket /run/demeter/guest.sock -X POST http://demeter/v1/pause
+`demeter probe` tells what works on this machine.")]
+pub struct Args {
+    /// Configuration file (TOML); flags override its keys
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// A process to look after, with its descendants; may be given several times
+    #[arg(long, value_name = "PID")]
+    pid: Vec<u32>,
+    /// Look after the processes of this cgroup (v2) and of those below it
+    #[arg(long, value_name = "PATH", conflicts_with = "pid")]
+    cgroup: Option<PathBuf>,
+    /// Look after every process above a resident size (resident_min_mib)
+    #[arg(long, conflicts_with_all = ["pid", "cgroup"])]
+    all: bool,
+    /// Where samples come from
+    #[arg(long, value_name = "auto|perf|lab|damon", value_parser = tracker)]
+    tracker: Option<Choice>,
+    /// Time between two decisions, milliseconds
+    #[arg(long, value_name = "MS")]
+    epoch_ms: Option<u64>,
+    /// One sample for so many loads
+    #[arg(long, value_name = "N")]
+    sample_period: Option<u32>,
+    /// The most that is promoted, and the most that is demoted, MiB per second
+    #[arg(long, value_name = "MIB")]
+    rate_limit_mib_s: Option<u64>,
+    /// Unix socket for status and metrics
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Serve status and metrics on this TCP address as well; nobody is authenticated there
+    #[arg(long, value_name = "ADDR:PORT")]
+    listen: Option<SocketAddr>,
+}
+
+fn tracker(name: &str) -> Result<Choice, String> {
+    match name {
+        "auto" => Ok(Choice::Auto),
+        "perf" => Ok(Choice::Perf),
+        "lab" => Ok(Choice::Lab),
+        "damon" => Ok(Choice::Damon),
+        _ => Err("give auto, perf, lab or damon".into()),
+    }
+}
+
+impl Args {
+    /// The file's keys, overridden by the flags.
+    fn config(self) -> anyhow::Result<Config> {
+        let mut config = self
+            .config
+            .as_deref()
+            .map(Config::load)
+            .transpose()?
+            .unwrap_or_default();
+        if !self.pid.is_empty() || self.cgroup.is_some() || self.all {
+            config.pids = self.pid;
+            config.cgroup = self.cgroup;
+            config.all = self.all;
+        }
+        config.tracker = self.tracker.unwrap_or(config.tracker);
+        config.epoch_ms = self.epoch_ms.unwrap_or(config.epoch_ms);
+        config.sample_period = self.sample_period.unwrap_or(config.sample_period);
+        config.rate_limit_mib_s = self.rate_limit_mib_s.unwrap_or(config.rate_limit_mib_s);
+        config.socket = self.socket.unwrap_or(config.socket);
+        config.listen = self.listen.or(config.listen);
+        config.check()?;
+        Ok(config)
+    }
+}
+
+/// Runs the agent until it is told to stop, or its processes have ended.
+pub fn guest(args: Args) -> anyhow::Result<()> {
+    let config = args.config()?;
+    let root = PathBuf::from("/");
+    let settings = Settings {
+        root: root.clone(),
+        period: config.sample_period,
+        latency_threshold_ns: config.latency_threshold_ns,
+        epoch: config.epoch(),
+    };
+    // Signals first: from here on an end is a clean one.
+    let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot catch signals")?;
+    let (commands, received) = mpsc::channel();
+    let stop = commands.clone();
+    std::thread::spawn(move || {
+        for _ in signals.forever() {
+            if stop.send(Command::Stop).is_err() {
+                break;
+            }
+        }
+    });
+
+    let (tracker, passed_over) = choose(config.tracker, &settings)?;
+    for passed in &passed_over {
+        tracing::info!("passed over: {}", passed.why);
+    }
+    tracing::info!("tracker: {}", tracker.name());
+    let status = StatusCell::default();
+    status.update(|s| s.passed_over = passed_over.iter().map(|p| p.why.to_string()).collect());
+    let pages = Box::new(LivePages::default());
+    let (socket, listen) = (config.socket.clone(), config.listen);
+    let mut agent = Agent::new(root, config, tracker, pages, status.clone())?;
+    let _server = Server::start(&socket, listen, status, commands)?;
+    match agent.run(&received)? {
+        Ended::Stopped => tracing::info!("stopped; memory stays as it is"),
+        Ended::NothingLeft => tracing::info!("all processes to look after have ended"),
+    }
+    Ok(())
+}

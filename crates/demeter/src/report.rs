@@ -1,0 +1,32 @@
+//! `demeter report`: a result file as a table, a page or a picture.
+
+use std::path::PathBuf;
+
+use demeter_report::RunResult;
+
+use crate::output;
+
+/// Arguments of `demeter report`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The result file (JSON) that `demeter run --json` wrote
+    result: PathBuf,
+    /// Also write a self-contained page with plots
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Also write the plot of throughput (or latency) over time as a picture
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+/// Writes what was asked for and prints the table.
+pub fn report(args: &Args) -> anyhow::Result<()> {
+    let result = RunResult::load(&args.result)?;
+    if let Some(file) = &args.html {
+        demeter_report::write_file(file, demeter_report::html(&result).as_bytes())?;
+    }
+    if let Some(file) = &args.svg {
+        demeter_report::write_file(file, demeter_report::throughput_svg(&result).as_bytes())?;
+    }
+    output::print(demeter_report::table(&result))
+}

@@ -1,0 +1,156 @@
+//! `demeter report` and the command's manners, as a person or a script meets them.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../report/tests/example.json");
+
+fn demeter() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_demeter"));
+    command.env_remove("RUST_LOG");
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    demeter().args(args).output().unwrap()
+}
+
+fn stderr(output: &Output) -> &str {
+    std::str::from_utf8(&output.stderr).unwrap()
+}
+
+#[test]
+fn a_result_becomes_a_table_a_page_and_a_picture() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str| {
+        dir.path()
+            .join(name)
+            .into_os_string()
+            .into_string()
+            .unwrap()
+    };
+    let (page, picture) = (file("page.html"), file("picture.svg"));
+    let output = run(&["report", EXAMPLE, "--html", &page, "--svg", &picture]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(
+        String::from_utf8(output.stdout)
+            .unwrap()
+            .contains("\ndemeter ")
+    );
+    assert!(
+        fs::read_to_string(page)
+            .unwrap()
+            .starts_with("<!doctype html>")
+    );
+    assert!(fs::read_to_string(picture).unwrap().starts_with("<svg"));
+}
+
+#[test]
+fn without_being_asked_it_writes_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::copy(EXAMPLE, dir.path().join("r.json")).unwrap();
+    let output = demeter()
+        .args(["report", "r.json"])
+        .current_dir(&dir)
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
+}
+
+#[test]
+fn a_failure_is_one_line_that_names_the_thing() {
+    let dir = tempfile::tempdir().unwrap();
+    let broken = dir.path().join("broken.json");
+    fs::write(&broken, "{\n\n").unwrap();
+    let broken = broken.to_str().unwrap();
+    let into_nowhere = ["report", EXAMPLE, "--html", "/nowhere/page.html"];
+    for (args, named) in [
+        (
+            &["report", "/nowhere/r.json"][..],
+            "/nowhere/r.json: No such file",
+        ),
+        (&["report", broken], "broken.json: not JSON"),
+        (&into_nowhere, "/nowhere/page.html: No such file"),
+    ] {
+        let output = run(args);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(output.stdout.is_empty());
+        let said = stderr(&output);
+        assert!(
+            said.starts_with("error: ") && said.contains(named),
+            "{said}"
+        );
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+}
+
+#[test]
+fn wrong_usage_ends_with_two() {
+    assert_eq!(run(&["report"]).status.code(), Some(2));
+    assert_eq!(run(&["plough"]).status.code(), Some(2));
+    let output = demeter()
+        .args(["report", EXAMPLE])
+        .env("RUST_LOG", "=x=")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).starts_with("error: RUST_LOG"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn a_reader_that_went_away_is_no_failure() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = demeter();
+    command
+        .args(["report", EXAMPLE])
+        .stdout(writer)
+        .stderr(Stdio::piped());
+    let output = command.spawn().unwrap().wait_with_output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(stderr(&output), "");
+}
+
+#[test]
+fn a_full_disk_behind_stdout_is_told() {
+    let full = fs::OpenOptions::new()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    let output = demeter()
+        .args(["report", EXAMPLE])
+        .stdout(full)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("standard output: No space left"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn packagers_get_completions_and_manual_pages() {
+    let output = run(&["completions", "bash"]);
+    assert!(
+        String::from_utf8(output.stdout)
+            .unwrap()
+            .contains("_demeter")
+    );
+    assert!(
+        String::from_utf8(run(&["man"]).stdout)
+            .unwrap()
+            .contains(".TH demeter")
+    );
+    let dir = tempfile::tempdir().unwrap();
+    let pages = dir.path().join("man");
+    assert!(run(&["man", pages.to_str().unwrap()]).status.success());
+    assert!(Path::new(&pages).join("demeter-report.1").is_file());
+}

@@ -1,0 +1,291 @@
+//! The agent's configuration: a TOML file, whose keys flags may override.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use demeter_policy::{ByteCount, ClassifierConfig, MIB, NodeId, Pid};
+use serde::{Deserialize, Serialize};
+
+use crate::nodes::{NodesError, Topology};
+use crate::residency::Tiers;
+use crate::targets::TargetSpec;
+use crate::tracker::Choice;
+
+/// The agent's configuration. Defaults are those of the Demeter paper where it names one.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Processes to look after, with their descendants. One of `pids`, `cgroup` and `all`.
+    pub pids: Vec<u32>,
+    /// A cgroup (v2) directory: its processes and those of the cgroups below it.
+    pub cgroup: Option<PathBuf>,
+    /// All processes of at least `resident_min_mib`.
+    pub all: bool,
+    /// The least resident size of a process under `all`, MiB.
+    pub resident_min_mib: u64,
+
+    /// Where samples come from.
+    pub tracker: Choice,
+    /// One sample for so many loads.
+    pub sample_period: u32,
+    /// Loads faster than this are not sampled, nanoseconds (CPU cycles on Intel, as its
+    /// hardware counts them).
+    pub latency_threshold_ns: u32,
+
+    /// Time between two decisions, milliseconds.
+    pub epoch_ms: u64,
+    /// Samples by which a part of a range must stand out to be split off, times `alpha` and the
+    /// number of CPUs.
+    pub tau_split: u32,
+    /// Factor on `tau_split`.
+    pub alpha: f64,
+    /// The smallest part of memory that is told apart, MiB; a power of two.
+    pub granularity_mib: u64,
+    /// The most ranges in one process.
+    pub max_ranges: usize,
+
+    /// The most that is promoted, and the most that is demoted, MiB per second.
+    pub rate_limit_mib_s: u64,
+    /// The fast node, where the system does not tell.
+    pub fast_node: Option<u32>,
+    /// The slow node, where the system does not tell.
+    pub slow_node: Option<u32>,
+
+    /// Unix socket for status, metrics, pause and resume.
+    pub socket: PathBuf,
+    /// TCP address for the same, for those who ask for it. Nobody is authenticated there.
+    pub listen: Option<SocketAddr>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            pids: vec![],
+            cgroup: None,
+            all: false,
+            resident_min_mib: 64,
+            tracker: Choice::Auto,
+            sample_period: 4093,
+            latency_threshold_ns: 64,
+            epoch_ms: 500,
+            tau_split: 15,
+            alpha: 2.0,
+            granularity_mib: 2,
+            max_ranges: 512,
+            rate_limit_mib_s: 256,
+            fast_node: None,
+            slow_node: None,
+            socket: "/run/demeter/guest.sock".into(),
+            listen: None,
+        }
+    }
+}
+
+/// Why a configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read configuration {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Not TOML, an unknown key or a wrong type.
+    #[error("configuration {path}: {source}")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Where and what.
+        source: Box<toml::de::Error>,
+    },
+    /// A value that makes no sense.
+    #[error("configuration: {key} = {value} is out of bounds; {mend}")]
+    Bounds {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        value: String,
+        /// What is in bounds.
+        mend: String,
+    },
+    /// No target, or several kinds of them.
+    #[error("configuration: give exactly one of pids (--pid), cgroup (--cgroup) and all (--all)")]
+    Targets,
+    /// One tier named without the other.
+    #[error(
+        "configuration: fast_node and slow_node must be two different nodes, or both be left out"
+    )]
+    Nodes,
+}
+
+impl Config {
+    /// Reads a file. Values are checked by [`Self::check`], after flags had their say.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.into(),
+            source,
+        })?;
+        toml::from_str(&text).map_err(|source| ConfigError::Parse {
+            path: path.into(),
+            source: Box::new(source),
+        })
+    }
+
+    /// Checks what types alone cannot say.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        within("epoch_ms", self.epoch_ms, 10, 60_000)?;
+        within("sample_period", self.sample_period.into(), 1, 1 << 31)?;
+        within("tau_split", self.tau_split.into(), 1, 100_000)?;
+        within("granularity_mib", self.granularity_mib, 2, 1024)?;
+        within("max_ranges", self.max_ranges as u64, 8, 8192)?;
+        within("rate_limit_mib_s", self.rate_limit_mib_s, 1, 1 << 20)?;
+        if !self.granularity_mib.is_power_of_two() {
+            return Err(ConfigError::Bounds {
+                key: "granularity_mib",
+                value: self.granularity_mib.to_string(),
+                mend: "give a power of two".into(),
+            });
+        }
+        if !(self.alpha > 0.0 && self.alpha <= 1000.0) {
+            return Err(ConfigError::Bounds {
+                key: "alpha",
+                value: self.alpha.to_string(),
+                mend: "give a number above 0 and up to 1000".into(),
+            });
+        }
+        match (self.fast_node, self.slow_node) {
+            (None, None) => {}
+            (Some(fast), Some(slow)) if fast != slow => {}
+            _ => return Err(ConfigError::Nodes),
+        }
+        self.targets().map(|_| ())
+    }
+
+    /// The processes to look after.
+    pub fn targets(&self) -> Result<TargetSpec, ConfigError> {
+        match (&self.pids[..], &self.cgroup, self.all) {
+            ([], None, true) => {
+                let resident_min = ByteCount(self.resident_min_mib.saturating_mul(MIB));
+                Ok(TargetSpec::All { resident_min })
+            }
+            ([], Some(path), false) => Ok(TargetSpec::Cgroup(path.clone())),
+            ([_, ..], None, false) => Ok(TargetSpec::Pids(
+                self.pids.iter().copied().map(Pid).collect(),
+            )),
+            _ => Err(ConfigError::Targets),
+        }
+    }
+
+    /// The nodes to work with: those named, or what the system tells.
+    pub fn tiers(&self, topology: &Topology) -> Result<Tiers, NodesError> {
+        if let (Some(fast), Some(slow)) = (self.fast_node, self.slow_node) {
+            return Ok(Tiers {
+                fast: NodeId(fast),
+                slow: NodeId(slow),
+            });
+        }
+        let order = topology.fast_and_slow()?;
+        Ok(Tiers {
+            fast: order.fast,
+            slow: order.slow,
+        })
+    }
+
+    /// Time between two decisions.
+    pub fn epoch(&self) -> Duration {
+        Duration::from_millis(self.epoch_ms)
+    }
+
+    /// The most that may move in one direction in one epoch.
+    pub fn batch(&self) -> ByteCount {
+        let bytes = u128::from(self.rate_limit_mib_s) * u128::from(MIB) * u128::from(self.epoch_ms);
+        ByteCount((bytes / 1000) as u64)
+    }
+
+    /// The classifier's part.
+    pub fn classifier(&self, vcpus: u32) -> ClassifierConfig {
+        ClassifierConfig {
+            granule_bits: (self.granularity_mib * MIB).ilog2(),
+            tau_split: self.tau_split,
+            alpha: self.alpha,
+            vcpus,
+            max_ranges: self.max_ranges,
+        }
+    }
+}
+
+fn within(key: &'static str, value: u64, least: u64, most: u64) -> Result<(), ConfigError> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(ConfigError::Bounds {
+        key,
+        value: value.to_string(),
+        mend: format!("give {least} to {most}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn checked(text: &str) -> Result<Config, String> {
+        let config: Config = toml::from_str(text).map_err(|e| e.to_string())?;
+        config.check().map_err(|e| e.to_string())?;
+        Ok(config)
+    }
+
+    #[test]
+    fn defaults_need_a_target_only() {
+        let config = checked("all = true").unwrap();
+        assert_eq!(
+            config,
+            Config {
+                all: true,
+                ..Config::default()
+            }
+        );
+        assert_eq!(config.batch(), ByteCount(128 * MIB));
+        assert!(checked("").unwrap_err().contains("exactly one of"));
+        assert!(
+            checked("all = true\npids = [1]")
+                .unwrap_err()
+                .contains("exactly one of")
+        );
+    }
+
+    #[test]
+    fn bad_values_are_named_with_the_mend() {
+        for (text, want) in [
+            (
+                "epoch_ms = 0",
+                "epoch_ms = 0 is out of bounds; give 10 to 60000",
+            ),
+            (
+                "granularity_mib = 3",
+                "granularity_mib = 3 is out of bounds; give a power of two",
+            ),
+            ("alpha = nan", "alpha = NaN is out of bounds"),
+            ("fast_node = 1", "fast_node and slow_node"),
+            ("fast_node = 1\nslow_node = 1", "fast_node and slow_node"),
+            ("epochms = 5", "unknown field `epochms`"),
+            ("tracker = \"magic\"", "magic"),
+            ("epoch_ms = \"500ms\"", "epoch_ms"),
+        ] {
+            let error = checked(&format!("all = true\n{text}")).unwrap_err();
+            assert!(error.contains(want), "{text}: {error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_survived(text in "\\PC{0,200}") {
+            let _ = checked(&text);
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! The machine's NUMA nodes: how large they are, how full, and which of them is fast.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use demeter_policy::{ByteCount, NodeId, PAGE_SIZE};
+
+const NODE_DIR: &str = "sys/devices/system/node";
+const TIER_DIR: &str = "sys/devices/virtual/memory_tiering";
+
+/// All nodes that hold memory or CPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Topology {
+    /// In order of their numbers.
+    pub nodes: Vec<Node>,
+}
+
+/// One NUMA node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    /// Its number.
+    pub id: NodeId,
+    /// All its memory; zero for a node of CPUs alone.
+    pub total: ByteCount,
+    /// Free memory when the topology was read; [`NodeMemory`] follows it cheaply.
+    pub free: ByteCount,
+    /// Whether it has CPUs of its own.
+    pub has_cpus: bool,
+    /// Relative distance (SLIT, 10 = itself) to each node in [`Topology::nodes`]' order.
+    pub distances: Vec<u32>,
+    /// The kernel's memory tier that it is in: the N of `memory_tierN`, lower is faster. `None`
+    /// before Linux 6.1 and for nodes without memory.
+    pub tier: Option<u32>,
+    /// Read latency from the nearest CPUs, nanoseconds, if the firmware says (ACPI HMAT).
+    pub read_latency_ns: Option<u32>,
+}
+
+/// Which node is fast and which is slow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TierOrder {
+    /// The fastest node.
+    pub fast: NodeId,
+    /// The node with the most memory among those that are slower.
+    pub slow: NodeId,
+    /// What decided it.
+    pub decided_by: Evidence,
+}
+
+/// What told a fast node from a slow one, best first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Evidence {
+    /// The kernel put them in different memory tiers.
+    MemoryTier,
+    /// Their latencies in ACPI HMAT differ.
+    Latency,
+    /// One has CPUs, the other none.
+    CpulessNode,
+}
+
+impl fmt::Display for Evidence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::MemoryTier => "by the kernel's memory tiers",
+            Self::Latency => "by their latency in ACPI HMAT",
+            Self::CpulessNode => "because the slow one has no CPUs",
+        })
+    }
+}
+
+/// Why the nodes could not be read or ordered.
+#[derive(Debug, thiserror::Error)]
+pub enum NodesError {
+    /// A file of the kernel's could not be read.
+    #[error("cannot read {path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file of the kernel's does not look as it should.
+    #[error("{path}: {what}")]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What was looked for.
+        what: String,
+    },
+    /// Nothing to tier.
+    #[error(
+        "this machine has {0} NUMA node(s) with memory, tiering needs two: give the VM a second \
+         node of slower memory"
+    )]
+    OneNode(usize),
+    /// Several nodes, none of them slower.
+    #[error(
+        "no node is slower than node {0}: their memory tiers and latencies are equal and all have \
+         CPUs; give the slow node no CPUs or describe its latency in ACPI HMAT"
+    )]
+    NoSlowerNode(NodeId),
+}
+
+impl Topology {
+    /// Reads `ROOT/sys/devices/system/node` and the kernel's memory tiers.
+    pub fn read(root: &Path) -> Result<Self, NodesError> {
+        let dir = root.join(NODE_DIR);
+        let mut ids = numbered_entries(&dir, "node")?;
+        ids.sort_unstable();
+        let tiers = read_tiers(root)?;
+        let nodes = ids
+            .into_iter()
+            .map(|id| Node::read(&dir, id, &tiers))
+            .collect::<Result<_, _>>()?;
+        Ok(Self { nodes })
+    }
+
+    /// Nodes that hold memory.
+    pub fn with_memory(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.iter().filter(|node| node.total.0 > 0)
+    }
+
+    /// Whether several nodes hold memory and the kernel put all of them in one memory tier: its
+    /// own tiering then does nothing.
+    pub fn shares_one_tier(&self) -> bool {
+        let mut tiers = self.with_memory().map(|node| node.tier);
+        match (tiers.next(), tiers.next()) {
+            (Some(Some(first)), Some(second)) => {
+                second == Some(first) && tiers.all(|tier| tier == Some(first))
+            }
+            _ => false,
+        }
+    }
+
+    /// Orders the nodes by memory tier, then by latency, then by having CPUs.
+    ///
+    /// Where more than two nodes hold memory, the fastest is paired with the largest of those
+    /// that are slower than it; the others are left alone.
+    pub fn fast_and_slow(&self) -> Result<TierOrder, NodesError> {
+        let count = self.with_memory().count();
+        let fast = self
+            .with_memory()
+            .reduce(|best, node| {
+                if slower(best, node).is_some() {
+                    node
+                } else {
+                    best
+                }
+            })
+            .filter(|_| count > 1)
+            .ok_or(NodesError::OneNode(count))?;
+        self.with_memory()
+            .filter_map(|node| Some((node, slower(node, fast)?)))
+            .max_by_key(|(node, _)| (node.total, std::cmp::Reverse(node.id)))
+            .map(|(slow, decided_by)| TierOrder {
+                fast: fast.id,
+                slow: slow.id,
+                decided_by,
+            })
+            .ok_or(NodesError::NoSlowerNode(fast.id))
+    }
+}
+
+/// What shows that `a` is slower than `b`, if anything does.
+fn slower(a: &Node, b: &Node) -> Option<Evidence> {
+    use std::cmp::Ordering::{Equal, Greater, Less};
+    let by_tier = a.tier.zip(b.tier).map_or(Equal, |(a, b)| a.cmp(&b));
+    let by_latency = a
+        .read_latency_ns
+        .zip(b.read_latency_ns)
+        .map_or(Equal, |(a, b)| a.cmp(&b));
+    match (by_tier, by_latency) {
+        (Greater, _) => Some(Evidence::MemoryTier),
+        (Equal, Greater) => Some(Evidence::Latency),
+        (Equal, Equal) if !a.has_cpus && b.has_cpus => Some(Evidence::CpulessNode),
+        (Less, _) | (Equal, Less | Equal) => None,
+    }
+}
+
+impl Node {
+    fn read(dir: &Path, id: u32, tiers: &[(u32, Vec<u32>)]) -> Result<Self, NodesError> {
+        let dir = dir.join(format!("node{id}"));
+        let meminfo_path = dir.join("meminfo");
+        let meminfo = read_text(&meminfo_path)?;
+        let bytes_of = |key: &str| {
+            meminfo_bytes(&meminfo, key).ok_or_else(|| NodesError::Malformed {
+                path: meminfo_path.clone(),
+                what: format!("no {key}"),
+            })
+        };
+        let distances = read_text(&dir.join("distance"))?
+            .split_whitespace()
+            .filter_map(|word| word.parse().ok())
+            .collect();
+        // Absent where the firmware has no HMAT.
+        let read_latency_ns = std::fs::read_to_string(dir.join("access0/initiators/read_latency"))
+            .ok()
+            .and_then(|text| text.trim().parse().ok())
+            .filter(|&latency_ns| latency_ns > 0);
+        Ok(Self {
+            id: NodeId(id),
+            total: bytes_of("MemTotal:")?,
+            free: bytes_of("MemFree:")?,
+            has_cpus: !read_text(&dir.join("cpulist"))?.trim().is_empty(),
+            distances,
+            tier: tiers
+                .iter()
+                .find(|(_, nodes)| nodes.contains(&id))
+                .map(|&(tier, _)| tier),
+            read_latency_ns,
+        })
+    }
+}
+
+/// Free memory of one node, and how much of it the kernel wants left.
+///
+/// Both watermarks hold, for each zone, what the zone keeps back for other kinds of allocation
+/// as well (`lowmem_reserve_ratio`), at most the zone's size: `free - high_watermark` is what
+/// programs can take before kswapd has anything to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct NodeMemory {
+    /// Free memory.
+    pub free: ByteCount,
+    /// Below this kswapd is woken.
+    pub low_watermark: ByteCount,
+    /// Up to this a woken kswapd reclaims.
+    pub high_watermark: ByteCount,
+}
+
+impl NodeMemory {
+    /// Reads the zones of one node from `ROOT/proc/zoneinfo`: one small file, fit for a call
+    /// per epoch.
+    pub fn read(root: &Path, node: NodeId) -> Result<Self, NodesError> {
+        let path = root.join("proc/zoneinfo");
+        let text = read_text(&path)?;
+        Self::parse(&text, node).ok_or_else(|| NodesError::Malformed {
+            path,
+            what: format!("no zone of node {node}"),
+        })
+    }
+
+    /// The same from the file's text; `None` if it lists no zone of the node.
+    pub fn parse(zoneinfo: &str, node: NodeId) -> Option<Self> {
+        let header = format!("Node {node}, zone ");
+        let mut total: Option<Self> = None;
+        let mut zone: Option<Zone> = None;
+        for line in zoneinfo.lines() {
+            if line.starts_with("Node ") {
+                add_zone(&mut total, zone.take());
+                zone = line.starts_with(&header).then(Zone::default);
+            } else if let Some(zone) = &mut zone {
+                zone.take_line(line);
+            }
+        }
+        add_zone(&mut total, zone);
+        total
+    }
+}
+
+/// Page counts of one zone.
+#[derive(Default)]
+struct Zone {
+    free: u64,
+    low: u64,
+    high: u64,
+    managed: u64,
+    reserve: u64,
+}
+
+impl Zone {
+    fn take_line(&mut self, line: &str) {
+        let mut words = line.split_ascii_whitespace();
+        let number = |word: Option<&str>| word.and_then(|word| word.parse().ok()).unwrap_or(0);
+        match words.next() {
+            Some("pages") if words.next() == Some("free") => self.free = number(words.next()),
+            Some("low") => self.low = number(words.next()),
+            Some("high") => self.high = number(words.next()),
+            Some("managed") => self.managed = number(words.next()),
+            Some("protection:") => {
+                self.reserve = words
+                    .filter_map(|word| word.trim_matches(['(', ',', ')']).parse().ok())
+                    .max()
+                    .unwrap_or(0);
+            }
+            _ => {}
+        }
+    }
+}
+
+fn add_zone(total: &mut Option<NodeMemory>, zone: Option<Zone>) {
+    let Some(zone) = zone else { return };
+    let bytes = |pages: u64| pages.saturating_mul(PAGE_SIZE);
+    let kept = |mark: u64| bytes(mark.saturating_add(zone.reserve).min(zone.managed));
+    let sum = total.get_or_insert_default();
+    sum.free.0 = sum.free.0.saturating_add(bytes(zone.free));
+    sum.low_watermark.0 = sum.low_watermark.0.saturating_add(kept(zone.low));
+    sum.high_watermark.0 = sum.high_watermark.0.saturating_add(kept(zone.high));
+}
+
+/// The kernel's memory tiers with their nodes; empty where the kernel has none.
+fn read_tiers(root: &Path) -> Result<Vec<(u32, Vec<u32>)>, NodesError> {
+    let dir = root.join(TIER_DIR);
+    let ids = match numbered_entries(&dir, "memory_tier") {
+        Err(NodesError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            return Ok(Vec::new());
+        }
+        ids => ids?,
+    };
+    ids.into_iter()
+        .map(|id| {
+            let text = read_text(&dir.join(format!("memory_tier{id}/nodelist")))?;
+            Ok((id, parse_list(&text)))
+        })
+        .collect()
+}
+
+/// The numbers N of the entries `PREFIXN` in a directory.
+fn numbered_entries(dir: &Path, prefix: &str) -> Result<Vec<u32>, NodesError> {
+    let to_error = |source| NodesError::Io {
+        path: dir.into(),
+        source,
+    };
+    let mut numbers = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(to_error)? {
+        let name = entry.map_err(to_error)?.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix(prefix));
+        numbers.extend(number.and_then(|number| number.parse::<u32>().ok()));
+    }
+    Ok(numbers)
+}
+
+fn read_text(path: &Path) -> Result<String, NodesError> {
+    std::fs::read_to_string(path).map_err(|source| NodesError::Io {
+        path: path.into(),
+        source,
+    })
+}
+
+/// The value of `Node N KEY value kB`.
+fn meminfo_bytes(meminfo: &str, key: &str) -> Option<ByteCount> {
+    let line = meminfo
+        .lines()
+        .find(|line| line.split_ascii_whitespace().nth(2) == Some(key))?;
+    let kib: u64 = line.split_ascii_whitespace().nth(3)?.parse().ok()?;
+    Some(ByteCount(kib.checked_mul(1024)?))
+}
+
+/// A list of the kernel's, such as `0-3,7`. Numbers above 1023 (the most nodes that Linux can
+/// have) are left out, so that a wild range costs nothing.
+pub(crate) fn parse_list(text: &str) -> Vec<u32> {
+    const MAX: u32 = 1023;
+    text.trim()
+        .split(',')
+        .filter_map(|part| {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            Some(first.trim().parse().ok()?..=last.trim().parse::<u32>().ok()?.min(MAX))
+        })
+        .flatten()
+        .take(MAX as usize + 1)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,96 @@
+//! The seam to the kernel's page placement: where pages are, and moving them.
+//!
+//! [`LivePages`] is the kernel; tests stand a simulated one in its place. One conformance suite
+//! runs over both.
+
+mod live;
+#[cfg(test)]
+pub(crate) mod simulated;
+
+#[cfg(test)]
+mod conformance;
+
+use demeter_policy::{GuestVirtAddr, NodeId, Pid};
+
+pub use live::LivePages;
+
+/// The most pages in one call: bounds the kernel's work and our buffers.
+pub const PAGES_PER_CALL_MAX: usize = 8192;
+
+/// What the kernel says of one page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PageState {
+    /// It lies on this node.
+    On(NodeId),
+    /// Nothing is mapped there, or it is not in memory.
+    Absent,
+    /// It was not looked at or not moved, for this reason.
+    Failed(Errno),
+}
+
+/// An error number of the kernel (errno(3)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Errno(pub i32);
+
+impl Errno {
+    /// Its name, `EBUSY` for example; `errno N` for those that moving pages never yields.
+    pub fn name(self) -> String {
+        match self.0 {
+            libc::EACCES => "EACCES".into(),
+            libc::EAGAIN => "EAGAIN".into(),
+            libc::EBUSY => "EBUSY".into(),
+            libc::EFAULT => "EFAULT".into(),
+            libc::EIO => "EIO".into(),
+            libc::EINVAL => "EINVAL".into(),
+            libc::ENOENT => "ENOENT".into(),
+            libc::ENOMEM => "ENOMEM".into(),
+            other => format!("errno {other}"),
+        }
+    }
+}
+
+/// Where the pages of a process are, and moving them to a node.
+///
+/// Both calls append one [`PageState`] per address, in order, and take at most
+/// [`PAGES_PER_CALL_MAX`] addresses.
+pub trait Pages: Send {
+    /// Asks where pages are.
+    fn locate(
+        &mut self,
+        pid: Pid,
+        pages: &[GuestVirtAddr],
+        out: &mut Vec<PageState>,
+    ) -> Result<(), PagesError>;
+
+    /// Moves pages to a node, each whole: a huge page is moved by the address of any part of it.
+    /// A state other than `On(to)` may mean that the page did move all the same: whoever needs
+    /// to know asks [`Self::locate`].
+    fn migrate(
+        &mut self,
+        pid: Pid,
+        pages: &[GuestVirtAddr],
+        to: NodeId,
+        out: &mut Vec<PageState>,
+    ) -> Result<(), PagesError>;
+}
+
+/// Why a whole call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum PagesError {
+    /// The process has ended.
+    #[error("process {0} has gone")]
+    Gone(Pid),
+    /// The process belongs to somebody else.
+    #[error(
+        "may not move pages of process {0}; run as root or with CAP_SYS_NICE and CAP_SYS_PTRACE"
+    )]
+    Denied(Pid),
+    /// Anything else that the kernel said.
+    #[error("move_pages of process {pid}: {source}")]
+    Io {
+        /// Whose pages.
+        pid: Pid,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}

@@ -1,0 +1,119 @@
+//! A simulated kernel for tests: nodes with capacity, base and huge pages, pages that stick.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use demeter_policy::{BLOCK_SIZE, ByteCount, GuestVirtAddr, NodeId, PAGE_SIZE, Pid};
+
+use super::{Errno, PageState, Pages, PagesError};
+
+/// A machine with nodes of limited size.
+#[derive(Debug, Default)]
+pub(crate) struct SimulatedPages {
+    /// Free bytes of each node.
+    pub free: BTreeMap<NodeId, u64>,
+    /// Pages by process and first address: node and size.
+    pages: BTreeMap<(Pid, u64), (NodeId, u64)>,
+    /// Pages that will not move.
+    pub stuck: BTreeSet<(Pid, u64)>,
+    /// Calls of `migrate` so far.
+    pub migrate_calls: usize,
+    /// The least that node 0 ever had free.
+    pub least_free: u64,
+}
+
+impl SimulatedPages {
+    pub fn new(fast_free: u64, slow_free: u64) -> Self {
+        Self {
+            free: [(NodeId(0), fast_free), (NodeId(1), slow_free)].into(),
+            least_free: fast_free,
+            ..Self::default()
+        }
+    }
+
+    /// Maps one page of `size` bytes that lies on `node`, in addition to what is free.
+    pub fn map(&mut self, pid: Pid, start: u64, size: u64, node: NodeId) {
+        self.pages.insert((pid, start), (node, size));
+    }
+
+    /// Maps a block of 2 MiB as one huge page or as base pages.
+    pub fn map_block(&mut self, pid: Pid, block: u64, huge: bool, node: NodeId) {
+        let size = if huge { BLOCK_SIZE } else { PAGE_SIZE };
+        for start in (block * BLOCK_SIZE..(block + 1) * BLOCK_SIZE).step_by(size as usize) {
+            self.map(pid, start, size, node);
+        }
+    }
+
+    /// The process ends.
+    pub fn kill(&mut self, pid: Pid) {
+        self.pages.retain(|(p, _), _| *p != pid);
+    }
+
+    /// Bytes that `pid` has on `node`.
+    pub fn on(&self, pid: Pid, node: NodeId) -> ByteCount {
+        let here = |((p, _), (n, size)): (&(Pid, u64), &(NodeId, u64))| {
+            if *p == pid && *n == node { *size } else { 0 }
+        };
+        ByteCount(self.pages.iter().map(here).sum())
+    }
+
+    fn page_at(&self, pid: Pid, addr: u64) -> Option<(u64, NodeId, u64)> {
+        let (&(p, start), &(node, size)) = self.pages.range(..=(pid, addr)).next_back()?;
+        (p == pid && addr < start + size).then_some((start, node, size))
+    }
+
+    fn known(&self, pid: Pid) -> Result<(), PagesError> {
+        let any = self.pages.keys().any(|(p, _)| *p == pid);
+        if any {
+            Ok(())
+        } else {
+            Err(PagesError::Gone(pid))
+        }
+    }
+}
+
+impl Pages for SimulatedPages {
+    fn locate(
+        &mut self,
+        pid: Pid,
+        pages: &[GuestVirtAddr],
+        out: &mut Vec<PageState>,
+    ) -> Result<(), PagesError> {
+        self.known(pid)?;
+        out.extend(pages.iter().map(|a| match self.page_at(pid, a.0) {
+            Some((_, node, _)) => PageState::On(node),
+            None => PageState::Absent,
+        }));
+        Ok(())
+    }
+
+    fn migrate(
+        &mut self,
+        pid: Pid,
+        pages: &[GuestVirtAddr],
+        to: NodeId,
+        out: &mut Vec<PageState>,
+    ) -> Result<(), PagesError> {
+        self.known(pid)?;
+        self.migrate_calls += 1;
+        for addr in pages {
+            out.push(match self.page_at(pid, addr.0) {
+                None => PageState::Absent,
+                Some((_, node, _)) if node == to => PageState::On(to),
+                Some((start, _, _)) if self.stuck.contains(&(pid, start)) => {
+                    PageState::Failed(Errno(libc::EBUSY))
+                }
+                Some((_, _, size)) if self.free[&to] < size => {
+                    PageState::Failed(Errno(libc::ENOMEM))
+                }
+                Some((start, node, size)) => {
+                    *self.free.get_mut(&to).unwrap() -= size;
+                    *self.free.get_mut(&node).unwrap() += size;
+                    self.pages.insert((pid, start), (to, size));
+                    self.least_free = self.least_free.min(self.free[&NodeId(0)]);
+                    PageState::On(to)
+                }
+            });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,242 @@
+//! What the agent tells about itself: one snapshot, made anew every epoch, for JSON and for
+//! Prometheus alike.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::{Registry, Unit};
+use serde::Serialize;
+
+/// A snapshot of the agent. Counters count from its start.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Status {
+    /// The agent's version.
+    pub version: &'static str,
+    /// Whether it is paused: it neither observes nor moves.
+    pub paused: bool,
+    /// The tracker in use.
+    pub tracker: String,
+    /// Trackers that were tried before it, and why they were not taken.
+    pub passed_over: Vec<String>,
+    /// The fast node.
+    pub fast_node: u32,
+    /// The slow node.
+    pub slow_node: u32,
+    /// Epochs so far.
+    pub epochs: u64,
+    /// Processes looked after.
+    pub targets: Vec<TargetStatus>,
+    /// Samples taken from the tracker.
+    pub samples: u64,
+    /// Samples that the tracker lost.
+    pub samples_lost: u64,
+    /// Records that belonged to nobody, were malformed or fell outside of every range.
+    pub samples_rejected: u64,
+    /// Bytes that plans wanted to move and that were tried.
+    pub tried_bytes: u64,
+    /// Bytes moved to fast memory, verified by node.
+    pub promoted_bytes: u64,
+    /// Bytes moved to slow memory, verified by node.
+    pub demoted_bytes: u64,
+    /// Bytes that did not move, by the kernel's reason.
+    pub failed_bytes: BTreeMap<String, u64>,
+    /// Blocks that would not move and are left alone for a while.
+    pub blocks_set_aside: u64,
+    /// Free fast memory above the kernel's watermarks, when last looked at.
+    pub fast_free_bytes: u64,
+    /// The last error that did not end the agent.
+    pub last_error: Option<String>,
+}
+
+/// One process looked after.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct TargetStatus {
+    /// Its number.
+    pub pid: u32,
+    /// Its command's name.
+    pub comm: String,
+    /// Ranges that its address space is classified into.
+    pub ranges: u64,
+    /// Decayed samples in them.
+    pub heat: f64,
+    /// Bytes in fast memory, as far as known.
+    pub fast_bytes: u64,
+    /// Bytes in slow memory, as far as known.
+    pub slow_bytes: u64,
+}
+
+/// The snapshot that the agent writes and the server reads.
+#[derive(Debug, Clone, Default)]
+pub struct StatusCell(Arc<Mutex<Status>>);
+
+impl StatusCell {
+    /// A copy of the latest snapshot.
+    pub fn get(&self) -> Status {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Changes the snapshot.
+    pub fn update(&self, change: impl FnOnce(&mut Status)) {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// The latest snapshot in Prometheus' text format (OpenMetrics).
+    pub fn prometheus(&self) -> String {
+        let mut registry = Registry::with_prefix("demeter_guest");
+        registry.register_collector(Box::new(Snapshot(self.get())));
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry)
+            .expect("writing to a string does not fail");
+        text
+    }
+}
+
+/// The labels of per-process metrics.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ProcessLabels {
+    pid: u32,
+    comm: String,
+    tier: &'static str,
+}
+
+/// The label of failed bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabel {
+    errno: String,
+}
+
+#[derive(Debug)]
+struct Snapshot(Status);
+
+impl Collector for Snapshot {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let s = &self.0;
+        let mut counter = |name, help, unit: Option<&Unit>, value: u64| {
+            let metric = ConstCounter::new(value);
+            metric.encode(encoder.encode_descriptor(name, help, unit, metric.metric_type())?)
+        };
+        let bytes = Some(&Unit::Bytes);
+        counter("epochs", "Epochs since the start", None, s.epochs)?;
+        counter("samples", "Samples taken from the tracker", None, s.samples)?;
+        counter(
+            "samples_lost",
+            "Samples that the tracker lost",
+            None,
+            s.samples_lost,
+        )?;
+        counter(
+            "samples_rejected",
+            "Records of nobody we follow",
+            None,
+            s.samples_rejected,
+        )?;
+        counter("tried", "Bytes tried to move", bytes, s.tried_bytes)?;
+        counter(
+            "promoted",
+            "Bytes moved to fast memory, verified",
+            bytes,
+            s.promoted_bytes,
+        )?;
+        counter(
+            "demoted",
+            "Bytes moved to slow memory, verified",
+            bytes,
+            s.demoted_bytes,
+        )?;
+        let mut gauge = |name, help, unit: Option<&Unit>, value: u64| {
+            let metric = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+            metric.encode(encoder.encode_descriptor(name, help, unit, metric.metric_type())?)
+        };
+        gauge("paused", "1 while paused", None, s.paused.into())?;
+        gauge(
+            "targets",
+            "Processes looked after",
+            None,
+            s.targets.len() as u64,
+        )?;
+        gauge(
+            "blocks_set_aside",
+            "Blocks left alone after they failed",
+            None,
+            s.blocks_set_aside,
+        )?;
+        gauge(
+            "fast_free",
+            "Free fast memory above the watermarks",
+            bytes,
+            s.fast_free_bytes,
+        )?;
+
+        let failed = Family::<ReasonLabel, prometheus_client::metrics::counter::Counter>::default();
+        for (errno, bytes) in &s.failed_bytes {
+            failed
+                .get_or_create(&ReasonLabel {
+                    errno: errno.clone(),
+                })
+                .inc_by(*bytes);
+        }
+        let help = "Bytes that did not move, by reason";
+        failed.encode(encoder.encode_descriptor("failed", help, bytes, failed.metric_type())?)?;
+
+        let resident = Family::<ProcessLabels, prometheus_client::metrics::gauge::Gauge>::default();
+        for t in &s.targets {
+            for (tier, bytes) in [("fast", t.fast_bytes), ("slow", t.slow_bytes)] {
+                let labels = ProcessLabels {
+                    pid: t.pid,
+                    comm: t.comm.clone(),
+                    tier,
+                };
+                resident
+                    .get_or_create(&labels)
+                    .set(i64::try_from(bytes).unwrap_or(i64::MAX));
+            }
+        }
+        let help = "Resident bytes of a process by tier";
+        resident.encode(encoder.encode_descriptor(
+            "resident",
+            help,
+            bytes,
+            resident.metric_type(),
+        )?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_snapshot_reads_the_same_in_both_formats() {
+        let cell = StatusCell::default();
+        cell.update(|s| {
+            s.promoted_bytes = 4096;
+            s.failed_bytes.insert("EBUSY".into(), 8192);
+            s.targets.push(TargetStatus {
+                pid: 7,
+                comm: "a\"b\n".into(),
+                fast_bytes: 5,
+                ..Default::default()
+            });
+        });
+        let text = cell.prometheus();
+        for line in [
+            "demeter_guest_promoted_bytes_total 4096",
+            "demeter_guest_failed_bytes_total{errno=\"EBUSY\"} 8192",
+            "demeter_guest_resident_bytes{pid=\"7\",comm=\"a\\\"b\\n\",tier=\"fast\"} 5",
+            "demeter_guest_targets 1",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+        }
+        let json = serde_json::to_value(cell.get()).unwrap();
+        assert_eq!(json["promoted_bytes"], 4096);
+        assert_eq!(json["failed_bytes"]["EBUSY"], 8192);
+    }
+}

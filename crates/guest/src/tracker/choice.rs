@@ -1,0 +1,136 @@
+//! Which tracker to use.
+
+use serde::{Deserialize, Serialize};
+
+use super::damon::DamonTracker;
+use super::lab::LabTracker;
+use super::perf::PerfTracker;
+use super::{Settings, Tracker, TrackerError};
+
+/// What the person asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Choice {
+    /// The best that really yields addresses: perf, else lab, else damon.
+    #[default]
+    Auto,
+    /// Load samples from the CPU.
+    Perf,
+    /// Regions from the kernel's DAMON.
+    Damon,
+    /// Load samples from the lab's emulator.
+    Lab,
+}
+
+/// A tracker that was tried and not taken.
+#[derive(Debug)]
+pub struct PassedOver {
+    /// Its name.
+    pub tracker: &'static str,
+    /// Why.
+    pub why: TrackerError,
+}
+
+type Open = fn(&Settings) -> Result<Box<dyn Tracker>, TrackerError>;
+
+/// All trackers, best first.
+const TRACKERS: [(Choice, &str, Open); 3] = [
+    (Choice::Perf, "perf", |settings| {
+        Ok(Box::new(PerfTracker::new(settings)?))
+    }),
+    (Choice::Lab, "lab", |settings| {
+        Ok(Box::new(LabTracker::new(settings)?))
+    }),
+    (Choice::Damon, "damon", |settings| {
+        Ok(Box::new(DamonTracker::new(settings)?))
+    }),
+];
+
+/// Opens the tracker that was asked for, or the first that works, with those passed over.
+pub fn choose(
+    want: Choice,
+    settings: &Settings,
+) -> Result<(Box<dyn Tracker>, Vec<PassedOver>), TrackerError> {
+    let mut passed_over = Vec::new();
+    for (choice, tracker, open) in TRACKERS {
+        if want != Choice::Auto && want != choice {
+            continue;
+        }
+        match open(settings) {
+            Ok(tracker) => return Ok((tracker, passed_over)),
+            Err(why) if want != Choice::Auto => return Err(why),
+            Err(why) => passed_over.push(PassedOver { tracker, why }),
+        }
+    }
+    let reasons: Vec<_> = passed_over
+        .iter()
+        .map(|passed| passed.why.to_string())
+        .collect();
+    Err(TrackerError::Unavailable {
+        tracker: "auto",
+        why: format!("no tracker works here ({})", reasons.join("; ")),
+        mend: "`demeter probe` says what each one needs".into(),
+    })
+}
+
+/// Tries every tracker; `None` where it works.
+pub(crate) fn try_all(settings: &Settings) -> Vec<(&'static str, Option<TrackerError>)> {
+    TRACKERS
+        .iter()
+        .map(|(_, name, open)| (*name, open(settings).err()))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nowhere() -> (tempfile::TempDir, Settings) {
+        let root = tempfile::tempdir().unwrap();
+        let settings = Settings {
+            root: root.path().into(),
+            ..Settings::default()
+        };
+        (root, settings)
+    }
+
+    #[test]
+    fn every_tracker_that_fails_is_named_with_its_reason() {
+        let (_root, settings) = nowhere();
+        let error = choose(Choice::Auto, &settings).err().unwrap().to_string();
+        for name in ["perf", "lab", "damon"] {
+            assert!(error.contains(&format!("tracker {name}: ")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_tracker_asked_for_by_name_gives_its_own_reason() {
+        let (_root, settings) = nowhere();
+        let error = choose(Choice::Lab, &settings).err().unwrap();
+        assert!(
+            matches!(error, TrackerError::Unavailable { tracker: "lab", .. }),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn auto_takes_the_lab_before_damon() {
+        let (root, settings) = nowhere();
+        crate::tracker::lab::tests::FakeDevice::new(root.path(), 1);
+        let (tracker, passed_over) = choose(Choice::Auto, &settings).unwrap();
+        assert_eq!(tracker.name(), "lab");
+        let names: Vec<_> = passed_over.iter().map(|passed| passed.tracker).collect();
+        assert_eq!(names, ["perf"]);
+    }
+
+    #[test]
+    fn choices_are_written_in_lower_case() {
+        #[derive(Deserialize)]
+        struct Config {
+            tracker: Choice,
+        }
+        let config: Config = toml::from_str("tracker = \"damon\"").unwrap();
+        assert_eq!(config.tracker, Choice::Damon);
+        assert!(toml::from_str::<Config>("tracker = \"Damon\"").is_err());
+    }
+}

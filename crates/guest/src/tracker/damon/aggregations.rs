@@ -1,0 +1,283 @@
+//! What a kdamond finds, through the tracepoint `damon:damon_aggregated`: one record per region
+//! and aggregation interval.
+//!
+//! The other way, listing regions through sysfs, makes the caller wait for two aggregation
+//! intervals, costs four file reads a region and does not say whose a region is.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use demeter_policy::{GuestVirtAddr, Pid, VirtRange};
+
+use super::super::TrackerError;
+use super::super::perf::ring::{self, Record, Ring};
+use super::super::perf::sys::{self, Attr, Scope, sample};
+use super::NAME;
+use super::regions::Region;
+
+/// Where tracefs is mounted.
+const TRACEFS: [&str; 2] = ["sys/kernel/tracing", "sys/kernel/debug/tracing"];
+
+/// `PERF_TYPE_TRACEPOINT` (linux/perf_event.h).
+const TYPE_TRACEPOINT: u32 = 2;
+
+/// Several epochs' worth of records of about 64 bytes.
+const RING_BYTES: usize = 256 << 10;
+
+/// The tracepoint's records of one kdamond.
+pub(super) struct Aggregations {
+    ring: Ring,
+    format: Format,
+    /// Kept open for as long as it is to write.
+    _event: OwnedFd,
+}
+
+impl Aggregations {
+    /// Listens to a kdamond's thread.
+    pub(super) fn open(root: &Path, kdamond: Pid) -> Result<Self, TrackerError> {
+        let (id, format) = tracepoint(root)?;
+        let attr = Attr {
+            kind: TYPE_TRACEPOINT,
+            size: size_of::<Attr>() as u32,
+            config: id,
+            sample_period: 1,
+            sample_type: sample::RAW,
+            ..Attr::default()
+        };
+        let event =
+            sys::open(&attr, Scope::Thread(kdamond), None).map_err(|error| match error.kind() {
+                io::ErrorKind::PermissionDenied => TrackerError::Unavailable {
+                    tracker: NAME,
+                    why: format!("the kernel refuses the tracepoint damon_aggregated: {error}"),
+                    mend: "run the agent as root (CAP_PERFMON and CAP_SYS_PTRACE)".into(),
+                },
+                _ => to_error("listen to damon_aggregated", error),
+            })?;
+        Self::on(event, format)
+    }
+
+    /// Reads the ring of a given event.
+    pub(super) fn on(event: OwnedFd, format: Format) -> Result<Self, TrackerError> {
+        let ring = Ring::map(&event, RING_BYTES)
+            .map_err(|error| to_error("map the ring of damon_aggregated", error))?;
+        Ok(Self {
+            ring,
+            format,
+            _event: event,
+        })
+    }
+
+    /// The regions since the last call, those of `targets[i]` under target number i, and how
+    /// many were lost and how many malformed.
+    pub(super) fn take(&self, targets: &[Pid]) -> Result<(Vec<Region>, u64, u64), String> {
+        let mut bytes = Vec::new();
+        self.ring.take(&mut bytes)?;
+        let (mut regions, mut lost, mut rejected) = (Vec::new(), 0u64, 0);
+        for record in ring::records(&bytes) {
+            match record? {
+                Record::Sample(sample) => {
+                    let raw = ring::raw(sample);
+                    match raw.and_then(|raw| self.format.region(raw, targets)) {
+                        Some(region) => regions.push(region),
+                        None => rejected += 1,
+                    }
+                }
+                Record::Lost(count) => lost = lost.saturating_add(count),
+                Record::Other => {}
+            }
+        }
+        Ok((regions, lost, rejected))
+    }
+}
+
+fn to_error(what: &str, source: io::Error) -> TrackerError {
+    TrackerError::Io {
+        tracker: NAME,
+        what: what.into(),
+        source,
+    }
+}
+
+/// The tracepoint's number and the layout of its records.
+fn tracepoint(root: &Path) -> Result<(u64, Format), TrackerError> {
+    let unavailable = |why: String| TrackerError::Unavailable {
+        tracker: NAME,
+        why,
+        mend: "use a kernel with CONFIG_FTRACE and mount tracefs: \
+               mount -t tracefs tracefs /sys/kernel/tracing"
+            .into(),
+    };
+    let dir = TRACEFS
+        .iter()
+        .map(|dir| root.join(dir).join("events/damon/damon_aggregated"))
+        .find(|dir| dir.join("id").exists())
+        .ok_or_else(|| unavailable("no tracepoint damon_aggregated in tracefs".into()))?;
+    let read = |file: &str| {
+        fs::read_to_string(dir.join(file))
+            .map_err(|error| to_error(&format!("read {}", dir.join(file).display()), error))
+    };
+    let id = read("id")?.trim().parse();
+    let id = id.map_err(|error| unavailable(format!("the tracepoint's id: {error}")))?;
+    let format = Format::parse(&read("format")?);
+    let format = format.map_err(|field| unavailable(format!("the tracepoint has no {field}")))?;
+    Ok((id, format))
+}
+
+/// Where the fields lie in the tracepoint's record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Format {
+    target: Field,
+    start: Field,
+    end: Field,
+    accesses: Field,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Field {
+    offset: usize,
+    /// 1 to 8 bytes.
+    size: usize,
+}
+
+impl Format {
+    /// Reads the tracepoint's `format` file; the error names the field that is not there.
+    pub fn parse(text: &str) -> Result<Self, &'static str> {
+        let field = |name: &'static str| Field::parse(text, name).ok_or(name);
+        Ok(Self {
+            target: field("target_id")?,
+            start: field("start")?,
+            end: field("end")?,
+            accesses: field("nr_accesses")?,
+        })
+    }
+
+    /// The region in a record, whose target number is an index of `targets`.
+    pub fn region(&self, record: &[u8], targets: &[Pid]) -> Option<Region> {
+        let target = usize::try_from(self.target.value(record)?).ok()?;
+        let start = GuestVirtAddr(self.start.value(record)?);
+        let end = GuestVirtAddr(self.end.value(record)?);
+        Some(Region {
+            pid: *targets.get(target)?,
+            range: VirtRange::new(start, end)?,
+            accesses: u32::try_from(self.accesses.value(record)?).ok()?,
+        })
+    }
+}
+
+impl Field {
+    /// A line such as `field:unsigned long start;	offset:24;	size:8;	signed:0;`.
+    fn parse(text: &str, name: &str) -> Option<Self> {
+        let line = text.lines().find(|line| {
+            let declaration = line
+                .trim()
+                .strip_prefix("field:")
+                .and_then(|rest| rest.split(';').next());
+            declaration.and_then(|words| words.split_whitespace().last()) == Some(name)
+        })?;
+        let number = |key: &str| {
+            line.split(';')
+                .find_map(|part| part.trim().strip_prefix(key)?.parse::<usize>().ok())
+        };
+        let field = Self {
+            offset: number("offset:")?,
+            size: number("size:")?,
+        };
+        (1..=8).contains(&field.size).then_some(field)
+    }
+
+    fn value(&self, record: &[u8]) -> Option<u64> {
+        let bytes = record.get(self.offset..self.offset.checked_add(self.size)?)?;
+        let mut word = [0; 8];
+        if cfg!(target_endian = "little") {
+            word[..self.size].copy_from_slice(bytes);
+        } else {
+            word[8 - self.size..].copy_from_slice(bytes);
+        }
+        Some(u64::from_ne_bytes(word))
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    pub(in super::super) const FORMAT: &str = "\
+name: damon_aggregated
+ID: 500
+format:
+\tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;
+\tfield:int common_pid;\toffset:4;\tsize:4;\tsigned:1;
+
+\tfield:unsigned long target_id;\toffset:8;\tsize:8;\tsigned:0;
+\tfield:unsigned int nr_regions;\toffset:16;\tsize:4;\tsigned:0;
+\tfield:unsigned long start;\toffset:24;\tsize:8;\tsigned:0;
+\tfield:unsigned long end;\toffset:32;\tsize:8;\tsigned:0;
+\tfield:unsigned int nr_accesses;\toffset:40;\tsize:4;\tsigned:0;
+\tfield:unsigned int age;\toffset:44;\tsize:4;\tsigned:0;
+";
+
+    /// The bytes of a record in that format.
+    pub(in super::super) fn record(target: u64, start: u64, end: u64, accesses: u32) -> Vec<u8> {
+        let mut bytes = vec![0; 48];
+        bytes[8..16].copy_from_slice(&target.to_ne_bytes());
+        bytes[24..32].copy_from_slice(&start.to_ne_bytes());
+        bytes[32..40].copy_from_slice(&end.to_ne_bytes());
+        bytes[40..44].copy_from_slice(&accesses.to_ne_bytes());
+        bytes
+    }
+
+    #[test]
+    fn a_region_belongs_to_the_target_of_its_number() {
+        let format = Format::parse(FORMAT).unwrap();
+        let region = format
+            .region(&record(1, 0x1000, 0x5000, 17), &[Pid(7), Pid(9)])
+            .unwrap();
+        assert_eq!((region.pid, region.accesses), (Pid(9), 17));
+        assert_eq!(region.range.start(), GuestVirtAddr(0x1000));
+        assert_eq!(region.range.end(), GuestVirtAddr(0x5000));
+    }
+
+    #[test]
+    fn records_that_make_no_sense_are_no_regions() {
+        let format = Format::parse(FORMAT).unwrap();
+        let targets = [Pid(7)];
+        assert_eq!(format.region(&record(1, 0x1000, 0x5000, 1), &targets), None);
+        assert_eq!(format.region(&record(0, 0x5000, 0x5000, 1), &targets), None);
+        assert_eq!(
+            format.region(&record(0, 0x1000, 0x5000, 1)[..40], &targets),
+            None
+        );
+    }
+
+    #[test]
+    fn a_missing_field_is_named() {
+        let text = FORMAT.replace("nr_accesses", "accesses");
+        assert_eq!(Format::parse(&text), Err("nr_accesses"));
+        assert_eq!(
+            Format::parse(&FORMAT.replace("size:8", "size:9")),
+            Err("target_id")
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn any_record_in_any_format_is_survived(
+            offsets in prop::array::uniform4(prop_oneof![0usize..64, any::<usize>()]),
+            record in prop::collection::vec(any::<u8>(), 0..64),
+        ) {
+            let text: String = ["target_id", "start", "end", "nr_accesses"]
+                .iter()
+                .zip(offsets)
+                .map(|(name, offset)| format!("field:int {name};\toffset:{offset};\tsize:8;\n"))
+                .collect();
+            let format = Format::parse(&text).unwrap();
+            if let Some(region) = format.region(&record, &[Pid(1)]) {
+                prop_assert!(region.range.start() < region.range.end());
+            }
+        }
+    }
+}

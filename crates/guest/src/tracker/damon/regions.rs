@@ -1,0 +1,170 @@
+//! From DAMON's regions to samples.
+//!
+//! DAMON says of a region in how many of the last sampling intervals one of its pages, picked at
+//! random, was found accessed. That share saturates: a page used twice in an interval counts as
+//! much as one used a thousand times. Taking accesses to arrive independently, a share f of
+//! touched intervals stands for -ln(1 - f) accesses per interval, which tells hot from lukewarm
+//! better. A region's heat per byte is that number; it yields samples evenly spaced over its
+//! length.
+//!
+//! Properties: a region's samples are proportional to heat x length up to one; samples lie inside
+//! their region; there are never more than `max`; nothing accessed yields nothing.
+
+use demeter_policy::{GuestVirtAddr, MIB, Pid, Sample, VirtRange};
+
+/// Samples for two mebibytes that are accessed once per interval: a memory of a gibibyte, an
+/// eighth of it hot, yields about as many in an epoch as load sampling does.
+const SAMPLES_PER_HEAT: f64 = 1.0;
+
+/// Most samples for all regions together: so many tell them apart.
+const MAX_SAMPLES: usize = 2000;
+
+/// What DAMON found out about a range of addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Region {
+    /// The process.
+    pub pid: Pid,
+    /// Its addresses.
+    pub range: VirtRange,
+    /// Sampling intervals in which it was found accessed.
+    pub accesses: u32,
+}
+
+/// Appends at most `max` samples for the regions, of `intervals` sampling intervals each, to
+/// `out`.
+pub fn samples(regions: &[Region], intervals: u32, max: usize, out: &mut Vec<Sample>) {
+    let shares: Vec<f64> = regions
+        .iter()
+        .map(|region| {
+            let heat = heat(region.accesses, intervals);
+            heat * SAMPLES_PER_HEAT * region.range.len().0 as f64 / (2 * MIB) as f64
+        })
+        .collect();
+    let total: f64 = shares.iter().sum();
+    let max = max.min(MAX_SAMPLES) as f64;
+    let scale = if total > max { max / total } else { 1.0 };
+
+    // Rounding the running sum carries what one region loses on to the next.
+    let mut sum = 0.0;
+    let mut given = 0;
+    for (region, share) in regions.iter().zip(shares) {
+        sum += share * scale;
+        let due = (sum.min(max).round() as u64).saturating_sub(given);
+        given += due;
+        out.extend(spread(region, due));
+    }
+}
+
+/// Accesses per sampling interval that would leave so many intervals untouched.
+fn heat(accesses: u32, intervals: u32) -> f64 {
+    // One interval too few to be sure counts as half an interval untouched.
+    let untouched = f64::from(intervals.saturating_sub(accesses)).max(0.5);
+    (f64::from(intervals.max(1)) / untouched).ln().max(0.0)
+}
+
+/// `count` samples in the middles of as many equal parts of a region.
+fn spread(region: &Region, count: u64) -> impl Iterator<Item = Sample> {
+    let (start, len) = (region.range.start().0, u128::from(region.range.len().0));
+    let pid = region.pid;
+    (0..count).map(move |part| {
+        let offset = len * (2 * u128::from(part) + 1) / (2 * u128::from(count));
+        Sample {
+            pid,
+            addr: GuestVirtAddr(start + offset as u64),
+            weight: 1,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn region(start: u64, len: u64, accesses: u32) -> Region {
+        let range = VirtRange::new(GuestVirtAddr(start), GuestVirtAddr(start + len)).unwrap();
+        Region {
+            pid: Pid(1),
+            range,
+            accesses,
+        }
+    }
+
+    fn samples_of(regions: &[Region], max: usize) -> Vec<Sample> {
+        let mut out = Vec::new();
+        samples(regions, 20, max, &mut out);
+        out
+    }
+
+    #[test]
+    fn a_hot_region_outweighs_a_lukewarm_one_by_more_than_its_share() {
+        let regions = [
+            region(0x10_0000, 64 * MIB, 15),
+            region(64 << 30, 64 * MIB, 20),
+        ];
+        let found = samples_of(&regions, 10_000);
+        let hot = found
+            .iter()
+            .filter(|sample| regions[1].range.contains(sample.addr))
+            .count();
+        let lukewarm = found.len() - hot;
+        assert!(
+            lukewarm > 0 && hot as f64 > 2.0 * lukewarm as f64,
+            "{hot} to {lukewarm}"
+        );
+    }
+
+    #[test]
+    fn what_is_not_accessed_yields_nothing() {
+        assert_eq!(samples_of(&[region(4096, 1 << 40, 0)], 100), []);
+    }
+
+    #[test]
+    fn more_accesses_than_intervals_count_as_all() {
+        let all = samples_of(&[region(4096, 8 * MIB, 20)], 1000).len();
+        assert_eq!(
+            samples_of(&[region(4096, 8 * MIB, u32::MAX)], 1000).len(),
+            all
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn samples_lie_inside_and_follow_heat_times_length(
+            sizes in prop::collection::vec((1u64..1 << 40, 0u32..30), 0..60),
+            max in 0usize..3000,
+            intervals in 0u32..40,
+        ) {
+            let mut next = 4096;
+            let regions: Vec<_> = sizes
+                .into_iter()
+                .map(|(len, accesses)| {
+                    let region = region(next, len, accesses);
+                    next += len;
+                    region
+                })
+                .collect();
+            let mut found = Vec::new();
+            samples(&regions, intervals, max, &mut found);
+            prop_assert!(found.len() <= max);
+
+            let wanted: Vec<f64> = regions
+                .iter()
+                .map(|region| heat(region.accesses, intervals) * region.range.len().0 as f64)
+                .collect();
+            let total: f64 = wanted.iter().sum();
+            let mut placed = 0;
+            for (region, wanted) in regions.iter().zip(&wanted) {
+                let count =
+                    found.iter().filter(|sample| region.range.contains(sample.addr)).count();
+                placed += count;
+                if total > 0.0 {
+                    let due = wanted / total * found.len() as f64;
+                    prop_assert!((count as f64 - due).abs() <= 2.0, "{} for {}", count, due);
+                }
+            }
+            prop_assert_eq!(placed, found.len());
+        }
+    }
+}

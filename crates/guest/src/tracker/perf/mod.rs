@@ -1,0 +1,224 @@
+//! The tracker on the CPU's own load sampling, through perf_event_open(2).
+//!
+//! One event per CPU, for all processes, whose records are filtered by process: so threads that
+//! run already, new threads and forked children are all covered, and the number of descriptors
+//! does not grow with the targets. It needs CAP_PERFMON (or perf_event_paranoid <= 0).
+//!
+//! The kernel writes hardware records in bulk when it switches tasks, without an interrupt for
+//! each, as long as the event has a fixed period, no wake-up and only simple fields
+//! (large PEBS: arch/x86/events/intel/core.c, `intel_pmu_large_pebs_flags`). The attributes in
+//! [`event`] keep to that.
+
+mod event;
+pub(super) mod ring;
+mod selftest;
+pub(super) mod sys;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use demeter_policy::{Pid, Sample};
+
+pub use event::EventKind;
+pub use ring::{Record, access, raw, records};
+
+use super::{Drained, Settings, Tracker, TrackerError, is_user_address};
+use event::Event;
+use ring::Ring;
+
+const NAME: &str = "perf";
+
+/// Bytes of records that a CPU's ring holds; with its control page it stays within the kernel's
+/// default `perf_event_mlock_kb` of 516.
+const RING_BYTES: usize = 512 << 10;
+
+/// Reads the kernel's perf rings, one per CPU.
+pub struct PerfTracker {
+    event: Event,
+    root: std::path::PathBuf,
+    rings: BTreeMap<u32, CpuRing>,
+    targets: BTreeSet<Pid>,
+    paused: bool,
+}
+
+struct CpuRing {
+    ring: Ring,
+    event: OwnedFd,
+    /// Kept open: the event is scheduled only together with its leader.
+    _leader: Option<OwnedFd>,
+}
+
+impl PerfTracker {
+    /// Opens the hardware's load sampling and proves that it yields addresses.
+    pub fn new(settings: &Settings) -> Result<Self, TrackerError> {
+        let mut tracker = Self::with_event(EventKind::detect(&settings.root)?, settings)?;
+        selftest::check(&mut tracker)?;
+        tracker.set_targets(&[])?;
+        Ok(tracker)
+    }
+
+    /// Opens a given kind of event on every CPU, whatever it may yield.
+    pub fn with_event(kind: EventKind, settings: &Settings) -> Result<Self, TrackerError> {
+        let mut tracker = Self {
+            event: kind.event(settings)?,
+            root: settings.root.clone(),
+            rings: BTreeMap::new(),
+            targets: BTreeSet::new(),
+            paused: false,
+        };
+        tracker.follow_cpus()?;
+        Ok(tracker)
+    }
+
+    /// Opens rings for CPUs that came online and closes those of CPUs that went.
+    fn follow_cpus(&mut self) -> Result<(), TrackerError> {
+        let online = online_cpus(&self.root)?;
+        self.rings.retain(|cpu, _| online.contains(cpu));
+        for cpu in online {
+            if self.rings.contains_key(&cpu) {
+                continue;
+            }
+            match CpuRing::open(&self.event, cpu) {
+                Ok(ring) => {
+                    if !self.paused {
+                        ring.enable(true)?;
+                    }
+                    self.rings.insert(cpu, ring);
+                }
+                // It went offline since we read the list.
+                Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
+                Err(error) => return Err(self.event.refused(&self.root, error)),
+            }
+        }
+        if self.rings.is_empty() {
+            let error = io::Error::from_raw_os_error(libc::ENODEV);
+            return Err(self.event.refused(&self.root, error));
+        }
+        Ok(())
+    }
+
+    fn enable(&self, on: bool) -> Result<(), TrackerError> {
+        self.rings.values().try_for_each(|ring| ring.enable(on))
+    }
+}
+
+impl CpuRing {
+    fn open(event: &Event, cpu: u32) -> io::Result<Self> {
+        let leader = event
+            .leader
+            .as_ref()
+            .map(|leader| sys::open(leader, sys::Scope::Cpu(cpu), None))
+            .transpose()?;
+        let event = sys::open(&event.attr, sys::Scope::Cpu(cpu), leader.as_ref())?;
+        let ring = Ring::map(&event, RING_BYTES)?;
+        Ok(Self {
+            ring,
+            event,
+            _leader: leader,
+        })
+    }
+
+    fn enable(&self, on: bool) -> Result<(), TrackerError> {
+        sys::enable(self._leader.as_ref().unwrap_or(&self.event), on).map_err(|source| {
+            TrackerError::Io {
+                tracker: NAME,
+                what: "switch the event".into(),
+                source,
+            }
+        })
+    }
+}
+
+impl Tracker for PerfTracker {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn set_targets(&mut self, targets: &[Pid]) -> Result<(), TrackerError> {
+        self.targets = targets.iter().copied().collect();
+        self.follow_cpus()
+    }
+
+    fn drain(&mut self, out: &mut Vec<Sample>, max: usize) -> Result<Drained, TrackerError> {
+        let mut drained = Drained::default();
+        if self.paused {
+            return Ok(drained);
+        }
+        let mut fault = None;
+        let mut bytes = Vec::new();
+        for (index, (cpu, CpuRing { ring, .. })) in self.rings.iter().enumerate() {
+            if let Err(what) = ring.take(&mut bytes) {
+                fault = Some(format!("CPU {cpu}: {what}"));
+                continue;
+            }
+            // No CPU may fill the whole quota and silence those after it.
+            let cpus_left = self.rings.len() - index;
+            let mut quota = (max - drained.taken as usize) / cpus_left;
+            for record in records(&bytes) {
+                let sample = match record {
+                    Ok(Record::Sample(sample)) => access(sample),
+                    Ok(Record::Lost(count)) => {
+                        drained.lost = drained.lost.saturating_add(count);
+                        continue;
+                    }
+                    Ok(Record::Other) => continue,
+                    Err(what) => {
+                        fault = Some(format!("CPU {cpu}: {what}"));
+                        continue;
+                    }
+                };
+                match sample
+                    .filter(|(pid, addr)| self.targets.contains(pid) && is_user_address(*addr))
+                {
+                    None => drained.rejected += 1,
+                    Some(_) if quota == 0 => drained.lost += 1,
+                    Some((pid, addr)) => {
+                        out.push(Sample {
+                            pid,
+                            addr,
+                            weight: 1,
+                        });
+                        drained.taken += 1;
+                        quota -= 1;
+                    }
+                }
+            }
+        }
+        match fault {
+            None => Ok(drained),
+            Some(what) => Err(TrackerError::Corrupt {
+                tracker: NAME,
+                what,
+            }),
+        }
+    }
+
+    fn pause(&mut self) -> Result<(), TrackerError> {
+        self.paused = true;
+        self.enable(false)
+    }
+
+    fn resume(&mut self) -> Result<(), TrackerError> {
+        if self.paused {
+            self.rings.values().for_each(|cpu| cpu.ring.discard());
+            self.paused = false;
+            self.enable(true)?;
+        }
+        Ok(())
+    }
+}
+
+fn online_cpus(root: &Path) -> Result<Vec<u32>, TrackerError> {
+    let path = root.join("sys/devices/system/cpu/online");
+    let text = std::fs::read_to_string(&path).map_err(|source| TrackerError::Io {
+        tracker: NAME,
+        what: format!("read {}", path.display()),
+        source,
+    })?;
+    Ok(crate::nodes::parse_list(&text))
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,259 @@
+//! The ring of a perf event: the shared memory, and the records in it as bytes.
+//!
+//! Layouts are those of `struct perf_event_mmap_page` and `enum perf_event_type` in
+//! linux/perf_event.h. Nothing is taken on trust: a head that cannot be and a size that cannot
+//! be are errors, after which the ring is in step again.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+
+use demeter_policy::{GuestVirtAddr, PAGE_SIZE, Pid};
+
+use super::super::mapping::{Mapping, unread};
+
+/// Offsets in the control page, which lies before the records.
+pub(in super::super) const DATA_HEAD: usize = 1024;
+pub(in super::super) const DATA_TAIL: usize = 1032;
+pub(in super::super) const CONTROL_BYTES: usize = PAGE_SIZE as usize;
+
+/// Bytes of `struct perf_event_header`: type (u32), misc (u16), size (u16).
+const HEADER_BYTES: usize = 8;
+
+const PERF_RECORD_LOST: u32 = 2;
+pub(in super::super) const PERF_RECORD_SAMPLE: u32 = 9;
+const PERF_RECORD_LOST_SAMPLES: u32 = 13;
+
+/// The ring that an event writes into.
+pub(in super::super) struct Ring {
+    memory: Mapping,
+    data_bytes: u64,
+}
+
+impl Ring {
+    /// Maps an event's ring with room for `data_bytes` of records: a power of two of pages.
+    pub(in super::super) fn map(event: &impl AsFd, data_bytes: usize) -> io::Result<Self> {
+        let memory = Mapping::new(event, CONTROL_BYTES + data_bytes)?;
+        Ok(Self {
+            memory,
+            data_bytes: data_bytes as u64,
+        })
+    }
+
+    /// Replaces `bytes` with what was written since the last call. The error says what lies.
+    pub(in super::super) fn take(&self, bytes: &mut Vec<u8>) -> Result<(), String> {
+        bytes.clear();
+        let tail_word = self.memory.u64_at(DATA_TAIL);
+        // Acquire: records up to this head are written before it. The tail has one writer, us.
+        let head = self.memory.u64_at(DATA_HEAD).load(Ordering::Acquire);
+        let tail = tail_word.load(Ordering::Relaxed);
+        let aligned = head.is_multiple_of(8) && tail.is_multiple_of(8);
+        let pieces = unread(head, tail, self.data_bytes).filter(|_| aligned);
+        for piece in pieces.iter().flatten() {
+            let place = |at: u64| CONTROL_BYTES + at as usize;
+            self.memory
+                .copy(place(piece.start)..place(piece.end), bytes);
+        }
+        // Release: the bytes are reused only after they are copied.
+        tail_word.store(head & !7, Ordering::Release);
+        match pieces {
+            Some(_) => Ok(()),
+            None => Err(format!(
+                "head {head} is not within {} bytes of tail {tail}",
+                self.data_bytes
+            )),
+        }
+    }
+
+    /// Forgets what was written since the last call.
+    pub(in super::super) fn discard(&self) {
+        // Sound or not: it is not wanted, and the ring is in step afterwards.
+        let _ = self.take(&mut Vec::new());
+    }
+}
+
+/// One record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Record<'a> {
+    /// A sample; what its bytes mean depends on the event's `sample_type`.
+    Sample(&'a [u8]),
+    /// So many records found no room.
+    Lost(u64),
+    /// Throttling and whatever else the kernel may say.
+    Other,
+}
+
+/// The process (thread group) and the address in a sample of type TID|ADDR. The address is 0
+/// where the hardware knew none.
+pub fn access(sample: &[u8]) -> Option<(Pid, GuestVirtAddr)> {
+    Some((Pid(u32_at(sample, 0)?), GuestVirtAddr(u64_at(sample, 8)?)))
+}
+
+/// The tracepoint's bytes in a sample of type RAW.
+pub fn raw(sample: &[u8]) -> Option<&[u8]> {
+    let size = u32_at(sample, 0)? as usize;
+    sample[4..].get(..size)
+}
+
+/// The records in `bytes`, which begin at the tail and end at the head. An error says what is
+/// corrupt and is the last item: sizes chain the records, so nothing after it can be believed.
+pub fn records(bytes: &[u8]) -> impl Iterator<Item = Result<Record<'_>, String>> {
+    let mut rest = bytes;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let at = bytes.len() - rest.len();
+        let Some((record, tail)) = next_record(rest) else {
+            rest = &[];
+            return Some(Err(format!(
+                "record at byte {at} of {} has an impossible size",
+                bytes.len()
+            )));
+        };
+        rest = tail;
+        Some(Ok(record))
+    })
+}
+
+fn next_record(bytes: &[u8]) -> Option<(Record<'_>, &[u8])> {
+    let kind = u32_at(bytes, 0)?;
+    let size = usize::from(u16::from_ne_bytes(bytes.get(6..8)?.try_into().ok()?));
+    if size < HEADER_BYTES || !size.is_multiple_of(8) {
+        return None;
+    }
+    let (record, rest) = bytes.split_at_checked(size)?;
+    let body = &record[HEADER_BYTES..];
+    let record = match kind {
+        PERF_RECORD_SAMPLE => Record::Sample(body),
+        PERF_RECORD_LOST => Record::Lost(u64_at(body, 8)?),
+        PERF_RECORD_LOST_SAMPLES => Record::Lost(u64_at(body, 0)?),
+        _ => Record::Other,
+    };
+    Some((record, rest))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn record(kind: u32, words: &[u64]) -> Vec<u8> {
+        let size = (HEADER_BYTES + words.len() * 8) as u16;
+        let mut bytes = kind.to_ne_bytes().to_vec();
+        bytes.extend(2u16.to_ne_bytes());
+        bytes.extend(size.to_ne_bytes());
+        bytes.extend(words.iter().flat_map(|word| word.to_ne_bytes()));
+        bytes
+    }
+
+    fn sample(pid: u32, addr: u64) -> Vec<u8> {
+        let pid_and_tid: [u8; 8] = [pid.to_ne_bytes(), (pid + 1).to_ne_bytes()]
+            .concat()
+            .try_into()
+            .unwrap();
+        record(PERF_RECORD_SAMPLE, &[u64::from_ne_bytes(pid_and_tid), addr])
+    }
+
+    #[test]
+    fn every_kind_is_read_and_unknown_ones_are_skipped() {
+        let bytes = [
+            sample(7, 0x1234),
+            record(5, &[1, 2, 3]),
+            record(PERF_RECORD_LOST, &[99, 4]),
+            record(999, &[]),
+            record(PERF_RECORD_LOST_SAMPLES, &[5]),
+            sample(8, 0),
+        ]
+        .concat();
+        let found: Vec<_> = records(&bytes).map(Result::unwrap).collect();
+        let (first, last) = (sample(7, 0x1234), sample(8, 0));
+        assert_eq!(
+            found,
+            [
+                Record::Sample(&first[8..]),
+                Record::Other,
+                Record::Lost(4),
+                Record::Other,
+                Record::Lost(5),
+                Record::Sample(&last[8..]),
+            ]
+        );
+    }
+
+    #[test]
+    fn an_impossible_size_ends_the_reading() {
+        for size in [0u16, 4, 7, 9, 12, 4096] {
+            let mut corrupt = sample(2, 2);
+            corrupt[6..8].copy_from_slice(&size.to_ne_bytes());
+            let bytes = [sample(1, 1), corrupt, sample(3, 3)].concat();
+            let found: Vec<_> = records(&bytes).collect();
+            assert_eq!(found.len(), 2, "size {size}");
+            assert!(found[0].is_ok() && found[1].is_err(), "size {size}");
+        }
+    }
+
+    #[test]
+    fn a_sample_too_short_for_its_fields_yields_nothing() {
+        assert_eq!(access(&[0; 15]), None);
+        assert_eq!(raw(&[9, 0, 0, 0, 1, 2, 3, 4]), None);
+        assert_eq!(raw(&[3, 0, 0, 0, 1, 2, 3, 4]), Some(&[1, 2, 3][..]));
+        assert_eq!(raw(&[]), None);
+    }
+
+    #[test]
+    fn a_lying_head_is_an_error_once() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(3 * PAGE_SIZE).unwrap();
+        let ring = Ring::map(&file, 2 * CONTROL_BYTES).unwrap();
+        let kernel = Mapping::new(&file, 3 * CONTROL_BYTES).unwrap();
+        let mut bytes = Vec::new();
+        for head in [2 * PAGE_SIZE + 8, u64::MAX, 12] {
+            kernel.u64_at(DATA_HEAD).store(head, Ordering::Release);
+            assert!(ring.take(&mut bytes).is_err(), "head {head}");
+            kernel
+                .u64_at(DATA_HEAD)
+                .store((head & !7).wrapping_add(16), Ordering::Release);
+            assert_eq!(ring.take(&mut bytes), Ok(()));
+            assert_eq!(bytes.len(), 16);
+            kernel.u64_at(DATA_HEAD).store(0, Ordering::Release);
+            kernel.u64_at(DATA_TAIL).store(0, Ordering::Release);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_in_bounded_steps(bytes in prop::collection::vec(any::<u8>(), 0..500)) {
+            let found: Vec<_> = records(&bytes).collect();
+            prop_assert!(found.len() <= bytes.len() / HEADER_BYTES + 1);
+            let errors = found.iter().filter(|record| record.is_err()).count();
+            prop_assert!(errors <= 1 && found.iter().rev().skip(1).all(Result::is_ok));
+        }
+
+        #[test]
+        fn what_was_written_is_read(
+            samples in prop::collection::vec((0u32..u32::MAX, any::<u64>()), 0..50),
+        ) {
+            let bytes: Vec<u8> =
+                samples.iter().flat_map(|&(pid, addr)| sample(pid, addr)).collect();
+            let found: Vec<_> = records(&bytes)
+                .map(|record| match record {
+                    Ok(Record::Sample(sample)) => access(sample).unwrap(),
+                    other => panic!("{other:?}"),
+                })
+                .collect();
+            let expected: Vec<_> =
+                samples.iter().map(|&(pid, addr)| (Pid(pid), GuestVirtAddr(addr))).collect();
+            prop_assert_eq!(found, expected);
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The system calls of perf events.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use demeter_policy::Pid;
+
+/// The first 72 bytes of `struct perf_event_attr` (PERF_ATTR_SIZE_VER1, linux/perf_event.h); the
+/// kernel takes the rest to be zero.
+#[repr(C)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(in super::super) struct Attr {
+    pub kind: u32,
+    pub size: u32,
+    pub config: u64,
+    pub sample_period: u64,
+    pub sample_type: u64,
+    pub read_format: u64,
+    pub flags: u64,
+    pub wakeup_events: u32,
+    pub bp_type: u32,
+    pub config1: u64,
+    pub config2: u64,
+}
+
+/// Bits of [`Attr::flags`].
+pub(in super::super) mod flag {
+    pub const DISABLED: u64 = 1 << 0;
+    pub const EXCLUDE_KERNEL: u64 = 1 << 5;
+    pub const EXCLUDE_HV: u64 = 1 << 6;
+    /// Where the two bits of `precise_ip` begin.
+    pub const PRECISE_IP_SHIFT: u32 = 15;
+}
+
+/// Bits of [`Attr::sample_type`].
+pub(in super::super) mod sample {
+    pub const TID: u64 = 1 << 1;
+    pub const ADDR: u64 = 1 << 3;
+    pub const RAW: u64 = 1 << 10;
+}
+
+const IOC_ENABLE: libc::Ioctl = 0x2400;
+const IOC_DISABLE: libc::Ioctl = 0x2401;
+const IOC_FLAG_GROUP: libc::c_int = 1;
+const FLAG_FD_CLOEXEC: libc::c_ulong = 1 << 3;
+
+/// Whose events count.
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) enum Scope {
+    /// Every process's on this CPU.
+    Cpu(u32),
+    /// This thread's on every CPU.
+    Thread(Pid),
+}
+
+/// Opens an event.
+pub(in super::super) fn open(
+    attr: &Attr,
+    scope: Scope,
+    group: Option<&OwnedFd>,
+) -> io::Result<OwnedFd> {
+    const ANY: libc::c_int = -1;
+    let number = |number| libc::c_int::try_from(number).map_err(io::Error::other);
+    let (thread, cpu) = match scope {
+        Scope::Cpu(cpu) => (ANY, number(cpu)?),
+        Scope::Thread(Pid(thread)) => (number(thread)?, ANY),
+    };
+    let group = group.map_or(-1, |fd| fd.as_raw_fd());
+    // SAFETY: `attr` is a valid perf_event_attr whose `size` is its own; the kernel only reads it.
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_perf_event_open,
+            std::ptr::from_ref(attr),
+            thread,
+            cpu,
+            group,
+            FLAG_FD_CLOEXEC,
+        )
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call returned a new descriptor, which nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// Switches an event and its group on or off.
+pub(in super::super) fn enable(event: &OwnedFd, on: bool) -> io::Result<()> {
+    let request = if on { IOC_ENABLE } else { IOC_DISABLE };
+    // SAFETY: these requests take a flag by value and touch no memory of ours.
+    match unsafe { libc::ioctl(event.as_raw_fd(), request, IOC_FLAG_GROUP) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn attributes_have_the_kernels_size() {
+        assert_eq!(size_of::<super::Attr>(), 72);
+    }
+}

@@ -1,0 +1,422 @@
+//! Classifies the virtual address space of one process into ranges by hotness.
+//!
+//! # Problem
+//! A few hundred to a few thousand sampled addresses an epoch must tell which part of a space of
+//! gigabytes to terabytes is hot, soon after it became hot, with a state that does not grow with
+//! the space.
+//!
+//! # Terms
+//! - *granule*: the smallest part that is told apart, 2 MiB by default; *block*: the number of a
+//!   granule in the address space.
+//! - *range*: a contiguous run of blocks with one count.
+//! - *count*: decayed samples; a sample counts 1 in its epoch, 1/2 in the next, and so on.
+//!
+//! # Approach
+//! The ranges start as the process's VMAs. Samples go into a sparse decayed histogram by block,
+//! so that a split can give each side what really fell there. At the end of an epoch every range
+//! with enough samples is searched for a part that stands out; a part whose count is off what
+//! the range's mean predicts by at least `alpha × tau_split × vcpus` samples, and by four standard deviations, is
+//! cut out, and the pieces are searched again: one epoch goes as deep as its samples justify.
+//! Neighbours that cannot be told apart are merged. This follows the range classifier of the
+//! Demeter paper (SOSP'25), which splits in the middle by halves of the count and by neighbours'
+//! counts, with the same parameters.
+//!
+//! # Properties
+//! - The ranges partition the space they cover: sorted, disjoint, no gap within a VMA.
+//! - Split and merge conserve counts: their sum is the decayed sum of the samples placed, to
+//!   within 1/16 sample per halving and block.
+//! - Without samples every count reaches zero, and the space returns to one range per VMA.
+//! - There are never more than `max_ranges` ranges.
+//! - The same samples in the same order give the same ranges.
+
+mod histogram;
+mod segment;
+mod space;
+
+use histogram::{Entry, FRACTION_BITS, Histogram};
+use segment::{Side, standing_out};
+
+use crate::evidence::z_squared;
+use crate::{GuestVirtAddr, VirtRange};
+
+/// A cut needs this many squared standard deviations.
+const SPLIT_Z2: f64 = 16.0;
+
+/// Neighbours with less than this cannot be told apart. Well below [`SPLIT_Z2`], so that what
+/// was just cut is not merged again.
+const MERGE_Z2: f64 = 4.0;
+
+/// Parameters of a [`Classifier`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ClassifierConfig {
+    /// log2 of the granule's bytes; 21 (2 MiB, a huge page) to 30 (1 GiB).
+    pub granule_bits: u32,
+    /// Samples by which a part must stand out, before the two factors below.
+    pub tau_split: u32,
+    /// Factor on `tau_split`.
+    pub alpha: f64,
+    /// Virtual CPUs of the machine: as many sources of samples.
+    pub vcpus: u32,
+    /// The most ranges in one process; at least 2.
+    pub max_ranges: usize,
+}
+
+impl Default for ClassifierConfig {
+    fn default() -> Self {
+        Self {
+            granule_bits: 21,
+            tau_split: 15,
+            alpha: 2.0,
+            vcpus: 1,
+            max_ranges: 512,
+        }
+    }
+}
+
+impl ClassifierConfig {
+    /// Samples by which a part must stand out from its range.
+    fn threshold(&self) -> f64 {
+        self.alpha * f64::from(self.tau_split) * f64::from(self.vcpus)
+    }
+}
+
+/// A range as others see it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ClassifiedRange {
+    /// Where it lies; aligned to granules, so that it may reach beyond the VMA's edges.
+    pub range: VirtRange,
+    /// Its decayed count, in samples.
+    pub count: f64,
+    /// The epoch in which its edges were last cut.
+    pub born_epoch: u32,
+}
+
+/// Classifies one process's address space. See the module's text.
+#[derive(Debug, Clone)]
+pub struct Classifier {
+    config: ClassifierConfig,
+    epoch: u32,
+    /// Whether this epoch's first fold, which halves, has been.
+    decayed: bool,
+    histogram: Histogram,
+    ranges: Vec<Range>,
+    next: Vec<Range>,
+    unplaced: u64,
+}
+
+/// A run of blocks, `[start, end)`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Range {
+    start: u32,
+    end: u32,
+    born: u32,
+    /// Weight of its blocks in the histogram.
+    located: u64,
+    /// Weight whose block was forgotten for want of room.
+    residual: u64,
+}
+
+impl Range {
+    fn len(&self) -> u32 {
+        self.end - self.start
+    }
+
+    fn weight(&self) -> u64 {
+        self.located + self.residual
+    }
+
+    fn samples(&self) -> f64 {
+        to_samples(self.weight())
+    }
+}
+
+fn to_samples(weight: u64) -> f64 {
+    weight as f64 / f64::from(1u32 << FRACTION_BITS)
+}
+
+impl Classifier {
+    /// An empty classifier: covers nothing until [`Self::set_space`].
+    ///
+    /// Values out of bounds are brought to the nearest bound.
+    pub fn new(config: ClassifierConfig) -> Self {
+        let config = ClassifierConfig {
+            granule_bits: config.granule_bits.clamp(21, 30),
+            max_ranges: config.max_ranges.max(2),
+            ..config
+        };
+        Self {
+            config,
+            epoch: 0,
+            decayed: false,
+            histogram: Histogram::new(),
+            ranges: Vec::with_capacity(config.max_ranges),
+            next: Vec::with_capacity(config.max_ranges),
+            unplaced: 0,
+        }
+    }
+
+    /// Covers exactly these VMAs, in any order, from now on. What is known of the parts that
+    /// stay is kept; parts above 2^47 bytes (five-level paging) are left out.
+    ///
+    /// When there are more VMAs than half of `max_ranges`, those with the smallest gaps between
+    /// them count as one.
+    pub fn set_space(&mut self, vmas: &[VirtRange]) {
+        let spans = space::spans(vmas, self.config.granule_bits, self.config.max_ranges / 2);
+        self.next.clear();
+        let mut old = self.ranges.iter().copied().peekable();
+        for span in &spans {
+            let mut at = span.start;
+            while at < span.end {
+                while old.next_if(|r| r.end <= at).is_some() {}
+                let piece = match old.peek() {
+                    Some(r) if r.start <= at => {
+                        let end = r.end.min(span.end);
+                        let kept = u64::from(end - at) * r.residual / u64::from(r.len());
+                        Range {
+                            start: at,
+                            end,
+                            residual: kept,
+                            ..*r
+                        }
+                    }
+                    known => {
+                        let end = known.map_or(span.end, |r| r.start.min(span.end));
+                        Range {
+                            start: at,
+                            end,
+                            born: self.epoch,
+                            located: 0,
+                            residual: 0,
+                        }
+                    }
+                };
+                at = piece.end;
+                self.next.push(piece);
+            }
+        }
+        while self.next.len() > self.config.max_ranges {
+            pair_up(&mut self.next);
+        }
+        std::mem::swap(&mut self.ranges, &mut self.next);
+        let mut spans = spans.iter().peekable();
+        self.histogram.retain(|e| {
+            while spans.next_if(|s| s.end <= e.block()).is_some() {}
+            spans.peek().is_some_and(|s| s.start <= e.block())
+        });
+        self.locate();
+    }
+
+    /// Takes a sample that stands for `samples` accesses.
+    #[inline]
+    pub fn add(&mut self, addr: GuestVirtAddr, samples: u32) {
+        let block = addr.0 >> self.config.granule_bits;
+        let Ok(block) = u32::try_from(block) else {
+            self.unplaced += u64::from(samples);
+            return;
+        };
+        if self.histogram.push(block, samples) {
+            self.fold();
+        }
+    }
+
+    /// Ends the epoch: decays, counts, splits, merges.
+    pub fn end_epoch(&mut self) {
+        self.fold();
+        self.decayed = false;
+        self.epoch = self.epoch.saturating_add(1);
+        self.drop_strangers();
+        self.locate();
+        self.split();
+        self.merge();
+    }
+
+    /// The ranges, by address.
+    pub fn ranges(&self) -> impl ExactSizeIterator<Item = ClassifiedRange> + '_ {
+        let bits = self.config.granule_bits;
+        self.ranges.iter().map(move |r| ClassifiedRange {
+            range: VirtRange::new(
+                GuestVirtAddr(u64::from(r.start) << bits),
+                GuestVirtAddr(u64::from(r.end) << bits),
+            )
+            .expect("a range has at least one block"),
+            count: r.samples(),
+            born_epoch: r.born,
+        })
+    }
+
+    /// Samples so far that fell outside of the space.
+    pub fn unplaced(&self) -> u64 {
+        self.unplaced
+    }
+
+    /// Bytes of state, whatever the size of the space.
+    pub fn state_bytes(&self) -> usize {
+        self.histogram.state_bytes()
+            + (self.ranges.capacity() + self.next.capacity()) * size_of::<Range>()
+    }
+
+    /// Folds pending samples in; the first fold of an epoch halves what was there.
+    fn fold(&mut self) {
+        let decay = !self.decayed;
+        self.decayed = true;
+        if decay {
+            for r in &mut self.ranges {
+                r.residual /= 2;
+            }
+        }
+        let ranges = &mut self.ranges;
+        self.histogram.fold(decay, |e: Entry| {
+            let i = ranges.partition_point(|r| r.end <= e.block());
+            if let Some(r) = ranges.get_mut(i).filter(|r| r.start <= e.block()) {
+                r.residual += e.weight();
+            }
+        });
+    }
+
+    /// Forgets samples outside of every range.
+    fn drop_strangers(&mut self) {
+        let mut ranges = self.ranges.iter().peekable();
+        let mut strange = 0;
+        self.histogram.retain(|e| {
+            while ranges.next_if(|r| r.end <= e.block()).is_some() {}
+            let known = ranges.peek().is_some_and(|r| r.start <= e.block());
+            if !known {
+                strange += e.weight() >> FRACTION_BITS;
+            }
+            known
+        });
+        self.unplaced += strange;
+    }
+
+    /// Sums the histogram by range. Every entry lies in a range.
+    fn locate(&mut self) {
+        let mut entries = self.histogram.entries();
+        for r in &mut self.ranges {
+            let n = entries.iter().take_while(|e| e.block() < r.end).count();
+            r.located = entries[..n].iter().map(|e| e.weight()).sum();
+            entries = &entries[n..];
+        }
+    }
+
+    /// Cuts out the parts that stand out, from every range, again and again, within bounds.
+    fn split(&mut self) {
+        self.next.clear();
+        let threshold = self.config.threshold();
+        let mut entries = self.histogram.entries();
+        // What is still to be looked at, next on top. A cut takes one and puts back up to three.
+        let mut todo = Vec::with_capacity(8);
+        for (i, range) in self.ranges.iter().enumerate() {
+            todo.push(*range);
+            while let Some(range) = todo.pop() {
+                let n = entries.iter().take_while(|e| e.block() < range.end).count();
+                let known = self.next.len() + todo.len() + self.ranges.len() - i;
+                let room = known + 2 <= self.config.max_ranges;
+                match room
+                    .then(|| cut(&range, &entries[..n], threshold, self.epoch))
+                    .flatten()
+                {
+                    Some(pieces) => todo.extend(pieces.into_iter().rev().flatten()),
+                    None => {
+                        entries = &entries[n..];
+                        self.next.push(range);
+                    }
+                }
+            }
+        }
+        std::mem::swap(&mut self.ranges, &mut self.next);
+    }
+
+    /// Merges neighbours that cannot be told apart.
+    fn merge(&mut self) {
+        self.ranges.dedup_by(|next, last| {
+            let same = last.end == next.start
+                && z_squared(
+                    last.samples(),
+                    f64::from(last.len()),
+                    next.samples(),
+                    f64::from(next.len()),
+                ) < MERGE_Z2;
+            if same {
+                *last = join(last, next);
+            }
+            same
+        });
+    }
+}
+
+/// The pieces of `range` before, in and after the part that stands out; `None` if nothing does.
+/// `entries` are those of the range.
+fn cut(range: &Range, entries: &[Entry], threshold: f64, epoch: u32) -> Option<[Option<Range>; 3]> {
+    if range.len() < 2 || to_samples(range.located) < threshold {
+        return None;
+    }
+    let stands_out = |side| {
+        let s = standing_out(entries, range.start, range.end, range.located, side)?;
+        let (weight, len) = (to_samples(s.weight), f64::from(s.end - s.start));
+        let rest = to_samples(range.located - s.weight);
+        let rest_len = f64::from(range.len()) - len;
+        let expected = to_samples(range.located) * len / f64::from(range.len());
+        ((weight - expected).abs() >= threshold
+            && z_squared(weight, len, rest, rest_len) >= SPLIT_Z2)
+            .then_some(s)
+    };
+    let s = stands_out(Side::Hot).or_else(|| stands_out(Side::Cold))?;
+    let before: u64 = entries
+        .iter()
+        .take_while(|e| e.block() < s.start)
+        .map(|e| e.weight())
+        .sum();
+    let residual = |blocks: u32| range.residual * u64::from(blocks) / u64::from(range.len());
+    let (first, second) = (residual(s.start - range.start), residual(s.end - s.start));
+    let piece = |start, end, located, residual| {
+        (start < end).then_some(Range {
+            start,
+            end,
+            born: epoch,
+            located,
+            residual,
+        })
+    };
+    Some([
+        piece(range.start, s.start, before, first),
+        piece(s.start, s.end, s.weight, second),
+        // What is left when there is no third piece belongs to the second: see below.
+        piece(
+            s.end,
+            range.end,
+            range.located - before - s.weight,
+            range.residual - first - second,
+        ),
+    ])
+    .map(|mut pieces| {
+        if let [_, Some(last), None] = &mut pieces {
+            last.residual = range.residual - first;
+        }
+        pieces
+    })
+}
+
+fn join(a: &Range, b: &Range) -> Range {
+    Range {
+        start: a.start,
+        end: b.end,
+        born: a.born.min(b.born),
+        located: a.located + b.located,
+        residual: a.residual + b.residual,
+    }
+}
+
+/// Joins touching ranges two by two: the blunt way back below the bound.
+fn pair_up(ranges: &mut Vec<Range>) {
+    let mut joined = false;
+    ranges.dedup_by(|next, last| {
+        joined = !joined && last.end == next.start;
+        if joined {
+            *last = join(last, next);
+        }
+        joined
+    });
+}
+
+#[cfg(test)]
+mod tests;

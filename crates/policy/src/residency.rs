@@ -1,0 +1,209 @@
+//! What is known of where the pages lie.
+
+use std::collections::BTreeMap;
+
+use crate::{BLOCK_SIZE, ByteCount, GuestVirtAddr, Pid, VirtRange};
+
+/// The number of a 2 MiB block in a virtual address space: the unit in which pages are moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Block(pub u64);
+
+impl Block {
+    /// The block that holds `addr`.
+    pub fn of(addr: GuestVirtAddr) -> Self {
+        Self(addr.0 / BLOCK_SIZE)
+    }
+
+    /// The blocks that `range` touches.
+    pub fn all_of(range: &VirtRange) -> impl Iterator<Item = Self> + use<> {
+        (range.start().0 / BLOCK_SIZE..range.end().0.div_ceil(BLOCK_SIZE)).map(Self)
+    }
+
+    /// Its first address.
+    pub fn start(self) -> GuestVirtAddr {
+        GuestVirtAddr(self.0 * BLOCK_SIZE)
+    }
+}
+
+/// Bytes of one block, or of many, by tier. What is not resident counts in neither.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Placement {
+    /// In fast memory.
+    pub fast: ByteCount,
+    /// In slow memory.
+    pub slow: ByteCount,
+}
+
+impl Placement {
+    /// Resident bytes.
+    pub fn resident(&self) -> ByteCount {
+        ByteCount(self.fast.0 + self.slow.0)
+    }
+}
+
+/// Where the blocks of all processes lie, as far as anybody has looked. Blocks that would not
+/// move are set aside until a later epoch: they are known, but nobody is offered them.
+#[derive(Debug, Clone, Default)]
+pub struct ResidencyMap {
+    spaces: BTreeMap<Pid, BTreeMap<Block, Known>>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Known {
+    placement: Placement,
+    /// Not to be moved before this epoch.
+    aside_until: u32,
+    /// Failures in a row.
+    failures: u32,
+}
+
+/// Epochs for which a block is set aside after its first failure; each further one doubles it.
+const BACK_OFF_EPOCHS: u32 = 4;
+
+/// The most doublings.
+const BACK_OFF_DOUBLINGS: u32 = 8;
+
+impl ResidencyMap {
+    /// Remembers where a block was seen.
+    pub fn set(&mut self, pid: Pid, block: Block, placement: Placement) {
+        self.spaces
+            .entry(pid)
+            .or_default()
+            .entry(block)
+            .or_default()
+            .placement = placement;
+    }
+
+    /// What is known of a block.
+    pub fn get(&self, pid: Pid, block: Block) -> Option<Placement> {
+        self.spaces.get(&pid)?.get(&block).map(|k| k.placement)
+    }
+
+    /// A block would not move: sets it aside, for longer each time.
+    pub fn failed(&mut self, pid: Pid, block: Block, epoch: u32) {
+        if let Some(known) = self.spaces.get_mut(&pid).and_then(|s| s.get_mut(&block)) {
+            let doublings = known.failures.min(BACK_OFF_DOUBLINGS);
+            known.aside_until = epoch.saturating_add(BACK_OFF_EPOCHS << doublings);
+            known.failures = known.failures.saturating_add(1);
+        }
+    }
+
+    /// A block did move: its failures are forgotten.
+    pub fn moved(&mut self, pid: Pid, block: Block) {
+        if let Some(known) = self.spaces.get_mut(&pid).and_then(|s| s.get_mut(&block)) {
+            known.failures = 0;
+            known.aside_until = 0;
+        }
+    }
+
+    /// Forgets blocks of `pid` that no range in `space` (sorted, disjoint) touches.
+    pub fn restrict(&mut self, pid: Pid, space: &[VirtRange]) {
+        if let Some(blocks) = self.spaces.get_mut(&pid) {
+            blocks.retain(|b, _| {
+                let next = space.partition_point(|r| r.end() <= b.start());
+                space
+                    .get(next)
+                    .is_some_and(|r| r.start().0 < b.start().0 + BLOCK_SIZE)
+            });
+        }
+    }
+
+    /// Forgets processes for which `keep` does not hold.
+    pub fn retain(&mut self, mut keep: impl FnMut(Pid) -> bool) {
+        self.spaces.retain(|&pid, _| keep(pid));
+    }
+
+    /// The blocks of a range that are known and not set aside in `epoch`, by address.
+    pub fn movable(
+        &self,
+        pid: Pid,
+        range: &VirtRange,
+        epoch: u32,
+    ) -> impl Iterator<Item = (Block, Placement)> + '_ {
+        self.known(pid, range)
+            .filter(move |(_, k)| k.aside_until <= epoch)
+            .map(|(b, k)| (b, k.placement))
+    }
+
+    /// Where the known part of a range lies.
+    pub fn placement(&self, pid: Pid, range: &VirtRange) -> Placement {
+        self.known(pid, range)
+            .fold(Placement::default(), |sum, (_, k)| Placement {
+                fast: ByteCount(sum.fast.0 + k.placement.fast.0),
+                slow: ByteCount(sum.slow.0 + k.placement.slow.0),
+            })
+    }
+
+    /// Blocks that are set aside in `epoch`.
+    pub fn set_aside(&self, epoch: u32) -> usize {
+        let aside =
+            |s: &BTreeMap<Block, Known>| s.values().filter(|k| k.aside_until > epoch).count();
+        self.spaces.values().map(aside).sum()
+    }
+
+    fn known(&self, pid: Pid, range: &VirtRange) -> impl Iterator<Item = (Block, &Known)> + '_ {
+        let (first, end) = (
+            Block::of(range.start()),
+            Block(range.end().0.div_ceil(BLOCK_SIZE)),
+        );
+        self.spaces
+            .get(&pid)
+            .into_iter()
+            .flat_map(move |s| s.range(first..end))
+            .map(|(b, k)| (*b, k))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(first: u64, end: u64) -> VirtRange {
+        VirtRange::new(Block(first).start(), Block(end).start()).unwrap()
+    }
+
+    const FAST: Placement = Placement {
+        fast: ByteCount(BLOCK_SIZE),
+        slow: ByteCount(0),
+    };
+
+    #[test]
+    fn back_off_doubles_and_success_forgets_it() {
+        let mut map = ResidencyMap::default();
+        map.set(Pid(1), Block(5), FAST);
+        let movable = |m: &ResidencyMap, epoch| m.movable(Pid(1), &range(0, 10), epoch).count();
+        assert_eq!(movable(&map, 0), 1);
+        map.failed(Pid(1), Block(5), 0);
+        assert_eq!((movable(&map, 3), movable(&map, 4)), (0, 1));
+        map.failed(Pid(1), Block(5), 4);
+        assert_eq!((movable(&map, 11), movable(&map, 12)), (0, 1));
+        map.failed(Pid(1), Block(5), 12);
+        map.moved(Pid(1), Block(5));
+        assert_eq!(movable(&map, 12), 1);
+        for epoch in 0..1000 {
+            map.failed(Pid(1), Block(5), epoch);
+        }
+        assert_eq!(map.set_aside(1000), 1);
+        assert_eq!(movable(&map, 999 + (4 << 8)), 1);
+    }
+
+    #[test]
+    fn restricting_forgets_what_is_unmapped() {
+        let mut map = ResidencyMap::default();
+        for b in 0..10 {
+            map.set(Pid(1), Block(b), FAST);
+        }
+        map.restrict(Pid(1), &[range(2, 4), range(9, 12)]);
+        let left: Vec<_> = map
+            .movable(Pid(1), &range(0, 20), 0)
+            .map(|(b, _)| b.0)
+            .collect();
+        assert_eq!(left, [2, 3, 9]);
+        assert_eq!(
+            map.placement(Pid(1), &range(3, 10)).fast,
+            ByteCount(2 * BLOCK_SIZE)
+        );
+        map.retain(|_| false);
+        assert_eq!(map.get(Pid(1), Block(2)), None);
+    }
+}

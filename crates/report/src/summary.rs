@@ -1,0 +1,130 @@
+//! The figures that people compare, as text: what the terminal's table and the page's both show.
+
+use crate::number::{count, percent, short};
+use crate::schema::{RunResult, SystemResult};
+use crate::text;
+
+/// One row per system, one column per figure.
+pub(crate) struct Summary {
+    pub columns: Vec<Column>,
+    /// As many cells as there are columns; `-` where nothing was measured.
+    pub rows: Vec<Vec<String>>,
+}
+
+/// A column's heading: neighbours of one group share the upper line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Column {
+    pub group: &'static str,
+    pub title: &'static str,
+}
+
+/// What a figure needs besides the system itself.
+struct Context<'a> {
+    result: &'a RunResult,
+    oracle: Option<&'a SystemResult>,
+}
+
+type Figure = fn(&Context, &SystemResult) -> Option<String>;
+
+/// Says how to read the figures, in one sentence.
+pub(crate) const EXPLANATION: &str = "The end (steady) is the last third of the run; the oracle had its hot \
+     set placed in fast memory from the start; t90 is the time until 90 % of the (first, second) hot \
+     set was there; management CPU is the VM's system time plus the agent's user time, less the system \
+     time of none, in seconds and in % of one CPU.";
+
+impl Summary {
+    pub(crate) fn new(result: &RunResult) -> Self {
+        let context = Context {
+            result,
+            oracle: result.systems.iter().find(|s| s.name == "oracle"),
+        };
+        let figures = figures(result);
+        let rows = result.systems.iter().map(|system| {
+            figures
+                .iter()
+                .map(|(_, figure)| figure(&context, system).unwrap_or_else(|| "-".into()))
+                .collect()
+        });
+        Self {
+            rows: rows.collect(),
+            columns: figures.iter().map(|(column, _)| *column).collect(),
+        }
+    }
+}
+
+/// Whether the workload reports latency (memlat) instead of throughput (gups).
+pub(crate) fn shows_latency(result: &RunResult) -> bool {
+    let any = |figure: fn(&SystemResult) -> bool| result.systems.iter().any(figure);
+    any(|s| s.mean_latency_ns.is_some()) && !any(|s| s.mean_mops.is_some())
+}
+
+/// A system's share of the oracle's performance over the last third: 1 is as good as the oracle.
+pub(crate) fn steady_of_oracle(result: &RunResult, system: &SystemResult) -> Option<f64> {
+    let oracle = result.systems.iter().find(|s| s.name == "oracle")?;
+    if shows_latency(result) {
+        ratio(oracle.steady_latency_ns, system.steady_latency_ns)
+    } else {
+        ratio(system.steady_mops, oracle.steady_mops)
+    }
+}
+
+fn figures(result: &RunResult) -> Vec<(Column, Figure)> {
+    let mut figures: Vec<(Column, Figure)> = Vec::new();
+    let mut add = |group, title, figure: Figure| figures.push((Column { group, title }, figure));
+
+    add("", "system", |_, s| Some(text::name(&s.name)));
+    if shows_latency(result) {
+        add("latency, ns", "mean", |_, s| s.mean_latency_ns.map(short));
+        add("latency, ns", "end", |_, s| s.steady_latency_ns.map(short));
+        add("% of oracle", "mean", |c, s| {
+            ratio(c.oracle?.mean_latency_ns, s.mean_latency_ns).map(percent)
+        });
+    } else {
+        add("Mops", "mean", |_, s| s.mean_mops.map(short));
+        add("Mops", "end", |_, s| s.steady_mops.map(short));
+        add("% of oracle", "mean", |c, s| {
+            ratio(s.mean_mops, c.oracle?.mean_mops).map(percent)
+        });
+    }
+    add("% of oracle", "end", |c, s| {
+        steady_of_oracle(c.result, s).map(percent)
+    });
+    add("hot in", "fast%", |_, s| Some(percent(s.hot_in_fast_final)));
+    if result.shift_at_s.is_some() {
+        add("t90, s", "1st", |_, s| s.t90_s.map(seconds));
+        add("t90, s", "2nd", |_, s| s.t90_after_shift_s.map(seconds));
+    } else {
+        add("t90", "s", |_, s| s.t90_s.map(seconds));
+    }
+    add("management CPU", "s", |_, s| s.mgmt_cpu_s.map(seconds));
+    add("management CPU", "%", |c, s| {
+        ratio(s.mgmt_cpu_s, Some(c.result.duration_s as f64)).map(percent)
+    });
+    add("management CPU", "end%", |c, s| {
+        ratio(s.mgmt_cpu_steady_s, Some(c.result.duration_s as f64 / 3.0)).map(percent)
+    });
+    add("kswapd", "scanned", |_, s| Some(count(s.kswapd_scanned)));
+    add("moved MiB", "up", |_, s| s.bytes_promoted.map(mib));
+    add("moved MiB", "down", |_, s| s.bytes_demoted.map(mib));
+    add("wrong", "words", |_, s| s.verify_errors.map(count));
+    figures
+}
+
+/// `part / whole`, where both are known and the quotient means something.
+fn ratio(part: Option<f64>, whole: Option<f64>) -> Option<f64> {
+    let ratio = part? / whole?;
+    ratio.is_finite().then_some(ratio)
+}
+
+/// Seconds of a clock that ticks in whole ones.
+fn seconds(seconds: f64) -> String {
+    if seconds < 999.95 {
+        format!("{seconds:.1}")
+    } else {
+        short(seconds)
+    }
+}
+
+fn mib(bytes: u64) -> String {
+    count(bytes.div_ceil(1 << 20))
+}

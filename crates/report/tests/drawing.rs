@@ -1,0 +1,272 @@
+//! What is drawn from any result: numbers, bounded size, and never the file's own markup.
+
+use demeter_report::{Point, RunResult, SystemResult, html, table, throughput_svg};
+use proptest::prelude::*;
+
+fn result(systems: Vec<SystemResult>) -> RunResult {
+    RunResult {
+        schema: 1,
+        scenario: "gups".into(),
+        on: "lab".into(),
+        seed: 1,
+        duration_s: 60,
+        shift_at_s: Some(30),
+        systems,
+    }
+}
+
+fn system(name: &str, points: usize) -> SystemResult {
+    let point = |index| Point {
+        t_s: f64::from(index),
+        mops: Some(2.0),
+        hot_in_fast: 1.0,
+        ..Point::default()
+    };
+    SystemResult {
+        name: name.into(),
+        mean_mops: Some(2.0),
+        steady_mops: Some(2.0),
+        cpu_s: [("kswapd".to_owned(), 1.5)].into(),
+        series: (0..points as u32).map(point).collect(),
+        ..SystemResult::default()
+    }
+}
+
+/// Checks that every element of an SVG is closed, and returns how many there are.
+fn elements(svg: &str) -> usize {
+    let mut open = Vec::new();
+    let mut count = 0;
+    for tag in svg.split('<').skip(1) {
+        let (tag, _) = tag.split_once('>').expect("a tag ends");
+        if let Some(name) = tag.strip_prefix('/') {
+            assert_eq!(open.pop(), Some(name));
+        } else {
+            count += 1;
+            if !tag.ends_with('/') {
+                open.push(tag.split([' ', '\n']).next().unwrap());
+            }
+        }
+    }
+    assert!(open.is_empty(), "{open:?}");
+    count
+}
+
+/// The pictures of a page.
+fn pictures(page: &str) -> Vec<&str> {
+    let starts = page.match_indices("<svg").map(|(at, _)| &page[at..]);
+    starts
+        .map(|text| &text[..text.find("</svg>").unwrap() + 6])
+        .collect()
+}
+
+/// All coordinates and lengths of a picture, as text.
+fn coordinates(svg: &str) -> Vec<&str> {
+    let mut numbers = Vec::new();
+    for name in ["x", "y", "x1", "x2", "y1", "y2", "width", "height", "d"] {
+        let attribute = format!(" {name}=\"");
+        for value in svg.split(&attribute).skip(1) {
+            let value = value.split('"').next().unwrap();
+            numbers.extend(value.split([' ', 'M', 'L', 'h']).filter(|n| !n.is_empty()));
+        }
+    }
+    numbers.retain(|number| *number != "100%");
+    numbers
+}
+
+fn amount() -> impl Strategy<Value = f64> {
+    prop_oneof![0.0f64..100.0, proptest::num::f64::POSITIVE, Just(0.0)]
+}
+
+fn any_system() -> impl Strategy<Value = SystemResult> {
+    let point = (prop::option::of(amount()), 0.0f64..=1.0);
+    (
+        any::<String>(),
+        prop::collection::vec((amount(), point), 0..6),
+        prop::collection::btree_map(any::<String>(), amount(), 0..4),
+        prop::option::of(amount()),
+        any::<(u64, Option<u64>)>(),
+    )
+        .prop_map(|(name, points, cpu_s, value, (count, moved))| {
+            let mut series: Vec<Point> = points
+                .into_iter()
+                .map(|(t_s, (mops, hot_in_fast))| Point {
+                    t_s,
+                    mops,
+                    latency_ns: mops,
+                    hot_in_fast,
+                })
+                .collect();
+            series.sort_by(|a, b| a.t_s.total_cmp(&b.t_s));
+            SystemResult {
+                name,
+                mean_mops: value,
+                steady_mops: value,
+                mean_latency_ns: value,
+                mgmt_cpu_s: value.map(|value| -value),
+                kswapd_scanned: count,
+                bytes_promoted: moved,
+                cpu_s,
+                series,
+                ..SystemResult::default()
+            }
+        })
+}
+
+proptest! {
+    #[test]
+    fn any_result_is_drawn_with_numbers_and_closed_elements(
+        systems in prop::collection::vec(any_system(), 0..5),
+        scenario in any::<String>(),
+        duration_s in any::<u64>(),
+        shift_at_s in any::<Option<u64>>(),
+    ) {
+        let result = RunResult { scenario, duration_s, shift_at_s, ..result(systems) };
+        let svg = throughput_svg(&result);
+        let page = html(&result);
+        for picture in pictures(&page).into_iter().chain([svg.as_str()]) {
+            elements(picture);
+            for number in coordinates(picture) {
+                let in_picture = number.parse().is_ok_and(|n: f64| (-100.0..2000.0).contains(&n));
+                prop_assert!(in_picture, "{number}");
+            }
+        }
+        let table = table(&result);
+        prop_assert!(table.chars().all(|c| c == '\n' || !c.is_control()));
+    }
+
+    #[test]
+    fn ordinary_tables_fit_a_hundred_columns(
+        mops in 0.0f64..1000.0,
+        cpu_s in 0.0f64..59.0,
+        count in 0u64..1_000_000,
+        moved in 0u64..1 << 30,
+    ) {
+        let named = |name: &str| SystemResult {
+            mean_mops: Some(mops),
+            steady_mops: Some(mops),
+            hot_in_fast_final: 1.0,
+            t90_s: Some(12.5),
+            t90_after_shift_s: Some(2.5),
+            mgmt_cpu_s: Some(cpu_s),
+            mgmt_cpu_steady_s: Some(cpu_s / 6.0),
+            kswapd_scanned: count,
+            bytes_promoted: Some(moved),
+            bytes_demoted: Some(moved),
+            verify_errors: Some(0),
+            ..system(name, 0)
+        };
+        let table = table(&result(vec![named("demeter-damon"), named("oracle")]));
+        for line in table.lines() {
+            prop_assert!(line.len() <= 100, "{} columns\n{table}", line.len());
+        }
+    }
+}
+
+#[test]
+fn names_are_shown_and_never_obeyed() {
+    let evil = "</title><script>alert(1)</script>\"' onload=\"x\u{1b}[31m";
+    let mut hostile = system(evil, 3);
+    hostile.cpu_s.insert(evil.into(), 1.0);
+    hostile.counters.insert(evil.into(), 1);
+    let hostile = RunResult {
+        scenario: evil.into(),
+        on: evil.into(),
+        ..result(vec![hostile])
+    };
+    let page = html(&hostile);
+    assert!(page.contains("&lt;/title&gt;&lt;script&gt;"));
+    for text in [&page, &throughput_svg(&hostile)] {
+        assert!(!text.contains("<script") && !text.contains("onload=\""));
+        assert!(!text.contains('\u{1b}'));
+    }
+    assert!(!table(&hostile).contains('\u{1b}'));
+}
+
+#[test]
+fn the_page_asks_nobody_for_anything() {
+    let page = html(&result(vec![system("demeter", 60)]));
+    let without_namespace = page.replace("http://www.w3.org/2000/svg", "");
+    for outside in [
+        "http:", "https:", "src=", "@import", "url(", "<link", "<script",
+    ] {
+        assert!(!without_namespace.contains(outside), "{outside}");
+    }
+}
+
+#[test]
+fn nothing_and_one_point_are_drawn() {
+    for systems in [
+        vec![],
+        vec![system("demeter", 0)],
+        vec![system("demeter", 1)],
+    ] {
+        let result = result(systems);
+        assert!(elements(&throughput_svg(&result)) > 5);
+        assert!(html(&result).contains("<table"));
+        assert!(table(&result).contains("system"));
+    }
+    // A lone point is a dot, not an invisible line.
+    assert!(throughput_svg(&result(vec![system("demeter", 1)])).contains("h0\""));
+}
+
+#[test]
+fn a_thousand_systems_and_a_million_points_stay_small() {
+    let names = (0..1000).map(|index| system(&format!("system-{index}"), 60));
+    let page = html(&result(names.collect()));
+    assert!(page.len() < 1 << 20, "{} bytes", page.len());
+    assert!(page.contains("the first 12 of 1000 systems"));
+    assert!(page.contains("system-999"));
+
+    let long = RunResult {
+        duration_s: 1_000_000,
+        ..result(vec![system("demeter", 1_000_000)])
+    };
+    assert!(throughput_svg(&long).len() < 64 << 10);
+}
+
+#[test]
+fn the_table_compares_with_the_oracle() {
+    let half = SystemResult {
+        mean_mops: Some(1.0),
+        steady_mops: Some(0.5),
+        mgmt_cpu_s: Some(6.0),
+        mgmt_cpu_steady_s: Some(1.0),
+        kswapd_scanned: 7,
+        bytes_promoted: Some(3 << 20),
+        verify_errors: Some(0),
+        ..system("linux", 1)
+    };
+    let result = RunResult {
+        shift_at_s: None,
+        ..result(vec![half, system("oracle", 1)])
+    };
+    let table = table(&result);
+    let row: Vec<&str> = table.lines().nth(2).unwrap().split_whitespace().collect();
+    let expected = [
+        "linux", "1.00", "0.500", "50.0", "25.0", "0.0", "-", "6.0", "10.0", "5.0", "7", "3", "-",
+        "0",
+    ];
+    assert_eq!(row, expected);
+    let unit = html(&result);
+    assert!(unit.contains("million updates per second"));
+}
+
+#[test]
+fn memlat_is_reported_as_latency() {
+    let latency = |name: &str, ns| SystemResult {
+        mean_mops: None,
+        steady_mops: None,
+        mean_latency_ns: Some(ns),
+        steady_latency_ns: Some(ns),
+        ..system(name, 1)
+    };
+    let result = result(vec![latency("linux", 400.0), latency("oracle", 100.0)]);
+    let table = table(&result);
+    assert!(table.contains("latency, ns") && !table.contains("Mops"));
+    // Four times the oracle's latency is a quarter of its performance.
+    assert!(
+        table.lines().nth(2).unwrap().contains("25.0  25.0"),
+        "{table}"
+    );
+    assert!(html(&result).contains("Latency over time"));
+}

@@ -1,0 +1,152 @@
+//! Result files as users and other programs meet them.
+
+use std::fs;
+use std::path::Path;
+
+use demeter_report::{ContentError, Error, RunResult, write_file};
+
+const EXAMPLE: &str = include_str!("example.json");
+
+fn example() -> RunResult {
+    RunResult::from_json(EXAMPLE).unwrap()
+}
+
+/// The example with one piece of text replaced.
+fn altered(from: &str, to: &str) -> Result<RunResult, ContentError> {
+    assert!(EXAMPLE.contains(from), "{from}");
+    RunResult::from_json(&EXAMPLE.replacen(from, to, 1))
+}
+
+fn names_in(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap();
+    let mut names: Vec<_> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn the_documented_example_is_what_we_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("result.json");
+    example().save(&path).unwrap();
+    assert_eq!(fs::read_to_string(&path).unwrap(), EXAMPLE);
+    assert_eq!(RunResult::load(&path).unwrap(), example());
+    assert_eq!(names_in(dir.path()), ["result.json"]);
+}
+
+#[test]
+fn fields_that_came_later_are_ignored() {
+    assert_eq!(
+        altered("\"seed\": 1,", "\"seed\": 1, \"new\": [1],").unwrap(),
+        example()
+    );
+}
+
+#[test]
+fn what_is_no_result_is_named() {
+    assert!(matches!(
+        RunResult::from_json("seed = 1"),
+        Err(ContentError::Json(_))
+    ));
+    assert!(matches!(
+        RunResult::from_json(&EXAMPLE[..300]),
+        Err(ContentError::Json(_))
+    ));
+    assert!(matches!(
+        RunResult::from_json("{}"),
+        Err(ContentError::Shape(_))
+    ));
+    assert!(matches!(
+        altered("\"seed\": 1", "\"seed\": \"x\""),
+        Err(ContentError::Shape(_))
+    ));
+    let error = altered("\"schema\": 1", "\"schema\": 7").unwrap_err();
+    assert!(matches!(error, ContentError::Schema { found: 7 }));
+    assert!(error.to_string().contains("knows only 1"), "{error}");
+    // Another version may have another shape: the version is the news, not the shape.
+    let future = RunResult::from_json(r#"{"schema":2,"machines":[]}"#);
+    assert!(matches!(future, Err(ContentError::Schema { found: 2 })));
+}
+
+#[test]
+fn values_that_nobody_can_measure_are_named() {
+    let cases = [
+        (
+            "\"t_s\": 2.0",
+            "\"t_s\": -2.0",
+            "systems[0].series[1].t_s is -2",
+        ),
+        (
+            "\"t_s\": 2.0",
+            "\"t_s\": 1.0",
+            "systems[0].series[1].t_s is 1",
+        ),
+        (
+            "\"hot_in_fast\": 0.5",
+            "\"hot_in_fast\": 1.5",
+            "systems[0].series[0].hot_in_fast is 1.5",
+        ),
+        (
+            "\"t90_s\": 2.0",
+            "\"t90_s\": -1.0",
+            "systems[0].t90_s is -1",
+        ),
+        (
+            "\"agent_user\": 0.05",
+            "\"agent_user\": -1",
+            "systems[0].cpu_s.agent_user is -1",
+        ),
+    ];
+    for (from, to, expected) in cases {
+        let error = altered(from, to).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{error}");
+    }
+    // A difference of two noisy runs.
+    altered("\"mgmt_cpu_s\": 0.25", "\"mgmt_cpu_s\": -0.25").unwrap();
+}
+
+#[test]
+fn what_cannot_be_saved_leaves_the_old_file_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("result.json");
+    fs::write(&path, "old").unwrap();
+    let mut result = example();
+    result.systems[0].mean_mops = Some(f64::NAN);
+    assert!(matches!(result.save(&path), Err(Error::Content { .. })));
+    assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+    assert_eq!(names_in(dir.path()), ["result.json"]);
+
+    let nowhere = dir.path().join("missing/result.json");
+    assert!(matches!(example().save(&nowhere), Err(Error::Write { .. })));
+    assert!(matches!(
+        example().save(dir.path()),
+        Err(Error::Write { .. })
+    ));
+    assert_eq!(names_in(dir.path()), ["result.json"]);
+}
+
+#[test]
+fn devices_and_links_stay_what_they_are() {
+    write_file(Path::new("/dev/null"), b"x").unwrap();
+    assert!(!fs::metadata("/dev/null").unwrap().is_file());
+    assert!(matches!(
+        write_file(Path::new("/dev/full"), b"x"),
+        Err(Error::Write { .. })
+    ));
+
+    let dir = tempfile::tempdir().unwrap();
+    let (link, target) = (dir.path().join("link"), dir.path().join("target"));
+    fs::write(&target, "old").unwrap();
+    std::os::unix::fs::symlink(&target, &link).unwrap();
+    write_file(&link, b"new").unwrap();
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert_eq!(fs::read_to_string(&target).unwrap(), "new");
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let error = RunResult::load(Path::new("/nowhere/r.json")).unwrap_err();
+    assert_eq!(error.to_string(), "cannot read result file /nowhere/r.json");
+}

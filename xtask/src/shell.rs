@@ -1,0 +1,55 @@
+//! Running other programs from the repository's root.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, bail};
+
+/// The repository's root.
+pub fn root() -> PathBuf {
+    // xtask/ lies in it.
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// A program with blank-separated arguments, to be run at the root.
+pub fn program(name: impl AsRef<Path>, args: &str) -> Command {
+    let mut command = Command::new(name.as_ref());
+    command.args(args.split_whitespace()).current_dir(root());
+    command
+}
+
+/// The cargo that runs us.
+pub fn cargo(args: &str) -> Command {
+    program(
+        std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()),
+        args,
+    )
+}
+
+/// Says what is run, runs it and expects success.
+pub fn run(mut command: Command) -> anyhow::Result<()> {
+    let shown = show(&command);
+    eprintln!("$ {shown}");
+    let status = command
+        .status()
+        .with_context(|| format!("cannot run {shown}"))?;
+    if !status.success() {
+        bail!("{shown}: {status}");
+    }
+    Ok(())
+}
+
+/// Whether a program can be run and ends with success; it says nothing.
+pub fn succeeds(mut command: Command) -> bool {
+    command.output().is_ok_and(|output| output.status.success())
+}
+
+fn show(command: &Command) -> String {
+    let name = Path::new(command.get_program());
+    let name = name.file_name().unwrap_or(name.as_os_str());
+    let words = std::iter::once(name).chain(command.get_args());
+    words
+        .map(|word| word.to_string_lossy())
+        .collect::<Vec<_>>()
+        .join(" ")
+}
