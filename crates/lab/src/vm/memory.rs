@@ -12,7 +12,7 @@ use crate::error::Error;
 
 /// The kernel's image and what it allocates at boot. All of it lies in node 0, because the
 /// kernel's command line says `nokaslr`; without that it lands in either node by chance.
-const KERNEL_MIB: u64 = 55;
+const KERNEL_MIB: u64 = 58;
 /// The same in node 1.
 const KERNEL_SLOW_MIB: u64 = 9;
 /// 64 bytes for each page of 4 KiB, of what is usable: 1 in 63.
