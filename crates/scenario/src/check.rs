@@ -86,6 +86,15 @@ impl Scenario {
         tier_fault("fast", &machine.fast)
             .or_else(|| tier_fault("slow", &machine.slow))
             .or_else(|| {
+                (machine.slow.bandwidth_gbps > machine.fast.bandwidth_gbps).then(|| {
+                    format!(
+                        "machine.slow.bandwidth_gbps = {} exceeds machine.fast.bandwidth_gbps = \
+                         {}: swap the tiers",
+                        machine.slow.bandwidth_gbps, machine.fast.bandwidth_gbps
+                    )
+                })
+            })
+            .or_else(|| {
                 (machine.slow.latency_ns < machine.fast.latency_ns).then(|| {
                     format!(
                         "machine.slow.latency_ns = {} is below machine.fast.latency_ns = {}: \
@@ -269,6 +278,9 @@ mod tests {
         });
         refused("machine.slow.latency_ns", |s| {
             s.machine.slow.latency_ns = 79
+        });
+        refused("machine.slow.bandwidth_gbps", |s| {
+            s.machine.slow.bandwidth_gbps = 51
         });
         refused("machine.fast.bandwidth_gbps", |s| {
             s.machine.fast.bandwidth_gbps = 0

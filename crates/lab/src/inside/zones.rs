@@ -12,18 +12,19 @@ use super::fault::Fault;
 struct Zone {
     node: u32,
     free: u64,
+    /// Free pages that CPUs hold in their own lists.
+    held_by_cpus: u64,
     /// The low watermark: allocations that would go below it are served elsewhere.
     low: u64,
     spanned: u64,
     first: u64,
 }
 
-/// Memory that programs can still take from a node, MiB: what is free above the low watermarks.
+/// Memory that programs can still take from a node, MiB: what is free, or held ready by a CPU,
+/// above the low watermarks.
 pub fn node_free_mib(root: &Path, node: u32) -> Result<u64, Fault> {
-    let pages: u64 = zones_of(root, node)?
-        .iter()
-        .map(|zone| zone.free.saturating_sub(zone.low))
-        .sum();
+    let takeable = |zone: &Zone| (zone.free + zone.held_by_cpus).saturating_sub(zone.low);
+    let pages: u64 = zones_of(root, node)?.iter().map(takeable).sum();
     Ok(pages * PAGE_SIZE / MIB)
 }
 
@@ -64,14 +65,15 @@ fn zones_of(root: &Path, node: u32) -> Result<Vec<Zone>, Fault> {
         let Some(zone) = zones.last_mut() else {
             continue;
         };
-        let (field, value) = match words[..] {
-            ["pages", "free", value] => (&mut zone.free, value),
-            ["low", value] => (&mut zone.low, value),
-            ["spanned", value] => (&mut zone.spanned, value),
-            ["start_pfn:", value] => (&mut zone.first, value),
-            _ => continue,
-        };
-        *field = value.parse().unwrap_or(0);
+        let value = |text: &str| text.parse().unwrap_or(0);
+        match words[..] {
+            ["pages", "free", pages] => zone.free = value(pages),
+            ["low", pages] => zone.low = value(pages),
+            ["spanned", pages] => zone.spanned = value(pages),
+            ["start_pfn:", first] => zone.first = value(first),
+            ["count:", pages] => zone.held_by_cpus += value(pages),
+            _ => {}
+        }
     }
     zones.retain(|zone| zone.node == node);
     Ok(zones)
@@ -94,6 +96,10 @@ Node 0, zone      DMA
         present  3998
   pagesets
     cpu: 0
+              count: 300
+              high:  4
+    cpu: 1
+              count: 100
               high:  4
   start_pfn:           1
 Node 0, zone    DMA32
@@ -125,7 +131,7 @@ Node 1, zone   Normal
         let root = machine();
         assert_eq!(
             node_free_mib(root.path(), 0).unwrap(),
-            (3840 - 256 + 25600 - 512) / 256
+            (3840 + 400 - 256 + 25600 - 512) / 256
         );
         assert_eq!(node_free_mib(root.path(), 1).unwrap(), 0);
     }

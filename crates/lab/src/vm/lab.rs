@@ -9,17 +9,10 @@ use demeter_scenario::{Scenario, System};
 
 use super::child::VmChild;
 use super::initramfs::Initramfs;
+use super::memory::NodeSizes;
 use super::{kernel, plugin, qemu};
 use crate::error::{Error, VmFault};
 use crate::link::{AGENT_CONFIG_PATH, AGENT_SOCKET_PATH, JOB_PATH, Job, Report};
-
-/// What the kernel takes of node 0 for itself and what stays below its watermarks, MiB, beside
-/// the initramfs; measured with Debian's 6.12 cloud kernel.
-const FAST_OVERHEAD_MIB: u64 = 64;
-/// The same of node 1: page descriptors and watermarks.
-const SLOW_OVERHEAD_MIB: u64 = 24;
-/// What the emulator takes beside its guest's memory, MiB.
-const EMULATOR_MIB: u64 = 512;
 
 /// The programs that go into every VM.
 const PROGRAMS: [&str; 3] = ["demeter", "gups", "memlat"];
@@ -82,6 +75,8 @@ impl Lab {
         let initramfs_path = folder.path().join("initramfs");
         initramfs.write(&initramfs_path)?;
         let initramfs_mib = initramfs.size_bytes()?.div_ceil(1 << 20);
+        let sizes = NodeSizes::of(&scenario.machine, initramfs_mib);
+        sizes.check_host(Path::new("/"))?;
         let parts = qemu::Parts {
             qemu: &self.qemu,
             plugin: &plugin,
@@ -89,14 +84,9 @@ impl Lab {
             initramfs: &initramfs_path,
             machine: &scenario.machine,
             dilation: scenario.lab.dilation,
-            fast_mib: scenario.machine.fast.usable_mib + FAST_OVERHEAD_MIB + initramfs_mib,
-            slow_mib: scenario.machine.slow.usable_mib + SLOW_OVERHEAD_MIB,
+            sizes,
             folder: folder.path(),
         };
-        check_memory(
-            Path::new("/"),
-            parts.fast_mib + parts.slow_mib + EMULATOR_MIB,
-        )?;
         let limit = Duration::from_secs(scenario.lab.timeout_s);
         let output_log = folder.path().join("qemu.log");
         let mut vm = VmChild::start(parts.command(), limit, parts.console_log(), output_log)?;
@@ -209,37 +199,4 @@ fn keep_logs(folder: &Path, kept: &Path, scenario: &Scenario, system: System) ->
         }
     }
     Ok(())
-}
-
-/// Fails when the machine has less than `need_mib` available (MemAvailable of /proc/meminfo).
-fn check_memory(root: &Path, need_mib: u64) -> Result<(), Error> {
-    let path = root.join("proc/meminfo");
-    let text = fs::read_to_string(&path).map_err(Error::io("read", &path))?;
-    let available_kib: Option<u64> = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))
-        .and_then(|rest| rest.split_whitespace().next()?.parse().ok());
-    match available_kib.map(|kib| kib / 1024) {
-        Some(have_mib) if have_mib < need_mib => Err(Error::Memory { need_mib, have_mib }),
-        _ => Ok(()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_scenario_larger_than_the_machine_is_refused_by_name() {
-        let root = tempfile::tempdir().unwrap();
-        fs::create_dir(root.path().join("proc")).unwrap();
-        let meminfo = "MemTotal: 8192000 kB\nMemAvailable:    2097152 kB\n";
-        fs::write(root.path().join("proc/meminfo"), meminfo).unwrap();
-        check_memory(root.path(), 2048).unwrap();
-        let said = check_memory(root.path(), 2049).unwrap_err().to_string();
-        assert!(
-            said.contains("2049 MiB") && said.contains("2048 MiB"),
-            "{said}"
-        );
-    }
 }

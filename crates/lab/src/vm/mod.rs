@@ -5,6 +5,7 @@ mod elf;
 mod initramfs;
 mod kernel;
 mod lab;
+mod memory;
 mod plugin;
 mod qemu;
 mod tool;

@@ -5,6 +5,7 @@ use std::process::Command;
 
 use demeter_scenario::Machine;
 
+use super::memory::NodeSizes;
 use super::tool;
 use crate::error::Error;
 use crate::link::PORT_NAME;
@@ -15,6 +16,11 @@ const VERSION_MIN: (u32, u32) = (7, 0);
 /// Bytes of the shared memory that the plugin makes: DEMETER_SHARED_BYTES in
 /// plugin/shared_page.h.
 const SHARED_MIB: u64 = 4;
+
+/// What the kernel is told. A panic ends the VM, as `-no-reboot` says; `nokaslr` keeps the kernel
+/// in the same node every time; behind `--` stands the first process's own argument.
+const KERNEL_ARGS: &str =
+    "console=ttyS0 loglevel=5 panic=-1 nokaslr rdinit=/bin/demeter -- lab-init";
 
 const MEND: &str = "apt-get install qemu-system-x86, or set DEMETER_QEMU to a qemu-system-x86_64";
 
@@ -60,10 +66,8 @@ pub struct Parts<'a> {
     pub machine: &'a Machine,
     /// Slow memory's delay is stretched by this factor.
     pub dilation: u64,
-    /// Memory of node 0 as a whole, MiB.
-    pub fast_mib: u64,
-    /// Memory of node 1 as a whole, MiB.
-    pub slow_mib: u64,
+    /// Memory of the nodes.
+    pub sizes: NodeSizes,
     /// The VM's private folder on the host.
     pub folder: &'a Path,
 }
@@ -79,7 +83,7 @@ impl Parts<'_> {
         let Machine {
             vcpus, fast, slow, ..
         } = self.machine;
-        let (fast_mib, slow_mib) = (self.fast_mib, self.slow_mib);
+        let NodeSizes { fast_mib, slow_mib } = self.sizes;
         let shared = self.folder.join("shared");
         let mut command = Command::new(self.qemu);
         let mut option = |name: &str, value: String| {
@@ -117,10 +121,7 @@ impl Parts<'_> {
         }
         option("-kernel", self.kernel.display().to_string());
         option("-initrd", self.initramfs.display().to_string());
-        option(
-            "-append",
-            "console=ttyS0 loglevel=5 panic=-1 rdinit=/bin/demeter -- lab-init".into(),
-        );
+        option("-append", KERNEL_ARGS.into());
         option("-serial", format!("file:{}", quoted(&self.console_log())));
         option("-device", "virtio-serial-pci".into());
         option("-chardev", "socket,id=link,fd=0".into());

@@ -1,0 +1,256 @@
+//! Emulators that misbehave: each is a shell script in place of QEMU. Whatever it does, the run
+//! says so and leaves nothing behind.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use demeter_lab::link::Report;
+use demeter_lab::{Error, Lab, VmFault};
+use demeter_report::RunResult;
+use demeter_scenario::{Scenario, System};
+
+/// A lab whose emulator is a script.
+struct Fake {
+    folder: tempfile::TempDir,
+    lab: Lab,
+    scenario: Scenario,
+}
+
+impl Fake {
+    /// `body` runs in place of the emulator; `$console` is the console's log, `say TEXT` sends a
+    /// line over the link.
+    fn new(body: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        write_program(
+            &path("qemu"),
+            &format!(
+                "if [ \"$1\" = --version ]; then echo 'QEMU emulator version 7.2.0'; exit; fi\n\
+                 echo $$ >{pid}\n\
+                 for arg; do case $arg in file:*console.log) console=${{arg#file:}};; esac; done\n\
+                 echo \"$console\" >{console}\n\
+                 say() {{ echo \"$1\" >&0; }}\n\
+                 {body}\n",
+                pid = path("pid").display(),
+                console = path("console").display(),
+            ),
+        );
+        fs::create_dir(path("programs")).unwrap();
+        for name in ["demeter", "gups", "memlat"] {
+            write_program(&path("programs").join(name), "exit 1\n");
+        }
+        fs::write(path("vmlinuz"), "").unwrap();
+        let lab = Lab {
+            qemu: path("qemu"),
+            kernel: Some(path("vmlinuz")),
+            // Shared by all tests: the plugin is compiled once.
+            cache: PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("cache"),
+            programs: path("programs"),
+            keep_logs: Some(path("logs")),
+        };
+        let scenarios = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
+        let mut scenario = Scenario::load(&scenarios.join("ci.toml")).unwrap();
+        scenario.systems = vec![System::None];
+        Self {
+            folder,
+            lab,
+            scenario,
+        }
+    }
+
+    fn run(&self) -> Result<RunResult, Error> {
+        let outcome = demeter_lab::run(
+            &self.scenario,
+            &self.lab,
+            &AtomicBool::new(false),
+            &mut |_, _| {},
+        );
+        self.assert_nothing_is_left();
+        outcome
+    }
+
+    fn fault(&self) -> VmFault {
+        match self.run() {
+            Err(Error::Vm {
+                fault,
+                logs,
+                system: System::None,
+            }) => {
+                assert_eq!(logs, self.folder.path().join("logs"));
+                assert!(logs.join("ci-none-qemu.log").exists());
+                fault
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn assert_nothing_is_left(&self) {
+        let read = |name: &str| fs::read_to_string(self.folder.path().join(name)).unwrap();
+        let process = Path::new("/proc").join(read("pid").trim());
+        assert!(!process.exists(), "the emulator still runs");
+        let vm_folder = PathBuf::from(read("console").trim())
+            .parent()
+            .unwrap()
+            .to_owned();
+        assert!(
+            vm_folder.is_absolute() && !vm_folder.exists(),
+            "{vm_folder:?} is still there"
+        );
+    }
+}
+
+fn write_program(path: &Path, body: &str) {
+    fs::write(path, format!("#!/bin/sh\n{body}")).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+const BOOTED: &str =
+    r#"say '{"report":"booted","kernel":"6.12","fast_free_mib":60,"slow_free_mib":220}'"#;
+
+#[test]
+fn a_vm_that_hangs_is_killed_in_time() {
+    let mut fake = Fake::new("exec sleep 1000");
+    fake.scenario.lab.timeout_s = 1;
+    let said = fake.fault().to_string();
+    assert!(
+        said.contains("within 1 s (lab.timeout_s)") && said.contains("did not boot"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_vm_that_hangs_later_says_where() {
+    let mut fake = Fake::new(&format!("{BOOTED}\nexec sleep 1000"));
+    fake.scenario.lab.timeout_s = 2;
+    let said = fake.fault().to_string();
+    assert!(said.contains("was filling memory"), "{said}");
+}
+
+#[test]
+fn an_emulator_that_exits_is_quoted() {
+    let said = Fake::new("echo 'qemu: unsupported machine' >&2; exit 3")
+        .fault()
+        .to_string();
+    assert!(said.contains("exit status: 3"), "{said}");
+    assert!(said.contains("unsupported machine"), "{said}");
+}
+
+#[test]
+fn a_panic_is_named_and_its_console_kept() {
+    let fake =
+        Fake::new("echo '[ 1.0] Kernel panic - not syncing: VFS' >$console; echo more >>$console");
+    match fake.fault() {
+        VmFault::Panicked(line) => assert!(line.contains("not syncing: VFS")),
+        other => panic!("{other:?}"),
+    }
+    let kept = fs::read_to_string(fake.folder.path().join("logs/ci-none-console.log")).unwrap();
+    assert!(kept.contains("VFS"));
+}
+
+#[test]
+fn nonsense_on_the_link_is_refused() {
+    for line in ["garbage", r#"{"report":"no such report"}"#] {
+        let fake = Fake::new(&format!("say '{line}'\nexec sleep 1000"));
+        assert!(matches!(fake.fault(), VmFault::Nonsense(_)));
+    }
+    let endless = Fake::new("exec cat /dev/zero >&0");
+    assert!(matches!(endless.fault(), VmFault::Nonsense(_)));
+}
+
+#[test]
+fn a_failed_job_brings_its_reason_and_the_agents_log() {
+    let fake = Fake::new(&format!(
+        "{BOOTED}\nsay '{}'\nsay '{}'\nexec sleep 1000",
+        r#"{"report":"agentlog","text":"no tracker works"}"#,
+        r#"{"report":"failed","what":"the agent ended early"}"#,
+    ));
+    assert!(matches!(fake.fault(), VmFault::Job(what) if what == "the agent ended early"));
+    let log = fs::read_to_string(fake.folder.path().join("logs/ci-none-agent.log")).unwrap();
+    assert_eq!(log, "no tracker works");
+}
+
+#[test]
+fn a_stop_kills_the_vm() {
+    let fake = Fake::new(&format!("{BOOTED}\nexec sleep 1000"));
+    let stop = AtomicBool::new(false);
+    let outcome = demeter_lab::run(&fake.scenario, &fake.lab, &stop, &mut |_, report| {
+        assert!(matches!(report, Report::Booted { .. }));
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(matches!(outcome, Err(Error::Interrupted)), "{outcome:?}");
+    fake.assert_nothing_is_left();
+}
+
+#[test]
+fn a_full_report_becomes_a_result() {
+    let totals = |system_s: u32| format!(r#"{{"system_s":{system_s},"cpu_s":{{}},"vmstat":{{}}}}"#);
+    let lines = [
+        format!(
+            r#"{{"report":"start","hot_in_fast":0,"totals":{}}}"#,
+            totals(1)
+        ),
+        format!(
+            r#"{{"report":"interval","t_s":12,"rate":{{"mops":3}},"hot_in_fast":1,"totals":{}}}"#,
+            totals(2)
+        ),
+        format!(
+            r#"{{"report":"done","t_s":12,"rate":{{"mops":3}},"totals":{}}}"#,
+            totals(2)
+        ),
+        r#"{"report":"verified","words":7,"errors":0}"#.into(),
+        r#"{"report":"finished"}"#.into(),
+    ];
+    let says: String = lines.iter().map(|line| format!("say '{line}'\n")).collect();
+    let result = Fake::new(&says).run().unwrap();
+    assert_eq!(
+        (result.scenario.as_str(), result.on.as_str()),
+        ("ci", "lab")
+    );
+    assert_eq!(result.systems[0].mean_mops, Some(3.0));
+    assert_eq!(result.systems[0].verify_errors, Some(0));
+    // A VM that says it has finished without that is not believed.
+    let outcome = Fake::new(r#"say '{"report":"finished"}'"#).run();
+    assert!(
+        matches!(outcome, Err(Error::Incomplete(System::None))),
+        "{outcome:?}"
+    );
+}
+
+#[test]
+fn what_is_missing_is_named_before_anything_starts() {
+    let said = |change: fn(&mut Fake)| {
+        let mut fake = Fake::new("exit 1");
+        change(&mut fake);
+        let outcome = demeter_lab::run(
+            &fake.scenario,
+            &fake.lab,
+            &AtomicBool::new(false),
+            &mut |_, _| {},
+        );
+        assert!(
+            !fake.folder.path().join("pid").exists(),
+            "the emulator was started"
+        );
+        outcome.unwrap_err().to_string()
+    };
+    let missing = said(|fake| fs::remove_file(fake.lab.programs.join("gups")).unwrap());
+    assert!(
+        missing.contains("gups is missing") && missing.contains("cargo build"),
+        "{missing}"
+    );
+    let missing = said(|fake| fake.lab.kernel = Some("/nonexistent/vmlinuz".into()));
+    assert!(missing.contains("/nonexistent/vmlinuz"), "{missing}");
+    let missing = said(|fake| fake.lab.qemu = "/nonexistent/qemu".into());
+    assert!(
+        missing.contains("apt-get install qemu-system-x86"),
+        "{missing}"
+    );
+    let old = said(|fake| {
+        write_program(&fake.lab.qemu, "echo 'QEMU emulator version 5.2.0'\n");
+    });
+    assert!(old.contains("version 5.2"), "{old}");
+    let huge = said(|fake| fake.scenario.machine.slow.usable_mib = 1 << 24);
+    assert!(huge.contains("MiB available"), "{huge}");
+}
