@@ -17,7 +17,7 @@
 //! with enough samples is searched for a part that stands out; a part whose count is off what
 //! the range's mean predicts by at least `alpha × tau_split × vcpus` samples, and by four standard deviations, is
 //! cut out, and the pieces are searched again: one epoch goes as deep as its samples justify.
-//! Neighbours that cannot be told apart are merged. This follows the range classifier of the
+//! Neighbours that cannot be told apart are merged, and edges move to where they are likeliest. This follows the range classifier of the
 //! Demeter paper (SOSP'25), which splits in the middle by halves of the count and by neighbours'
 //! counts, with the same parameters.
 //!
@@ -29,6 +29,7 @@
 //! - There are never more than `max_ranges` ranges.
 //! - The same samples in the same order give the same ranges.
 
+mod edge;
 mod histogram;
 mod segment;
 mod space;
@@ -127,6 +128,11 @@ impl Range {
 
     fn samples(&self) -> f64 {
         to_samples(self.weight())
+    }
+
+    /// Located samples per block; never zero, because not having seen any is no proof.
+    fn likely_density(&self) -> f64 {
+        (to_samples(self.located) + 0.5) / f64::from(self.len())
     }
 }
 
@@ -228,6 +234,7 @@ impl Classifier {
         self.locate();
         self.split();
         self.merge();
+        self.refine();
     }
 
     /// The ranges, by address.
@@ -324,6 +331,39 @@ impl Classifier {
             }
         }
         std::mem::swap(&mut self.ranges, &mut self.next);
+    }
+
+    /// Moves edges to where the samples say they are.
+    fn refine(&mut self) {
+        let entries = self.histogram.entries();
+        let mut before = 0;
+        for i in 1..self.ranges.len() {
+            let (left, right) = (self.ranges[i - 1], self.ranges[i]);
+            let edge = right.start;
+            before += entries[before..]
+                .iter()
+                .take_while(|e| e.block() < edge)
+                .count();
+            if left.end != edge {
+                continue;
+            }
+            let side = |far, range: &Range| edge::Side {
+                far,
+                density: range.likely_density(),
+            };
+            let (l, r) = (side(left.start, &left), side(right.end, &right));
+            if let Some(at) = edge::better(entries, before, edge, l, r) {
+                let within = |e: &&Entry| (at.min(edge)..at.max(edge)).contains(&e.block());
+                let near = &entries[before.saturating_sub(edge::REACH)..];
+                let near = &near[..near.len().min(2 * edge::REACH)];
+                let moved: u64 = near.iter().filter(within).map(|e| e.weight()).sum();
+                let (from, to) = if at < edge { (i - 1, i) } else { (i, i - 1) };
+                self.ranges[from].located -= moved;
+                self.ranges[to].located += moved;
+                self.ranges[i - 1].end = at;
+                self.ranges[i].start = at;
+            }
+        }
     }
 
     /// Merges neighbours that cannot be told apart.
