@@ -213,9 +213,10 @@ impl<'a> Victims<'a> {
                     .movable(range.pid, &range.range, epoch)
                     .filter_map(|(block, placement)| {
                         let bytes = placement.fast;
-                        let fits = bytes.0 > 0 && bytes.0 <= left;
+                        // The last one may be more than is left: blocks leave whole.
+                        let fits = bytes.0 > 0 && left > 0;
                         fits.then(|| {
-                            left -= bytes.0;
+                            left = left.saturating_sub(bytes.0);
                             Relocation {
                                 pid: range.pid,
                                 block,
