@@ -55,6 +55,7 @@ fn mount_all() -> Result<(), Fault> {
         ("tmpfs", "/run"),
         ("tmpfs", "/tmp"),
         ("cgroup2", "/sys/fs/cgroup"),
+        ("tracefs", "/sys/kernel/tracing"),
     ] {
         mount(kind, target).map_err(Fault::io("mount", target))?;
     }
