@@ -133,11 +133,13 @@ impl Parts<'_> {
             "-plugin",
             format!(
                 "file={},shm={},fast_mib={fast_mib},slow_mib={slow_mib},fast_ns={},slow_ns={},\
-                 fast_gbps={},slow_gbps={},dilation={}",
+                 hidden_ns={},fast_gbps={},slow_gbps={},dilation={}",
                 quoted(self.plugin),
                 quoted(&shared),
                 fast.latency_ns,
                 slow.latency_ns,
+                // The emulator's own slowness stands for the fast tier.
+                fast.latency_ns,
                 fast.bandwidth_gbps,
                 slow.bandwidth_gbps,
                 self.dilation
