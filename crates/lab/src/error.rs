@@ -103,6 +103,9 @@ pub enum VmFault {
     /// The link broke.
     #[error("cannot read the VM's reports: {0}")]
     Link(io::Error),
+    /// What the VM said cannot be kept.
+    #[error("cannot write the VM's logs: {0}")]
+    Log(io::Error),
     /// The person asked us to stop.
     #[error("interrupted")]
     Interrupted,

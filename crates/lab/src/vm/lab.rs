@@ -1,6 +1,7 @@
 //! What the lab needs of this machine, and one VM from its parts to its last report.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -127,8 +128,7 @@ impl Lab {
             None => kernel::kernel(&self.cache)?,
         };
         // The emulator's own message about an unreadable kernel does not say which variable.
-        fs::File::open(&kernel)
-            .map_err(Error::io("open DEMETER_KERNEL or cached kernel", &kernel))?;
+        File::open(&kernel).map_err(Error::io("open DEMETER_KERNEL or cached kernel", &kernel))?;
         Ok((plugin, kernel))
     }
 
@@ -169,17 +169,22 @@ fn agent_config(scenario: &Scenario, system: System) -> String {
     config.to_string()
 }
 
-/// Hands reports on until the VM has finished; the agent's log goes to a file.
+/// Hands reports on until the VM has finished. All of them go to a file, the agent's log to one
+/// of its own.
 fn listen(
     vm: &mut VmChild,
     stop: &AtomicBool,
     folder: &Path,
     on_report: &mut dyn FnMut(Report) -> Result<(), VmFault>,
 ) -> Result<(), VmFault> {
+    let mut reports = File::create(folder.join("reports.jsonl")).map_err(VmFault::Log)?;
     loop {
-        match vm.next_report(stop)? {
+        let report = vm.next_report(stop)?;
+        serde_json::to_writer(&reports, &report).map_err(|e| VmFault::Log(e.into()))?;
+        reports.write_all(b"\n").map_err(VmFault::Log)?;
+        match report {
             Report::AgentLog { text } => {
-                fs::write(folder.join("agent.log"), text).map_err(VmFault::Link)?;
+                fs::write(folder.join("agent.log"), text).map_err(VmFault::Log)?;
             }
             Report::Failed { what } => return Err(VmFault::Job(what)),
             Report::Finished => return Ok(()),
@@ -191,7 +196,7 @@ fn listen(
 /// Moves the logs to `kept`, named after scenario and system.
 fn keep_logs(folder: &Path, kept: &Path, scenario: &Scenario, system: System) -> Result<(), Error> {
     fs::create_dir_all(kept).map_err(Error::io("create", kept))?;
-    for name in ["console.log", "qemu.log", "agent.log"] {
+    for name in ["console.log", "qemu.log", "agent.log", "reports.jsonl"] {
         let from = folder.join(name);
         if from.exists() {
             let to = kept.join(format!("{}-{system}-{name}", scenario.name));

@@ -138,7 +138,7 @@ impl Parts<'_> {
                 quoted(&shared),
                 fast.latency_ns,
                 slow.latency_ns,
-                // The emulator's own slowness stands for the fast tier's latency.
+                // The emulator's own slowness stands for the fast tier.
                 fast.latency_ns,
                 fast.bandwidth_gbps,
                 slow.bandwidth_gbps,
