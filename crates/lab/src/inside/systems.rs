@@ -87,13 +87,16 @@ impl Running {
     }
 }
 
-/// Sets the mode of transparent huge pages.
-pub fn set_thp(root: &Path, thp: Thp) -> Result<(), Fault> {
+/// Sets the mode of transparent huge pages, and switches off the balancing between nodes that the
+/// kernel boots with: it would spend hint faults, and split huge pages, on memory that is still
+/// being filled.
+pub fn prepare(root: &Path, thp: Thp) -> Result<(), Fault> {
     let mode = match thp {
         Thp::Always => "always",
         Thp::Never => "never",
     };
-    write(root, THP, mode)
+    write(root, THP, mode)?;
+    set_kernel_tiering(root, false)
 }
 
 fn set_kernel_tiering(root: &Path, on: bool) -> Result<(), Fault> {
