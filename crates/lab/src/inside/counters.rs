@@ -13,15 +13,14 @@ use crate::link::Totals;
 const TICKS_PER_S: f64 = 100.0;
 
 /// Counters of /proc/vmstat that tell how pages moved, by the start of their names.
-const VMSTAT_PREFIXES: [&str; 8] = [
+const VMSTAT_PREFIXES: [&str; 7] = [
     "pgpromote",
     "pgdemote",
     "pgmigrate",
     "pgscan_kswapd",
     "pgscan_direct",
     "numa_",
-    "thp_migration",
-    "thp_split_page",
+    "thp_",
 ];
 
 /// Kernel threads that manage memory: the start of a thread's name, and its cause in results.

@@ -12,26 +12,30 @@ use super::zones::node_range;
 
 const ADMIN: &str = "sys/kernel/mm/damon/admin/kdamonds";
 
-/// Between two looks at a region's accessed bit, and between two verdicts, microseconds: DAMON's
-/// defaults, at which its monitoring is known to work.
-const SAMPLE_US: u64 = 5_000;
-const AGGREGATION_US: u64 = 100_000;
-const UPDATE_US: u64 = 1_000_000;
+/// Between two looks at a region's accessed bit, and between two verdicts, microseconds: four
+/// times DAMON's defaults. A look walks the reverse map, which costs an emulated CPU many times
+/// what it costs hardware; at the defaults kdamond takes most of the CPU from the workload.
+const SAMPLE_US: u64 = 20_000;
+const AGGREGATION_US: u64 = 400_000;
+const UPDATE_US: u64 = 4_000_000;
 
 /// Looks that make one verdict: the most accesses that a region can show.
 const ACCESSES_MAX: u64 = AGGREGATION_US / SAMPLE_US;
 
-/// Regions for each node. The default minimum of 10 would begin with regions of 90 MiB.
+/// Regions for each node: from the start small enough to tell a hot set of a tenth of memory, and
+/// at most so many that a round of looks stays a few milliseconds.
 const REGIONS_MIN: u64 = 50;
-const REGIONS_MAX: u64 = 1000;
+const REGIONS_MAX: u64 = 300;
 
 /// Bytes that either scheme may move a second. Enough to bring a hot set of 100 MiB over in a
 /// few seconds; hotter (colder) regions go first.
 const QUOTA_BYTES_PER_S: u64 = 64 << 20;
 
-/// Hot: accessed in at least a quarter of the looks. Cold: in none of them, for two seconds, so
-/// that memory which a burst left alone for a moment stays.
-const HOT_ACCESSES_MIN: u64 = ACCESSES_MAX / 4;
+/// Hot: accessed in at least a tenth of the looks. Cold: in at most a twentieth, for two seconds.
+/// A look sees one page of a region for one sampling interval, so that even memory which takes
+/// most of the traffic seldom shows in every look.
+const HOT_ACCESSES_MIN: u64 = ACCESSES_MAX / 10;
+const COLD_ACCESSES_MAX: u64 = ACCESSES_MAX / 20;
 const COLD_AGE_MIN: u64 = 2_000_000 / AGGREGATION_US;
 
 /// One kdamond: what it does to which node.
@@ -59,7 +63,7 @@ const SCHEMES: [Scheme; 2] = [
         node: 0,
         action: "migrate_cold",
         target_node: 1,
-        accesses: (0, 0),
+        accesses: (0, COLD_ACCESSES_MAX),
         age_min: COLD_AGE_MIN,
         moves_young: false,
     },

@@ -23,7 +23,7 @@ use crate::workload::Event;
 /// Runs the job; what it finds goes over the link.
 pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
     let root = Path::new("/");
-    systems::set_thp(root, job.scenario.machine.thp)?;
+    systems::prepare(root, job.scenario.machine.thp)?;
     link.send(&Report::Booted {
         kernel: kernel_release(root)?,
         fast_free_mib: node_free_mib(root, 0)?,

@@ -89,8 +89,10 @@ impl Running {
     }
 }
 
-/// Sets the mode of transparent huge pages.
-pub fn set_thp(root: &Path, thp: Thp) -> Result<(), Fault> {
+/// Sets the mode of transparent huge pages, and switches off the balancing between nodes that the
+/// kernel boots with: it would spend hint faults, and split huge pages, on memory that is still
+/// being filled.
+pub fn prepare(root: &Path, thp: Thp) -> Result<(), Fault> {
     let mode = match thp {
         Thp::Always => "always",
         Thp::Never => "never",
@@ -99,7 +101,8 @@ pub fn set_thp(root: &Path, thp: Thp) -> Result<(), Fault> {
     // By default a page fault takes a huge page from its own node or none at all, so that whatever
     // overflows into the slow node would lie there in small pages, and be compared with an
     // oracle that has huge ones.
-    write(root, THP_DEFRAG, mode)
+    write(root, THP_DEFRAG, mode)?;
+    set_kernel_tiering(root, false)
 }
 
 fn set_kernel_tiering(root: &Path, on: bool) -> Result<(), Fault> {

@@ -17,11 +17,10 @@ const VERSION_MIN: (u32, u32) = (7, 0);
 /// plugin/shared_page.h.
 const SHARED_MIB: u64 = 4;
 
-/// What the kernel is told. `numa_balancing` waits until a system asks for it: pages that it has
-/// marked meanwhile would fault under every other system too. A panic ends the VM, as `-no-reboot` says; `nokaslr` keeps the kernel
+/// What the kernel is told. A panic ends the VM, as `-no-reboot` says; `nokaslr` keeps the kernel
 /// in the same node every time; behind `--` stands the first process's own argument.
-const KERNEL_ARGS: &str = "console=ttyS0 loglevel=5 panic=-1 nokaslr numa_balancing=disable \
-     rdinit=/bin/demeter -- lab-init";
+const KERNEL_ARGS: &str =
+    "console=ttyS0 loglevel=5 panic=-1 nokaslr rdinit=/bin/demeter -- lab-init";
 
 const MEND: &str = "apt-get install qemu-system-x86, or set DEMETER_QEMU to a qemu-system-x86_64";
 
