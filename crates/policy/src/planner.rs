@@ -60,6 +60,11 @@ pub struct Room {
 pub struct FillThreshold(pub f64);
 
 impl Room {
+    /// Free fast memory that promotions may take before any demotion.
+    pub fn spare(&self) -> ByteCount {
+        ByteCount(self.fast_free.0.saturating_sub(self.level()))
+    }
+
     /// Free fast memory that this epoch keeps.
     fn level(&self) -> u64 {
         if self.fast_free < self.fast_low {
