@@ -44,17 +44,27 @@ impl Tracker for BusyThenIdle {
         self.epoch += 1;
         if self.epoch <= BUSY_EPOCHS {
             for &pid in &self.targets {
-                let spaces = demeter_guest::maps::read_maps(Path::new("/"), pid).unwrap_or_default();
-                let blocks = spaces.iter().filter(|v| v.range.len().0 >= BYTES_EACH as u64);
+                let spaces =
+                    demeter_guest::maps::read_maps(Path::new("/"), pid).unwrap_or_default();
+                let blocks = spaces
+                    .iter()
+                    .filter(|v| v.range.len().0 >= BYTES_EACH as u64);
                 for start in blocks.map(|v| v.range.start().0) {
                     let samples = (0..600).map(|i| start + i * i * 4096 % BYTES_EACH as u64);
-                    let sample = |a| Sample { pid, addr: GuestVirtAddr(a), weight: 1 };
+                    let sample = |a| Sample {
+                        pid,
+                        addr: GuestVirtAddr(a),
+                        weight: 1,
+                    };
                     out.extend(samples.map(sample));
                 }
             }
         }
         out.truncate(max);
-        Ok(Drained { taken: out.len() as u64, ..Drained::default() })
+        Ok(Drained {
+            taken: out.len() as u64,
+            ..Drained::default()
+        })
     }
 
     fn pause(&mut self) -> Result<(), TrackerError> {
@@ -114,7 +124,11 @@ fn cpu_time() -> Duration {
 
 fn resident_mib() -> Result<f64, Box<dyn Error>> {
     let statm = fs::read_to_string("/proc/self/statm")?;
-    let pages: f64 = statm.split(' ').nth(1).ok_or("statm has no second field")?.parse()?;
+    let pages: f64 = statm
+        .split(' ')
+        .nth(1)
+        .ok_or("statm has no second field")?
+        .parse()?;
     Ok(pages * 4096.0 / (1 << 20) as f64)
 }
 
@@ -126,7 +140,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut children = Children(vec![]);
     for _ in 0..PROCESSES {
         let mut process = Process::new(std::env::current_exe()?);
-        process.arg("child").stdin(Stdio::piped()).stdout(Stdio::piped());
+        process
+            .arg("child")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         let mut child = process.spawn()?;
         let mut out = child.stdout.take().ok_or("a child without output")?;
         children.0.push(child);
@@ -138,14 +155,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     node(root.path(), 1)?;
     for child in &children.0 {
         let name = child.id().to_string();
-        symlink(Path::new("/proc").join(&name), root.path().join("proc").join(&name))?;
+        symlink(
+            Path::new("/proc").join(&name),
+            root.path().join("proc").join(&name),
+        )?;
     }
     let config = Config {
         pids: children.0.iter().map(Child::id).collect(),
         epoch_ms: EPOCH_MS,
         ..Config::default()
     };
-    let tracker = Box::new(BusyThenIdle { targets: vec![], epoch: 0 });
+    let tracker = Box::new(BusyThenIdle {
+        targets: vec![],
+        epoch: 0,
+    });
     let status = StatusCell::default();
     let pages = Box::new(LivePages::default());
     let mut agent = Agent::new(root.path().into(), config, tracker, pages, status.clone())?;
@@ -154,7 +177,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     for _ in 0..BUSY_EPOCHS {
         agent.step()?;
     }
-    println!("busy: {:.2} ms an epoch", start.elapsed().as_secs_f64() * 1e3 / f64::from(BUSY_EPOCHS));
+    println!(
+        "busy: {:.2} ms an epoch",
+        start.elapsed().as_secs_f64() * 1e3 / f64::from(BUSY_EPOCHS)
+    );
     for _ in 0..40 {
         agent.step()?;
     }

@@ -260,7 +260,13 @@ mod tests {
     #[test]
     fn the_example_shows_the_defaults() {
         let config = checked(include_str!("../../../packaging/guest.toml")).unwrap();
-        assert_eq!(config, Config { all: true, ..Config::default() });
+        assert_eq!(
+            config,
+            Config {
+                all: true,
+                ..Config::default()
+            }
+        );
     }
 
     #[test]

@@ -2,7 +2,10 @@
 //!
 //! # Approach
 //! Promotions run while fast memory has room for them; then a batch of demotions makes room, and
-//! so on, so that free fast memory keeps its level and kswapd is never woken.
+//! so on, so that free fast memory keeps its level and kswapd is never woken. How much room there
+//! is, is looked at before every batch: what a demotion frees may wait on a CPU's own list, out of
+//! reach for pages of another size, and a promotion that finds no page goes through direct
+//! reclaim before it fails.
 //!
 //! The kernel moves a huge page whole by the address of any part of it, while more than one
 //! address of it in a call breaks the kernel's batching. So a batch first moves the first page
@@ -11,8 +14,7 @@
 //! call is left out, but for every sixteenth batch.
 //!
 //! # Properties
-//! - Free fast memory never falls below what it was at the start, or below what the plan's
-//!   filling leaves free.
+//! - Free fast memory never falls below what the caller wants to keep.
 //! - What is reported as moved lies on the other node: it was looked up afterwards.
 //! - Blocks that did not move are set aside; a process that ends takes nothing else with it.
 
@@ -47,6 +49,18 @@ pub struct Outcome {
     pub error: Option<String>,
 }
 
+/// The memory on which a plan is carried out.
+pub struct Memory<'a> {
+    /// Moves pages, and says where they are.
+    pub pages: &'a mut dyn Pages,
+    /// What each process maps, sorted.
+    pub spaces: &'a BTreeMap<Pid, Vec<VirtRange>>,
+    /// Learns what became of each block.
+    pub residency: &'a mut ResidencyMap,
+    /// Now.
+    pub epoch: u32,
+}
+
 /// Where a move goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Direction {
@@ -77,58 +91,47 @@ impl Mover {
         }
     }
 
-    /// Carries `plan` out. `spare` is the free fast memory that the plan may fill; `spaces` says
-    /// what each process maps; `residency` learns what became of each block.
+    /// Carries `plan` out. `spare` tells how much fast memory promotions may take right now.
+    ///
+    /// Promotions that find no room, because demotions failed or what they freed is not to be
+    /// had yet, are left for another epoch.
     pub fn execute(
         &mut self,
-        pages: &mut dyn Pages,
         plan: &Plan,
-        spare: ByteCount,
-        spaces: &BTreeMap<Pid, Vec<VirtRange>>,
-        residency: &mut ResidencyMap,
-        epoch: u32,
+        memory: &mut Memory<'_>,
+        mut spare: impl FnMut() -> ByteCount,
     ) -> Outcome {
         let mut outcome = Outcome::default();
         let (mut up, mut down) = (&plan.promotions[..], &plan.demotions[..]);
-        let mut spare = spare.0;
         loop {
-            let mut room = spare;
+            let mut room = if up.is_empty() { 0 } else { spare().0 };
             let fits = |r: &Relocation| {
                 let ok = r.bytes.0 <= room;
                 room -= if ok { r.bytes.0 } else { 0 };
                 ok
             };
             let n = take_batch(up, fits);
-            let (direction, batch) = if n > 0 {
-                (Direction::Promotion, take_front(&mut up, n))
+            if n > 0 {
+                let batch = take_front(&mut up, n);
+                let before = outcome.promoted;
+                match self.move_batch(Direction::Promotion, batch, memory, &mut outcome) {
+                    Ok(()) if (outcome.promoted.0 - before.0) * 2 < total(batch) => {
+                        // Fast memory does not have what it seemed to have: more of the same
+                        // would only cost time.
+                        up = &[];
+                    }
+                    // A process that has gone says nothing about the others.
+                    _ => {}
+                }
             } else if !down.is_empty() {
                 let n = take_batch(down, |_| true);
-                (Direction::Demotion, take_front(&mut down, n))
+                let batch = take_front(&mut down, n);
+                // What failed is in the outcome, and the next look at the room sees it.
+                let _ = self.move_batch(Direction::Demotion, batch, memory, &mut outcome);
             } else {
-                // What is left of the promotions has no room: a demotion failed.
-                break;
-            };
-            let moved = self.move_batch(
-                pages,
-                direction,
-                batch,
-                spaces,
-                residency,
-                epoch,
-                &mut outcome,
-            );
-            match direction {
-                Direction::Promotion => {
-                    outcome.promoted.0 += moved;
-                    spare = spare.saturating_sub(moved);
-                }
-                Direction::Demotion => {
-                    outcome.demoted.0 += moved;
-                    spare += moved;
-                }
+                return outcome;
             }
         }
-        outcome
     }
 
     /// Forgets processes for which `keep` does not hold.
@@ -136,52 +139,43 @@ impl Mover {
         self.small_batches.retain(|&pid, _| keep(pid));
     }
 
-    /// Moves a batch of one process's blocks; returns the bytes that really changed their tier.
-    #[allow(clippy::too_many_arguments, reason = "private; the parts of one batch")]
+    /// Moves a batch of one process's blocks, and adds what came of it to `outcome`.
     fn move_batch(
         &mut self,
-        pages: &mut dyn Pages,
         direction: Direction,
         batch: &[Relocation],
-        spaces: &BTreeMap<Pid, Vec<VirtRange>>,
-        residency: &mut ResidencyMap,
-        epoch: u32,
+        memory: &mut Memory<'_>,
         outcome: &mut Outcome,
-    ) -> u64 {
+    ) -> Result<(), PagesError> {
         let pid = batch[0].pid;
-        let space = spaces.get(&pid).map_or(&[][..], |s| s);
+        let space = memory.spaces.get(&pid).map_or(&[][..], |s| s);
         let blocks: Vec<Block> = batch.iter().map(|r| r.block).collect();
-        outcome.tried.0 += batch.iter().map(|r| r.bytes.0).sum::<u64>();
-        let result = self.migrate_blocks(pages, direction, pid, space, &blocks);
-        let (placements, reasons) = match result {
-            Ok(done) => done,
-            Err(error) => {
-                if !matches!(error, PagesError::Gone(_)) {
-                    outcome.error = Some(error.to_string());
-                }
-                for r in batch {
-                    residency.failed(pid, r.block, epoch);
-                    *outcome.failed.entry(Errno(libc::ESRCH)).or_default() += r.bytes.0;
-                }
-                return 0;
+        outcome.tried.0 += total(batch);
+        let result = self.migrate_blocks(memory.pages, direction, pid, space, &blocks);
+        let (placements, reasons) = result.inspect_err(|error| {
+            if !matches!(error, PagesError::Gone(_)) {
+                outcome.error = Some(error.to_string());
             }
-        };
-        let mut moved = 0;
+            for r in batch {
+                memory.residency.failed(pid, r.block, memory.epoch);
+                *outcome.failed.entry(error.errno()).or_default() += r.bytes.0;
+            }
+        })?;
         for ((r, placement), reason) in batch.iter().zip(placements).zip(reasons) {
-            let left = match direction {
-                Direction::Promotion => placement.slow,
-                Direction::Demotion => placement.fast,
+            let (left, moved) = match direction {
+                Direction::Promotion => (placement.slow, &mut outcome.promoted),
+                Direction::Demotion => (placement.fast, &mut outcome.demoted),
             };
-            moved += r.bytes.0.saturating_sub(left.0);
-            residency.set(pid, r.block, placement);
+            moved.0 += r.bytes.0.saturating_sub(left.0);
+            memory.residency.set(pid, r.block, placement);
             if left.0 == 0 {
-                residency.moved(pid, r.block);
+                memory.residency.moved(pid, r.block);
             } else {
-                residency.failed(pid, r.block, epoch);
+                memory.residency.failed(pid, r.block, memory.epoch);
                 *outcome.failed.entry(reason).or_default() += left.0.min(r.bytes.0);
             }
         }
-        moved
+        Ok(())
     }
 
     /// Moves blocks and looks where they are now. Also says for each block why its first page
@@ -271,6 +265,10 @@ impl Mover {
             Direction::Demotion => self.tiers.slow,
         }
     }
+}
+
+fn total(batch: &[Relocation]) -> u64 {
+    batch.iter().map(|r| r.bytes.0).sum()
 }
 
 /// How many relocations at the front make a batch: of one process, at most [`BATCH_BLOCKS`].

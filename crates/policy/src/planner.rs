@@ -60,17 +60,12 @@ pub struct Room {
 pub struct FillThreshold(pub f64);
 
 impl Room {
-    /// Free fast memory that promotions may take before any demotion.
-    pub fn spare(&self) -> ByteCount {
-        ByteCount(self.fast_free.0.saturating_sub(self.level()))
-    }
-
-    /// Free fast memory that this epoch keeps.
-    fn level(&self) -> u64 {
+    /// Free fast memory that relocations leave free.
+    pub fn level(&self) -> ByteCount {
         if self.fast_free < self.fast_low {
-            self.fast_reserve.0
+            self.fast_reserve
         } else {
-            self.fast_free.min(self.fast_reserve).0
+            self.fast_free.min(self.fast_reserve)
         }
     }
 }
@@ -177,7 +172,7 @@ fn deal<'a>(
         .map(|r| residency.placement(r.pid, &r.range))
         .collect();
     let in_fast: u64 = placements.iter().map(|p| p.fast.0).sum();
-    let mut capacity = (in_fast + room.fast_free.0).saturating_sub(room.level());
+    let mut capacity = (in_fast + room.fast_free.0).saturating_sub(room.level().0);
     let (mut short, mut spare) = (vec![], vec![]);
     for (range, placement) in ranking.iter().zip(&placements) {
         let target = placement.resident().0.min(capacity);
@@ -290,7 +285,7 @@ impl Ledger {
     fn new(room: &Room) -> Self {
         Self {
             fast_free: room.fast_free.0,
-            level: room.level(),
+            level: room.level().0,
             slow_free: room.slow_free.0,
             may_promote: room.batch.0,
             may_demote: room.batch.0,

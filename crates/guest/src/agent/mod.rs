@@ -18,7 +18,7 @@ use demeter_policy::{
 use process::Process;
 
 use crate::config::{Config, ConfigError};
-use crate::mover::{Mover, Outcome};
+use crate::mover::{Memory, Mover, Outcome};
 use crate::nodes::{NodeMemory, NodesError, Topology};
 use crate::pages::{Pages, PagesError};
 use crate::residency::{Prober, Tiers};
@@ -215,15 +215,16 @@ impl Agent {
                 .map(|(&pid, p)| (pid, p.classifier.ranges())),
         );
         self.look_up(&ranking);
-        let (plan, spare) = self.plan(&ranking)?;
-        let outcome = self.mover.execute(
-            &mut *self.pages,
-            &plan,
-            spare,
-            &self.spaces,
-            &mut self.residency,
-            self.epoch,
-        );
+        let (plan, level) = self.plan(&ranking)?;
+        let usable = || NodeMemory::read_all(&self.root, [self.tiers.fast]).map(|[m]| m.usable());
+        let spare = || ByteCount(usable().map_or(0, |u| u.0.saturating_sub(level.0)));
+        let mut memory = Memory {
+            pages: &mut *self.pages,
+            spaces: &self.spaces,
+            residency: &mut self.residency,
+            epoch: self.epoch,
+        };
+        let outcome = self.mover.execute(&plan, &mut memory, spare);
         self.tell(&ranking, &plan, &outcome);
         Ok(())
     }
@@ -334,20 +335,18 @@ impl Agent {
         }
     }
 
-    /// Plans this epoch's relocations; also says how much free fast memory they may fill.
+    /// Plans this epoch's relocations; also says how much fast memory they have to leave free.
     ///
     /// Reading how full the nodes are costs more than planning. So the plan is first made with
     /// what was read some epochs ago, and only when it is not empty with what is true now.
     fn plan(&mut self, ranking: &[RankedRange]) -> Result<(Plan, ByteCount), AgentError> {
         let fill = FillThreshold(f64::from(self.config.tau_split));
         let draft = |room: &Room| plan(ranking, &self.residency, room, fill, self.epoch);
-        if let Some(room) = self
+        let remembered = self
             .room
-            .filter(|_| !self.epoch.is_multiple_of(ROOM_EPOCHS))
-        {
-            if draft(&room).is_empty() {
-                return Ok((Plan::default(), ByteCount(0)));
-            }
+            .filter(|_| !self.epoch.is_multiple_of(ROOM_EPOCHS));
+        if let Some(room) = remembered.filter(|room| draft(room).is_empty()) {
+            return Ok((Plan::default(), room.level()));
         }
         let [fast, slow] = NodeMemory::read_all(&self.root, [self.tiers.fast, self.tiers.slow])?;
         let room = Room {
@@ -360,7 +359,7 @@ impl Agent {
         let plan = draft(&room);
         self.room = Some(room);
         self.status.update(|s| s.fast_free_bytes = room.fast_free.0);
-        Ok((plan, room.spare()))
+        Ok((plan, room.level()))
     }
 
     fn tell(&self, ranking: &[RankedRange], plan: &Plan, outcome: &Outcome) {

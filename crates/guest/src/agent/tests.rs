@@ -4,13 +4,13 @@
 use std::fs;
 use std::path::Path;
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
-use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, NodeId, PAGE_SIZE};
+use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, NodeId};
 
 use super::*;
 use crate::pages::PageState;
-use crate::pages::simulated::SimulatedPages;
+use crate::pages::simulated::{SharedPages, SimulatedPages};
 use crate::tracker::Drained;
 
 const FAST: NodeId = NodeId(0);
@@ -18,37 +18,6 @@ const SLOW: NodeId = NodeId(1);
 const PID: Pid = Pid(70);
 /// Where the process's array begins.
 const BASE: u64 = 1 << 40;
-
-/// The simulated kernel, which test and agent both hold.
-#[derive(Clone)]
-struct Kernel(Arc<Mutex<SimulatedPages>>);
-
-impl Kernel {
-    fn lock(&self) -> MutexGuard<'_, SimulatedPages> {
-        self.0.lock().unwrap()
-    }
-}
-
-impl Pages for Kernel {
-    fn locate(
-        &mut self,
-        pid: Pid,
-        pages: &[GuestVirtAddr],
-        out: &mut Vec<PageState>,
-    ) -> Result<(), PagesError> {
-        self.lock().locate(pid, pages, out)
-    }
-
-    fn migrate(
-        &mut self,
-        pid: Pid,
-        pages: &[GuestVirtAddr],
-        to: NodeId,
-        out: &mut Vec<PageState>,
-    ) -> Result<(), PagesError> {
-        self.lock().migrate(pid, pages, to, out)
-    }
-}
 
 /// A workload's accesses: hot blocks with 9 of 10 samples, the rest anywhere in the array.
 #[derive(Debug, Default)]
@@ -118,7 +87,7 @@ impl Tracker for ScriptedTracker {
 /// A machine with 100 blocks in fast memory and 300 in slow memory, all of one process.
 struct World {
     root: tempfile::TempDir,
-    kernel: Kernel,
+    kernel: SharedPages,
     script: Arc<Mutex<Script>>,
     status: StatusCell,
     agent: Agent,
@@ -175,8 +144,7 @@ impl World {
                 if b < 100 { FAST } else { SLOW },
             );
         }
-        let kernel = Kernel(Arc::new(Mutex::new(kernel)));
-        write_zoneinfo(root.path(), &kernel);
+        let kernel = SharedPages::new(kernel, Some(root.path().into()));
         let script = Script {
             samples: 300,
             blocks: 400,
@@ -208,7 +176,6 @@ impl World {
     fn steps(&mut self, n: usize) {
         for _ in 0..n {
             self.agent.step().unwrap();
-            write_zoneinfo(self.root.path(), &self.kernel);
         }
     }
 
@@ -228,17 +195,6 @@ impl World {
         let s = self.status.get();
         s.promoted_bytes + s.demoted_bytes
     }
-}
-
-fn write_zoneinfo(root: &Path, kernel: &Kernel) {
-    let free = kernel.lock().free.clone();
-    let zone = |node: NodeId| {
-        format!(
-            "Node {node}, zone   Normal\n  pages free     {}\n        low      10\n        high     20\n        managed  99999\n",
-            free[&node] / PAGE_SIZE
-        )
-    };
-    fs::write(root.join("proc/zoneinfo"), zone(FAST) + &zone(SLOW)).unwrap();
 }
 
 #[test]

@@ -2,7 +2,7 @@ use demeter_policy::BLOCK_SIZE;
 use proptest::prelude::*;
 
 use super::*;
-use crate::pages::simulated::SimulatedPages;
+use crate::pages::simulated::{SharedPages, SimulatedPages};
 
 const TIERS: Tiers = Tiers {
     fast: NodeId(0),
@@ -10,11 +10,10 @@ const TIERS: Tiers = Tiers {
 };
 
 struct World {
-    pages: SimulatedPages,
+    pages: SharedPages,
     spaces: BTreeMap<Pid, Vec<VirtRange>>,
     residency: ResidencyMap,
     plan: Plan,
-    spare: u64,
 }
 
 fn relocation(pid: u32, block: u64) -> Relocation {
@@ -59,24 +58,24 @@ fn world(up: u64, down: u64, spare: u64) -> World {
         );
     }
     World {
-        pages,
+        pages: SharedPages::new(pages, None),
         spaces,
         residency,
         plan,
-        spare: spare * BLOCK_SIZE,
     }
 }
 
 impl World {
     fn execute(&mut self) -> Outcome {
-        Mover::new(TIERS).execute(
-            &mut self.pages,
-            &self.plan,
-            ByteCount(self.spare),
-            &self.spaces,
-            &mut self.residency,
-            0,
-        )
+        let kernel = self.pages.clone();
+        let spare = || ByteCount(kernel.lock().free[&TIERS.fast]);
+        let mut memory = Memory {
+            pages: &mut self.pages,
+            spaces: &self.spaces,
+            residency: &mut self.residency,
+            epoch: 0,
+        };
+        Mover::new(TIERS).execute(&self.plan, &mut memory, spare)
     }
 }
 
@@ -89,9 +88,9 @@ proptest! {
         let bytes = 2 * n * BLOCK_SIZE;
         prop_assert_eq!((outcome.promoted.0, outcome.demoted.0, outcome.tried.0), (bytes, bytes, 2 * bytes));
         prop_assert!(outcome.failed.is_empty() && outcome.error.is_none());
-        prop_assert_eq!(w.pages.free[&TIERS.fast], spare * BLOCK_SIZE);
+        prop_assert_eq!(w.pages.lock().free[&TIERS.fast], spare * BLOCK_SIZE);
         for pid in [Pid(1), Pid(2)] {
-            prop_assert_eq!(w.pages.on(pid, TIERS.fast).0, n * BLOCK_SIZE);
+            prop_assert_eq!(w.pages.lock().on(pid, TIERS.fast).0, n * BLOCK_SIZE);
             for b in 0..2 * n {
                 let fast = w.residency.get(pid, Block(b)).unwrap().fast.0;
                 prop_assert_eq!(fast, if b < n { BLOCK_SIZE } else { 0 });
@@ -105,14 +104,14 @@ fn huge_pages_take_one_address_each() {
     let mut w = world(8, 0, 8);
     w.plan.promotions.retain(|r| r.pid == Pid(1));
     assert_eq!(w.execute().promoted.0, 8 * BLOCK_SIZE);
-    assert_eq!(w.pages.migrate_calls, 1);
+    assert_eq!(w.pages.lock().migrate_calls, 1);
 }
 
 #[test]
 fn a_block_that_sticks_is_reported_and_set_aside() {
     let mut w = world(4, 0, 8);
-    w.pages.stuck.insert((Pid(1), 2 * BLOCK_SIZE));
-    w.pages.stuck.insert((Pid(2), BLOCK_SIZE + 4096));
+    w.pages.lock().stuck.insert((Pid(1), 2 * BLOCK_SIZE));
+    w.pages.lock().stuck.insert((Pid(2), BLOCK_SIZE + 4096));
     let outcome = w.execute();
     assert_eq!(outcome.promoted.0, 7 * BLOCK_SIZE - 4096);
     assert_eq!(
@@ -127,16 +126,16 @@ fn without_room_nothing_is_promoted_beyond_it() {
     let mut w = world(4, 0, 3);
     let outcome = w.execute();
     assert_eq!(outcome.promoted.0, 3 * BLOCK_SIZE);
-    assert_eq!(w.pages.free[&TIERS.fast], 0);
+    assert_eq!(w.pages.lock().free[&TIERS.fast], 0);
 }
 
 #[test]
 fn a_process_that_ends_takes_nothing_else_with_it() {
     let mut w = world(4, 4, 0);
-    w.pages.kill(Pid(1));
-    w.pages.free.insert(TIERS.fast, 0);
+    w.pages.lock().kill(Pid(1));
+    w.pages.lock().free.insert(TIERS.fast, 0);
     let outcome = w.execute();
     assert_eq!(outcome.demoted.0, 4 * BLOCK_SIZE);
-    assert_eq!(w.pages.on(Pid(2), TIERS.fast).0, 4 * BLOCK_SIZE);
+    assert_eq!(w.pages.lock().on(Pid(2), TIERS.fast).0, 4 * BLOCK_SIZE);
     assert_eq!(outcome.error, None);
 }

@@ -44,6 +44,8 @@ impl Errno {
             libc::EINVAL => "EINVAL".into(),
             libc::ENOENT => "ENOENT".into(),
             libc::ENOMEM => "ENOMEM".into(),
+            libc::EPERM => "EPERM".into(),
+            libc::ESRCH => "ESRCH".into(),
             other => format!("errno {other}"),
         }
     }
@@ -93,4 +95,15 @@ pub enum PagesError {
         /// What the system said.
         source: std::io::Error,
     },
+}
+
+impl PagesError {
+    /// The kernel's number for it.
+    pub fn errno(&self) -> Errno {
+        Errno(match self {
+            Self::Gone(_) => libc::ESRCH,
+            Self::Denied(_) => libc::EPERM,
+            Self::Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+        })
+    }
 }

@@ -1,6 +1,8 @@
 //! A simulated kernel for tests: nodes with capacity, base and huge pages, pages that stick.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use demeter_policy::{BLOCK_SIZE, ByteCount, GuestVirtAddr, NodeId, PAGE_SIZE, Pid};
 
@@ -118,5 +120,64 @@ impl Pages for SimulatedPages {
             });
         }
         Ok(())
+    }
+}
+
+/// A simulated kernel that a test and what it tests both hold.
+#[derive(Debug, Clone)]
+pub(crate) struct SharedPages {
+    pages: Arc<Mutex<SimulatedPages>>,
+    /// Where `proc/zoneinfo` always tells how full the nodes are.
+    root: Option<PathBuf>,
+}
+
+impl SharedPages {
+    pub fn new(pages: SimulatedPages, root: Option<PathBuf>) -> Self {
+        let shared = Self {
+            pages: Arc::new(Mutex::new(pages)),
+            root,
+        };
+        shared.write_zoneinfo();
+        shared
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, SimulatedPages> {
+        self.pages.lock().unwrap()
+    }
+
+    fn write_zoneinfo(&self) {
+        let Some(root) = &self.root else { return };
+        let zone = |(node, free): (&NodeId, &u64)| {
+            format!(
+                "Node {node}, zone   Normal\n  pages free     {}\n        low      10\n        \
+                 high     20\n        managed  99999\n",
+                free / PAGE_SIZE
+            )
+        };
+        let zones: String = self.lock().free.iter().map(zone).collect();
+        std::fs::write(root.join("proc/zoneinfo"), zones).unwrap();
+    }
+}
+
+impl Pages for SharedPages {
+    fn locate(
+        &mut self,
+        pid: Pid,
+        pages: &[GuestVirtAddr],
+        out: &mut Vec<PageState>,
+    ) -> Result<(), PagesError> {
+        self.lock().locate(pid, pages, out)
+    }
+
+    fn migrate(
+        &mut self,
+        pid: Pid,
+        pages: &[GuestVirtAddr],
+        to: NodeId,
+        out: &mut Vec<PageState>,
+    ) -> Result<(), PagesError> {
+        let result = self.lock().migrate(pid, pages, to, out);
+        self.write_zoneinfo();
+        result
     }
 }

@@ -19,8 +19,6 @@ const DEMOTION: &str = "sys/kernel/mm/numa/demotion_enabled";
 const TIERS: &str = "sys/devices/virtual/memory_tiering";
 /// Mode of transparent huge pages.
 const THP: &str = "sys/kernel/mm/transparent_hugepage/enabled";
-/// How hard a page fault tries for a huge page.
-const THP_DEFRAG: &str = "sys/kernel/mm/transparent_hugepage/defrag";
 
 /// A system that is switched on.
 #[derive(Debug)]
@@ -98,10 +96,6 @@ pub fn prepare(root: &Path, thp: Thp) -> Result<(), Fault> {
         Thp::Never => "never",
     };
     write(root, THP, mode)?;
-    // By default a page fault takes a huge page from its own node or none at all, so that whatever
-    // overflows into the slow node would lie there in small pages, and be compared with an
-    // oracle that has huge ones.
-    write(root, THP_DEFRAG, mode)?;
     set_kernel_tiering(root, false)
 }
 
