@@ -69,7 +69,9 @@ impl Running {
         let moved = match self {
             Self::Nothing => Some((0, 0)),
             Self::Linux(_) => Some(moved_by_kernel(totals)),
-            Self::Damon(damon) => damon.moved_bytes(),
+            // Its own counter, sz_applied, also counts pages that were meant to be promoted and
+            // landed in the slow node again.
+            Self::Damon(_) => None,
             Self::Agent(agent) => agent.moved_bytes(),
         };
         totals.promoted_bytes = moved.map(|(promoted, _)| promoted);
@@ -97,6 +99,12 @@ pub fn prepare(root: &Path, thp: Thp) -> Result<(), Fault> {
     };
     write(root, THP, mode)?;
     set_kernel_tiering(root, false)
+}
+
+/// Clears the accessed bits of a process's pages. Filling memory has set them all, and DAMON and
+/// reclaim would take the whole of it for hot until they have looked at every page once.
+pub fn forget_accesses(root: &Path, pid: Pid) -> Result<(), Fault> {
+    write(root, &format!("proc/{pid}/clear_refs"), "1")
 }
 
 fn set_kernel_tiering(root: &Path, on: bool) -> Result<(), Fault> {
