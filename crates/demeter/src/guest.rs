@@ -130,8 +130,11 @@ pub fn guest(args: Args) -> anyhow::Result<()> {
     let pages = Box::new(LivePages::default());
     let (socket, listen) = (config.socket.clone(), config.listen);
     let mut agent = Agent::new(root, config, tracker, pages, status.clone())?;
-    let _server = Server::start(&socket, listen, status, commands)?;
-    match agent.run(&received)? {
+    let _server = Server::start(&socket, listen, status.clone(), commands)?;
+    let ended = agent.run(&received)?;
+    let last = serde_json::to_string(&status.get()).unwrap_or_default();
+    tracing::info!("at the end: {last}");
+    match ended {
         Ended::Stopped => tracing::info!("stopped; memory stays as it is"),
         Ended::NothingLeft => tracing::info!("all processes to look after have ended"),
     }

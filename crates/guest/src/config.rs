@@ -35,10 +35,9 @@ pub struct Config {
 
     /// Time between two decisions, milliseconds.
     pub epoch_ms: u64,
-    /// Samples by which a part of a range must stand out to be split off, times `alpha` and the
-    /// number of CPUs.
+    /// Samples by which a part of a range must stand out to be split off.
     pub tau_split: u32,
-    /// Factor on `tau_split`.
+    /// How many times as dense (or as sparse) as the rest of its range it must be.
     pub alpha: f64,
     /// The smallest part of memory that is told apart, MiB; a power of two.
     pub granularity_mib: u64,
@@ -149,11 +148,11 @@ impl Config {
                 mend: "give a power of two".into(),
             });
         }
-        if !(self.alpha > 0.0 && self.alpha <= 1000.0) {
+        if !(self.alpha >= 1.0 && self.alpha <= 1000.0) {
             return Err(ConfigError::Bounds {
                 key: "alpha",
                 value: self.alpha.to_string(),
-                mend: "give a number above 0 and up to 1000".into(),
+                mend: "give 1 to 1000".into(),
             });
         }
         match (self.fast_node, self.slow_node) {
@@ -206,12 +205,11 @@ impl Config {
     }
 
     /// The classifier's part.
-    pub fn classifier(&self, vcpus: u32) -> ClassifierConfig {
+    pub fn classifier(&self) -> ClassifierConfig {
         ClassifierConfig {
             granule_bits: (self.granularity_mib * MIB).ilog2(),
             tau_split: self.tau_split,
             alpha: self.alpha,
-            vcpus,
             max_ranges: self.max_ranges,
         }
     }

@@ -32,7 +32,7 @@ fn update_for_ever() -> ! {
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
-        let words = if random % 10 == 0 { SIZE } else { HOT } / 8;
+        let words = if random.is_multiple_of(10) { SIZE } else { HOT } / 8;
         let index = SIZE / 8 - 1 - (random >> 16) % words;
         memory[index as usize] ^= random;
         for pause in 0..PAUSES {

@@ -71,7 +71,7 @@ static struct machine machine;
 static struct demeter_control *control;
 static uint64_t spin_ticks_min;
 
-/* Lets the time pass that the slow tier takes. */
+/* Lets `ticks` pass, now or together with the next ones. */
 static void pay(struct vcpu *vcpu, uint64_t ticks)
 {
 	vcpu->owed_ticks += ticks;
@@ -84,15 +84,11 @@ static void pay(struct vcpu *vcpu, uint64_t ticks)
 }
 
 /* An access of the instruction at `ip` missed the filter. */
-static void miss(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, uint64_t ip)
+static void miss(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, uint64_t ip,
+		 uint32_t armed, uint32_t period)
 {
 	struct vcpu *vcpu = &vcpus[index];
-	uint32_t armed = __atomic_load_n(&control->armed, __ATOMIC_RELAXED);
-	uint32_t period = __atomic_load_n(&control->period, __ATOMIC_RELAXED);
-
 	bool predicted = streams_predicted(&vcpu->streams, gva >> LINE_SHIFT);
-	if (!armed && !period)
-		return;
 
 	struct qemu_plugin_hwaddr *hwaddr = qemu_plugin_get_hwaddr(info, gva);
 	if (!hwaddr || qemu_plugin_hwaddr_is_io(hwaddr))
@@ -125,10 +121,16 @@ static void miss(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, u
 	});
 }
 
+/* Runs for every access of the guest: an idle plugin must cost next to nothing. */
 static void on_access(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, void *ip)
 {
+	uint32_t armed = __atomic_load_n(&control->armed, __ATOMIC_RELAXED);
+	uint32_t period = __atomic_load_n(&control->period, __ATOMIC_RELAXED);
+
+	if (!armed && !period)
+		return;
 	if (!filter_hit(&vcpus[index].filter, gva))
-		miss(index, info, gva, (uint64_t)(uintptr_t)ip);
+		miss(index, info, gva, (uint64_t)(uintptr_t)ip, armed, period);
 }
 
 /*

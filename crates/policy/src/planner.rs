@@ -60,6 +60,11 @@ pub struct Room {
 pub struct FillThreshold(pub f64);
 
 impl Room {
+    /// Free fast memory that promotions may take before any demotion.
+    pub fn spare(&self) -> ByteCount {
+        ByteCount(self.fast_free.0.saturating_sub(self.level()))
+    }
+
     /// Free fast memory that this epoch keeps.
     fn level(&self) -> u64 {
         if self.fast_free < self.fast_low {
@@ -213,9 +218,10 @@ impl<'a> Victims<'a> {
                     .movable(range.pid, &range.range, epoch)
                     .filter_map(|(block, placement)| {
                         let bytes = placement.fast;
-                        let fits = bytes.0 > 0 && bytes.0 <= left;
+                        // The last one may be more than is left: blocks leave whole.
+                        let fits = bytes.0 > 0 && left > 0;
                         fits.then(|| {
-                            left -= bytes.0;
+                            left = left.saturating_sub(bytes.0);
                             Relocation {
                                 pid: range.pid,
                                 block,

@@ -73,7 +73,6 @@ pub struct Agent {
     config: Config,
     tiers: Tiers,
     fast_reserve: ByteCount,
-    vcpus: u32,
     finder: TargetFinder,
     tracker: Box<dyn Tracker>,
     pages: Box<dyn Pages>,
@@ -123,7 +122,6 @@ impl Agent {
         });
         let mut agent = Self {
             fast_reserve: ByteCount((fast_total / 128).clamp(4 * MIB, 64 * MIB)),
-            vcpus: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
             root,
             config,
             tiers,
@@ -234,7 +232,7 @@ impl Agent {
         let mut changed = self.processes.len() != before;
         for target in &targets {
             if !self.processes.contains_key(&target.pid) {
-                let config = self.config.classifier(self.vcpus);
+                let config = self.config.classifier();
                 self.processes
                     .insert(target.pid, Process::new(target.clone(), config));
                 tracing::info!("looking after {} ({})", target.pid, target.comm);
@@ -348,7 +346,7 @@ impl Agent {
         self.status.update(|s| s.fast_free_bytes = room.fast_free.0);
         let fill = FillThreshold(f64::from(self.config.tau_split));
         let plan = plan(ranking, &self.residency, &room, fill, self.epoch);
-        Ok((plan, room.fast_free))
+        Ok((plan, room.spare()))
     }
 
     fn tell(&self, ranking: &[RankedRange], plan: &Plan, outcome: &Outcome) {

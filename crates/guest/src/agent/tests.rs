@@ -1,2 +1,364 @@
+//! The whole agent on a simulated machine: a root directory, a kernel that moves pages, and a
+//! tracker that plays a workload.
+
+use std::fs;
+use std::path::Path;
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, NodeId, PAGE_SIZE};
+
+use super::*;
+use crate::pages::PageState;
+use crate::pages::simulated::SimulatedPages;
+use crate::tracker::Drained;
+
+const FAST: NodeId = NodeId(0);
+const SLOW: NodeId = NodeId(1);
+const PID: Pid = Pid(70);
+/// Where the process's array begins.
+const BASE: u64 = 1 << 40;
+
+/// The simulated kernel, which test and agent both hold.
+#[derive(Clone)]
+struct Kernel(Arc<Mutex<SimulatedPages>>);
+
+impl Kernel {
+    fn lock(&self) -> MutexGuard<'_, SimulatedPages> {
+        self.0.lock().unwrap()
+    }
+}
+
+impl Pages for Kernel {
+    fn locate(
+        &mut self,
+        pid: Pid,
+        pages: &[GuestVirtAddr],
+        out: &mut Vec<PageState>,
+    ) -> Result<(), PagesError> {
+        self.lock().locate(pid, pages, out)
+    }
+
+    fn migrate(
+        &mut self,
+        pid: Pid,
+        pages: &[GuestVirtAddr],
+        to: NodeId,
+        out: &mut Vec<PageState>,
+    ) -> Result<(), PagesError> {
+        self.lock().migrate(pid, pages, to, out)
+    }
+}
+
+/// A workload's accesses: hot blocks with 9 of 10 samples, the rest anywhere in the array.
+#[derive(Debug, Default)]
+struct Script {
+    samples: u64,
+    blocks: u64,
+    hot: std::ops::Range<u64>,
+    drawn: u64,
+    corrupt_next: bool,
+    observing: bool,
+    targets: Vec<Pid>,
+}
+
+#[derive(Clone)]
+struct ScriptedTracker(Arc<Mutex<Script>>);
+
+impl Tracker for ScriptedTracker {
+    fn name(&self) -> &'static str {
+        "scripted"
+    }
+
+    fn set_targets(&mut self, targets: &[Pid]) -> Result<(), TrackerError> {
+        self.0.lock().unwrap().targets = targets.to_vec();
+        Ok(())
+    }
+
+    fn drain(&mut self, out: &mut Vec<Sample>, _max: usize) -> Result<Drained, TrackerError> {
+        let mut s = self.0.lock().unwrap();
+        if std::mem::take(&mut s.corrupt_next) {
+            return Err(TrackerError::Corrupt {
+                tracker: "scripted",
+                what: "head".into(),
+            });
+        }
+        for _ in 0..s.samples {
+            s.drawn += 1;
+            let spread = s.drawn.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
+            let block = match s.drawn % 10 {
+                0 => spread % s.blocks,
+                _ => s.hot.start + spread % (s.hot.end - s.hot.start),
+            };
+            let addr = GuestVirtAddr(BASE + block * BLOCK_SIZE + 64);
+            out.push(Sample {
+                pid: PID,
+                addr,
+                weight: 1,
+            });
+        }
+        Ok(Drained {
+            taken: s.samples,
+            lost: 0,
+            rejected: 0,
+        })
+    }
+
+    fn pause(&mut self) -> Result<(), TrackerError> {
+        self.0.lock().unwrap().observing = false;
+        Ok(())
+    }
+
+    fn resume(&mut self) -> Result<(), TrackerError> {
+        self.0.lock().unwrap().observing = true;
+        Ok(())
+    }
+}
+
+/// A machine with 100 blocks in fast memory and 300 in slow memory, all of one process.
+struct World {
+    root: tempfile::TempDir,
+    kernel: Kernel,
+    script: Arc<Mutex<Script>>,
+    status: StatusCell,
+    agent: Agent,
+}
+
+fn node(root: &Path, id: u32, mib: u64, tier: u32) {
+    let dir = root.join(format!("sys/devices/system/node/node{id}"));
+    fs::create_dir_all(&dir).unwrap();
+    let meminfo = format!(
+        "Node {id} MemTotal: {0} kB\nNode {id} MemFree: {0} kB\n",
+        mib * 1024
+    );
+    fs::write(dir.join("meminfo"), meminfo).unwrap();
+    fs::write(dir.join("cpulist"), if id == 0 { "0\n" } else { "\n" }).unwrap();
+    fs::write(dir.join("distance"), "10 20\n").unwrap();
+    let dir = root.join(format!(
+        "sys/devices/virtual/memory_tiering/memory_tier{tier}"
+    ));
+    fs::create_dir_all(&dir).unwrap();
+    fs::write(dir.join("nodelist"), id.to_string()).unwrap();
+}
+
+fn process(root: &Path, maps: &str) {
+    let dir = root.join(format!("proc/{PID}"));
+    fs::create_dir_all(dir.join(format!("task/{PID}"))).unwrap();
+    fs::write(
+        dir.join("stat"),
+        format!("{PID} (gups) S {}5 0", "0 ".repeat(18)),
+    )
+    .unwrap();
+    fs::write(dir.join("statm"), "9 9 0 0 0 0 0").unwrap();
+    fs::write(dir.join("maps"), maps).unwrap();
+}
+
+fn maps(blocks: u64) -> String {
+    format!(
+        "{BASE:x}-{:x} rw-p 00000000 00:00 0 \n",
+        BASE + blocks * BLOCK_SIZE
+    )
+}
+
+impl World {
+    fn new() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        node(root.path(), 0, 216, 4);
+        node(root.path(), 1, 1000, 70);
+        process(root.path(), &maps(400));
+        let mut kernel = SimulatedPages::new(8 << 20, 200 << 20);
+        for b in 0..400 {
+            kernel.map_block(
+                PID,
+                (BASE / BLOCK_SIZE) + b,
+                true,
+                if b < 100 { FAST } else { SLOW },
+            );
+        }
+        let kernel = Kernel(Arc::new(Mutex::new(kernel)));
+        write_zoneinfo(root.path(), &kernel);
+        let script = Script {
+            samples: 300,
+            blocks: 400,
+            hot: 350..400,
+            ..Script::default()
+        };
+        let script = Arc::new(Mutex::new(script));
+        let status = StatusCell::default();
+        let agent = Agent::new(
+            root.path().into(),
+            Config {
+                pids: vec![PID.0],
+                ..Config::default()
+            },
+            Box::new(ScriptedTracker(script.clone())),
+            Box::new(kernel.clone()),
+            status.clone(),
+        )
+        .unwrap();
+        Self {
+            root,
+            kernel,
+            script,
+            status,
+            agent,
+        }
+    }
+
+    fn steps(&mut self, n: usize) {
+        for _ in 0..n {
+            self.agent.step().unwrap();
+            write_zoneinfo(self.root.path(), &self.kernel);
+        }
+    }
+
+    /// How many of the hot blocks lie in fast memory.
+    fn hot_in_fast(&self) -> u64 {
+        let hot = self.script.lock().unwrap().hot.clone();
+        let n = hot.end - hot.start;
+        let pages: Vec<_> = hot.map(|b| GuestVirtAddr(BASE + b * BLOCK_SIZE)).collect();
+        let mut states = vec![];
+        self.kernel.lock().locate(PID, &pages, &mut states).unwrap();
+        let fast = states.iter().filter(|s| **s == PageState::On(FAST)).count() as u64;
+        assert!(fast <= n);
+        fast
+    }
+
+    fn moved(&self) -> u64 {
+        let s = self.status.get();
+        s.promoted_bytes + s.demoted_bytes
+    }
+}
+
+fn write_zoneinfo(root: &Path, kernel: &Kernel) {
+    let free = kernel.lock().free.clone();
+    let zone = |node: NodeId| {
+        format!(
+            "Node {node}, zone   Normal\n  pages free     {}\n        low      10\n        high     20\n        managed  99999\n",
+            free[&node] / PAGE_SIZE
+        )
+    };
+    fs::write(root.join("proc/zoneinfo"), zone(FAST) + &zone(SLOW)).unwrap();
+}
+
 #[test]
-fn t() {}
+fn the_hot_set_comes_into_fast_memory_and_then_nothing_moves() {
+    let mut w = World::new();
+    w.steps(8);
+    assert_eq!(w.hot_in_fast(), 50);
+    let moved = w.moved();
+    w.steps(60);
+    assert_eq!((w.hot_in_fast(), w.moved()), (50, moved));
+    let s = w.status.get();
+    assert_eq!(s.tried_bytes, moved, "everything tried was moved");
+    assert!(s.promoted_bytes <= 60 * BLOCK_SIZE, "{s:?}");
+    assert!(
+        w.kernel.lock().least_free >= 2 << 20,
+        "kswapd was in danger"
+    );
+    assert_eq!(
+        s.targets[0].fast_bytes + s.targets[0].slow_bytes,
+        400 * BLOCK_SIZE
+    );
+}
+
+#[test]
+fn a_hot_set_that_jumps_is_followed() {
+    let mut w = World::new();
+    w.steps(10);
+    w.script.lock().unwrap().hot = 150..200;
+    w.steps(8);
+    assert_eq!(w.hot_in_fast(), 50);
+}
+
+#[test]
+fn memory_that_appears_is_found() {
+    let mut w = World::new();
+    w.steps(10);
+    process(w.root.path(), &maps(440));
+    for b in 400..440 {
+        w.kernel
+            .lock()
+            .map_block(PID, BASE / BLOCK_SIZE + b, false, SLOW);
+    }
+    *w.script.lock().unwrap() = Script {
+        samples: 300,
+        blocks: 440,
+        hot: 400..440,
+        ..Script::default()
+    };
+    w.steps(10);
+    assert_eq!(w.hot_in_fast(), 40);
+}
+
+#[test]
+fn nothing_accessed_costs_no_call_and_hot_memory_stays() {
+    let mut w = World::new();
+    w.steps(10);
+    w.script.lock().unwrap().samples = 0;
+    w.steps(20);
+    let (moved, calls) = (w.moved(), w.kernel.lock().locate_calls);
+    w.steps(50);
+    assert_eq!((w.moved(), w.kernel.lock().locate_calls), (moved, calls));
+    assert_eq!(w.hot_in_fast(), 50);
+}
+
+#[test]
+fn a_corrupt_ring_costs_one_epoch_only() {
+    let mut w = World::new();
+    w.script.lock().unwrap().corrupt_next = true;
+    w.steps(1);
+    assert!(w.status.get().last_error.unwrap().contains("corrupt ring"));
+    w.steps(8);
+    assert_eq!(w.hot_in_fast(), 50);
+}
+
+#[test]
+fn paused_it_neither_observes_nor_moves() {
+    let mut w = World::new();
+    let (commands, received) = mpsc::channel();
+    commands.send(Command::Pause).unwrap();
+    commands.send(Command::Stop).unwrap();
+    assert_eq!(w.agent.run(&received).unwrap(), Ended::Stopped);
+    w.steps(10);
+    assert_eq!(
+        (w.moved(), w.status.get().samples, w.status.get().paused),
+        (0, 0, true)
+    );
+    assert!(!w.script.lock().unwrap().observing);
+    commands.send(Command::Resume).unwrap();
+    commands.send(Command::Stop).unwrap();
+    w.agent.run(&received).unwrap();
+    assert!(w.script.lock().unwrap().observing);
+    w.steps(8);
+    assert_eq!(w.hot_in_fast(), 50);
+}
+
+#[test]
+fn it_ends_when_the_processes_that_were_named_have_ended() {
+    let mut w = World::new();
+    w.steps(3);
+    fs::remove_dir_all(w.root.path().join(format!("proc/{PID}"))).unwrap();
+    w.kernel.lock().kill(PID);
+    w.agent.config.epoch_ms = 10;
+    w.agent.refresh_at = 0;
+    let (_commands, received) = mpsc::channel();
+    assert_eq!(w.agent.run(&received).unwrap(), Ended::NothingLeft);
+}
+
+#[test]
+fn a_pid_that_is_not_there_is_an_error_at_once() {
+    let w = World::new();
+    let result = Agent::new(
+        w.root.path().into(),
+        Config {
+            pids: vec![71],
+            ..Config::default()
+        },
+        Box::new(ScriptedTracker(w.script.clone())),
+        Box::new(w.kernel.clone()),
+        StatusCell::default(),
+    );
+    let error = result.err().unwrap().to_string();
+    assert!(error.contains("process 71 is not there"), "{error}");
+}

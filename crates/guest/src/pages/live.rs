@@ -88,6 +88,12 @@ impl LivePages {
             return Err(match source.raw_os_error() {
                 Some(libc::ESRCH) => PagesError::Gone(pid),
                 Some(libc::EPERM | libc::EACCES) => PagesError::Denied(pid),
+                // A move that stops in the middle: pages before it may have moved, and no status
+                // says which.
+                Some(errno @ (libc::ENOMEM | libc::EAGAIN | libc::EBUSY)) if to.is_some() => {
+                    out.extend(pages.iter().map(|_| PageState::Failed(Errno(errno))));
+                    return Ok(());
+                }
                 _ => PagesError::Io { pid, source },
             });
         }

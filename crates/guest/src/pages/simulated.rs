@@ -17,6 +17,8 @@ pub(crate) struct SimulatedPages {
     pub stuck: BTreeSet<(Pid, u64)>,
     /// Calls of `migrate` so far.
     pub migrate_calls: usize,
+    /// Calls of `locate` so far.
+    pub locate_calls: usize,
     /// The least that node 0 ever had free.
     pub least_free: u64,
 }
@@ -79,6 +81,7 @@ impl Pages for SimulatedPages {
         out: &mut Vec<PageState>,
     ) -> Result<(), PagesError> {
         self.known(pid)?;
+        self.locate_calls += 1;
         out.extend(pages.iter().map(|a| match self.page_at(pid, a.0) {
             Some((_, node, _)) => PageState::On(node),
             None => PageState::Absent,

@@ -42,7 +42,7 @@ impl Agent {
         let child = Command::new("/bin/demeter")
             .args([
                 "guest",
-                "-vvv",
+                "-vv",
                 "--config",
                 AGENT_CONFIG_PATH,
                 "--pid",

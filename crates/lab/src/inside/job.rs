@@ -13,6 +13,7 @@ use super::delay::Delay;
 use super::fault::Fault;
 use super::init::Link;
 use super::observer::Observer;
+use super::pulse::Pulse;
 use super::systems::{self, Running};
 use super::workload::{Workload, hot_range};
 use super::zones::node_free_mib;
@@ -28,6 +29,7 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
         fast_free_mib: node_free_mib(root, 0)?,
         slow_free_mib: node_free_mib(root, 1)?,
     })?;
+    let _pulse = Pulse::start();
     let mut workload = Workload::start(job)?;
     let observer = match workload.next_event()? {
         Event::Ready {

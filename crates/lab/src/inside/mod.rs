@@ -8,6 +8,7 @@ mod fault;
 mod init;
 mod job;
 mod observer;
+mod pulse;
 mod systems;
 mod workload;
 mod zones;

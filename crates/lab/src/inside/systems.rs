@@ -19,6 +19,8 @@ const DEMOTION: &str = "sys/kernel/mm/numa/demotion_enabled";
 const TIERS: &str = "sys/devices/virtual/memory_tiering";
 /// Mode of transparent huge pages.
 const THP: &str = "sys/kernel/mm/transparent_hugepage/enabled";
+/// How hard a page fault tries for a huge page.
+const THP_DEFRAG: &str = "sys/kernel/mm/transparent_hugepage/defrag";
 
 /// A system that is switched on.
 #[derive(Debug)]
@@ -98,6 +100,10 @@ pub fn prepare(root: &Path, thp: Thp) -> Result<(), Fault> {
         Thp::Never => "never",
     };
     write(root, THP, mode)?;
+    // By default a page fault takes a huge page from its own node or none at all, so that whatever
+    // overflows into the slow node would lie there in small pages, and be compared with an
+    // oracle that has huge ones.
+    write(root, THP_DEFRAG, mode)?;
     set_kernel_tiering(root, false)
 }
 
@@ -156,7 +162,7 @@ mod tests {
 
     fn machine(tiers: &[&str]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
-        for file in [NUMA_BALANCING, DEMOTION, THP] {
+        for file in [NUMA_BALANCING, DEMOTION, THP, THP_DEFRAG] {
             let path = root.path().join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "?").unwrap();
@@ -194,6 +200,18 @@ mod tests {
             (totals.promoted_bytes, totals.demoted_bytes),
             (Some(0), Some(0))
         );
+    }
+
+    #[test]
+    fn memory_is_filled_without_balancing_and_then_forgotten() {
+        let root = machine(&[]);
+        prepare(root.path(), Thp::Never).unwrap();
+        assert_eq!(kernel_tiering(root.path()), ("0".into(), "0".into()));
+        assert_eq!(fs::read_to_string(root.path().join(THP)).unwrap(), "never");
+        let process = root.path().join("proc/7");
+        fs::create_dir_all(&process).unwrap();
+        forget_accesses(root.path(), Pid(7)).unwrap();
+        assert_eq!(fs::read_to_string(process.join("clear_refs")).unwrap(), "1");
     }
 
     #[test]

@@ -14,12 +14,16 @@
 //! # Approach
 //! The ranges start as the process's VMAs. Samples go into a sparse decayed histogram by block,
 //! so that a split can give each side what really fell there. At the end of an epoch every range
-//! with enough samples is searched for a part that stands out; a part whose count is off what
-//! the range's mean predicts by at least `alpha × tau_split × vcpus` samples, and by four standard deviations, is
+//! with enough samples is searched for a part that stands out. A part that is off what the
+//! range's mean predicts by at least `tau_split` samples and by four standard deviations, and
+//! that is `alpha` times as dense or as sparse as the rest, is
 //! cut out, and the pieces are searched again: one epoch goes as deep as its samples justify.
-//! Neighbours that cannot be told apart are merged. This follows the range classifier of the
-//! Demeter paper (SOSP'25), which splits in the middle by halves of the count and by neighbours'
-//! counts, with the same parameters.
+//! Neighbours that cannot be told apart are merged, and edges move to where they are likeliest.
+//!
+//! The Demeter paper (SOSP'25) splits in the middle, gives each half half of the count, and asks
+//! for `alpha × tau_split × vCPUs` more samples than the neighbours have. Here a split knows what
+//! fell on either side, so `alpha` is a ratio of densities and the certainty comes from the
+//! samples themselves, however many sources they have.
 //!
 //! # Properties
 //! - The ranges partition the space they cover: sorted, disjoint, no gap within a VMA.
@@ -29,6 +33,7 @@
 //! - There are never more than `max_ranges` ranges.
 //! - The same samples in the same order give the same ranges.
 
+mod edge;
 mod histogram;
 mod segment;
 mod space;
@@ -51,12 +56,10 @@ const MERGE_Z2: f64 = 4.0;
 pub struct ClassifierConfig {
     /// log2 of the granule's bytes; 21 (2 MiB, a huge page) to 30 (1 GiB).
     pub granule_bits: u32,
-    /// Samples by which a part must stand out, before the two factors below.
+    /// Samples by which a part must be off what its range's mean predicts.
     pub tau_split: u32,
-    /// Factor on `tau_split`.
+    /// How many times as dense, or as sparse, as the rest of its range a part must be.
     pub alpha: f64,
-    /// Virtual CPUs of the machine: as many sources of samples.
-    pub vcpus: u32,
     /// The most ranges in one process; at least 2.
     pub max_ranges: usize,
 }
@@ -67,16 +70,8 @@ impl Default for ClassifierConfig {
             granule_bits: 21,
             tau_split: 15,
             alpha: 2.0,
-            vcpus: 1,
             max_ranges: 512,
         }
-    }
-}
-
-impl ClassifierConfig {
-    /// Samples by which a part must stand out from its range.
-    fn threshold(&self) -> f64 {
-        self.alpha * f64::from(self.tau_split) * f64::from(self.vcpus)
     }
 }
 
@@ -127,6 +122,11 @@ impl Range {
 
     fn samples(&self) -> f64 {
         to_samples(self.weight())
+    }
+
+    /// Located samples per block; never zero, because not having seen any is no proof.
+    fn likely_density(&self) -> f64 {
+        (to_samples(self.located) + 0.5) / f64::from(self.len())
     }
 }
 
@@ -228,6 +228,7 @@ impl Classifier {
         self.locate();
         self.split();
         self.merge();
+        self.refine();
     }
 
     /// The ranges, by address.
@@ -301,7 +302,7 @@ impl Classifier {
     /// Cuts out the parts that stand out, from every range, again and again, within bounds.
     fn split(&mut self) {
         self.next.clear();
-        let threshold = self.config.threshold();
+        let config = self.config;
         let mut entries = self.histogram.entries();
         // What is still to be looked at, next on top. A cut takes one and puts back up to three.
         let mut todo = Vec::with_capacity(8);
@@ -312,7 +313,7 @@ impl Classifier {
                 let known = self.next.len() + todo.len() + self.ranges.len() - i;
                 let room = known + 2 <= self.config.max_ranges;
                 match room
-                    .then(|| cut(&range, &entries[..n], threshold, self.epoch))
+                    .then(|| cut(&range, &entries[..n], &config, self.epoch))
                     .flatten()
                 {
                     Some(pieces) => todo.extend(pieces.into_iter().rev().flatten()),
@@ -324,6 +325,39 @@ impl Classifier {
             }
         }
         std::mem::swap(&mut self.ranges, &mut self.next);
+    }
+
+    /// Moves edges to where the samples say they are.
+    fn refine(&mut self) {
+        let entries = self.histogram.entries();
+        let mut before = 0;
+        for i in 1..self.ranges.len() {
+            let (left, right) = (self.ranges[i - 1], self.ranges[i]);
+            let edge = right.start;
+            before += entries[before..]
+                .iter()
+                .take_while(|e| e.block() < edge)
+                .count();
+            if left.end != edge {
+                continue;
+            }
+            let side = |far, range: &Range| edge::Side {
+                far,
+                density: range.likely_density(),
+            };
+            let (l, r) = (side(left.start, &left), side(right.end, &right));
+            if let Some(at) = edge::better(entries, before, edge, l, r) {
+                let within = |e: &&Entry| (at.min(edge)..at.max(edge)).contains(&e.block());
+                let near = &entries[before.saturating_sub(edge::REACH)..];
+                let near = &near[..near.len().min(2 * edge::REACH)];
+                let moved: u64 = near.iter().filter(within).map(|e| e.weight()).sum();
+                let (from, to) = if at < edge { (i - 1, i) } else { (i, i - 1) };
+                self.ranges[from].located -= moved;
+                self.ranges[to].located += moved;
+                self.ranges[i - 1].end = at;
+                self.ranges[i].start = at;
+            }
+        }
     }
 
     /// Merges neighbours that cannot be told apart.
@@ -346,8 +380,14 @@ impl Classifier {
 
 /// The pieces of `range` before, in and after the part that stands out; `None` if nothing does.
 /// `entries` are those of the range.
-fn cut(range: &Range, entries: &[Entry], threshold: f64, epoch: u32) -> Option<[Option<Range>; 3]> {
-    if range.len() < 2 || to_samples(range.located) < threshold {
+fn cut(
+    range: &Range,
+    entries: &[Entry],
+    config: &ClassifierConfig,
+    epoch: u32,
+) -> Option<[Option<Range>; 3]> {
+    let tau = f64::from(config.tau_split);
+    if range.len() < 2 || to_samples(range.located) < tau {
         return None;
     }
     let stands_out = |side| {
@@ -356,7 +396,10 @@ fn cut(range: &Range, entries: &[Entry], threshold: f64, epoch: u32) -> Option<[
         let rest = to_samples(range.located - s.weight);
         let rest_len = f64::from(range.len()) - len;
         let expected = to_samples(range.located) * len / f64::from(range.len());
-        ((weight - expected).abs() >= threshold
+        let (density, rest_density) = (weight / len, rest / rest_len);
+        let ratio = density.max(rest_density) / density.min(rest_density);
+        ((weight - expected).abs() >= tau
+            && ratio >= config.alpha
             && z_squared(weight, len, rest, rest_len) >= SPLIT_Z2)
             .then_some(s)
     };
