@@ -18,6 +18,7 @@ fuzz_target!(|input: Input| {
                 pid: Pid(1),
                 range,
                 accesses,
+                page_bytes: 4096,
             })
         })
         .collect();

@@ -258,6 +258,18 @@ mod tests {
     }
 
     #[test]
+    fn the_example_shows_the_defaults() {
+        let config = checked(include_str!("../../../packaging/guest.toml")).unwrap();
+        assert_eq!(
+            config,
+            Config {
+                all: true,
+                ..Config::default()
+            }
+        );
+    }
+
+    #[test]
     fn bad_values_are_named_with_the_mend() {
         for (text, want) in [
             (

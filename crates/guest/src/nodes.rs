@@ -228,15 +228,26 @@ pub struct NodeMemory {
 }
 
 impl NodeMemory {
-    /// Reads the zones of one node from `ROOT/proc/zoneinfo`: one small file, fit for a call
-    /// per epoch.
-    pub fn read(root: &Path, node: NodeId) -> Result<Self, NodesError> {
+    /// Reads the zones of some nodes from `ROOT/proc/zoneinfo`, all at one moment.
+    pub fn read_all<const N: usize>(
+        root: &Path,
+        nodes: [NodeId; N],
+    ) -> Result<[Self; N], NodesError> {
         let path = root.join("proc/zoneinfo");
         let text = read_text(&path)?;
-        Self::parse(&text, node).ok_or_else(|| NodesError::Malformed {
-            path,
-            what: format!("no zone of node {node}"),
-        })
+        let mut memory = [Self::default(); N];
+        for (memory, node) in memory.iter_mut().zip(nodes) {
+            *memory = Self::parse(&text, node).ok_or_else(|| NodesError::Malformed {
+                path: path.clone(),
+                what: format!("no zone of node {node}"),
+            })?;
+        }
+        Ok(memory)
+    }
+
+    /// What programs can take before kswapd has anything to do.
+    pub fn usable(&self) -> ByteCount {
+        ByteCount(self.free.0.saturating_sub(self.high_watermark.0))
     }
 
     /// The same from the file's text; `None` if it lists no zone of the node.

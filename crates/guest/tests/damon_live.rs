@@ -24,7 +24,7 @@ const NAME: &str = "a_hot_eighth_stands_out";
 /// 90 % of random updates go to the last eighth of an array.
 fn update_for_ever() -> ! {
     /// Slows the loop to the rate of a program that misses its caches.
-    const PAUSES: u32 = 150;
+    const PAUSES: u32 = 1000;
     let mut memory = vec![1u64; (SIZE / 8) as usize];
     fs::write(std::env::var_os(CHILD).unwrap(), "ready").unwrap();
     let mut random = 0x9e37_79b9_7f4a_7c15u64;

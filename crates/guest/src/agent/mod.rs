@@ -33,7 +33,10 @@ const SAMPLES_MAX: usize = 1 << 16;
 const LOOKUPS_MAX: usize = 2048;
 
 /// Blocks of known place that are looked up again in one epoch, in turn.
-const RECHECKS: usize = 32;
+const RECHECKS: usize = 8;
+
+/// Epochs after which it is looked at how full the nodes are, even when nothing is to move.
+const ROOM_EPOCHS: u32 = 8;
 
 /// Milliseconds between two looks at which processes and VMAs there are; five times as many
 /// while nothing is accessed.
@@ -86,6 +89,8 @@ pub struct Agent {
     samples: Vec<Sample>,
     epoch: u32,
     refresh_at: u32,
+    /// How full the nodes were when last looked at.
+    room: Option<Room>,
     paused: bool,
 }
 
@@ -137,6 +142,7 @@ impl Agent {
             samples: vec![],
             epoch: 0,
             refresh_at: 0,
+            room: None,
             paused: false,
         };
         agent.refresh()?;
@@ -329,23 +335,31 @@ impl Agent {
     }
 
     /// Plans this epoch's relocations; also says how much free fast memory they may fill.
-    fn plan(&self, ranking: &[RankedRange]) -> Result<(Plan, ByteCount), AgentError> {
-        let free = |node| -> Result<ByteCount, NodesError> {
-            let memory = NodeMemory::read(&self.root, node)?;
-            Ok(ByteCount(
-                memory.free.0.saturating_sub(memory.high_watermark.0),
-            ))
-        };
+    ///
+    /// Reading how full the nodes are costs more than planning. So the plan is first made with
+    /// what was read some epochs ago, and only when it is not empty with what is true now.
+    fn plan(&mut self, ranking: &[RankedRange]) -> Result<(Plan, ByteCount), AgentError> {
+        let fill = FillThreshold(f64::from(self.config.tau_split));
+        let draft = |room: &Room| plan(ranking, &self.residency, room, fill, self.epoch);
+        if let Some(room) = self
+            .room
+            .filter(|_| !self.epoch.is_multiple_of(ROOM_EPOCHS))
+        {
+            if draft(&room).is_empty() {
+                return Ok((Plan::default(), ByteCount(0)));
+            }
+        }
+        let [fast, slow] = NodeMemory::read_all(&self.root, [self.tiers.fast, self.tiers.slow])?;
         let room = Room {
-            fast_free: free(self.tiers.fast)?,
+            fast_free: fast.usable(),
             fast_reserve: self.fast_reserve,
             fast_low: ByteCount(self.fast_reserve.0 / 4),
-            slow_free: free(self.tiers.slow)?,
+            slow_free: slow.usable(),
             batch: self.config.batch(),
         };
+        let plan = draft(&room);
+        self.room = Some(room);
         self.status.update(|s| s.fast_free_bytes = room.fast_free.0);
-        let fill = FillThreshold(f64::from(self.config.tau_split));
-        let plan = plan(ranking, &self.residency, &room, fill, self.epoch);
         Ok((plan, room.spare()))
     }
 

