@@ -91,19 +91,6 @@ impl Damon {
         Ok(damon)
     }
 
-    /// Bytes that the schemes say they have promoted and demoted.
-    pub fn moved_bytes(&self) -> Option<(u64, u64)> {
-        let applied = |i: usize| {
-            self.write(format!("{i}/state"), "update_schemes_stats")
-                .ok()?;
-            let path = self
-                .admin
-                .join(format!("{i}/contexts/0/schemes/0/stats/sz_applied"));
-            fs::read_to_string(path).ok()?.trim().parse().ok()
-        };
-        Some((applied(0)?, applied(1)?))
-    }
-
     /// Switches both kdamonds off.
     pub fn stop(self) -> Result<(), Fault> {
         (0..SCHEMES.len()).try_for_each(|i| self.write(format!("{i}/state"), "off"))

@@ -39,6 +39,7 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
         } => Observer::new(workload.pid(), hot_range(hot_start, hot_bytes)?),
         other => return Err(out_of_turn(&other)),
     };
+    systems::forget_accesses(root, workload.pid())?;
     let delay = Delay::arm(root)?;
     let outcome = watch(link, job, &mut workload, observer);
     drop(delay);

@@ -69,7 +69,9 @@ impl Running {
         let moved = match self {
             Self::Nothing => Some((0, 0)),
             Self::Linux(_) => Some(moved_by_kernel(totals)),
-            Self::Damon(damon) => damon.moved_bytes(),
+            // Its own counter, sz_applied, also counts pages that were meant to be promoted and
+            // landed in the slow node again.
+            Self::Damon(_) => None,
             Self::Agent(agent) => agent.moved_bytes(),
         };
         totals.promoted_bytes = moved.map(|(promoted, _)| promoted);
@@ -97,6 +99,12 @@ pub fn prepare(root: &Path, thp: Thp) -> Result<(), Fault> {
     };
     write(root, THP, mode)?;
     set_kernel_tiering(root, false)
+}
+
+/// Clears the accessed bits of a process's pages. Filling memory has set them all, and DAMON and
+/// reclaim would take the whole of it for hot until they have looked at every page once.
+pub fn forget_accesses(root: &Path, pid: Pid) -> Result<(), Fault> {
+    write(root, &format!("proc/{pid}/clear_refs"), "1")
 }
 
 fn set_kernel_tiering(root: &Path, on: bool) -> Result<(), Fault> {
@@ -148,7 +156,7 @@ mod tests {
 
     fn machine(tiers: &[&str]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
-        for file in [NUMA_BALANCING, DEMOTION, THP] {
+        for file in [NUMA_BALANCING, DEMOTION, THP, THP_DEFRAG] {
             let path = root.path().join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "?").unwrap();
@@ -186,6 +194,18 @@ mod tests {
             (totals.promoted_bytes, totals.demoted_bytes),
             (Some(0), Some(0))
         );
+    }
+
+    #[test]
+    fn memory_is_filled_without_balancing_and_then_forgotten() {
+        let root = machine(&[]);
+        prepare(root.path(), Thp::Never).unwrap();
+        assert_eq!(kernel_tiering(root.path()), ("0".into(), "0".into()));
+        assert_eq!(fs::read_to_string(root.path().join(THP)).unwrap(), "never");
+        let process = root.path().join("proc/7");
+        fs::create_dir_all(&process).unwrap();
+        forget_accesses(root.path(), Pid(7)).unwrap();
+        assert_eq!(fs::read_to_string(process.join("clear_refs")).unwrap(), "1");
     }
 
     #[test]
