@@ -13,8 +13,11 @@
 
 use demeter_policy::{GuestVirtAddr, Pid, Sample, VirtRange};
 
-/// Most samples for all regions together: so many tell them apart.
-const MAX_SAMPLES: usize = 2000;
+/// Most samples for all regions together. DAMON looks at one page of a region at a time. Where
+/// pages are small, a handful of looks that found an access is all that is known of even the
+/// hottest region; each of them must not pass for many samples, or whoever weighs evidence by
+/// their number takes chance for certainty and exchanges memory for ever.
+const MAX_SAMPLES: usize = 48;
 
 /// What DAMON found out about a range of addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
