@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::mpsc;
 
 use anyhow::Context;
-use demeter_guest::agent::{Agent, Command, Ended};
+use demeter_guest::agent::{self, Agent, Command, Ended};
 use demeter_guest::config::Config;
 use demeter_guest::pages::LivePages;
 use demeter_guest::server::Server;
@@ -93,7 +93,6 @@ impl Args {
         config.rate_limit_mib_s = self.rate_limit_mib_s.unwrap_or(config.rate_limit_mib_s);
         config.socket = self.socket.unwrap_or(config.socket);
         config.listen = self.listen.or(config.listen);
-        config.check()?;
         Ok(config)
     }
 }
@@ -102,6 +101,7 @@ impl Args {
 pub fn guest(args: Args) -> anyhow::Result<()> {
     let config = args.config()?;
     let root = PathBuf::from("/");
+    agent::check(&root, &config)?;
     let settings = Settings {
         root: root.clone(),
         period: config.sample_period,

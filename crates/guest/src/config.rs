@@ -85,7 +85,7 @@ impl Default for Config {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("cannot read configuration {path}: {source}")]
+    #[error("cannot read configuration {path}: {source}; give --config the path of a TOML file")]
     Read {
         /// The file.
         path: PathBuf,

@@ -211,7 +211,7 @@ impl Default for Lab {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file cannot be read.
-    #[error("cannot read scenario {path}: {source}")]
+    #[error("cannot read scenario {path}: {source}; give the path of one, as scenarios/gups.toml")]
     Read {
         /// The file.
         path: PathBuf,

@@ -7,7 +7,7 @@
 mod process;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Instant;
 
@@ -101,6 +101,15 @@ pub enum Ended {
     Stopped,
     /// The processes that were named have all ended.
     NothingLeft,
+}
+
+/// Finds what does not fit before anything is set up: bad values, processes or a cgroup that are
+/// not there, a machine without two tiers; in this order.
+pub fn check(root: &Path, config: &Config) -> Result<(), AgentError> {
+    config.check()?;
+    TargetFinder::new(root, config.targets()?).find()?;
+    config.tiers(&Topology::read(root)?)?;
+    Ok(())
 }
 
 impl Agent {

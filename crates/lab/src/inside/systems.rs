@@ -156,7 +156,7 @@ mod tests {
 
     fn machine(tiers: &[&str]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
-        for file in [NUMA_BALANCING, DEMOTION, THP, THP_DEFRAG] {
+        for file in [NUMA_BALANCING, DEMOTION, THP] {
             let path = root.path().join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "?").unwrap();
