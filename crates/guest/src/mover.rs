@@ -13,6 +13,11 @@
 //! addresses follow in a second call. For a process whose blocks turned out that way the first
 //! call is left out, but for every sixteenth batch.
 //!
+//! Where the system wants huge pages anyway (`collapse`), the small pages of a block are made one
+//! before they are promoted: that costs no more than moving them one by one, leaves fast memory
+//! in one piece, takes the pages that demoted huge ones have freed, and gives hot memory the
+//! TLB's full reach.
+//!
 //! # Properties
 //! - Free fast memory never falls below what the caller wants to keep.
 //! - What is reported as moved lies on the other node: it was looked up afterwards.
@@ -72,6 +77,7 @@ enum Direction {
 #[derive(Debug)]
 pub struct Mover {
     tiers: Tiers,
+    collapse: bool,
     prober: Prober,
     /// Batches in a row in which a process's blocks were small pages.
     small_batches: BTreeMap<Pid, u32>,
@@ -80,10 +86,11 @@ pub struct Mover {
 }
 
 impl Mover {
-    /// A mover between these tiers.
-    pub fn new(tiers: Tiers) -> Self {
+    /// A mover between these tiers, which promotes small pages as huge ones if `collapse`.
+    pub fn new(tiers: Tiers, collapse: bool) -> Self {
         Self {
             tiers,
+            collapse,
             prober: Prober::new(tiers),
             small_batches: BTreeMap::new(),
             addresses: vec![],
@@ -190,6 +197,9 @@ impl Mover {
     ) -> Result<(Vec<Placement>, Vec<Errno>), PagesError> {
         let to = self.node(direction);
         let mut reasons = vec![Errno(libc::EBUSY); blocks.len()];
+        if self.collapse && direction == Direction::Promotion {
+            pages.collapse(pid, blocks)?;
+        }
         let mut rest: Vec<Block> = blocks.to_vec();
         let small_batches = self.small_batches.get(&pid).copied().unwrap_or(0);
         if small_batches.is_multiple_of(ASK_AGAIN_BATCHES) {

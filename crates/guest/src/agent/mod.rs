@@ -1,7 +1,7 @@
 //! The epoch loop: what a tracker saw goes through the policy, what the policy plans is carried
 //! out, and what came of it is told.
 //!
-//! One thread, one wake per epoch. When nothing is accessed an epoch is a look at the tracker's
+//! One thread, one wake per epoch, and half as many while nothing is to move. When nothing is accessed an epoch is a look at the tracker's
 //! buffers and nothing else.
 
 mod process;
@@ -41,6 +41,10 @@ const ROOM_EPOCHS: u32 = 8;
 /// Milliseconds between two looks at which processes and VMAs there are; five times as many
 /// while nothing is accessed.
 const REFRESH_MS: u64 = 2000;
+
+/// After so many epochs in which nothing was to move, every second wake is left out: a stable
+/// workload is disturbed half as often, and one that changes is noticed one epoch later.
+const CALM_AFTER_EPOCHS: u32 = 8;
 
 /// What others ask of a running agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,6 +93,8 @@ pub struct Agent {
     samples: Vec<Sample>,
     epoch: u32,
     refresh_at: u32,
+    /// Epochs in a row in which nothing was to move.
+    calm: u32,
     /// How full the nodes were when last looked at.
     room: Option<Room>,
     paused: bool,
@@ -136,7 +142,6 @@ impl Agent {
         });
         let mut agent = Self {
             fast_reserve: ByteCount((fast_total / 128).clamp(4 * MIB, 64 * MIB)),
-            root,
             config,
             tiers,
             finder,
@@ -147,10 +152,12 @@ impl Agent {
             spaces: BTreeMap::new(),
             residency: ResidencyMap::default(),
             prober: Prober::new(tiers),
-            mover: Mover::new(tiers),
+            mover: Mover::new(tiers, huge_pages_always(&root)),
             samples: vec![],
+            root,
             epoch: 0,
             refresh_at: 0,
+            calm: 0,
             room: None,
             paused: false,
         };
@@ -176,8 +183,9 @@ impl Agent {
                         }
                         result => result?,
                     }
+                    let epochs = if self.calm < CALM_AFTER_EPOCHS { 1 } else { 2 };
                     // An epoch that took too long is not made up for.
-                    next = (next + epoch).max(Instant::now());
+                    next = (next + epoch * epochs).max(Instant::now());
                 }
             }
         }
@@ -213,6 +221,7 @@ impl Agent {
         }
         if self.samples.is_empty() && self.processes.values().all(Process::is_cold) {
             self.status.update(|s| s.epochs += 1);
+            self.calm = self.calm.saturating_add(1);
             return Ok(());
         }
         for process in self.processes.values_mut() {
@@ -225,6 +234,11 @@ impl Agent {
         );
         self.look_up(&ranking);
         let (plan, level) = self.plan(&ranking)?;
+        self.calm = if plan.is_empty() {
+            self.calm.saturating_add(1)
+        } else {
+            0
+        };
         let usable = || NodeMemory::read_all(&self.root, [self.tiers.fast]).map(|[m]| m.usable());
         let spare = || ByteCount(usable().map_or(0, |u| u.0.saturating_sub(level.0)));
         let mut memory = Memory {
@@ -414,6 +428,12 @@ impl Agent {
             );
         }
     }
+}
+
+/// Whether the system backs all memory with huge pages where it can.
+fn huge_pages_always(root: &Path) -> bool {
+    let file = root.join("sys/kernel/mm/transparent_hugepage/enabled");
+    std::fs::read_to_string(file).is_ok_and(|mode| mode.contains("[always]"))
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ const TIERS: Tiers = Tiers {
 
 struct World {
     pages: SharedPages,
+    collapse: bool,
     spaces: BTreeMap<Pid, Vec<VirtRange>>,
     residency: ResidencyMap,
     plan: Plan,
@@ -59,6 +60,7 @@ fn world(up: u64, down: u64, spare: u64) -> World {
     }
     World {
         pages: SharedPages::new(pages, None),
+        collapse: false,
         spaces,
         residency,
         plan,
@@ -75,7 +77,7 @@ impl World {
             residency: &mut self.residency,
             epoch: 0,
         };
-        Mover::new(TIERS).execute(&self.plan, &mut memory, spare)
+        Mover::new(TIERS, self.collapse).execute(&self.plan, &mut memory, spare)
     }
 }
 
@@ -103,6 +105,15 @@ proptest! {
 fn huge_pages_take_one_address_each() {
     let mut w = world(8, 0, 8);
     w.plan.promotions.retain(|r| r.pid == Pid(1));
+    assert_eq!(w.execute().promoted.0, 8 * BLOCK_SIZE);
+    assert_eq!(w.pages.lock().migrate_calls, 1);
+}
+
+#[test]
+fn small_pages_are_promoted_as_huge_ones_where_that_is_wanted() {
+    let mut w = world(8, 0, 8);
+    w.collapse = true;
+    w.plan.promotions.retain(|r| r.pid == Pid(2));
     assert_eq!(w.execute().promoted.0, 8 * BLOCK_SIZE);
     assert_eq!(w.pages.lock().migrate_calls, 1);
 }

@@ -1,6 +1,6 @@
 //! What holds for every implementation of [`Pages`], the kernel and the simulated one alike.
 
-use demeter_policy::{GuestVirtAddr, NodeId, PAGE_SIZE, Pid};
+use demeter_policy::{Block, GuestVirtAddr, NodeId, PAGE_SIZE, Pid};
 
 use super::simulated::SimulatedPages;
 use super::{LivePages, PageState, Pages, PagesError};
@@ -47,7 +47,16 @@ fn conforms(mut case: Case<impl Pages>) {
         .unwrap();
     assert_eq!(out, []);
 
+    // Whatever becomes of the block, its pages stay where they are.
+    case.pages
+        .collapse(case.pid, &[Block::of(case.present[0])])
+        .unwrap();
+    case.pages.locate(case.pid, &asked, &mut out).unwrap();
+    assert_eq!(out, want[1..], "collapsing moves nothing to another node");
+
     for result in [
+        case.pages
+            .collapse(case.gone, &[Block::of(case.present[0])]),
         case.pages.locate(case.gone, &asked, &mut out),
         case.pages.migrate(case.gone, &asked, NodeId(0), &mut out),
     ] {

@@ -1,10 +1,11 @@
-//! The kernel, through move_pages(2).
+//! The kernel, through move_pages(2) and process_madvise(2).
 
 use std::ffi::{c_int, c_long, c_ulong, c_void};
 use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
-use demeter_policy::{GuestVirtAddr, NodeId, Pid};
+use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr, NodeId, Pid};
 
 use super::{Errno, PAGES_PER_CALL_MAX, PageState, Pages, PagesError};
 
@@ -12,6 +13,9 @@ use super::{Errno, PAGES_PER_CALL_MAX, PageState, Pages, PagesError};
 const MPOL_MF_MOVE: c_int = 1 << 1;
 /// Move pages that others map as well; needs CAP_SYS_NICE.
 const MPOL_MF_MOVE_ALL: c_int = 1 << 2;
+
+/// Make a huge page of the range, now (asm-generic/mman-common.h; Linux 6.1).
+const MADV_COLLAPSE: c_int = 25;
 
 /// What `status` holds where the kernel did not say anything: not a node, not an errno.
 const UNSAID: c_int = c_int::MIN;
@@ -142,5 +146,41 @@ impl Pages for LivePages {
             }
             result => result,
         }
+    }
+
+    fn collapse(&mut self, pid: Pid, blocks: &[Block]) -> Result<(), PagesError> {
+        // SAFETY: pidfd_open takes a number and returns a new descriptor or -1.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid.0 as libc::pid_t, 0) };
+        if fd < 0 {
+            let source = io::Error::last_os_error();
+            return Err(match source.raw_os_error() {
+                Some(libc::ESRCH) => PagesError::Gone(pid),
+                _ => PagesError::Io { pid, source },
+            });
+        }
+        // SAFETY: the descriptor is new, valid and nobody else's.
+        let process = unsafe { OwnedFd::from_raw_fd(fd as c_int) };
+        for block in blocks {
+            let range = libc::iovec {
+                iov_base: block.start().0 as *mut c_void,
+                iov_len: BLOCK_SIZE as usize,
+            };
+            // SAFETY: one iovec that outlives the call. Its address is one of the other process;
+            // collapsing changes which frames back it, not what it holds.
+            let advised = unsafe {
+                libc::syscall(
+                    libc::SYS_process_madvise,
+                    process.as_raw_fd(),
+                    &raw const range,
+                    1usize,
+                    MADV_COLLAPSE,
+                    0,
+                )
+            };
+            if advised < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH) {
+                return Err(PagesError::Gone(pid));
+            }
+        }
+        Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! The seam to the kernel's page placement: where pages are, and moving them.
+//! The seam to the kernel's page placement: where pages are, moving them, and making them huge.
 //!
 //! [`LivePages`] is the kernel; tests stand a simulated one in its place. One conformance suite
 //! runs over both.
@@ -10,7 +10,7 @@ pub(crate) mod simulated;
 #[cfg(test)]
 mod conformance;
 
-use demeter_policy::{GuestVirtAddr, NodeId, Pid};
+use demeter_policy::{Block, GuestVirtAddr, NodeId, Pid};
 
 pub use live::LivePages;
 
@@ -53,7 +53,7 @@ impl Errno {
 
 /// Where the pages of a process are, and moving them to a node.
 ///
-/// Both calls append one [`PageState`] per address, in order, and take at most
+/// The first two calls append one [`PageState`] per address, in order, and take at most
 /// [`PAGES_PER_CALL_MAX`] addresses.
 pub trait Pages: Send {
     /// Asks where pages are.
@@ -74,6 +74,11 @@ pub trait Pages: Send {
         to: NodeId,
         out: &mut Vec<PageState>,
     ) -> Result<(), PagesError>;
+
+    /// Makes a huge page of each block's small ones, on the node where most of them lie, as far
+    /// as the kernel can; blocks that are huge pages already stay as they are. Says nothing of
+    /// the outcome: small pages are as good for whoever moves them next, only slower.
+    fn collapse(&mut self, pid: Pid, blocks: &[Block]) -> Result<(), PagesError>;
 }
 
 /// Why a whole call failed.

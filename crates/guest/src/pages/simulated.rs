@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use demeter_policy::{BLOCK_SIZE, ByteCount, GuestVirtAddr, NodeId, PAGE_SIZE, Pid};
+use demeter_policy::{BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, NodeId, PAGE_SIZE, Pid};
 
 use super::{Errno, PageState, Pages, PagesError};
 
@@ -121,6 +121,24 @@ impl Pages for SimulatedPages {
         }
         Ok(())
     }
+
+    fn collapse(&mut self, pid: Pid, blocks: &[Block]) -> Result<(), PagesError> {
+        self.known(pid)?;
+        for block in blocks {
+            let (start, end) = (block.start().0, block.start().0 + BLOCK_SIZE);
+            let pages = || self.pages.range((pid, start)..(pid, end));
+            let Some((_, &(node, _))) = pages().next() else {
+                continue;
+            };
+            let small = pages().all(|(_, page)| *page == (node, PAGE_SIZE));
+            if small && pages().count() as u64 == BLOCK_SIZE / PAGE_SIZE {
+                self.pages
+                    .retain(|&(p, addr), _| p != pid || !(start..end).contains(&addr));
+                self.pages.insert((pid, start), (node, BLOCK_SIZE));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A simulated kernel that a test and what it tests both hold.
@@ -179,5 +197,9 @@ impl Pages for SharedPages {
         let result = self.lock().migrate(pid, pages, to, out);
         self.write_zoneinfo();
         result
+    }
+
+    fn collapse(&mut self, pid: Pid, blocks: &[Block]) -> Result<(), PagesError> {
+        self.lock().collapse(pid, blocks)
     }
 }
