@@ -66,10 +66,17 @@ fn bench(criterion: &mut Criterion) {
         let mut classifier = full(space);
         group.throughput(Throughput::Elements(SAMPLES_PER_EPOCH));
         group.bench_function("add, folds included", |b| {
-            b.iter(|| {
-                addresses
-                    .iter()
-                    .for_each(|a| classifier.add(black_box(*a), 1))
+            b.iter_custom(|epochs| {
+                let mut spent = Duration::ZERO;
+                for _ in 0..epochs {
+                    let start = Instant::now();
+                    addresses
+                        .iter()
+                        .for_each(|a| classifier.add(black_box(*a), 1));
+                    spent += start.elapsed();
+                    classifier.end_epoch();
+                }
+                spent
             });
         });
 
