@@ -324,17 +324,14 @@ impl Agent {
     fn look_up(&mut self, ranking: &[RankedRange]) {
         let mut wanted: BTreeMap<Pid, Vec<Block>> = BTreeMap::new();
         let mut left = LOOKUPS_MAX;
-        let incomplete = |p: &&Process| !p.all_known;
-        if self.processes.values().any(|p| incomplete(&p)) {
-            let unknown = ranking
-                .iter()
-                .filter(|r| self.processes.get(&r.pid).is_some_and(|p| !p.all_known))
-                .flat_map(|r| Block::all_of(&r.range).map(|b| (r.pid, b)))
-                .filter(|&(pid, b)| self.residency.get(pid, b).is_none());
-            for (pid, block) in unknown.take(LOOKUPS_MAX) {
-                wanted.entry(pid).or_default().push(block);
-                left -= 1;
-            }
+        let unknown = ranking
+            .iter()
+            .filter(|r| self.processes.get(&r.pid).is_some_and(|p| !p.all_known))
+            .flat_map(|r| Block::all_of(&r.range).map(|b| (r.pid, b)))
+            .filter(|&(pid, b)| self.residency.get(pid, b).is_none());
+        for (pid, block) in unknown.take(LOOKUPS_MAX) {
+            wanted.entry(pid).or_default().push(block);
+            left -= 1;
         }
         for (&pid, process) in &mut self.processes {
             process.all_known |= left > 0;

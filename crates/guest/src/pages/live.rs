@@ -63,12 +63,9 @@ impl LivePages {
         self.status.clear();
         self.status.resize(pages.len(), UNSAID);
         self.nodes.clear();
-        self.nodes.extend(
-            to.map(|node| node.0 as c_int)
-                .into_iter()
-                .cycle()
-                .take(if to.is_some() { pages.len() } else { 0 }),
-        );
+        if let Some(node) = to {
+            self.nodes.resize(pages.len(), node.0 as c_int);
+        }
         let nodes = if to.is_some() {
             self.nodes.as_ptr()
         } else {
