@@ -409,34 +409,23 @@ fn cut(
         .take_while(|e| e.block() < s.start)
         .map(|e| e.weight())
         .sum();
-    let residual = |blocks: u32| range.residual * u64::from(blocks) / u64::from(range.len());
-    let (first, second) = (residual(s.start - range.start), residual(s.end - s.start));
-    let piece = |start, end, located, residual| {
+    // Nobody knows where the residual fell: it is spread evenly, and no rounding loses any.
+    let residual_before =
+        |block: u32| range.residual * u64::from(block - range.start) / u64::from(range.len());
+    let piece = |start, end, located| {
         (start < end).then_some(Range {
             start,
             end,
             born: epoch,
             located,
-            residual,
+            residual: residual_before(end) - residual_before(start),
         })
     };
     Some([
-        piece(range.start, s.start, before, first),
-        piece(s.start, s.end, s.weight, second),
-        // What is left when there is no third piece belongs to the second: see below.
-        piece(
-            s.end,
-            range.end,
-            range.located - before - s.weight,
-            range.residual - first - second,
-        ),
+        piece(range.start, s.start, before),
+        piece(s.start, s.end, s.weight),
+        piece(s.end, range.end, range.located - before - s.weight),
     ])
-    .map(|mut pieces| {
-        if let [_, Some(last), None] = &mut pieces {
-            last.residual = range.residual - first;
-        }
-        pieces
-    })
 }
 
 fn join(a: &Range, b: &Range) -> Range {
