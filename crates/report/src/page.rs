@@ -109,31 +109,17 @@ impl Page {
             );
         }
         self.section(quantity.title(), &note);
-        self.plot(|width| {
-            lines::plot(
-                result,
-                quantity,
-                Size {
-                    width,
-                    height: 340.0,
-                },
-            )
-        });
+        self.over_time(result, quantity, 340.0);
+    }
+
+    fn over_time(&mut self, result: &RunResult, quantity: Quantity, height: f64) {
+        self.plot(|width| lines::plot(result, quantity, Size { width, height }));
     }
 
     fn hot_share(&mut self, result: &RunResult) {
         let quantity = Quantity::HotShare;
         self.section(quantity.title(), &format!("In {}.", quantity.unit()));
-        self.plot(|width| {
-            lines::plot(
-                result,
-                quantity,
-                Size {
-                    width,
-                    height: 260.0,
-                },
-            )
-        });
+        self.over_time(result, quantity, 260.0);
     }
 
     fn cpu(&mut self, result: &RunResult) {
