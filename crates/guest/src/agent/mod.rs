@@ -1,8 +1,8 @@
 //! The epoch loop: what a tracker saw goes through the policy, what the policy plans is carried
 //! out, and what came of it is told.
 //!
-//! One thread, one wake per epoch, and half as many while nothing is to move. When nothing is accessed an epoch is a look at the tracker's
-//! buffers and nothing else.
+//! One thread, one wake per epoch, and half as many while nothing is to move. When nothing is
+//! accessed an epoch is a look at the tracker's buffers and nothing else.
 
 mod process;
 
@@ -145,6 +145,10 @@ impl Agent {
             config,
             tiers,
             finder,
+            mover: Mover::new(
+                tiers,
+                tracker.sees_huge_pages() && huge_pages_always(&root),
+            ),
             tracker,
             pages,
             status,
@@ -152,7 +156,6 @@ impl Agent {
             spaces: BTreeMap::new(),
             residency: ResidencyMap::default(),
             prober: Prober::new(tiers),
-            mover: Mover::new(tiers, huge_pages_always(&root)),
             samples: vec![],
             root,
             epoch: 0,

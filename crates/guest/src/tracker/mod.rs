@@ -29,6 +29,12 @@ pub trait Tracker: Send {
     /// Short name: `perf`, `damon`, `lab`.
     fn name(&self) -> &'static str;
 
+    /// Whether an access to a huge page is seen as surely as one to a small page. If not, small
+    /// pages stay small when they are promoted, so that they stay in sight.
+    fn sees_huge_pages(&self) -> bool {
+        true
+    }
+
     /// Follow exactly these processes from now on. A process that has gone is not an error: it
     /// is passed over.
     fn set_targets(&mut self, targets: &[Pid]) -> Result<(), TrackerError>;

@@ -56,7 +56,7 @@ impl Counters {
     }
 
     /// Follows the kernel threads that manage memory and exist now. Called before and after a
-    /// system is switched on; looking at every thread each second would cost more than some of
+    /// system is switched on, and once it is under way; looking at every thread each second would cost more than some of
     /// the systems do.
     pub fn follow_kernel_threads(&mut self) -> Result<(), Fault> {
         let proc = self.root.join("proc");

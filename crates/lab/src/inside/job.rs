@@ -76,11 +76,16 @@ fn watch(
         totals: before,
     })?;
     workload.go()?;
+    let mut first = true;
     let (t_s, rate) = loop {
         let event = workload.next_event()?;
         running.check()?;
         match event {
             Event::Interval { t_s, rate, .. } => {
+                if std::mem::take(&mut first) {
+                    // An agent's kdamond starts some time after the agent.
+                    counters.follow_kernel_threads()?;
+                }
                 let hot_in_fast = observer.hot_in_fast()?;
                 let totals = read_totals(&counters, &mut running)?;
                 link.send(&Report::Interval(Interval {

@@ -124,6 +124,12 @@ impl Tracker for DamonTracker {
         NAME
     }
 
+    /// DAMON clears access bits without flushing the TLB: what is hot and huge stays in the TLB,
+    /// sets no bit again and looks cold.
+    fn sees_huge_pages(&self) -> bool {
+        false
+    }
+
     fn set_targets(&mut self, targets: &[Pid]) -> Result<(), TrackerError> {
         // A new start forgets the regions: not for nothing.
         if self.wanted == targets {
