@@ -145,7 +145,7 @@ pub fn guest(args: Args) -> anyhow::Result<()> {
 
 /// Nice level of the agent: its bursts are short and bounded by the rate limit, and while hot
 /// memory waits to be moved, the workload is slow.
-const NICE: libc::c_int = -5;
+const NICE: libc::c_int = -10;
 
 /// Takes precedence over ordinary processes, where that is permitted.
 fn hurry() {

@@ -3,25 +3,27 @@
  * A QEMU plugin that gives a TCG guest slow memory and a sampling unit.
  *
  *   -plugin demeter_lab.so,shm=PATH,fast_mib=F,slow_mib=S,fast_ns=80,slow_ns=250,
- *           hidden_ns=80,fast_gbps=100,slow_gbps=20,dilation=8
+ *           fast_gbps=100,slow_gbps=20,dilation=8
  *
  * shm        file shared with the guest (shared_page.h); made, sized and emptied here. QEMU gets
  *            it as the memory-backend-file of an ivshmem-plain device. No comma in the path.
  * fast_mib   size of node 0, the fast tier, MiB
  * slow_mib   size of node 1, the slow tier, MiB
  * *_ns       latency of a load that leaves the caches, nanoseconds
- * hidden_ns  part of a latency that the emulator's own slowness stands for, at most fast_ns; with
- *            fast_ns the fast tier is not delayed at all, less damps the emulator's own noise
  * *_gbps     bandwidth, 10^9 bytes a second
  * dilation   how many times slower than hardware the emulated CPU is: delays are stretched by it
  *
  * All are required, whole numbers. What the plugin relies on: `-machine pc`; the nodes' memory
  * backends are the first two memory backends on the command line, node 0's first.
  *
- * While the guest has set `armed`, a load or store that misses the cache filter is delayed by
- * (its tier's latency - hidden_ns) x dilation; or, when it takes the next line of a stream, by
- * the time that its tier takes beyond the fast one to transfer a line, x dilation. Stores cost as
- * loads, because they must read the line first.
+ * While the guest has set `armed`, a load or store that misses the cache filter takes its tier's
+ * latency x dilation; or, when it takes the next line of a stream, the time in which its tier
+ * transfers a line, x dilation. Stores cost as loads, because they must read the line first.
+ *
+ * That time counts from when the vCPU's previous miss was done, so that what the emulator itself
+ * needed meanwhile is part of it: as long as the emulator is faster than the machine that it
+ * stands for, its own noise does not show. A vCPU that is behind by more than SLACK_NS, because it
+ * did something else, does not catch up.
  *
  * While `period` is not 0, every period-th load that user code does at a user address, that
  * misses the filter and whose modelled latency is at least `threshold_ns`, becomes a record.
@@ -53,6 +55,7 @@
 #define MISSING UINT64_MAX
 /* Short delays are saved up until they are worth two readings of the clock. */
 #define SPIN_NS_MIN 200u
+#define SLACK_NS 50000u
 
 EXPORT int qemu_plugin_version = QEMU_PLUGIN_VERSION;
 
@@ -60,7 +63,8 @@ struct vcpu {
 	struct filter filter;
 	struct streams streams;
 	struct ring_writer ring;
-	uint64_t owed_ticks;
+	uint64_t owed_ticks; /* cost of misses that the clock was not read for yet */
+	uint64_t due_ticks;  /* when the misses before those are done */
 	uint32_t loads_since_sample;
 	uint64_t misses;
 	uint64_t strays; /* misses that fell in no tier */
@@ -69,18 +73,21 @@ struct vcpu {
 static struct vcpu vcpus[DEMETER_MAX_VCPUS];
 static struct machine machine;
 static struct demeter_control *control;
-static uint64_t spin_ticks_min;
+static uint64_t spin_ticks_min, slack_ticks;
 
-/* Lets `ticks` pass, now or together with the next ones. */
+/* A miss of `ticks`: waits until it is done, now or together with the next ones. */
 static void pay(struct vcpu *vcpu, uint64_t ticks)
 {
 	vcpu->owed_ticks += ticks;
 	if (vcpu->owed_ticks < spin_ticks_min)
 		return;
-	uint64_t start = __rdtsc();
-	while (__rdtsc() - start < vcpu->owed_ticks)
-		;
+	uint64_t start = __rdtsc() - slack_ticks;
+	if (vcpu->due_ticks < start)
+		vcpu->due_ticks = start;
+	vcpu->due_ticks += vcpu->owed_ticks;
 	vcpu->owed_ticks = 0;
+	while (__rdtsc() < vcpu->due_ticks)
+		;
 }
 
 /* An access of the instruction at `ip` missed the filter. */
@@ -187,7 +194,7 @@ static double measure_ticks_per_ns(void)
 
 struct arguments {
 	const char *shm;
-	uint64_t fast_mib, slow_mib, fast_ns, slow_ns, hidden_ns, fast_gbps, slow_gbps, dilation;
+	uint64_t fast_mib, slow_mib, fast_ns, slow_ns, fast_gbps, slow_gbps, dilation;
 };
 
 /* Reads key=value arguments; all keys are required. */
@@ -202,7 +209,6 @@ static bool parse(struct arguments *arguments, int argc, char **argv)
 		{ "slow_mib", &arguments->slow_mib, 1, TIER_MIB_MAX },
 		{ "fast_ns", &arguments->fast_ns, 1, NS_MAX },
 		{ "slow_ns", &arguments->slow_ns, 1, NS_MAX },
-		{ "hidden_ns", &arguments->hidden_ns, 0, NS_MAX },
 		{ "fast_gbps", &arguments->fast_gbps, 1, GBPS_MAX },
 		{ "slow_gbps", &arguments->slow_gbps, 1, GBPS_MAX },
 		{ "dilation", &arguments->dilation, 1, DILATION_MAX },
@@ -252,10 +258,6 @@ static bool parse(struct arguments *arguments, int argc, char **argv)
 		fprintf(stderr, "demeter_lab: the slow tier must not be faster than the fast one\n");
 		return false;
 	}
-	if (arguments->hidden_ns > arguments->fast_ns) {
-		fprintf(stderr, "demeter_lab: hidden_ns must be at most fast_ns\n");
-		return false;
-	}
 	return true;
 }
 
@@ -266,22 +268,25 @@ static void set_costs(const struct arguments *arguments)
 	double slow_line_ns = line_bytes / (double)arguments->slow_gbps;
 	double ticks_per_ns = measure_ticks_per_ns();
 	double stretched = (double)arguments->dilation * ticks_per_ns;
-	double hidden_ns = (double)arguments->hidden_ns;
 
 	machine.fast.random = (struct cost){
 		.latency_ns = (uint32_t)arguments->fast_ns,
-		.delay = (uint64_t)(((double)arguments->fast_ns - hidden_ns) * stretched),
+		.delay = (uint64_t)((double)arguments->fast_ns * stretched),
 	};
-	machine.fast.predicted = (struct cost){ .latency_ns = (uint32_t)fast_line_ns };
+	machine.fast.predicted = (struct cost){
+		.latency_ns = (uint32_t)fast_line_ns,
+		.delay = (uint64_t)(fast_line_ns * stretched),
+	};
 	machine.slow.random = (struct cost){
 		.latency_ns = (uint32_t)arguments->slow_ns,
-		.delay = (uint64_t)(((double)arguments->slow_ns - hidden_ns) * stretched),
+		.delay = (uint64_t)((double)arguments->slow_ns * stretched),
 	};
 	machine.slow.predicted = (struct cost){
 		.latency_ns = (uint32_t)slow_line_ns,
-		.delay = (uint64_t)((slow_line_ns - fast_line_ns) * stretched),
+		.delay = (uint64_t)(slow_line_ns * stretched),
 	};
 	spin_ticks_min = (uint64_t)(SPIN_NS_MIN * ticks_per_ns);
+	slack_ticks = (uint64_t)(SLACK_NS * ticks_per_ns);
 }
 
 /* Makes the shared file, empty but for its header, and the rings' writers. */

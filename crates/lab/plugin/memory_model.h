@@ -74,7 +74,7 @@ static inline bool streams_predicted(struct streams *streams, uint64_t line)
 /* What a miss costs, by whether a stream predicted it. */
 struct cost {
 	uint32_t latency_ns; /* as hardware would have it */
-	uint64_t delay;      /* what the guest is made to wait, stretched, in ticks of the clock */
+	uint64_t delay;      /* how long the guest's access takes, stretched, in ticks of the clock */
 };
 
 struct tier {

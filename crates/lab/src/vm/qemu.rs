@@ -135,14 +135,11 @@ impl Parts<'_> {
             "-plugin",
             format!(
                 "file={},shm={},fast_mib={fast_mib},slow_mib={slow_mib},fast_ns={},slow_ns={},\
-                 hidden_ns={},fast_gbps={},slow_gbps={},dilation={}",
+                 fast_gbps={},slow_gbps={},dilation={}",
                 quoted(self.plugin),
                 quoted(&shared),
                 fast.latency_ns,
                 slow.latency_ns,
-                // The emulator's own slowness stands for half of the fast tier's latency; the
-                // other half is waited for, which damps the emulator's noise.
-                fast.latency_ns / 2,
                 fast.bandwidth_gbps,
                 slow.bandwidth_gbps,
                 self.dilation
