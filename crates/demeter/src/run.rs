@@ -54,20 +54,23 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     scenario.seed = args.seed.unwrap_or(scenario.seed);
     scenario.duration_s = args.duration.unwrap_or(scenario.duration_s);
     scenario.check()?;
-    let result = match args.on {
+    let outcome = match args.on {
         Place::Lab => {
             let lab = Lab {
                 keep_logs: args.keep_logs,
                 ..Lab::from_env()?
             };
             let stop = stop_on_signals().context("cannot catch signals")?;
-            demeter_lab::run(&scenario, &lab, &stop, &mut show)?
+            demeter_lab::run(&scenario, &lab, &stop, &mut show)
         }
     };
-    if let Some(path) = &args.json {
-        result.save(path)?;
+    if !outcome.result.systems.is_empty() {
+        if let Some(path) = &args.json {
+            outcome.result.save(path)?;
+        }
+        output::print(demeter_report::table(&outcome.result))?;
     }
-    output::print(demeter_report::table(&result))
+    Ok(outcome.ended?)
 }
 
 /// One line of progress on standard error.

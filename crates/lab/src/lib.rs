@@ -13,5 +13,5 @@ mod vm;
 pub mod workload;
 
 pub use error::{Error, VmFault};
-pub use run::{run, stop_on_signals};
+pub use run::{Outcome, run, stop_on_signals};
 pub use vm::Lab;

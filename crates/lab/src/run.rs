@@ -13,8 +13,24 @@ use crate::link::Report;
 use crate::summary::Trace;
 use crate::vm::Lab;
 
+/// What a run came to.
+#[derive(Debug)]
+pub struct Outcome {
+    /// What was measured: every system of the scenario, or those before the one that failed.
+    pub result: RunResult,
+    /// Why it ended early, if it did.
+    pub ended: Result<(), Error>,
+}
+
+impl Outcome {
+    /// The result if every system ran.
+    pub fn whole(self) -> Result<RunResult, Error> {
+        self.ended.map(|()| self.result)
+    }
+}
+
 /// Runs every system of the scenario, one after the other, because VMs side by side would
-/// measure each other.
+/// measure each other. A system that fails ends the run; what was measured before it stays.
 ///
 /// `progress` sees each report as it comes. Once `stop` is set the running VM is killed and the
 /// run ends with [`Error::Interrupted`].
@@ -23,26 +39,31 @@ pub fn run(
     lab: &Lab,
     stop: &AtomicBool,
     progress: &mut dyn FnMut(System, &Report),
-) -> Result<RunResult, Error> {
+) -> Outcome {
     let mut traces: Vec<(System, Trace)> = Vec::new();
+    let mut ended = Ok(());
     for &system in &scenario.systems {
         let mut trace = Trace::default();
-        lab.run_vm(scenario, system, stop, &mut |report| {
-            progress(system, &report);
-            trace.add(report)
-        })?;
+        ended = lab
+            .run_vm(scenario, system, stop, &mut |report| {
+                progress(system, &report);
+                trace.add(report)
+            })
+            .and_then(|()| match trace.is_complete() {
+                true => Ok(()),
+                false => Err(Error::Incomplete(system)),
+            });
+        if ended.is_err() {
+            break;
+        }
         traces.push((system, trace));
     }
     let baseline = traces.iter().find(|(system, _)| *system == System::None);
     let systems = traces
         .iter()
-        .map(|(system, trace)| {
-            trace
-                .summarise(*system, baseline.map(|(_, trace)| trace))
-                .ok_or(Error::Incomplete(*system))
-        })
-        .collect::<Result<_, _>>()?;
-    Ok(RunResult {
+        .filter_map(|(system, trace)| trace.summarise(*system, baseline.map(|(_, trace)| trace)))
+        .collect();
+    let result = RunResult {
         schema: SCHEMA,
         scenario: scenario.name.clone(),
         on: "lab".into(),
@@ -50,7 +71,8 @@ pub fn run(
         duration_s: scenario.duration_s,
         shift_at_s: scenario.shift_at_s(),
         systems,
-    })
+    };
+    Outcome { result, ended }
 }
 
 /// A flag that SIGINT and SIGTERM set, for [`run`].

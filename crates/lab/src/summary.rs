@@ -53,9 +53,14 @@ impl Trace {
         Ok(())
     }
 
+    /// Whether the reports that a result is made of are all there.
+    pub fn is_complete(&self) -> bool {
+        self.start.is_some() && self.done.is_some() && !self.intervals.is_empty()
+    }
+
     /// What the system did. `baseline` is the trace of `none` in the same run.
     ///
-    /// Nothing when the VM finished without the reports that a result is made of.
+    /// Nothing when the trace [is not complete](Self::is_complete).
     pub fn summarise(&self, system: System, baseline: Option<&Self>) -> Option<SystemResult> {
         let (hot_at_start, start) = self.start.as_ref()?;
         let (t_s, rate, end) = self.done.as_ref()?;

@@ -68,7 +68,7 @@ impl Fake {
             &mut |_, _| {},
         );
         self.assert_nothing_is_left();
-        outcome
+        outcome.whole()
     }
 
     fn fault(&self) -> VmFault {
@@ -179,12 +179,15 @@ fn a_stop_kills_the_vm() {
         assert!(matches!(report, Report::Booted { .. }));
         stop.store(true, Ordering::Relaxed);
     });
-    assert!(matches!(outcome, Err(Error::Interrupted)), "{outcome:?}");
+    assert!(
+        matches!(outcome.ended, Err(Error::Interrupted)),
+        "{outcome:?}"
+    );
     fake.assert_nothing_is_left();
 }
 
-#[test]
-fn a_full_report_becomes_a_result() {
+/// What a VM says in which all goes well.
+fn full_report() -> String {
     let totals = |system_s: u32| format!(r#"{{"system_s":{system_s},"cpu_s":{{}},"vmstat":{{}}}}"#);
     let lines = [
         format!(
@@ -202,8 +205,12 @@ fn a_full_report_becomes_a_result() {
         r#"{"report":"verified","words":7,"errors":0}"#.into(),
         r#"{"report":"finished"}"#.into(),
     ];
-    let says: String = lines.iter().map(|line| format!("say '{line}'\n")).collect();
-    let result = Fake::new(&says).run().unwrap();
+    lines.iter().map(|line| format!("say '{line}'\n")).collect()
+}
+
+#[test]
+fn a_full_report_becomes_a_result() {
+    let result = Fake::new(&full_report()).run().unwrap();
     assert_eq!(
         (result.scenario.as_str(), result.on.as_str()),
         ("ci", "lab")
@@ -215,6 +222,35 @@ fn a_full_report_becomes_a_result() {
     assert!(
         matches!(outcome, Err(Error::Incomplete(System::None))),
         "{outcome:?}"
+    );
+}
+
+#[test]
+fn what_was_measured_before_a_vm_failed_is_kept() {
+    let second_dies = format!(
+        "[ -e \"$0.ran\" ] && exit 1\ntouch \"$0.ran\"\n{}",
+        full_report()
+    );
+    let mut fake = Fake::new(&second_dies);
+    fake.scenario.systems = vec![System::None, System::Oracle];
+    let outcome = demeter_lab::run(
+        &fake.scenario,
+        &fake.lab,
+        &AtomicBool::new(false),
+        &mut |_, _| {},
+    );
+    let names: Vec<_> = outcome.result.systems.iter().map(|s| &s.name).collect();
+    assert_eq!(names, ["none"]);
+    assert!(
+        matches!(
+            outcome.ended,
+            Err(Error::Vm {
+                system: System::Oracle,
+                ..
+            })
+        ),
+        "{:?}",
+        outcome.ended
     );
 }
 
@@ -233,7 +269,7 @@ fn what_is_missing_is_named_before_anything_starts() {
             !fake.folder.path().join("pid").exists(),
             "the emulator was started"
         );
-        outcome.unwrap_err().to_string()
+        outcome.ended.unwrap_err().to_string()
     };
     let missing = said(|fake| fs::remove_file(fake.lab.programs.join("gups")).unwrap());
     assert!(

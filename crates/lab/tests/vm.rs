@@ -25,7 +25,7 @@ fn the_agent_moves_the_hot_set_and_loses_no_data() {
             eprintln!("{system}: {report:?}");
         },
     );
-    let result = run.unwrap_or_else(|e| panic!("{e}"));
+    let result = run.whole().unwrap_or_else(|e| panic!("{e}"));
     let of = |system: System| -> &SystemResult {
         let name = system.to_string();
         result
