@@ -15,6 +15,9 @@ use crate::workload::Rate;
 /// Name of the virtio-serial port.
 pub const PORT_NAME: &str = "org.demeter.lab";
 
+/// How the line on the console begins that says why a VM could not even open its link.
+pub const LAST_WORDS: &str = "lab-init: ";
+
 /// Where the VM finds its [`Job`].
 pub const JOB_PATH: &str = "/etc/demeter/job.json";
 

@@ -129,6 +129,14 @@ fn a_vm_that_hangs_later_says_where() {
 }
 
 #[test]
+fn a_vm_that_cannot_open_its_link_says_why_on_its_console() {
+    let fake = Fake::new(
+        "printf '[ 1.0] tsc: x\\r\\nlab-init: no port; mend it\\r\\n[ 7.8] Power down\\n' >\"$console\"",
+    );
+    assert!(matches!(fake.fault(), VmFault::Job(said) if said == "no port; mend it"));
+}
+
+#[test]
 fn an_emulator_that_exits_is_quoted() {
     let said = Fake::new("echo 'qemu: unsupported machine' >&2; exit 3")
         .fault()

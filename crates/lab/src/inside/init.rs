@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::fault::Fault;
 use super::job;
-use crate::link::{JOB_PATH, Job, LINE_MAX_BYTES, PORT_NAME, Report};
+use crate::link::{JOB_PATH, Job, LAST_WORDS, LINE_MAX_BYTES, PORT_NAME, Report};
 
 /// Runs the job in [`JOB_PATH`] and powers the machine off.
 ///
@@ -25,7 +25,7 @@ pub fn init() -> io::Result<()> {
         .and_then(|()| run())
     {
         // Without a link the console's log is all that the host gets to see.
-        eprintln!("lab-init: {fault}");
+        eprintln!("{LAST_WORDS}{fault}");
     }
     power_off()
 }
@@ -143,7 +143,8 @@ impl Link {
 /// The device's name under /dev, by the name that the host gave the port.
 fn find_port(root: &Path) -> Result<String, Fault> {
     let class = root.join("sys/class/virtio-ports");
-    for entry in fs::read_dir(&class).map_err(Fault::io("list", &class))? {
+    // Without the driver there is no such folder.
+    for entry in fs::read_dir(&class).into_iter().flatten() {
         let entry = entry.map_err(Fault::io("list", &class))?;
         let name = fs::read_to_string(entry.path().join("name")).unwrap_or_default();
         if name.trim() == PORT_NAME {
@@ -155,7 +156,7 @@ fn find_port(root: &Path) -> Result<String, Fault> {
             "no virtio-serial port named {PORT_NAME} in {}",
             class.display()
         ),
-        mend: "use a kernel with virtio_console built in",
+        mend: "use a kernel with CONFIG_VIRTIO_CONSOLE=y, as linux-image-cloud-amd64 6.12",
     })
 }
 
@@ -175,13 +176,19 @@ mod tests {
             fs::write(class.join(device).join("name"), name).unwrap();
         }
         assert_eq!(find_port(root.path()).unwrap(), "vport0p2");
-        fs::remove_dir_all(class.join("vport0p2")).unwrap();
-        assert!(
-            find_port(root.path())
-                .unwrap_err()
-                .to_string()
-                .contains(PORT_NAME)
-        );
+        for driver_is_there in [true, false] {
+            let gone = if driver_is_there {
+                class.join("vport0p2")
+            } else {
+                class.clone()
+            };
+            fs::remove_dir_all(gone).unwrap();
+            let said = find_port(root.path()).unwrap_err().to_string();
+            assert!(
+                said.contains(PORT_NAME) && said.contains("CONFIG_VIRTIO_CONSOLE"),
+                "{said}"
+            );
+        }
     }
 
     #[test]

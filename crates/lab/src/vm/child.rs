@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, VmFault};
-use crate::link::{LineReader, Report};
+use crate::link::{LAST_WORDS, LineReader, Report};
 
 /// How often a wait looks at the clock and at the stop flag.
 const TICK: Duration = Duration::from_millis(100);
@@ -147,6 +147,9 @@ impl VmChild {
         let console = tail(&self.console_log);
         if let Some(panic) = console.lines().rfind(|line| line.contains("Kernel panic")) {
             return VmFault::Panicked(panic.trim().to_owned());
+        }
+        if let Some(said) = console.lines().find_map(|l| l.strip_prefix(LAST_WORDS)) {
+            return VmFault::Job(said.trim().to_owned());
         }
         let output = tail(&self.output_log);
         let said = [&output, &console]
