@@ -228,8 +228,6 @@ impl Vm {
             }
             Report::Stirred => {
                 self.owned = None;
-                // An answer that is under way may be from before.
-                self.flight.take_if(|flight| flight.order == Order::Ask);
                 None
             }
             Report::Hostile { reason } => {

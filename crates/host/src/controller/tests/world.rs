@@ -272,7 +272,8 @@ impl World {
     fn out_of_memory(&mut self, i: usize) {
         let guest = &mut self.guests[i];
         if let Some(ceiling) = guest.ceiling.filter(|&c| guest.owned.slow < c) {
-            guest.owned.slow = ceiling;
+            let left = ceiling.0 - guest.owned.slow.0;
+            guest.owned.slow.0 += 1 + self.rng.below(left);
             self.tell(i, Report::Stirred);
         }
     }
