@@ -17,13 +17,16 @@ use crate::vm::Lab;
 /// measure each other.
 ///
 /// `progress` sees each report as it comes. Once `stop` is set the running VM is killed and the
-/// run ends with [`Error::Interrupted`].
+/// run ends with [`Error::Interrupted`]. A workload that only the simulator knows is refused.
 pub fn run(
     scenario: &Scenario,
     lab: &Lab,
     stop: &AtomicBool,
     progress: &mut dyn FnMut(System, &Report),
 ) -> Result<RunResult, Error> {
+    if !scenario.workload.is_real() {
+        return Err(Error::SimOnly(scenario.workload.kind()));
+    }
     let mut traces: Vec<(System, Trace)> = Vec::new();
     for &system in &scenario.systems {
         let mut trace = Trace::default();

@@ -4,7 +4,9 @@
 
 mod check;
 mod scenario;
+mod workload;
 
 pub use scenario::{
     Error, Gups, Lab, Machine, Memlat, Scenario, System, Thp, Tier, UnknownSystem, Workload,
 };
+pub use workload::{App, Silo, SiloMix, Trace};

@@ -4,5 +4,7 @@
 //! The same scenario and seed give the same result, on any machine and with any number of threads.
 
 mod program;
+pub mod trace;
+pub mod workload;
 
 pub use program::{Access, BATCH, Batch, Program, Region};
