@@ -24,6 +24,9 @@ pub fn run(
     stop: &AtomicBool,
     progress: &mut dyn FnMut(System, &Report),
 ) -> Result<RunResult, Error> {
+    if let Some(system) = scenario.systems.iter().find(|s| s.is_simulated_only()) {
+        return Err(Error::SimulatedOnly(*system));
+    }
     let mut traces: Vec<(System, Trace)> = Vec::new();
     for &system in &scenario.systems {
         let mut trace = Trace::default();

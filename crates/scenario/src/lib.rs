@@ -6,5 +6,6 @@ mod check;
 mod scenario;
 
 pub use scenario::{
-    Error, Gups, Lab, Machine, Memlat, Scenario, System, Thp, Tier, UnknownSystem, Workload,
+    Cpu, Error, Gups, Lab, Machine, Memlat, Scenario, Sim, System, Thp, Tier, UnknownSystem,
+    Workload,
 };
