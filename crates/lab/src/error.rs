@@ -17,6 +17,9 @@ pub enum Error {
         /// What the person can do.
         mend: String,
     },
+    /// There is no program for the workload.
+    #[error("the lab cannot run the workload {0}: use --on sim")]
+    SimOnly(&'static str),
     /// The scenario needs more memory than this machine has left.
     #[error(
         "the scenario needs {need_mib} MiB for its VM but this machine has {have_mib} MiB \

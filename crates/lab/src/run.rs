@@ -17,7 +17,7 @@ use crate::vm::Lab;
 /// measure each other.
 ///
 /// `progress` sees each report as it comes. Once `stop` is set the running VM is killed and the
-/// run ends with [`Error::Interrupted`].
+/// run ends with [`Error::Interrupted`]. A workload that only the simulator knows is refused.
 pub fn run(
     scenario: &Scenario,
     lab: &Lab,
@@ -26,6 +26,9 @@ pub fn run(
 ) -> Result<RunResult, Error> {
     if let Some(system) = scenario.systems.iter().find(|s| s.is_simulated_only()) {
         return Err(Error::SimulatedOnly(*system));
+    }
+    if !scenario.workload.is_real() {
+        return Err(Error::SimOnly(scenario.workload.kind()));
     }
     let mut traces: Vec<(System, Trace)> = Vec::new();
     for &system in &scenario.systems {

@@ -1,6 +1,6 @@
 //! Checks that types alone cannot say: each failure names the key and its mend.
 
-use crate::{Error, Gups, Memlat, Scenario, Tier, Workload};
+use crate::{Error, Gups, Memlat, Scenario, Tier, Workload, workload};
 
 /// Longest timed phase, seconds: an hour of an emulated machine proves what there is to prove.
 const DURATION_MAX_S: u64 = 3600;
@@ -30,21 +30,20 @@ impl Scenario {
 
     /// Bytes of memory that the workload touches, MiB.
     pub fn footprint_mib(&self) -> u64 {
-        match &self.workload {
-            Workload::Gups(gups) => gups.size_mib,
-            Workload::Memlat(memlat) => memlat.size_mib.saturating_add(memlat.cold_mib),
-        }
+        let workload = &self.workload;
+        workload.size_mib().saturating_add(workload.cold_mib())
     }
 
     /// When the hot set jumps, seconds into the timed phase.
     pub fn shift_at_s(&self) -> Option<u64> {
         match &self.workload {
             Workload::Gups(gups) => gups.shift_at_s,
-            Workload::Memlat(_) => None,
+            _ => None,
         }
     }
 
-    fn find_fault(&self) -> Option<String> {
+    /// What is wrong with it, if anything.
+    pub(crate) fn find_fault(&self) -> Option<String> {
         let name_is_plain = self
             .name
             .chars()
@@ -63,6 +62,7 @@ impl Scenario {
             .or_else(|| match &self.workload {
                 Workload::Gups(gups) => gups_fault(gups, self.duration_s),
                 Workload::Memlat(memlat) => memlat_fault(memlat),
+                _ => workload::fault(self, VCPUS_MAX),
             })
             .or_else(|| self.fit_fault())
             .or_else(|| self.lab_fault())

@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::{App, Silo, Trace};
+
 /// A scenario: one workload on one machine under several systems.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -188,6 +190,24 @@ pub enum Workload {
     Gups(Gups),
     /// A random pointer chase.
     Memlat(Memlat),
+    /// Loads of an array in order.
+    Sequential(App),
+    /// Lookups in one large index.
+    Btree(App),
+    /// Transactions on an in-memory store.
+    Silo(Silo),
+    /// Lookups of cross sections, as in neutron transport.
+    Xsbench(App),
+    /// Sweeps of a block stencil, as in fluid dynamics.
+    Bwaves(App),
+    /// Breadth-first searches of a Kronecker graph.
+    Graph500(App),
+    /// PageRank of a Kronecker graph.
+    Pagerank(App),
+    /// Coordinate descent over a skewed sparse matrix.
+    Liblinear(App),
+    /// A recorded program.
+    Trace(Trace),
 }
 
 /// Parameters of gups.
@@ -221,7 +241,7 @@ pub struct Memlat {
     pub cold_mib: u64,
 }
 
-fn one() -> u32 {
+pub(crate) fn one() -> u32 {
     1
 }
 
@@ -315,17 +335,22 @@ pub enum Error {
 impl Scenario {
     /// Reads and checks a scenario file.
     pub fn load(path: &Path) -> Result<Self, Error> {
-        let text = std::fs::read_to_string(path).map_err(|source| Error::Read {
-            path: path.into(),
-            source,
-        })?;
-        let scenario: Self = toml::from_str(&text).map_err(|source| Error::Parse {
-            path: path.into(),
-            source: Box::new(source),
-        })?;
+        let scenario: Self = read(path)?;
         scenario.check()?;
         Ok(scenario)
     }
+}
+
+/// Reads a TOML file.
+pub(crate) fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, Error> {
+    let text = std::fs::read_to_string(path).map_err(|source| Error::Read {
+        path: path.into(),
+        source,
+    })?;
+    toml::from_str(&text).map_err(|source| Error::Parse {
+        path: path.into(),
+        source: Box::new(source),
+    })
 }
 
 #[cfg(test)]

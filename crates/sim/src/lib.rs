@@ -13,7 +13,9 @@ mod run;
 mod setup;
 mod system;
 mod testbed;
+pub mod trace;
 mod vm;
+pub mod workload;
 mod world;
 
 pub use error::SimError;
