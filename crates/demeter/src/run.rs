@@ -6,6 +6,7 @@ use anyhow::Context;
 use clap::ValueEnum;
 use demeter_lab::link::Report;
 use demeter_lab::{Lab, stop_on_signals};
+use demeter_report::SystemResult;
 use demeter_scenario::{Scenario, System};
 
 use crate::output;
@@ -18,6 +19,8 @@ const MIB: f64 = (1u64 << 20) as f64;
 enum Place {
     /// In real VMs with emulated slow memory.
     Lab,
+    /// On the simulator.
+    Sim,
 }
 
 /// Options of `demeter run`.
@@ -63,11 +66,23 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             let stop = stop_on_signals().context("cannot catch signals")?;
             demeter_lab::run(&scenario, &lab, &stop, &mut show)?
         }
+        Place::Sim => demeter_sim::run_all(&scenario, &show_simulated)?,
     };
     if let Some(path) = &args.json {
         result.save(path)?;
     }
     output::print(demeter_report::table(&result))
+}
+
+/// One line for a system that the simulator is done with.
+fn show_simulated(result: &SystemResult) {
+    let speed = match (result.mean_mops, result.mean_latency_ns) {
+        (Some(mops), _) => format!("mean {mops:.3} Mops"),
+        (_, Some(ns)) => format!("mean {ns:.1} ns"),
+        _ => "done".into(),
+    };
+    let hot = result.hot_in_fast_final * 100.0;
+    eprintln!("{:17} {speed}, hot set {hot:3.0} % fast", result.name);
 }
 
 /// One line of progress on standard error.

@@ -49,6 +49,9 @@ pub enum Error {
         /// What the person can do.
         mend: String,
     },
+    /// A system that exists only as a model.
+    #[error("the lab cannot run {0}: leave it out with --system, or use --on sim")]
+    SimulatedOnly(System),
     /// A VM went wrong.
     #[error("system {system}: {fault}; logs kept in {}", logs.display())]
     Vm {

@@ -24,6 +24,9 @@ pub fn run(
     stop: &AtomicBool,
     progress: &mut dyn FnMut(System, &Report),
 ) -> Result<RunResult, Error> {
+    if let Some(system) = scenario.systems.iter().find(|s| s.is_simulated_only()) {
+        return Err(Error::SimulatedOnly(*system));
+    }
     if !scenario.workload.is_real() {
         return Err(Error::SimOnly(scenario.workload.kind()));
     }

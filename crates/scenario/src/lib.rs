@@ -9,6 +9,7 @@ mod workload;
 
 pub use grid::{Axis, Grid, NoAxis, Point, plain};
 pub use scenario::{
-    Error, Gups, Lab, Machine, Memlat, Scenario, System, Thp, Tier, UnknownSystem, Workload,
+    Cpu, Error, Gups, Lab, Machine, Memlat, Scenario, Sim, System, Thp, Tier, UnknownSystem,
+    Workload,
 };
 pub use workload::{App, Silo, SiloMix, Trace};

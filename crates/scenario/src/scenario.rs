@@ -34,6 +34,9 @@ pub struct Scenario {
     /// How the lab emulates the machine.
     #[serde(default)]
     pub lab: Lab,
+    /// How the simulator models the machine.
+    #[serde(default)]
+    pub sim: Sim,
 }
 
 fn default_seed() -> u64 {
@@ -56,6 +59,16 @@ pub enum System {
     Demeter,
     /// Demeter on the DAMON tracker: what a stock cloud guest gets.
     DemeterDamon,
+    /// TPP in the guest's kernel.
+    GTpp,
+    /// TPP in the hypervisor, by accessed bits of second-level tables.
+    HTpp,
+    /// Demeter, with a thread that polls for samples instead of draining at context switches.
+    DemeterWorker,
+    /// Demeter, with a counter for every block instead of ranges.
+    DemeterBlocks,
+    /// Demeter, moving page by page instead of in batches.
+    DemeterSequential,
 }
 
 impl fmt::Display for System {
@@ -68,6 +81,11 @@ impl fmt::Display for System {
             Self::Damon => "damon",
             Self::Demeter => "demeter",
             Self::DemeterDamon => "demeter-damon",
+            Self::GTpp => "g-tpp",
+            Self::HTpp => "h-tpp",
+            Self::DemeterWorker => "demeter-worker",
+            Self::DemeterBlocks => "demeter-blocks",
+            Self::DemeterSequential => "demeter-sequential",
         })
     }
 }
@@ -85,14 +103,31 @@ impl FromStr for System {
 
 impl System {
     /// Every system there is.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 11] = [
         Self::None,
         Self::Oracle,
         Self::Linux,
         Self::Damon,
         Self::Demeter,
         Self::DemeterDamon,
+        Self::GTpp,
+        Self::HTpp,
+        Self::DemeterWorker,
+        Self::DemeterBlocks,
+        Self::DemeterSequential,
     ];
+
+    /// Whether it exists only as a model: the lab cannot run it.
+    pub fn is_simulated_only(self) -> bool {
+        matches!(
+            self,
+            Self::GTpp
+                | Self::HTpp
+                | Self::DemeterWorker
+                | Self::DemeterBlocks
+                | Self::DemeterSequential
+        )
+    }
 
     /// Whether the agent (`demeter guest`) manages memory.
     pub fn has_agent(self) -> bool {
@@ -102,7 +137,10 @@ impl System {
 
 /// A name that no system has.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no system {0:?}: use none, oracle, linux, damon, demeter or demeter-damon")]
+#[error(
+    "no system {0:?}: use none, oracle, linux, damon, demeter or demeter-damon; on the simulator \
+     also g-tpp, h-tpp, demeter-worker, demeter-blocks or demeter-sequential"
+)]
 pub struct UnknownSystem(String);
 
 /// The guest machine.
@@ -225,6 +263,44 @@ impl Default for Lab {
             timeout_s: 300,
         }
     }
+}
+
+/// How the simulator models the machine.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Sim {
+    /// The processor whose sizes and costs are taken.
+    pub cpu: Cpu,
+    /// VMs that run the workload side by side, each with the scenario's machine.
+    pub vms: u32,
+    /// One simulated page and one simulated access stand for two to this many real ones; chosen
+    /// so that a run takes seconds when left out.
+    pub scale_bits: Option<u32>,
+    /// Bandwidth of stores to the slow tier where it is not that of loads, GB/s.
+    pub slow_write_gbps: Option<u64>,
+}
+
+impl Default for Sim {
+    fn default() -> Self {
+        Self {
+            cpu: Cpu::default(),
+            vms: 1,
+            scale_bits: None,
+            slow_write_gbps: None,
+        }
+    }
+}
+
+/// A processor that the simulator knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cpu {
+    /// Intel Ice Lake-SP.
+    #[default]
+    IceLakeSp,
+    /// AMD Zen 3.
+    #[serde(rename = "zen-3")]
+    Zen3,
 }
 
 /// Why a scenario cannot be used.
