@@ -12,6 +12,7 @@ mod probe;
 mod report;
 mod run;
 mod shell;
+mod sweep;
 mod trace;
 
 use std::process::ExitCode;
@@ -40,6 +41,8 @@ enum Command {
     Probe(probe::Args),
     /// Show a result file as a table, a page or a picture
     Report(report::Args),
+    /// Run a scenario over a grid of its parameters on the simulator
+    Sweep(sweep::Args),
     /// Hold two results of one scenario against each other
     Compare(compare::Args),
     /// Record programs for the simulator, or look at such recordings
@@ -67,6 +70,7 @@ fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Guest(args) => guest::guest(args),
         Command::Probe(args) => probe::probe(&args),
         Command::Report(args) => report::report(&args),
+        Command::Sweep(args) => sweep::sweep(&args),
         Command::Compare(args) => compare::compare(&args),
         Command::Trace(args) => trace::trace(&args),
         Command::Completions(args) => shell::completions(&args, &mut Cli::command()),
