@@ -6,6 +6,7 @@ use anyhow::Context;
 use clap::ValueEnum;
 use demeter_lab::link::Report;
 use demeter_lab::{Lab, stop_on_signals};
+use demeter_report::SystemResult;
 use demeter_scenario::{Scenario, System};
 
 use crate::output;
@@ -18,6 +19,8 @@ const MIB: f64 = (1u64 << 20) as f64;
 enum Place {
     /// In real VMs with emulated slow memory.
     Lab,
+    /// On the simulator.
+    Sim,
 }
 
 /// Options of `demeter run`.
@@ -54,23 +57,37 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     scenario.seed = args.seed.unwrap_or(scenario.seed);
     scenario.duration_s = args.duration.unwrap_or(scenario.duration_s);
     scenario.check()?;
-    let outcome = match args.on {
+    let (result, ended) = match args.on {
         Place::Lab => {
             let lab = Lab {
                 keep_logs: args.keep_logs,
                 ..Lab::from_env()?
             };
             let stop = stop_on_signals().context("cannot catch signals")?;
-            demeter_lab::run(&scenario, &lab, &stop, &mut show)
+            let outcome = demeter_lab::run(&scenario, &lab, &stop, &mut show);
+            (outcome.result, outcome.ended)
         }
+        Place::Sim => (demeter_sim::run_all(&scenario, &show_simulated)?, Ok(())),
     };
-    if !outcome.result.systems.is_empty() {
+    // What was measured before a VM failed is kept.
+    if !result.systems.is_empty() {
         if let Some(path) = &args.json {
-            outcome.result.save(path)?;
+            result.save(path)?;
         }
-        output::print(demeter_report::table(&outcome.result))?;
+        output::print(demeter_report::table(&result))?;
     }
-    Ok(outcome.ended?)
+    Ok(ended?)
+}
+
+/// One line for a system that the simulator is done with.
+fn show_simulated(result: &SystemResult) {
+    let speed = match (result.mean_mops, result.mean_latency_ns) {
+        (Some(mops), _) => format!("mean {mops:.3} Mops"),
+        (_, Some(ns)) => format!("mean {ns:.1} ns"),
+        _ => "done".into(),
+    };
+    let hot = result.hot_in_fast_final * 100.0;
+    eprintln!("{:17} {speed}, hot set {hot:3.0} % fast", result.name);
 }
 
 /// One line of progress on standard error.

@@ -17,6 +17,9 @@ pub enum Error {
         /// What the person can do.
         mend: String,
     },
+    /// There is no program for the workload.
+    #[error("the lab cannot run the workload {0}: use --on sim")]
+    SimOnly(&'static str),
     /// The scenario needs more memory than this machine has left.
     #[error(
         "the scenario needs {need_mib} MiB for its VM but this machine has {have_mib} MiB \
@@ -46,6 +49,9 @@ pub enum Error {
         /// What the person can do.
         mend: String,
     },
+    /// A system that exists only as a model.
+    #[error("the lab cannot run {0}: leave it out with --system, or use --on sim")]
+    SimulatedOnly(System),
     /// A VM went wrong.
     #[error("system {system}: {fault}; logs kept in {}", logs.display())]
     Vm {

@@ -33,7 +33,7 @@ impl Outcome {
 /// measure each other. A system that fails ends the run; what was measured before it stays.
 ///
 /// `progress` sees each report as it comes. Once `stop` is set the running VM is killed and the
-/// run ends with [`Error::Interrupted`].
+/// run ends with [`Error::Interrupted`]. A workload that only the simulator knows is refused.
 pub fn run(
     scenario: &Scenario,
     lab: &Lab,
@@ -41,8 +41,11 @@ pub fn run(
     progress: &mut dyn FnMut(System, &Report),
 ) -> Outcome {
     let mut traces: Vec<(System, Trace)> = Vec::new();
-    let mut ended = Ok(());
+    let mut ended = refuse_the_simulated(scenario);
     for &system in &scenario.systems {
+        if ended.is_err() {
+            break;
+        }
         let mut trace = Trace::default();
         ended = lab
             .run_vm(scenario, system, stop, &mut |report| {
@@ -53,10 +56,9 @@ pub fn run(
                 true => Ok(()),
                 false => Err(Error::Incomplete(system)),
             });
-        if ended.is_err() {
-            break;
+        if ended.is_ok() {
+            traces.push((system, trace));
         }
-        traces.push((system, trace));
     }
     let baseline = traces.iter().find(|(system, _)| *system == System::None);
     let systems = traces
@@ -73,6 +75,17 @@ pub fn run(
         systems,
     };
     Outcome { result, ended }
+}
+
+/// What only the simulator knows cannot run in a VM.
+fn refuse_the_simulated(scenario: &Scenario) -> Result<(), Error> {
+    if let Some(system) = scenario.systems.iter().find(|s| s.is_simulated_only()) {
+        return Err(Error::SimulatedOnly(*system));
+    }
+    if !scenario.workload.is_real() {
+        return Err(Error::SimOnly(scenario.workload.kind()));
+    }
+    Ok(())
 }
 
 /// A flag that SIGINT and SIGTERM set, for [`run`].

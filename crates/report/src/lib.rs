@@ -12,6 +12,8 @@
 
 mod axis;
 mod bars;
+mod compare;
+mod csv;
 mod file;
 mod lines;
 mod number;
@@ -23,6 +25,8 @@ mod svg;
 mod table;
 mod text;
 
+pub use compare::{CompareError, compare};
+pub use csv::{CsvRow, csv};
 pub use file::{ContentError, Error, FILE_BYTES_MAX, write_file};
 pub use lines::throughput_svg;
 pub use page::html;

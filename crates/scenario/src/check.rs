@@ -1,6 +1,6 @@
 //! Checks that types alone cannot say: each failure names the key and its mend.
 
-use crate::{Error, Gups, Memlat, Scenario, Tier, Workload};
+use crate::{Error, Gups, Memlat, Scenario, Tier, Workload, workload};
 
 /// Longest timed phase, seconds: an hour of an emulated machine proves what there is to prove.
 const DURATION_MAX_S: u64 = 3600;
@@ -10,6 +10,10 @@ const TIER_MAX_MIB: u64 = 1 << 24;
 const VCPUS_MAX: u32 = 16;
 /// Largest stretch of memory delays.
 const DILATION_MAX: u64 = 1000;
+/// Most VMs that the simulator runs side by side.
+const VMS_MAX: u32 = 32;
+/// Largest scale of the simulator: a page of 2 MiB.
+const SCALE_BITS_MAX: u32 = 9;
 /// Longest latency of a tier, nanoseconds.
 const LATENCY_MAX_NS: u64 = 1_000_000;
 
@@ -26,21 +30,20 @@ impl Scenario {
 
     /// Bytes of memory that the workload touches, MiB.
     pub fn footprint_mib(&self) -> u64 {
-        match &self.workload {
-            Workload::Gups(gups) => gups.size_mib,
-            Workload::Memlat(memlat) => memlat.size_mib.saturating_add(memlat.cold_mib),
-        }
+        let workload = &self.workload;
+        workload.size_mib().saturating_add(workload.cold_mib())
     }
 
     /// When the hot set jumps, seconds into the timed phase.
     pub fn shift_at_s(&self) -> Option<u64> {
         match &self.workload {
             Workload::Gups(gups) => gups.shift_at_s,
-            Workload::Memlat(_) => None,
+            _ => None,
         }
     }
 
-    fn find_fault(&self) -> Option<String> {
+    /// What is wrong with it, if anything.
+    pub(crate) fn find_fault(&self) -> Option<String> {
         let name_is_plain = self
             .name
             .chars()
@@ -59,9 +62,11 @@ impl Scenario {
             .or_else(|| match &self.workload {
                 Workload::Gups(gups) => gups_fault(gups, self.duration_s),
                 Workload::Memlat(memlat) => memlat_fault(memlat),
+                _ => workload::fault(self, VCPUS_MAX),
             })
             .or_else(|| self.fit_fault())
             .or_else(|| self.lab_fault())
+            .or_else(|| self.sim_fault())
     }
 
     fn systems_fault(&self) -> Option<String> {
@@ -114,6 +119,21 @@ impl Scenario {
                  machine.slow.usable_mib or shrink the workload"
             )
         })
+    }
+
+    fn sim_fault(&self) -> Option<String> {
+        let sim = &self.sim;
+        if !(1..=VMS_MAX).contains(&sim.vms) {
+            return Some(format!("sim.vms = {}: must be 1 to {VMS_MAX}", sim.vms));
+        }
+        if let Some(bits) = sim.scale_bits.filter(|&bits| bits > SCALE_BITS_MAX) {
+            return Some(format!(
+                "sim.scale_bits = {bits}: must be at most {SCALE_BITS_MAX}"
+            ));
+        }
+        let gbps = sim.slow_write_gbps?;
+        (!(1..=10_000).contains(&gbps))
+            .then(|| format!("sim.slow_write_gbps = {gbps}: must be 1 to 10000"))
     }
 
     fn lab_fault(&self) -> Option<String> {
@@ -202,7 +222,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Lab, Machine, System, Thp};
+    use crate::{Lab, Machine, Sim, System, Thp};
 
     fn scenario() -> Scenario {
         let tier = |usable_mib, latency_ns| Tier {
@@ -225,6 +245,7 @@ mod tests {
             workload: Workload::Gups(gups()),
             agent: toml::Table::new(),
             lab: Lab::default(),
+            sim: Sim::default(),
         }
     }
 
@@ -290,6 +311,9 @@ mod tests {
         });
         refused("lab.dilation", |s| s.lab.dilation = 0);
         refused("lab.timeout_s", |s| s.lab.timeout_s = 60);
+        refused("sim.vms", |s| s.sim.vms = 0);
+        refused("sim.scale_bits", |s| s.sim.scale_bits = Some(10));
+        refused("sim.slow_write_gbps", |s| s.sim.slow_write_gbps = Some(0));
         refused_gups("workload.size_mib", |g| g.size_mib = 0);
         refused_gups("workload.hot_mib", |g| g.hot_mib = 0);
         refused_gups("workload.hot_mib", |g| g.hot_mib = 800);

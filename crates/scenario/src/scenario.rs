@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::{App, Silo, Trace};
+
 /// A scenario: one workload on one machine under several systems.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -32,6 +34,9 @@ pub struct Scenario {
     /// How the lab emulates the machine.
     #[serde(default)]
     pub lab: Lab,
+    /// How the simulator models the machine.
+    #[serde(default)]
+    pub sim: Sim,
 }
 
 fn default_seed() -> u64 {
@@ -54,6 +59,16 @@ pub enum System {
     Demeter,
     /// Demeter on the DAMON tracker: what a stock cloud guest gets.
     DemeterDamon,
+    /// TPP in the guest's kernel.
+    GTpp,
+    /// TPP in the hypervisor, by accessed bits of second-level tables.
+    HTpp,
+    /// Demeter, with a thread that polls for samples instead of draining at context switches.
+    DemeterWorker,
+    /// Demeter, with a counter for every block instead of ranges.
+    DemeterBlocks,
+    /// Demeter, moving page by page instead of in batches.
+    DemeterSequential,
 }
 
 impl fmt::Display for System {
@@ -66,6 +81,11 @@ impl fmt::Display for System {
             Self::Damon => "damon",
             Self::Demeter => "demeter",
             Self::DemeterDamon => "demeter-damon",
+            Self::GTpp => "g-tpp",
+            Self::HTpp => "h-tpp",
+            Self::DemeterWorker => "demeter-worker",
+            Self::DemeterBlocks => "demeter-blocks",
+            Self::DemeterSequential => "demeter-sequential",
         })
     }
 }
@@ -83,14 +103,31 @@ impl FromStr for System {
 
 impl System {
     /// Every system there is.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 11] = [
         Self::None,
         Self::Oracle,
         Self::Linux,
         Self::Damon,
         Self::Demeter,
         Self::DemeterDamon,
+        Self::GTpp,
+        Self::HTpp,
+        Self::DemeterWorker,
+        Self::DemeterBlocks,
+        Self::DemeterSequential,
     ];
+
+    /// Whether it exists only as a model: the lab cannot run it.
+    pub fn is_simulated_only(self) -> bool {
+        matches!(
+            self,
+            Self::GTpp
+                | Self::HTpp
+                | Self::DemeterWorker
+                | Self::DemeterBlocks
+                | Self::DemeterSequential
+        )
+    }
 
     /// Whether the agent (`demeter guest`) manages memory.
     pub fn has_agent(self) -> bool {
@@ -100,7 +137,10 @@ impl System {
 
 /// A name that no system has.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no system {0:?}: use none, oracle, linux, damon, demeter or demeter-damon")]
+#[error(
+    "no system {0:?}: use none, oracle, linux, damon, demeter or demeter-damon; on the simulator \
+     also g-tpp, h-tpp, demeter-worker, demeter-blocks or demeter-sequential"
+)]
 pub struct UnknownSystem(String);
 
 /// The guest machine.
@@ -150,6 +190,24 @@ pub enum Workload {
     Gups(Gups),
     /// A random pointer chase.
     Memlat(Memlat),
+    /// Loads of an array in order.
+    Sequential(App),
+    /// Lookups in one large index.
+    Btree(App),
+    /// Transactions on an in-memory store.
+    Silo(Silo),
+    /// Lookups of cross sections, as in neutron transport.
+    Xsbench(App),
+    /// Sweeps of a block stencil, as in fluid dynamics.
+    Bwaves(App),
+    /// Breadth-first searches of a Kronecker graph.
+    Graph500(App),
+    /// PageRank of a Kronecker graph.
+    Pagerank(App),
+    /// Coordinate descent over a skewed sparse matrix.
+    Liblinear(App),
+    /// A recorded program.
+    Trace(Trace),
 }
 
 /// Parameters of gups.
@@ -183,7 +241,7 @@ pub struct Memlat {
     pub cold_mib: u64,
 }
 
-fn one() -> u32 {
+pub(crate) fn one() -> u32 {
     1
 }
 
@@ -205,6 +263,44 @@ impl Default for Lab {
             timeout_s: 300,
         }
     }
+}
+
+/// How the simulator models the machine.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Sim {
+    /// The processor whose sizes and costs are taken.
+    pub cpu: Cpu,
+    /// VMs that run the workload side by side, each with the scenario's machine.
+    pub vms: u32,
+    /// One simulated page and one simulated access stand for two to this many real ones; chosen
+    /// so that a run takes seconds when left out.
+    pub scale_bits: Option<u32>,
+    /// Bandwidth of stores to the slow tier where it is not that of loads, GB/s.
+    pub slow_write_gbps: Option<u64>,
+}
+
+impl Default for Sim {
+    fn default() -> Self {
+        Self {
+            cpu: Cpu::default(),
+            vms: 1,
+            scale_bits: None,
+            slow_write_gbps: None,
+        }
+    }
+}
+
+/// A processor that the simulator knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cpu {
+    /// Intel Ice Lake-SP.
+    #[default]
+    IceLakeSp,
+    /// AMD Zen 3.
+    #[serde(rename = "zen-3")]
+    Zen3,
 }
 
 /// Why a scenario cannot be used.
@@ -239,17 +335,22 @@ pub enum Error {
 impl Scenario {
     /// Reads and checks a scenario file.
     pub fn load(path: &Path) -> Result<Self, Error> {
-        let text = std::fs::read_to_string(path).map_err(|source| Error::Read {
-            path: path.into(),
-            source,
-        })?;
-        let scenario: Self = toml::from_str(&text).map_err(|source| Error::Parse {
-            path: path.into(),
-            source: Box::new(source),
-        })?;
+        let scenario: Self = read(path)?;
         scenario.check()?;
         Ok(scenario)
     }
+}
+
+/// Reads a TOML file.
+pub(crate) fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, Error> {
+    let text = std::fs::read_to_string(path).map_err(|source| Error::Read {
+        path: path.into(),
+        source,
+    })?;
+    toml::from_str(&text).map_err(|source| Error::Parse {
+        path: path.into(),
+        source: Box::new(source),
+    })
 }
 
 #[cfg(test)]

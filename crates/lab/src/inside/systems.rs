@@ -45,6 +45,12 @@ impl Running {
             }
             System::Damon => Self::Damon(Damon::start(root)?),
             System::Demeter | System::DemeterDamon => Self::Agent(Agent::start(pid)?),
+            simulated => {
+                return Err(Fault::Unsupported {
+                    what: format!("no real VM runs {simulated}"),
+                    mend: "run the scenario with --on sim",
+                });
+            }
         })
     }
 

@@ -22,7 +22,7 @@ pub struct Workload {
 impl Workload {
     /// Starts the job's workload, which first fills its memory.
     pub fn start(job: &Job) -> Result<Self, Fault> {
-        let (program, args) = command_line(job);
+        let (program, args) = command_line(job)?;
         let mut child = Command::new(program)
             .args(args)
             .stdin(Stdio::piped())
@@ -102,7 +102,7 @@ pub fn hot_range(start: u64, bytes: u64) -> Result<VirtRange, Fault> {
         })
 }
 
-fn command_line(job: &Job) -> (&'static str, Vec<String>) {
+fn command_line(job: &Job) -> Result<(&'static str, Vec<String>), Fault> {
     let scenario = &job.scenario;
     let mut args: Vec<String> = Vec::new();
     let mut option = |name: &str, value: String| args.extend([format!("--{name}"), value]);
@@ -131,7 +131,11 @@ fn command_line(job: &Job) -> (&'static str, Vec<String>) {
             option("cold", format!("{}MiB", memlat.cold_mib));
             "/bin/memlat"
         }
+        other => {
+            let kind = other.kind();
+            return Err(Fault::Workload(format!("{kind} has no program here")));
+        }
     };
     args.extend(["--json".into(), "--hold".into()]);
-    (program, args)
+    Ok((program, args))
 }

@@ -1,6 +1,6 @@
 //! The host's side of a lab VM: its parts (kernel, initramfs, plugin), its emulator, its life.
 
-mod child;
+pub(crate) mod child;
 mod elf;
 mod initramfs;
 mod kernel;
@@ -8,7 +8,7 @@ mod lab;
 mod memory;
 mod module;
 mod package;
-mod plugin;
+pub(crate) mod plugin;
 mod qemu;
 mod tool;
 

@@ -1,0 +1,264 @@
+//! A grid of scenarios: one file with some of its keys set to each of several values.
+
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+
+use toml::{Table, Value};
+
+use crate::{Error, Scenario};
+
+/// Most scenarios of a grid.
+const POINTS_MAX: usize = 100_000;
+
+/// A key and the values that it takes in turn.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Axis {
+    /// Dotted, such as `workload.hot_mib`.
+    key: String,
+    /// At least one.
+    values: Vec<Value>,
+}
+
+/// Why a text names no axis.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not KEY=VALUE,VALUE,... such as workload.hot_mib=50,100,200")]
+pub struct NoAxis(String);
+
+impl FromStr for Axis {
+    type Err = NoAxis;
+
+    fn from_str(text: &str) -> Result<Self, NoAxis> {
+        let no_axis = || NoAxis(text.into());
+        let (key, values) = text.split_once('=').ok_or_else(no_axis)?;
+        let mut parts = key.split('.').chain(values.split(','));
+        if parts.any(|part| part.trim().is_empty()) {
+            return Err(no_axis());
+        }
+        Ok(Self {
+            key: key.trim().into(),
+            values: values.split(',').map(|text| value(text.trim())).collect(),
+        })
+    }
+}
+
+/// A number or a truth value where the text is one, else the text.
+fn value(text: &str) -> Value {
+    format!("value = {text}")
+        .parse::<Table>()
+        .ok()
+        .and_then(|mut table| table.remove("value"))
+        .unwrap_or_else(|| Value::String(text.into()))
+}
+
+/// A scenario file and the axes along which it varies.
+#[derive(Debug, Clone)]
+pub struct Grid {
+    base: Table,
+    name: String,
+    axes: Vec<Axis>,
+}
+
+/// One scenario of a grid.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Point {
+    /// Key and value for each axis, in order.
+    pub settings: Vec<(String, Value)>,
+    /// The scenario with these settings, checked.
+    pub scenario: Scenario,
+}
+
+impl fmt::Display for Point {
+    /// The settings, as a person gives them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&text(&self.settings))
+    }
+}
+
+fn text(settings: &[(String, Value)]) -> String {
+    let settings = settings.iter();
+    let settings: Vec<_> = settings
+        .map(|(key, value)| format!("{key}={}", plain(value)))
+        .collect();
+    settings.join(" ")
+}
+
+/// A value without the quotes of a string.
+pub fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+impl Grid {
+    /// The grid over the scenario file at `path`.
+    ///
+    /// # Errors
+    /// When the file cannot be read or parsed, a key stands twice, or there are too many points.
+    pub fn load(path: &Path, axes: Vec<Axis>) -> Result<Self, Error> {
+        let base = crate::scenario::read(path)?;
+        let grid = Self {
+            base,
+            name: path.display().to_string(),
+            axes,
+        };
+        for (index, axis) in grid.axes.iter().enumerate() {
+            if grid.axes[..index].iter().any(|other| other.key == axis.key) {
+                return Err(grid.fault(format!(
+                    "{} is set twice; give all values at once",
+                    axis.key
+                )));
+            }
+        }
+        let sizes = grid.axes.iter().map(|axis| axis.values.len());
+        let points = sizes.fold(1usize, usize::saturating_mul);
+        if points > POINTS_MAX {
+            return Err(grid.fault(format!(
+                "the grid has {points} points, more than {POINTS_MAX}; sweep fewer values"
+            )));
+        }
+        Ok(grid)
+    }
+
+    /// All points; the last axis varies fastest.
+    ///
+    /// # Errors
+    /// When the settings of a point make no scenario: which, and why.
+    pub fn points(&self) -> Result<Vec<Point>, Error> {
+        let mut combinations: Vec<Vec<(String, Value)>> = vec![Vec::new()];
+        for axis in &self.axes {
+            let extended = combinations.iter().flat_map(|settings| {
+                axis.values.iter().map(|value| {
+                    let mut settings = settings.clone();
+                    settings.push((axis.key.clone(), value.clone()));
+                    settings
+                })
+            });
+            combinations = extended.collect();
+        }
+        combinations
+            .into_iter()
+            .map(|settings| self.point(settings))
+            .collect()
+    }
+
+    fn point(&self, settings: Vec<(String, Value)>) -> Result<Point, Error> {
+        let mut table = self.base.clone();
+        for (key, value) in &settings {
+            set(&mut table, key, value.clone()).map_err(|what| self.fault(what))?;
+        }
+        let fault =
+            |what: &dyn fmt::Display| self.fault(format!("with {}: {what}", text(&settings)));
+        let scenario: Scenario = Value::Table(table)
+            .try_into()
+            .map_err(|error: toml::de::Error| fault(&error.message()))?;
+        match scenario.find_fault() {
+            Some(what) => Err(fault(&what)),
+            None => Ok(Point { settings, scenario }),
+        }
+    }
+
+    fn fault(&self, what: String) -> Error {
+        Error::Invalid {
+            name: self.name.clone(),
+            what,
+        }
+    }
+}
+
+/// Sets a dotted key; tables on the way are made where they are missing.
+fn set(table: &mut Table, key: &str, value: Value) -> Result<(), String> {
+    let (parents, last) = key.rsplit_once('.').unwrap_or(("", key));
+    let mut at = table;
+    for part in parents.split('.').filter(|part| !part.is_empty()) {
+        let next = at.entry(part).or_insert_with(|| Value::Table(Table::new()));
+        at = next
+            .as_table_mut()
+            .ok_or_else(|| format!("{key}: {part} is a value, not a table"))?;
+    }
+    at.insert(last.into(), value);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Workload;
+
+    fn axis(text: &str) -> Axis {
+        text.parse().unwrap()
+    }
+
+    fn grid(axes: &[&str]) -> Result<Grid, Error> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/gups.toml");
+        Grid::load(&path, axes.iter().map(|text| axis(text)).collect())
+    }
+
+    #[test]
+    fn an_axis_takes_numbers_truths_and_words() {
+        let Axis { key, values } = axis("a.b=1, 0.5,true,always");
+        assert_eq!(key, "a.b");
+        let texts: Vec<_> = values.iter().map(Value::type_str).collect();
+        assert_eq!(texts, ["integer", "float", "boolean", "string"]);
+        for bad in ["a", "=1", "a=", "a=1,,2", "a..b=1", ".a=1"] {
+            assert!(bad.parse::<Axis>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn every_combination_is_a_point() {
+        let grid = grid(&[
+            "workload.hot_mib=50,100",
+            "machine.thp=always,never",
+            "agent.x=1",
+        ]);
+        let points = grid.unwrap().points().unwrap();
+        let texts: Vec<_> = points.iter().map(Point::to_string).collect();
+        assert_eq!(
+            texts,
+            [
+                "workload.hot_mib=50 machine.thp=always agent.x=1",
+                "workload.hot_mib=50 machine.thp=never agent.x=1",
+                "workload.hot_mib=100 machine.thp=always agent.x=1",
+                "workload.hot_mib=100 machine.thp=never agent.x=1",
+            ]
+        );
+        for (point, hot_mib) in points.iter().zip([50, 50, 100, 100]) {
+            let Workload::Gups(gups) = &point.scenario.workload else {
+                panic!("another workload");
+            };
+            assert_eq!(gups.hot_mib, hot_mib);
+        }
+    }
+
+    #[test]
+    fn without_axes_there_is_the_file_itself() {
+        let points = grid(&[]).unwrap().points().unwrap();
+        assert_eq!(points.len(), 1);
+        assert_eq!(points[0].to_string(), "");
+    }
+
+    #[test]
+    fn what_makes_no_scenario_is_named() {
+        for (axis, says) in [
+            ("workload.hot=1", "hot"),
+            ("workload.hot_mib=50,9000", "hot_mib=9000"),
+            ("workload.hot_mib=many", "hot_mib=many"),
+            ("name.x=1", "name"),
+        ] {
+            let error = grid(&[axis]).unwrap().points().unwrap_err().to_string();
+            assert!(
+                error.contains(says) && error.contains("gups.toml"),
+                "{error}"
+            );
+        }
+        let error = grid(&["seed=1", "seed=2"]).unwrap_err().to_string();
+        assert!(error.contains("twice"), "{error}");
+        let many = format!("seed={}", vec!["1"; 400].join(","));
+        let error = grid(&[&many, &many.replace("seed", "duration_s")])
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("160000 points"), "{error}");
+    }
+}

@@ -1,0 +1,52 @@
+//! Why a simulation cannot start or go on.
+
+use demeter_scenario::System;
+
+use crate::guest::OutOfMemory;
+use crate::hypervisor::HostFull;
+use crate::machine::sheet::UnsoundGeometry;
+
+/// Why a simulation cannot start or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum SimError {
+    /// A system that the simulator has no model of.
+    #[error("the simulator has no model of {0}; leave it out with --system, or use --on lab")]
+    NoModel(System),
+    /// A processor that cannot be.
+    #[error("the simulated processor: {0}")]
+    Unsound(#[from] UnsoundGeometry),
+    /// More pages than the simulator counts.
+    #[error(
+        "{pages} simulated pages are more than the simulator holds ({max}): raise sim.scale_bits"
+    )]
+    TooLarge {
+        /// Pages that the machine would have.
+        pages: u64,
+        /// The most.
+        max: u64,
+    },
+    /// Memory that does not suffice.
+    #[error("{0}; raise machine.slow.usable_mib")]
+    OutOfMemory(String),
+    /// The keys of the agent's configuration.
+    #[error("scenario: [agent] {0}")]
+    Agent(String),
+    /// The workload cannot run.
+    #[error("workload: {0}")]
+    Workload(String),
+    /// One access faults for ever: an error in the simulator.
+    #[error("an access faults for ever; please report the scenario")]
+    Stuck,
+}
+
+impl From<OutOfMemory> for SimError {
+    fn from(full: OutOfMemory) -> Self {
+        Self::OutOfMemory(full.to_string())
+    }
+}
+
+impl From<HostFull> for SimError {
+    fn from(full: HostFull) -> Self {
+        Self::OutOfMemory(full.to_string())
+    }
+}

@@ -1,0 +1,78 @@
+//! Hint faults: pages of the slow node are made to fault, so that the kernel sees who uses them.
+
+use super::Guest;
+use crate::machine::actor::Actor;
+use crate::machine::ledger::Cause;
+use crate::machine::memory::TierId;
+
+/// Picoseconds in a millisecond.
+const PS_PER_MS: u64 = 1_000_000_000;
+
+/// A hint fault on a page of the slow node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Hint {
+    /// Time since the page was made to fault, ms.
+    pub(crate) since_ms: u32,
+    /// Whether it was on the active list.
+    pub(crate) active: bool,
+}
+
+impl Guest {
+    /// Makes the slow node's pages in the next `bytes` of the address space fault, from where
+    /// the last call ended.
+    pub(crate) fn hint_scan(&mut self, bytes: u64, actor: &mut Actor<'_>) {
+        let now_ms = (actor.now_ps() / PS_PER_MS) as u32;
+        let middle = self.nodes[1].frames().start;
+        let (mut left, mut seen, mut marked) = (bytes, 0u64, 0u64);
+        // Once around at most.
+        for _ in 0..=self.vmas.len() {
+            let next = self.vmas.iter().find(|v| v.end().0 > self.hint_cursor);
+            let Some(vma) = next else {
+                self.hint_cursor = 0;
+                continue;
+            };
+            let start = self.hint_cursor.max(vma.start().0);
+            let end = vma.end().0.min(start.saturating_add(left));
+            let frames = &mut self.frames;
+            self.tables.for_each(start..end, |_, entry, _| {
+                seen += 1;
+                if entry.index() >= middle && !entry.is_hint() {
+                    entry.set_hint(true);
+                    *frames.word(entry.index()) = now_ms;
+                    marked += 1;
+                }
+            });
+            self.hint_cursor = end;
+            left -= end - start;
+            if left == 0 {
+                break;
+            }
+        }
+        actor.charge_page(Cause::Track, seen * actor.costs.scan_entry_ps);
+        if marked > 0 {
+            actor.flush_all();
+        }
+    }
+
+    /// Handles a hint fault: the page works again. Tells what the kernel learns if it lies in the
+    /// slow node.
+    pub(crate) fn hint_fault(&mut self, gva: u64, actor: &mut Actor<'_>) -> Option<Hint> {
+        let (entry, size) = self.tables.find_mut(gva)?;
+        entry.set_hint(false);
+        let frame = entry.index();
+        let real = if size == crate::machine::radix::PageSize::Base {
+            actor.k
+        } else {
+            0
+        };
+        self.counts.hint_faults += 1 << real;
+        actor.charge(Cause::Fault, actor.costs.fault_ps << real);
+        let used = self.frames.used(frame)?;
+        let then_ms = *self.frames.word(frame);
+        self.frames.set_active(frame, true);
+        (self.node_of(frame) == TierId::Slow).then(|| Hint {
+            since_ms: ((actor.now_ps() / PS_PER_MS) as u32).saturating_sub(then_ms),
+            active: used.active,
+        })
+    }
+}

@@ -1,0 +1,150 @@
+//! Moving pages between nodes.
+
+use demeter_policy::{BLOCK_SIZE, Block};
+
+use super::Guest;
+use crate::machine::actor::Actor;
+use crate::machine::ledger::Cause;
+use crate::machine::memory::TierId;
+use crate::machine::radix::PageSize;
+
+/// Collapsing small pages to a huge one costs this part of moving each (assumed): no
+/// reverse map to walk, and one unmapping for all.
+const COLLAPSE_PART: u64 = 4;
+
+impl Guest {
+    /// Moves the page that holds `gva` to a node; true when it did. `flush`: whether each page is
+    /// invalidated at once; else the caller does it for many.
+    pub(crate) fn migrate(
+        &mut self,
+        gva: u64,
+        to: TierId,
+        flush: bool,
+        actor: &mut Actor<'_>,
+    ) -> bool {
+        let Some((entry, size)) = self.tables.find(gva) else {
+            return false;
+        };
+        let (old, from) = (entry.index(), self.node_of(entry.index()));
+        if from == to {
+            return false;
+        }
+        let node = &mut self.nodes[to as usize];
+        let taken = match size {
+            PageSize::Base => node.take_page(),
+            _ => node.take_block(),
+        };
+        let Some(new) = taken else {
+            return false;
+        };
+        let start = gva & !(self.bytes(size) - 1);
+        if let Some((entry, _)) = self.tables.find_mut(start) {
+            entry.set_index(new);
+        }
+        self.frames.transfer(old, new);
+        let node = &mut self.nodes[from as usize];
+        match size {
+            PageSize::Base => node.give_page(old),
+            _ => node.give_block(old),
+        }
+        let bytes = self.bytes(size);
+        match size {
+            PageSize::Base => actor.charge_page(Cause::Migrate, actor.costs.migrate_page_ps),
+            _ => actor.charge(Cause::Migrate, actor.costs.migrate_huge_ps),
+        }
+        actor.copy(Cause::Migrate, from, to, bytes);
+        match size {
+            _ if !flush => {}
+            PageSize::Base => actor.flush_page(start),
+            _ => actor.flush_huge(start),
+        }
+        self.count_move(to, bytes);
+        true
+    }
+
+    /// Moves all pages of a block to a node, as far as there is room; tells how many bytes moved.
+    /// Translations are flushed once for all.
+    pub(crate) fn migrate_block(&mut self, block: Block, to: TierId, actor: &mut Actor<'_>) -> u64 {
+        let start = block.start().0;
+        let mut moved = vec![];
+        let mut bytes = 0;
+        let mut pages = vec![];
+        self.tables
+            .for_each(start..start + BLOCK_SIZE, |at, _, size| {
+                pages.push((at, size))
+            });
+        for (at, size) in pages {
+            if self.migrate(at, to, false, actor) {
+                moved.push(at);
+                bytes += self.bytes(size);
+            }
+        }
+        match moved[..] {
+            [one] if bytes == BLOCK_SIZE => actor.flush_huge(one),
+            _ => actor.flush_batch(&moved),
+        }
+        bytes
+    }
+
+    /// The same page by page: each is flushed before the next.
+    pub(crate) fn migrate_block_singly(
+        &mut self,
+        block: Block,
+        to: TierId,
+        actor: &mut Actor<'_>,
+    ) -> u64 {
+        let before = self.counts;
+        let start = block.start().0;
+        let mut pages = vec![];
+        self.tables
+            .for_each(start..start + BLOCK_SIZE, |at, _, _| pages.push(at));
+        for at in pages {
+            self.migrate(at, to, true, actor);
+        }
+        self.counts.promoted_bytes + self.counts.demoted_bytes
+            - before.promoted_bytes
+            - before.demoted_bytes
+    }
+
+    /// Makes a huge page of a block's small ones, on a node; true when it did. All of them are
+    /// mapped, or nothing happens.
+    pub(crate) fn collapse(&mut self, block: Block, to: TierId, actor: &mut Actor<'_>) -> bool {
+        let start = block.start().0;
+        let mut old = vec![];
+        self.tables
+            .for_each(start..start + BLOCK_SIZE, |_, entry, size| {
+                if size == PageSize::Base {
+                    old.push(entry.index());
+                }
+            });
+        if old.len() as u64 != BLOCK_SIZE >> self.page_bits {
+            return false;
+        }
+        let Some(new) = self.nodes[to as usize].take_block() else {
+            return false;
+        };
+        self.tables.map(start, PageSize::Huge, new);
+        let page = (start >> self.page_bits) as u32;
+        self.frames.take(new, page, true);
+        let page_bytes = 1u64 << self.page_bits;
+        for frame in old {
+            let from = self.node_of(frame);
+            self.frames.free(frame);
+            self.nodes[from as usize].give_page(frame);
+            actor.charge_page(Cause::Migrate, actor.costs.migrate_page_ps / COLLAPSE_PART);
+            actor.copy(Cause::Migrate, from, to, page_bytes);
+            if from != to {
+                self.count_move(to, page_bytes);
+            }
+        }
+        actor.flush_all();
+        true
+    }
+
+    fn count_move(&mut self, to: TierId, bytes: u64) {
+        match to {
+            TierId::Fast => self.counts.promoted_bytes += bytes,
+            TierId::Slow => self.counts.demoted_bytes += bytes,
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! A guest's kernel: address space, page tables, nodes, faults, moving pages, hint faults and
+//! reclaim.
+//!
+//! Guest-physical memory holds the page tables, then the fast node, then the slow one. Where the
+//! hypervisor manages the tiers, all of it is one node.
+
+mod frames;
+mod hint;
+mod migrate;
+mod node;
+mod reclaim;
+
+use demeter_policy::{BLOCK_SIZE, ByteCount, GuestVirtAddr, VirtRange};
+
+use crate::machine::actor::Actor;
+use crate::machine::ledger::Cause;
+use crate::machine::memory::TierId;
+use crate::machine::radix::{HUGE_BITS, PageSize, Radix};
+use crate::program::Region;
+use frames::Frames;
+pub(crate) use node::Node;
+
+/// Where the first region begins: nothing is mapped below, as on real systems.
+const FIRST_BASE: u64 = 1 << 30;
+
+/// Share of the fast node, in 1/1000, that stays free when memory is allocated: Linux's low
+/// watermark.
+const LOW_MILLI: u64 = 20;
+
+/// Share up to which reclaim frees: the high watermark, or the one for promotions.
+const HIGH_MILLI: u64 = 40;
+
+/// How memory is laid out and allocated.
+#[derive(Debug, Clone)]
+pub(crate) struct GuestConfig {
+    /// Levels of page tables.
+    pub(crate) levels: u32,
+    /// log2 of a page's bytes.
+    pub(crate) page_bits: u32,
+    /// Sizes of the nodes; the slow one may be empty.
+    pub(crate) nodes: [ByteCount; 2],
+    /// Whether faults take huge pages where they can.
+    pub(crate) huge_pages: bool,
+}
+
+/// Counts of what happened, in real pages or bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct GuestCounts {
+    pub(crate) promoted_bytes: u64,
+    pub(crate) demoted_bytes: u64,
+    pub(crate) faults: u64,
+    pub(crate) hint_faults: u64,
+    pub(crate) scanned_by_reclaim: u64,
+}
+
+/// Size of a fast node of which programs may use so much.
+pub(crate) fn with_low_watermark(usable: ByteCount) -> ByteCount {
+    ByteCount(usable.0 * 1000 / (1000 - LOW_MILLI))
+}
+
+/// The kernel of a guest with one process.
+#[derive(Debug, Clone)]
+pub(crate) struct Guest {
+    /// The process's page tables.
+    pub(crate) tables: Radix,
+    /// Counts.
+    pub(crate) counts: GuestCounts,
+    page_bits: u32,
+    nodes: [Node; 2],
+    frames: Frames,
+    vmas: Vec<VirtRange>,
+    huge_pages: bool,
+    /// What fast memory is kept for; the rest is what is still to come of it.
+    promised: Vec<VirtRange>,
+    promised_frames: u32,
+    hint_cursor: u64,
+    hand: u32,
+}
+
+/// What a machine cannot give.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the guest's memory is full at {0}")]
+pub(crate) struct OutOfMemory(GuestVirtAddr);
+
+impl Guest {
+    /// A guest whose memory is free. Node sizes are rounded up to 2 MiB.
+    pub(crate) fn new(config: &GuestConfig) -> Self {
+        let per_block = 1 << (HUGE_BITS - config.page_bits);
+        let blocks = config.nodes.map(|n| n.0.div_ceil(BLOCK_SIZE) as u32);
+        let tables = Radix::table_bytes(config.nodes[0].0 + config.nodes[1].0);
+        let first = (tables.div_ceil(BLOCK_SIZE) as u32) * per_block;
+        let middle = first + blocks[0] * per_block;
+        let end = middle + blocks[1] * per_block;
+        Self {
+            tables: Radix::new(config.levels, config.page_bits),
+            counts: GuestCounts::default(),
+            page_bits: config.page_bits,
+            nodes: [
+                Node::new(first..middle, per_block),
+                Node::new(middle..end, per_block),
+            ],
+            frames: Frames::new(first, end - first),
+            vmas: vec![],
+            huge_pages: config.huge_pages,
+            promised: vec![],
+            promised_frames: 0,
+            hint_cursor: 0,
+            hand: first,
+        }
+    }
+
+    /// Maps regions one after the other, each on blocks of its own; tells where they begin.
+    pub(crate) fn map(&mut self, regions: &[Region]) -> Vec<GuestVirtAddr> {
+        let mut next = self.vmas.last().map_or(FIRST_BASE, |v| v.end().0);
+        let mut bases = vec![];
+        for region in regions {
+            let start = GuestVirtAddr(next.next_multiple_of(BLOCK_SIZE));
+            next = start.0 + region.bytes.0.max(1);
+            self.vmas.extend(VirtRange::new(start, GuestVirtAddr(next)));
+            bases.push(start);
+        }
+        bases
+    }
+
+    /// The process's mappings, sorted.
+    pub(crate) fn vmas(&self) -> &[VirtRange] {
+        &self.vmas
+    }
+
+    /// Keeps fast memory for these ranges (sorted, disjoint) when they are first touched.
+    pub(crate) fn promise(&mut self, ranges: Vec<VirtRange>) {
+        let bytes: u64 = ranges
+            .iter()
+            .map(|r| r.len().0.next_multiple_of(BLOCK_SIZE))
+            .sum();
+        self.promised = ranges;
+        self.promised_frames = (bytes >> self.page_bits) as u32;
+    }
+
+    /// Whether memory shall be in huge pages where it can.
+    pub(crate) fn wants_huge(&self) -> bool {
+        self.huge_pages
+    }
+
+    /// Where guest-physical memory ends.
+    pub(crate) fn end_gpa(&self) -> u64 {
+        u64::from(self.nodes[1].frames().end) << self.page_bits
+    }
+
+    /// Where the slow node begins in guest-physical memory.
+    pub(crate) fn slow_gpa(&self) -> u64 {
+        u64::from(self.nodes[1].frames().start) << self.page_bits
+    }
+
+    /// log2 of a page's bytes.
+    pub(crate) fn page_bits(&self) -> u32 {
+        self.page_bits
+    }
+
+    /// Bytes of a page of this size.
+    pub(crate) fn bytes(&self, size: PageSize) -> u64 {
+        match size {
+            PageSize::Base => 1 << self.page_bits,
+            _ => BLOCK_SIZE,
+        }
+    }
+
+    /// The node of a frame, as a tier.
+    pub(crate) fn node_of(&self, frame: u32) -> TierId {
+        if frame >= self.nodes[1].frames().start {
+            TierId::Slow
+        } else {
+            TierId::Fast
+        }
+    }
+
+    /// Frames of a node.
+    pub(crate) fn frames_of(&self, node: TierId) -> u32 {
+        self.nodes[node as usize].frames().len() as u32
+    }
+
+    /// Free bytes of a node above what allocations leave free.
+    pub(crate) fn usable(&self, node: TierId) -> ByteCount {
+        let free = self.nodes[node as usize]
+            .free()
+            .saturating_sub(self.low(node));
+        ByteCount(u64::from(free) << self.page_bits)
+    }
+
+    /// Frames that allocations leave free.
+    fn low(&self, node: TierId) -> u32 {
+        match node {
+            TierId::Fast => (u64::from(self.frames_of(node)) * LOW_MILLI / 1000) as u32,
+            TierId::Slow => 0,
+        }
+    }
+
+    /// Frames that reclaim wants to be free.
+    fn high(&self, node: TierId) -> u32 {
+        match node {
+            TierId::Fast => (u64::from(self.frames_of(node)) * HIGH_MILLI / 1000) as u32,
+            TierId::Slow => 0,
+        }
+    }
+
+    /// Handles a fault on an address that nothing is mapped at.
+    pub(crate) fn fault(
+        &mut self,
+        gva: GuestVirtAddr,
+        actor: &mut Actor<'_>,
+    ) -> Result<(), OutOfMemory> {
+        self.counts.faults += 1;
+        let is_promised = self.promised.iter().any(|r| r.contains(gva));
+        let block = gva.0 & !(BLOCK_SIZE - 1);
+        let (size, frame) = self
+            .huge_for(block, is_promised)
+            .map(|f| (PageSize::Huge, f))
+            .or_else(|| self.base_for(is_promised).map(|f| (PageSize::Base, f)))
+            .ok_or(OutOfMemory(gva))?;
+        let start = gva.0 & !(self.bytes(size) - 1);
+        self.tables.map(start, size, frame);
+        let page = (start >> self.page_bits) as u32;
+        self.frames.take(frame, page, size == PageSize::Huge);
+        if is_promised {
+            let frames = (self.bytes(size) >> self.page_bits) as u32;
+            self.promised_frames = self.promised_frames.saturating_sub(frames);
+        }
+        let real = if size == PageSize::Base { actor.k } else { 0 };
+        actor.charge(Cause::Fault, actor.costs.fault_ps << real);
+        let tier = self.node_of(frame);
+        actor.clear(Cause::Fault, tier, self.bytes(size));
+        Ok(())
+    }
+
+    /// A block of the fast node for a huge page at `block`, if there is to be one. As in Linux, a
+    /// fault that finds none in its own node takes small pages.
+    fn huge_for(&mut self, block: u64, is_promised: bool) -> Option<u32> {
+        let whole = VirtRange::new(GuestVirtAddr(block), GuestVirtAddr(block + BLOCK_SIZE))?;
+        let inside = |v: &VirtRange| v.intersection(&whole) == Some(whole);
+        let wanted =
+            self.huge_pages && self.vmas.iter().any(inside) && self.tables.is_empty_block(block);
+        let frames = (BLOCK_SIZE >> self.page_bits) as u32;
+        if wanted && self.fast_has(frames, is_promised) {
+            self.nodes[0].take_block()
+        } else {
+            None
+        }
+    }
+
+    fn base_for(&mut self, is_promised: bool) -> Option<u32> {
+        let fast = self
+            .fast_has(1, is_promised)
+            .then(|| self.nodes[0].take_page());
+        fast.flatten()
+            .or_else(|| self.nodes[1].take_page())
+            .or_else(|| self.nodes[0].take_page())
+    }
+
+    fn fast_has(&self, frames: u32, is_promised: bool) -> bool {
+        let kept = if is_promised { 0 } else { self.promised_frames };
+        self.nodes[0].free() >= frames + kept + self.low(TierId::Fast)
+    }
+
+    /// Resident bytes by node of a range: `[fast, slow]`.
+    pub(crate) fn placement(&mut self, range: &VirtRange) -> [ByteCount; 2] {
+        let mut bytes = [ByteCount(0); 2];
+        let middle = self.nodes[1].frames().start;
+        let page_bits = self.page_bits;
+        let add = |_, entry: &mut crate::machine::radix::Entry, size: PageSize| {
+            let node = usize::from(entry.index() >= middle);
+            bytes[node].0 += match size {
+                PageSize::Base => 1 << page_bits,
+                _ => BLOCK_SIZE,
+            };
+        };
+        self.tables.for_each(range.start().0..range.end().0, add);
+        bytes
+    }
+
+    /// Bytes of the simulator's own memory.
+    pub(crate) fn state_bytes(&self) -> usize {
+        self.tables.state_bytes() + self.frames.state_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,140 @@
+//! The page allocator of one NUMA node.
+//!
+//! # Approach
+//! Free memory is kept as whole blocks of 2 MiB and as single base pages; a block is broken when
+//! there are no pages, and pages are put together again when there are no blocks.
+//!
+//! # Properties
+//! - Nothing is handed out twice, and nothing outside of the node.
+//! - Free and allocated frames add up to the node.
+
+use std::ops::Range;
+
+/// The allocator.
+#[derive(Debug, Clone)]
+pub(crate) struct Node {
+    frames: Range<u32>,
+    per_block: u32,
+    /// First frames of free blocks, lowest last.
+    blocks: Vec<u32>,
+    /// Free frames outside of these.
+    pages: Vec<u32>,
+    /// Whether pages were freed since they were last put together.
+    loose: bool,
+}
+
+impl Node {
+    /// A node of these frames, all free; both ends are multiples of a block's `per_block` frames.
+    pub(crate) fn new(frames: Range<u32>, per_block: u32) -> Self {
+        debug_assert!(frames.start % per_block == 0 && frames.end % per_block == 0);
+        Self {
+            blocks: frames.clone().step_by(per_block as usize).rev().collect(),
+            frames,
+            per_block,
+            pages: vec![],
+            loose: false,
+        }
+    }
+
+    /// Its frames.
+    pub(crate) fn frames(&self) -> Range<u32> {
+        self.frames.clone()
+    }
+
+    /// Frames that are free.
+    pub(crate) fn free(&self) -> u32 {
+        self.blocks.len() as u32 * self.per_block + self.pages.len() as u32
+    }
+
+    /// A frame.
+    pub(crate) fn take_page(&mut self) -> Option<u32> {
+        if self.pages.is_empty() {
+            let block = self.blocks.pop()?;
+            self.pages.extend((block..block + self.per_block).rev());
+        }
+        self.pages.pop()
+    }
+
+    /// The first of a block's frames.
+    pub(crate) fn take_block(&mut self) -> Option<u32> {
+        if self.blocks.is_empty() && self.loose && self.pages.len() >= self.per_block as usize {
+            self.compact();
+        }
+        self.blocks.pop()
+    }
+
+    /// Takes a frame back.
+    pub(crate) fn give_page(&mut self, frame: u32) {
+        debug_assert!(self.frames.contains(&frame));
+        self.pages.push(frame);
+        self.loose = true;
+    }
+
+    /// Takes a block back.
+    pub(crate) fn give_block(&mut self, first: u32) {
+        debug_assert!(self.frames.contains(&first) && first % self.per_block == 0);
+        self.blocks.push(first);
+    }
+
+    /// Puts pages together to blocks, as far as whole ones are free.
+    fn compact(&mut self) {
+        self.loose = false;
+        self.pages.sort_unstable_by(|a, b| b.cmp(a));
+        let n = self.per_block as usize;
+        let mut kept = Vec::with_capacity(self.pages.len());
+        let mut rest = &self.pages[..];
+        while let Some(&frame) = rest.first() {
+            // Sorted downwards: a whole block ends at its first frame.
+            let whole = rest.len() >= n
+                && (frame + 1).is_multiple_of(self.per_block)
+                && rest[n - 1] == frame + 1 - self.per_block;
+            if whole {
+                self.blocks.push(rest[n - 1]);
+                rest = &rest[n..];
+            } else {
+                kept.push(frame);
+                rest = &rest[1..];
+            }
+        }
+        self.pages = kept;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn frames_are_handed_out_once_and_none_is_lost(
+            steps in prop::collection::vec((0u32..4, any::<prop::sample::Index>()), 1..400),
+        ) {
+            let mut node = Node::new(64..64 + 8 * 16, 8);
+            let (mut pages, mut blocks): (Vec<u32>, Vec<u32>) = (vec![], vec![]);
+            for (what, which) in steps {
+                match what {
+                    0 => pages.extend(node.take_page()),
+                    1 => blocks.extend(node.take_block()),
+                    2 if !pages.is_empty() => node.give_page(pages.swap_remove(which.index(pages.len()))),
+                    3 if !blocks.is_empty() => node.give_block(blocks.swap_remove(which.index(blocks.len()))),
+                    _ => {}
+                }
+                let all: BTreeSet<u32> = blocks.iter().flat_map(|&b| b..b + 8).chain(pages.iter().copied()).collect();
+                prop_assert_eq!(all.len(), pages.len() + 8 * blocks.len());
+                prop_assert_eq!(all.len() as u32 + node.free(), 128);
+                prop_assert!(all.iter().all(|f| node.frames().contains(f)));
+            }
+            // All that comes back makes whole blocks again.
+            pages.drain(..).for_each(|p| node.give_page(p));
+            blocks.drain(..).for_each(|b| node.give_block(b));
+            while let Some(block) = node.take_block() {
+                blocks.push(block);
+            }
+            prop_assert_eq!(blocks.len(), 16);
+        }
+    }
+}

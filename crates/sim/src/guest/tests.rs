@@ -1,0 +1,252 @@
+use demeter_policy::{Block, MIB};
+use proptest::prelude::*;
+
+use super::*;
+use crate::machine::actor::Vcpu;
+use crate::machine::core::Core;
+use crate::machine::flush::FlushCounts;
+use crate::machine::memory::Memory;
+use crate::machine::sheet::{ICE_LAKE_SP, PS_PER_NS};
+use crate::machine::tier::TierSheet;
+use crate::machine::walk::Space;
+
+/// A guest of 8 MiB fast and 32 MiB slow memory, and what acts in it.
+struct Bench {
+    guest: Guest,
+    vcpus: Vec<Vcpu>,
+    cores: Vec<Core>,
+    memory: Memory,
+    flushes: FlushCounts,
+    k: u32,
+}
+
+impl Bench {
+    fn new(k: u32, huge_pages: bool) -> Self {
+        let config = GuestConfig {
+            levels: 4,
+            page_bits: 12 + k,
+            nodes: [ByteCount(8 * MIB), ByteCount(32 * MIB)],
+            huge_pages,
+        };
+        let tier = TierSheet {
+            latency_ps: 80 * PS_PER_NS,
+            read_bytes_per_s: 10_000_000_000,
+            write_bytes_per_s: 10_000_000_000,
+        };
+        Self {
+            guest: Guest::new(&config),
+            vcpus: vec![Vcpu::default(); 2],
+            cores: vec![Core::new(&ICE_LAKE_SP, 12 + k); 2],
+            memory: Memory::new(&ICE_LAKE_SP, [tier; 2], 1 << 30),
+            flushes: FlushCounts::default(),
+            k,
+        }
+    }
+
+    fn act<T>(&mut self, act: impl FnOnce(&mut Guest, &mut Actor<'_>) -> T) -> T {
+        let mut actor = Actor {
+            vcpus: &mut self.vcpus,
+            cores: &mut self.cores,
+            on: 0,
+            memory: &mut self.memory,
+            costs: &ICE_LAKE_SP.costs,
+            space: Space(0),
+            flushes: &mut self.flushes,
+            k: self.k,
+        };
+        act(&mut self.guest, &mut actor)
+    }
+
+    fn map(&mut self, bytes: u64) -> GuestVirtAddr {
+        let name = "test".into();
+        self.guest.map(&[Region {
+            name,
+            bytes: ByteCount(bytes),
+        }])[0]
+    }
+
+    /// Touches every page; tells how much fitted.
+    fn fill(&mut self, base: GuestVirtAddr, bytes: u64) -> u64 {
+        let mut at = 0;
+        while at < bytes {
+            let gva = GuestVirtAddr(base.0 + at);
+            if self.guest.tables.find(gva.0).is_none() && self.act(|g, a| g.fault(gva, a)).is_err()
+            {
+                break;
+            }
+            at += 1 << self.guest.page_bits;
+        }
+        at
+    }
+
+    fn placed(&mut self, base: GuestVirtAddr, bytes: u64) -> [u64; 2] {
+        let range = VirtRange::new(base, GuestVirtAddr(base.0 + bytes)).unwrap();
+        self.guest.placement(&range).map(|b| b.0)
+    }
+
+    /// Every frame is free or mapped once, and maps agree with what the kernel remembers.
+    fn check(&mut self) {
+        let mut mapped = std::collections::BTreeSet::new();
+        let (page_bits, mut pages) = (self.guest.page_bits, vec![]);
+        self.guest
+            .tables
+            .for_each(0..1 << 42, |at, e, size| pages.push((at, *e, size)));
+        for (at, entry, size) in pages {
+            let used = self.guest.frames.used(entry.index()).expect("in use");
+            assert_eq!(u64::from(used.page) << page_bits, at);
+            assert_eq!(used.huge, size == PageSize::Huge);
+            for i in 0..(self.guest.bytes(size) >> page_bits) as u32 {
+                assert!(mapped.insert(entry.index() + i), "frame mapped twice");
+            }
+        }
+        let total: u32 = self
+            .guest
+            .nodes
+            .iter()
+            .map(|n| n.frames().len() as u32)
+            .sum();
+        let free: u32 = self.guest.nodes.iter().map(Node::free).sum();
+        assert_eq!(free + mapped.len() as u32, total);
+        let bills = self.vcpus.iter().map(|v| (v.bill.total(), v.clock_ps));
+        bills.for_each(|(bill, clock)| assert_eq!(bill, clock));
+    }
+}
+
+#[test]
+fn first_touch_fills_the_fast_node_first_and_leaves_its_watermark() {
+    let mut b = Bench::new(0, false);
+    let base = b.map(20 * MIB);
+    assert_eq!(b.fill(base, 20 * MIB), 20 * MIB);
+    let [fast, slow] = b.placed(base, 20 * MIB);
+    assert_eq!(fast + slow, 20 * MIB);
+    let low = 8 * MIB * LOW_MILLI / 1000;
+    assert!((8 * MIB - low).abs_diff(fast) < 8192, "{fast}");
+    assert_eq!(b.guest.usable(TierId::Fast).0, 0);
+    b.check();
+}
+
+#[test]
+fn huge_pages_in_the_fast_node_and_small_ones_where_it_overflows() {
+    let mut b = Bench::new(0, true);
+    let base = b.map(20 * MIB);
+    b.fill(base, 20 * MIB);
+    assert_eq!(b.guest.tables.find(base.0).unwrap().1, PageSize::Huge);
+    let last = base.0 + 19 * MIB;
+    assert_eq!(b.guest.tables.find(last).unwrap().1, PageSize::Base);
+    // A program that needs more than there is is told so.
+    let more = b.map(40 * MIB);
+    assert!(b.fill(more, 40 * MIB) < 40 * MIB);
+    b.check();
+}
+
+#[test]
+fn promised_memory_is_kept() {
+    let mut b = Bench::new(0, true);
+    let base = b.map(20 * MIB);
+    let hot = GuestVirtAddr(base.0 + 16 * MIB);
+    let hot = VirtRange::new(hot, GuestVirtAddr(hot.0 + 4 * MIB)).unwrap();
+    b.guest.promise(vec![hot]);
+    b.fill(base, 20 * MIB);
+    assert_eq!(b.placed(hot.start(), 4 * MIB), [4 * MIB, 0]);
+    b.check();
+}
+
+#[test]
+fn a_small_block_is_promoted_as_a_huge_page() {
+    let mut b = Bench::new(2, true);
+    let base = b.map(20 * MIB);
+    b.fill(base, 20 * MIB);
+    let (cold, hot) = (Block::of(base), Block::of(GuestVirtAddr(base.0 + 16 * MIB)));
+    assert_eq!(
+        b.act(|g, a| g.migrate_block(cold, TierId::Slow, a)),
+        BLOCK_SIZE
+    );
+    assert!(b.act(|g, a| g.collapse(hot, TierId::Fast, a)));
+    assert_eq!(b.placed(hot.start(), BLOCK_SIZE), [BLOCK_SIZE, 0]);
+    assert_eq!(
+        b.guest.tables.find(hot.start().0).unwrap().1,
+        PageSize::Huge
+    );
+    let counts = b.guest.counts;
+    assert_eq!(
+        (counts.promoted_bytes, counts.demoted_bytes),
+        (BLOCK_SIZE, BLOCK_SIZE)
+    );
+    assert!(b.vcpus[0].bill.of(Cause::Migrate) > 0);
+    assert!(
+        b.vcpus[1].bill.of(Cause::Flush) > 0,
+        "the other CPU is interrupted"
+    );
+    b.check();
+}
+
+#[test]
+fn reclaim_demotes_what_was_not_accessed() {
+    let mut b = Bench::new(0, false);
+    let base = b.map(20 * MIB);
+    b.fill(base, 20 * MIB);
+    // The first half is in use: its accessed bits are set at every look.
+    let used = base.0..base.0 + 4 * MIB;
+    for _ in 0..4 {
+        let walk = |g: &mut Guest| {
+            g.tables.for_each(used.clone(), |_, e, _| e.set_accessed());
+        };
+        walk(&mut b.guest);
+        b.act(|g, a| g.reclaim(a));
+    }
+    assert!(!b.guest.is_short());
+    assert_eq!(b.placed(base, 4 * MIB), [4 * MIB, 0]);
+    assert!(b.guest.counts.demoted_bytes >= 8 * MIB * (HIGH_MILLI - LOW_MILLI) / 1000);
+    b.check();
+}
+
+#[test]
+fn hint_faults_tell_when_and_how_often() {
+    let mut b = Bench::new(1, false);
+    let base = b.map(20 * MIB);
+    b.fill(base, 20 * MIB);
+    b.act(|g, a| g.hint_scan(20 * MIB, a));
+    let (fast, slow) = (base.0, base.0 + 19 * MIB);
+    assert!(!b.guest.tables.find(fast).unwrap().0.is_hint());
+    assert!(b.guest.tables.find(slow).unwrap().0.is_hint());
+    b.vcpus[0].charge(Cause::Idle, 5_000_000_000);
+    let first = b.act(|g, a| g.hint_fault(slow, a)).unwrap();
+    assert!(first.since_ms >= 5 && !first.active);
+    assert!(!b.guest.tables.find(slow).unwrap().0.is_hint());
+    b.act(|g, a| g.hint_scan(20 * MIB, a));
+    assert!(b.act(|g, a| g.hint_fault(slow, a)).unwrap().active);
+    assert_eq!(
+        b.guest.counts.hint_faults, 4,
+        "two faults, each for two real pages"
+    );
+}
+
+proptest! {
+    /// Whatever is moved, no frame is lost or mapped twice, and time adds up.
+    #[test]
+    fn pages_and_time_are_conserved(
+        k in 0u32..4,
+        huge: bool,
+        steps in prop::collection::vec((0u64..10, 0u32..6, any::<bool>()), 1..60),
+    ) {
+        let mut b = Bench::new(k, huge);
+        let base = b.map(20 * MIB);
+        b.fill(base, 20 * MIB);
+        for (block, what, up) in steps {
+            let gva = base.0 + block * BLOCK_SIZE;
+            let block = Block::of(GuestVirtAddr(gva));
+            let to = if up { TierId::Fast } else { TierId::Slow };
+            b.act(|g, a| match what {
+                0 => drop(g.migrate_block(block, to, a)),
+                1 => drop(g.migrate_block_singly(block, to, a)),
+                2 => drop(g.migrate(gva, to, true, a)),
+                3 => drop(g.collapse(block, to, a)),
+                4 => g.hint_scan(BLOCK_SIZE, a),
+                _ => g.reclaim(a),
+            });
+        }
+        b.check();
+        let [fast, slow] = b.placed(base, 20 * MIB);
+        prop_assert_eq!(fast + slow, 20 * MIB);
+    }
+}

@@ -1,0 +1,169 @@
+//! The hypervisor: host memory, second-level tables, exits.
+//!
+//! Host-physical memory holds the second-level tables of all VMs, then the fast tier, then the
+//! slow one.
+
+use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr};
+
+use crate::guest::Node;
+use crate::machine::actor::Actor;
+use crate::machine::ledger::Cause;
+use crate::machine::memory::TierId;
+use crate::machine::radix::{HUGE_BITS, PageSize, Radix};
+
+/// Frames of the host's memory.
+#[derive(Debug, Clone)]
+pub(crate) struct Hypervisor {
+    nodes: [Node; 2],
+    /// Frames of the fast tier that stay free when memory is allocated.
+    fast_low: u32,
+    page_bits: u32,
+}
+
+/// What backs a VM's memory.
+#[derive(Debug, Clone)]
+pub(crate) struct Backing {
+    /// The second-level tables.
+    pub(crate) tree: Radix,
+    /// The 4 KiB page of host memory where they begin.
+    pub(crate) first_page: u32,
+    /// Bytes that the hypervisor has promoted and demoted.
+    pub(crate) moved_bytes: [u64; 2],
+    /// How tiers are chosen.
+    policy: BackingPolicy,
+}
+
+/// Which tier backs a page when it is first touched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BackingPolicy {
+    /// What lies at or above this guest-physical address is the guest's slow node, backed by the
+    /// slow tier in blocks of 2 MiB; all else by the fast tier.
+    ByNode(GuestPhysAddr),
+    /// Page by page: the fast tier while it lasts.
+    FastFirst,
+}
+
+/// The host has no memory left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the host's memory is full")]
+pub(crate) struct HostFull;
+
+impl Hypervisor {
+    /// A host whose memory is free; `tables` bytes of it are for second-level tables. Returns it
+    /// with the address where the slow tier begins.
+    pub(crate) fn new(
+        page_bits: u32,
+        tables: ByteCount,
+        fast: ByteCount,
+        slow: ByteCount,
+        fast_low_milli: u64,
+    ) -> (Self, u64) {
+        let per_block = 1u32 << (HUGE_BITS - page_bits);
+        let frames = |bytes: ByteCount| bytes.0.div_ceil(BLOCK_SIZE) as u32 * per_block;
+        let first = frames(tables);
+        let middle = first + frames(fast);
+        let end = middle + frames(slow);
+        let hypervisor = Self {
+            nodes: [
+                Node::new(first..middle, per_block),
+                Node::new(middle..end, per_block),
+            ],
+            fast_low: (u64::from(middle - first) * fast_low_milli / 1000) as u32,
+            page_bits,
+        };
+        (hypervisor, u64::from(middle) << page_bits)
+    }
+
+    /// The tier of a host frame.
+    pub(crate) fn tier_of(&self, frame: u32) -> TierId {
+        if frame >= self.nodes[1].frames().start {
+            TierId::Slow
+        } else {
+            TierId::Fast
+        }
+    }
+
+    /// Free frames of the fast tier above what allocations leave free.
+    pub(crate) fn fast_usable(&self) -> u32 {
+        self.nodes[0].free().saturating_sub(self.fast_low)
+    }
+
+    /// Whether promotions find less free fast memory than they leave free.
+    pub(crate) fn is_short(&self) -> bool {
+        self.nodes[0].free() < 2 * self.fast_low
+    }
+
+    /// Handles an access to guest-physical memory that nothing backs yet.
+    pub(crate) fn violation(
+        &mut self,
+        backing: &mut Backing,
+        gpa: u64,
+        actor: &mut Actor<'_>,
+    ) -> Result<(), HostFull> {
+        let block = gpa & !(BLOCK_SIZE - 1);
+        let (size, frame) = match backing.policy {
+            BackingPolicy::ByNode(slow) => {
+                let node = usize::from(gpa >= slow.0);
+                let frame = self.nodes[node].take_block().ok_or(HostFull)?;
+                (PageSize::Huge, frame)
+            }
+            BackingPolicy::FastFirst => {
+                let fast = self.fast_usable() > 0;
+                let frame = fast.then(|| self.nodes[0].take_page()).flatten();
+                let frame = frame.or_else(|| self.nodes[1].take_page());
+                (PageSize::Base, frame.ok_or(HostFull)?)
+            }
+        };
+        let (start, real) = match size {
+            PageSize::Base => (gpa >> self.page_bits << self.page_bits, self.page_bits - 12),
+            _ => (block, 0),
+        };
+        backing.tree.map(start, size, frame);
+        actor.charge(Cause::Exit, actor.costs.ept_violation_ps << real);
+        Ok(())
+    }
+
+    /// Moves the base page of a VM at a guest-physical address to a tier; true when it did. What
+    /// was cached from the tables is the caller's to invalidate.
+    pub(crate) fn migrate(
+        &mut self,
+        backing: &mut Backing,
+        gpa: u64,
+        to: TierId,
+        actor: &mut Actor<'_>,
+    ) -> bool {
+        let Some((entry, PageSize::Base)) = backing.tree.find_mut(gpa) else {
+            return false;
+        };
+        let old = entry.index();
+        let from = if old >= self.nodes[1].frames().start {
+            TierId::Slow
+        } else {
+            TierId::Fast
+        };
+        if from == to {
+            return false;
+        }
+        let Some(new) = self.nodes[to as usize].take_page() else {
+            return false;
+        };
+        entry.set_index(new);
+        self.nodes[from as usize].give_page(old);
+        actor.charge_page(Cause::Migrate, actor.costs.migrate_page_ps);
+        actor.copy(Cause::Migrate, from, to, 1 << self.page_bits);
+        backing.moved_bytes[to as usize] += 1 << self.page_bits;
+        true
+    }
+}
+
+impl Backing {
+    /// Nothing backed yet. `first_page`: the 4 KiB page of host memory where the tables begin.
+    pub(crate) fn new(levels: u32, page_bits: u32, first_page: u32, policy: BackingPolicy) -> Self {
+        Self {
+            tree: Radix::new(levels, page_bits),
+            first_page,
+            moved_bytes: [0; 2],
+            policy,
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! A deterministic simulated machine with two memory tiers: cores, guests, a hypervisor, and the
+//! systems that manage memory on them.
+//!
+//! The same scenario and seed give the same result, on any machine and with any number of threads.
+
+mod error;
+mod guest;
+mod hypervisor;
+mod machine;
+mod program;
+mod result;
+mod run;
+mod setup;
+mod system;
+mod testbed;
+pub mod trace;
+mod vm;
+pub mod workload;
+mod world;
+
+pub use error::SimError;
+pub use program::{Access, BATCH, Batch, Program, Region};
+pub use run::{run, run_all};
+pub use testbed::{Model, Testbed};

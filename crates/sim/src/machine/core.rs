@@ -1,0 +1,320 @@
+//! A core: its TLBs, page-walk caches, two levels of data cache and sampling unit; and the loop
+//! that runs a program's accesses through them.
+//!
+//! # Approach
+//! An access to the line of the one before it, or to its page, takes a short cut; both are the
+//! most recent of their sets anyway, so that nothing is lost. Everything else is looked up. What
+//! an access costs is charged where its data, and each reference of its walk, are found.
+//!
+//! Loads wait for their data, and so do stores (they read the line first). A miss on the line
+//! after the last miss is part of a stream, which prefetchers see coming: it costs its transfer
+//! only.
+
+use super::assoc::Assoc;
+use super::ledger::{Bill, Cause};
+use super::memory::{LINE_BITS, Memory, TierId};
+use super::prefetch::prefetch;
+use super::radix::Radix;
+use super::sampler::Sampler;
+use super::sheet::Sheet;
+use super::tlb::{Tlb, Translation};
+use super::walk::{Fault, Mapping, SecondLevel, Space, WalkCaches, native, nested};
+use crate::program::Access;
+
+/// Accesses by which prefetches of the simulator's own memory run ahead.
+const AHEAD: usize = 12;
+
+/// No line and no page has this number.
+const NOTHING: u64 = u64::MAX;
+
+/// The page tables that a core walks.
+pub(crate) struct Tables<'a> {
+    /// The guest's.
+    pub(crate) guest: &'a mut Radix,
+    /// The hypervisor's for this guest. Not used without one.
+    pub(crate) host: &'a mut Radix,
+    /// The 4 KiB page of host memory where these begin.
+    pub(crate) host_first_page: u32,
+    /// The VM's.
+    pub(crate) space: Space,
+}
+
+/// How far a run came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// Accesses that are done.
+    pub(crate) done: usize,
+    /// Why the next one could not be.
+    pub(crate) fault: Option<Fault>,
+    /// Records that the sampling unit wrote.
+    pub(crate) records: u64,
+}
+
+/// The access before.
+#[derive(Debug, Clone, Copy)]
+struct Last {
+    /// Its virtual line and page.
+    line: u64,
+    page: u64,
+    frame: u32,
+    /// Whether stores may take the short cut too.
+    dirty: bool,
+}
+
+const NO_LAST: Last = Last {
+    line: NOTHING,
+    page: NOTHING,
+    frame: 0,
+    dirty: false,
+};
+
+/// The data caches of a core, with what they cost.
+#[derive(Debug, Clone)]
+struct Caches {
+    l1: Assoc<(), 12>,
+    l2: Assoc<(), 16>,
+    hit_ps: [u64; 2],
+    /// The last line that no cache had.
+    last_miss: u64,
+}
+
+/// Where a line was found, and what that cost.
+struct Found {
+    ps: u64,
+    cause: Cause,
+}
+
+impl Caches {
+    /// Brings a line in. `stream`: whether the next line in a row comes cheaper.
+    #[inline(always)]
+    fn fetch<const CACHES: bool>(
+        &mut self,
+        memory: &mut Memory,
+        line: u64,
+        store: bool,
+        stream: bool,
+    ) -> Found {
+        if CACHES {
+            if self.l1.get(line).is_some() {
+                return Found {
+                    ps: self.hit_ps[0],
+                    cause: Cause::Cache,
+                };
+            }
+            self.l1.insert(line, ());
+            if self.l2.get(line).is_some() {
+                return Found {
+                    ps: self.hit_ps[1],
+                    cause: Cause::Cache,
+                };
+            }
+            self.l2.insert(line, ());
+            if memory.l3.get(line).is_some() {
+                return Found {
+                    ps: memory.l3_hit_ps,
+                    cause: Cause::Cache,
+                };
+            }
+            memory.l3.insert(line, ());
+        }
+        let id = memory.tier_of_line(line);
+        let tier = &mut memory.tiers[id as usize];
+        tier.lines_read += 1;
+        tier.lines_written += u64::from(store);
+        let next = self.last_miss.wrapping_add(1) == line;
+        let ps = if stream && next {
+            tier.stream_ps
+        } else {
+            tier.latency_ps
+        };
+        if stream {
+            self.last_miss = line;
+        }
+        let cause = match id {
+            TierId::Fast => Cause::Fast,
+            TierId::Slow => Cause::Slow,
+        };
+        Found { ps, cause }
+    }
+}
+
+/// A core.
+#[derive(Debug, Clone)]
+pub(crate) struct Core {
+    tlb: Tlb,
+    guest_walk: WalkCaches,
+    host_walk: WalkCaches,
+    caches: Caches,
+    tlb_second_ps: u64,
+    page_bits: u32,
+    last: Last,
+    /// The sampling unit.
+    pub(crate) sampler: Sampler,
+}
+
+impl Core {
+    /// A core with everything cold. Pages have `2^page_bits` bytes.
+    pub(crate) fn new(sheet: &Sheet, page_bits: u32) -> Self {
+        let [l1, l2, _] = sheet.caches;
+        Self {
+            tlb: Tlb::new(&sheet.tlb, page_bits),
+            guest_walk: WalkCaches::new(&sheet.tlb),
+            host_walk: WalkCaches::new(&sheet.tlb),
+            caches: Caches {
+                l1: Assoc::new(l1.geometry),
+                l2: Assoc::new(l2.geometry),
+                hit_ps: [l1.hit_ps, l2.hit_ps],
+                last_miss: NOTHING - 1,
+            },
+            tlb_second_ps: sheet.tlb.l2_hit_ps,
+            page_bits,
+            last: NO_LAST,
+            sampler: Sampler::new(page_bits - 12),
+        }
+    }
+
+    /// Runs accesses until they are done or one faults. Time is charged to `bill`, as if each
+    /// stood for itself alone.
+    pub(crate) fn run<const NESTED: bool, const CACHES: bool>(
+        &mut self,
+        accesses: &[Access],
+        tables: &mut Tables<'_>,
+        memory: &mut Memory,
+        bill: &mut Bill,
+    ) -> Progress {
+        let mut records = 0;
+        let mut ahead_page = NOTHING;
+        for (done, &access) in accesses.iter().enumerate() {
+            if let Some(next) = accesses.get(done + AHEAD) {
+                let gva = next.gva().0;
+                let page = gva >> self.page_bits;
+                if page != ahead_page {
+                    ahead_page = page;
+                    if let Some(place) = tables.guest.bottom_place(gva) {
+                        prefetch(place);
+                    }
+                }
+            }
+            match self.access::<NESTED, CACHES>(access, tables, memory, bill) {
+                Ok(recorded) => records += u64::from(recorded),
+                Err(fault) => {
+                    return Progress {
+                        done,
+                        fault: Some(fault),
+                        records,
+                    };
+                }
+            }
+        }
+        Progress {
+            done: accesses.len(),
+            fault: None,
+            records,
+        }
+    }
+
+    /// One access; true when it was sampled.
+    #[inline(always)]
+    fn access<const NESTED: bool, const CACHES: bool>(
+        &mut self,
+        access: Access,
+        tables: &mut Tables<'_>,
+        memory: &mut Memory,
+        bill: &mut Bill,
+    ) -> Result<bool, Fault> {
+        let (gva, store) = (access.gva().0, access.is_store());
+        let usable = self.last.dirty | !store;
+        if gva >> LINE_BITS == self.last.line && usable {
+            bill.charge(Cause::Cache, self.caches.hit_ps[0]);
+            return Ok(false);
+        }
+        let page = gva >> self.page_bits;
+        let mut ps = 0;
+        if page != self.last.page || !usable {
+            ps = self.translate::<NESTED, CACHES>(gva, store, tables, memory)?;
+            bill.charge(Cause::Walk, ps);
+        }
+        self.last.line = gva >> LINE_BITS;
+        let within = gva & ((1 << self.page_bits) - 1);
+        let line = (u64::from(self.last.frame) << self.page_bits | within) >> LINE_BITS;
+        let found = self.caches.fetch::<CACHES>(memory, line, store, true);
+        bill.charge(found.cause, found.ps);
+        Ok(!store && self.sampler.load(access.gva(), ps + found.ps))
+    }
+
+    /// Finds the frame of `gva`; returns the time it took.
+    #[inline(always)]
+    fn translate<const NESTED: bool, const CACHES: bool>(
+        &mut self,
+        gva: u64,
+        store: bool,
+        tables: &mut Tables<'_>,
+        memory: &mut Memory,
+    ) -> Result<u64, Fault> {
+        if let Some(hit) = self.tlb.get(tables.space, gva)
+            && (hit.translation.is_dirty() || !store)
+        {
+            let within = tables.guest.within(gva, hit.size);
+            self.last = Last {
+                line: NOTHING,
+                page: gva >> self.page_bits,
+                frame: hit.translation.first_frame() + within,
+                dirty: hit.translation.is_dirty(),
+            };
+            return Ok(if hit.second { self.tlb_second_ps } else { 0 });
+        }
+        self.last = NO_LAST;
+        let mut ps = self.tlb_second_ps;
+        let caches = &mut self.caches;
+        let mut reference = |address: u64| {
+            ps += caches
+                .fetch::<CACHES>(memory, address >> LINE_BITS, false, false)
+                .ps;
+        };
+        let Mapping { frame, size, dirty } = if NESTED {
+            let mut second = SecondLevel {
+                tree: tables.host,
+                caches: &mut self.host_walk,
+                first_page: tables.host_first_page,
+                space: tables.space,
+            };
+            let walk = &mut self.guest_walk;
+            nested(tables.guest, walk, &mut second, gva, store, &mut reference)?
+        } else {
+            let walk = &mut self.guest_walk;
+            native(tables.guest, walk, tables.space, gva, store, &mut reference)?
+        };
+        let first = frame - tables.guest.within(gva, size);
+        self.tlb
+            .insert(tables.space, gva, size, Translation::new(first, dirty));
+        self.last = Last {
+            line: NOTHING,
+            page: gva >> self.page_bits,
+            frame,
+            dirty,
+        };
+        Ok(ps)
+    }
+
+    /// Forgets the translations of one address of a space, and as the hardware does all of its
+    /// page-walk caches (`invlpg`, `invvpid`).
+    pub(crate) fn flush_page(&mut self, space: Space, gva: u64) {
+        self.last = NO_LAST;
+        self.tlb.invalidate(space, gva);
+        self.guest_walk.clear_space(space);
+    }
+
+    /// Forgets everything of a space (`invept` single, `invvpid` of all addresses, a guest's full
+    /// flush).
+    pub(crate) fn flush_space(&mut self, space: Space) {
+        self.last = NO_LAST;
+        self.tlb.clear_space(space);
+        self.guest_walk.clear_space(space);
+        self.host_walk.clear_space(space);
+    }
+
+    /// Another context runs: what was accessed last says nothing any more.
+    pub(crate) fn switch(&mut self) {
+        self.last = NO_LAST;
+    }
+}

@@ -1,0 +1,143 @@
+//! Where each virtual CPU's time went.
+
+/// What time is spent on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Cause {
+    /// The program's own instructions.
+    Compute,
+    /// Page walks and hits of the second-level TLB.
+    Walk,
+    /// Data that caches had.
+    Cache,
+    /// Data from the fast tier.
+    Fast,
+    /// Data from the slow tier.
+    Slow,
+    /// Collecting what was accessed.
+    Track,
+    /// Deciding what is hot and what moves.
+    Classify,
+    /// Moving pages.
+    Migrate,
+    /// Page faults, hint faults among them.
+    Fault,
+    /// Exits to the hypervisor, and its own faults.
+    Exit,
+    /// Invalidating translations.
+    Flush,
+    /// Timer ticks and context switches.
+    Kernel,
+    /// Nothing to do.
+    Idle,
+}
+
+/// Number of causes.
+const CAUSES: usize = 13;
+
+impl Cause {
+    /// All of them, in order.
+    pub const ALL: [Self; CAUSES] = [
+        Self::Compute,
+        Self::Walk,
+        Self::Cache,
+        Self::Fast,
+        Self::Slow,
+        Self::Track,
+        Self::Classify,
+        Self::Migrate,
+        Self::Fault,
+        Self::Exit,
+        Self::Flush,
+        Self::Kernel,
+        Self::Idle,
+    ];
+
+    /// Its name in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Compute => "compute",
+            Self::Walk => "walk",
+            Self::Cache => "cache",
+            Self::Fast => "fast",
+            Self::Slow => "slow",
+            Self::Track => "track",
+            Self::Classify => "classify",
+            Self::Migrate => "migrate",
+            Self::Fault => "fault",
+            Self::Exit => "exit",
+            Self::Flush => "flush",
+            Self::Kernel => "kernel",
+            Self::Idle => "idle",
+        }
+    }
+
+    /// Whether it is the price of managing memory, not of running the program.
+    pub fn is_management(self) -> bool {
+        matches!(
+            self,
+            Self::Track | Self::Classify | Self::Migrate | Self::Fault | Self::Exit | Self::Flush
+        )
+    }
+}
+
+/// Picoseconds by cause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Bill([u64; CAUSES]);
+
+impl Bill {
+    /// Adds time.
+    #[inline(always)]
+    pub fn charge(&mut self, cause: Cause, ps: u64) {
+        self.0[cause as usize] += ps;
+    }
+
+    /// What a cause took.
+    pub fn of(&self, cause: Cause) -> u64 {
+        self.0[cause as usize]
+    }
+
+    /// What all causes took.
+    pub fn total(&self) -> u64 {
+        self.0.iter().sum()
+    }
+
+    /// Adds another bill `2^k` times; returns the time that was added.
+    pub fn add_scaled(&mut self, other: &Self, k: u32) -> u64 {
+        for (sum, ps) in self.0.iter_mut().zip(other.0) {
+            *sum += ps << k;
+        }
+        other.total() << k
+    }
+
+    /// What came on top of an earlier state of the same bill.
+    pub fn since(&self, before: &Self) -> Self {
+        Self(std::array::from_fn(|i| self.0[i] - before.0[i]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_are_in_order_and_have_names_of_their_own() {
+        for (i, cause) in Cause::ALL.into_iter().enumerate() {
+            assert_eq!(cause as usize, i);
+        }
+        let names: std::collections::BTreeSet<_> = Cause::ALL.map(Cause::name).into();
+        assert_eq!(names.len(), CAUSES);
+    }
+
+    #[test]
+    fn bills_add_up() {
+        let mut bill = Bill::default();
+        bill.charge(Cause::Walk, 3);
+        bill.charge(Cause::Idle, 4);
+        let before = bill;
+        let mut sum = Bill::default();
+        assert_eq!(sum.add_scaled(&bill, 2), 28);
+        assert_eq!((sum.of(Cause::Walk), sum.total()), (12, 28));
+        bill.charge(Cause::Walk, 5);
+        assert_eq!(bill.since(&before).of(Cause::Walk), 5);
+    }
+}

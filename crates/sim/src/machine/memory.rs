@@ -1,0 +1,49 @@
+//! What cores share: the third-level cache and the memory tiers behind it.
+
+use super::assoc::Assoc;
+use super::sheet::Sheet;
+use super::tier::{LINE_BYTES, Tier, TierSheet};
+
+/// log2 of a cache line's bytes.
+pub(crate) const LINE_BITS: u32 = LINE_BYTES.trailing_zeros();
+
+/// A tier of the host's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TierId {
+    /// Lower latency.
+    Fast,
+    /// Higher latency.
+    Slow,
+}
+
+/// Third-level cache and tiers. Host-physical memory is the fast tier, then the slow one.
+#[derive(Debug, Clone)]
+pub(crate) struct Memory {
+    pub(crate) l3: Assoc<(), 12>,
+    pub(crate) l3_hit_ps: u64,
+    pub(crate) tiers: [Tier; 2],
+    /// First line of the slow tier.
+    slow_line: u64,
+}
+
+impl Memory {
+    /// `fast_end`: host-physical address where the slow tier begins.
+    pub(crate) fn new(sheet: &Sheet, tiers: [TierSheet; 2], fast_end: u64) -> Self {
+        Self {
+            l3: Assoc::new(sheet.caches[2].geometry),
+            l3_hit_ps: sheet.caches[2].hit_ps,
+            tiers: tiers.map(|t| Tier::new(t, sheet.core_stream_bytes_per_s)),
+            slow_line: fast_end >> LINE_BITS,
+        }
+    }
+
+    /// The tier of a line.
+    #[inline(always)]
+    pub(crate) fn tier_of_line(&self, line: u64) -> TierId {
+        if line >= self.slow_line {
+            TierId::Slow
+        } else {
+            TierId::Fast
+        }
+    }
+}

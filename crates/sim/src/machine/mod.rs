@@ -1,0 +1,16 @@
+//! The machine: cores with TLBs, page-walk caches and caches, page tables, memory tiers, and what
+//! each event costs.
+
+pub(crate) mod actor;
+mod assoc;
+pub(crate) mod core;
+pub(crate) mod flush;
+pub(crate) mod ledger;
+pub(crate) mod memory;
+mod prefetch;
+pub(crate) mod radix;
+pub(crate) mod sampler;
+pub(crate) mod sheet;
+pub(crate) mod tier;
+mod tlb;
+pub(crate) mod walk;

@@ -1,0 +1,526 @@
+//! Page tables: radix trees of four or five levels, as the hardware walks them.
+//!
+//! # Approach
+//! A simulated page stands for `2^k` real ones in a row, so that only the tables of the last level
+//! are smaller than real ones: `2^(9-k)` entries. All levels above, and so huge pages and
+//! page-walk caches, are the hardware's. Entries are 32 bits wide and lie in two arenas; an
+//! entry's *table address* is still that of 8 bytes in a table of 4 KiB, for the caches' sake.
+//!
+//! # Properties
+//! - What was mapped is found, with its size, until it is unmapped; nothing else is.
+//! - A mapped page takes 4 bytes, and tables above the last level next to nothing.
+
+use std::ops::Range;
+
+/// Bits of an address below a page table entry of the second level: 2 MiB.
+pub(crate) const HUGE_BITS: u32 = 21;
+
+/// Entries of a table above the last level.
+const FANOUT: usize = 512;
+
+/// Tables above the last level: enough for 4 TiB scattered over as many GiB.
+const UPPER_MAX: u32 = 8192;
+
+/// The largest frame or table number that an entry holds.
+pub(crate) const INDEX_MAX: u32 = (1 << 27) - 1;
+
+const PRESENT: u32 = 1 << 31;
+const ACCESSED: u32 = 1 << 30;
+const DIRTY: u32 = 1 << 29;
+const LARGE: u32 = 1 << 28;
+const HINT: u32 = 1 << 27;
+
+/// A page's size; as a number, the index of its TLB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum PageSize {
+    /// 4 KiB (times the scale).
+    Base,
+    /// 2 MiB.
+    Huge,
+    /// 1 GiB.
+    Giant,
+}
+
+impl PageSize {
+    /// The level of table whose entries map such pages, counted from 1 at the bottom.
+    pub(crate) fn level(self) -> u32 {
+        self as u32 + 1
+    }
+
+    fn of_level(level: u32) -> Self {
+        match level {
+            1 => Self::Base,
+            2 => Self::Huge,
+            _ => Self::Giant,
+        }
+    }
+}
+
+/// A page table entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Entry(u32);
+
+impl Entry {
+    fn new(index: u32, flags: u32) -> Self {
+        debug_assert!(index <= INDEX_MAX);
+        Self(index | flags | PRESENT)
+    }
+
+    /// The first frame of the page, or the number of the next table.
+    #[inline(always)]
+    pub(crate) fn index(self) -> u32 {
+        self.0 & INDEX_MAX
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_present(self) -> bool {
+        self.0 & PRESENT != 0
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_large(self) -> bool {
+        self.0 & LARGE != 0
+    }
+
+    /// Whether the page was accessed since the bit was last cleared.
+    #[inline(always)]
+    pub(crate) fn is_accessed(self) -> bool {
+        self.0 & ACCESSED != 0
+    }
+
+    /// Whether the page was written to.
+    #[inline(always)]
+    pub(crate) fn is_dirty(self) -> bool {
+        self.0 & DIRTY != 0
+    }
+
+    /// Whether the next access shall fault, to be noticed.
+    #[inline(always)]
+    pub(crate) fn is_hint(self) -> bool {
+        self.0 & HINT != 0
+    }
+
+    /// Clears the accessed bit; tells whether it was set.
+    pub(crate) fn take_accessed(&mut self) -> bool {
+        let was = self.is_accessed();
+        self.0 &= !ACCESSED;
+        was
+    }
+
+    /// Sets the accessed bit, as a walk does.
+    #[cfg(test)]
+    pub(crate) fn set_accessed(&mut self) {
+        self.0 |= ACCESSED;
+    }
+
+    /// Makes the next access fault, or not.
+    pub(crate) fn set_hint(&mut self, hint: bool) {
+        self.0 = if hint { self.0 | HINT } else { self.0 & !HINT };
+    }
+
+    /// Puts another frame in; the bits stay.
+    pub(crate) fn set_index(&mut self, frame: u32) {
+        debug_assert!(frame <= INDEX_MAX);
+        self.0 = self.0 & !INDEX_MAX | frame;
+    }
+}
+
+/// Where an entry is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Table {
+    /// 1 at the bottom.
+    pub(crate) level: u32,
+    /// Which table of its arena.
+    pub(crate) node: u32,
+}
+
+/// A tree of page tables.
+#[derive(Debug, Clone)]
+pub(crate) struct Radix {
+    levels: u32,
+    page_bits: u32,
+    upper: Vec<Entry>,
+    leaf: Vec<Entry>,
+    /// Tables of the last level that are not in use.
+    free: Vec<u32>,
+}
+
+impl Radix {
+    /// An empty tree. `page_bits`: log2 of a page's bytes, 12 to 21.
+    pub(crate) fn new(levels: u32, page_bits: u32) -> Self {
+        debug_assert!((12..=HUGE_BITS).contains(&page_bits) && (4..=5).contains(&levels));
+        Self {
+            levels,
+            page_bits,
+            upper: vec![Entry::default(); FANOUT],
+            leaf: vec![],
+            free: vec![],
+        }
+    }
+
+    /// log2 of a page's bytes.
+    pub(crate) fn page_bits(&self) -> u32 {
+        self.page_bits
+    }
+
+    /// Bytes that tables can take in physical memory when `bytes` are mapped.
+    pub(crate) fn table_bytes(bytes: u64) -> u64 {
+        (u64::from(UPPER_MAX) + (bytes >> HUGE_BITS) + 2) * 4096
+    }
+
+    /// The table on top.
+    #[inline(always)]
+    pub(crate) fn root(&self) -> Table {
+        Table {
+            level: self.levels,
+            node: 0,
+        }
+    }
+
+    /// Number of the 4 KiB page that a table takes among all tables.
+    #[inline(always)]
+    pub(crate) fn table_page(&self, table: Table) -> u32 {
+        if table.level == 1 {
+            UPPER_MAX + table.node
+        } else {
+            table.node
+        }
+    }
+
+    /// Byte offset of `addr`'s entry in its 4 KiB table.
+    #[inline(always)]
+    pub(crate) fn entry_offset(level: u32, addr: u64) -> u64 {
+        (addr >> (9 * level + 3) & 0x1ff) * 8
+    }
+
+    #[inline(always)]
+    fn leaf_entries(&self) -> usize {
+        1 << (HUGE_BITS - self.page_bits)
+    }
+
+    #[inline(always)]
+    fn slot(&self, table: Table, addr: u64) -> usize {
+        if table.level == 1 {
+            let n = self.leaf_entries();
+            table.node as usize * n + ((addr >> self.page_bits) as usize & (n - 1))
+        } else {
+            let index = addr >> (9 * table.level + 3);
+            table.node as usize * FANOUT + (index as usize & (FANOUT - 1))
+        }
+    }
+
+    /// The entry for `addr` in `table`.
+    #[inline(always)]
+    pub(crate) fn read(&self, table: Table, addr: u64) -> Entry {
+        let slot = self.slot(table, addr);
+        if table.level == 1 {
+            self.leaf[slot]
+        } else {
+            self.upper[slot]
+        }
+    }
+
+    #[inline(always)]
+    fn entry_mut(&mut self, table: Table, addr: u64) -> &mut Entry {
+        let slot = self.slot(table, addr);
+        if table.level == 1 {
+            &mut self.leaf[slot]
+        } else {
+            &mut self.upper[slot]
+        }
+    }
+
+    /// Sets the accessed bit, and the dirty bit for a store. Writes only what changes.
+    #[inline(always)]
+    pub(crate) fn mark(&mut self, table: Table, addr: u64, store: bool) {
+        let bits = if store { ACCESSED | DIRTY } else { ACCESSED };
+        let entry = self.entry_mut(table, addr);
+        if entry.0 & bits != bits {
+            entry.0 |= bits;
+        }
+    }
+
+    /// Maps the page of this size at `addr` to `frame` and those after it. Nothing is mapped
+    /// there, or for a huge page only an empty table.
+    pub(crate) fn map(&mut self, addr: u64, size: PageSize, frame: u32) {
+        let mut table = self.root();
+        while table.level > size.level() {
+            let entry = self.read(table, addr);
+            debug_assert!(!entry.is_large(), "{addr:#x} is mapped");
+            let next = if entry.is_present() {
+                entry.index()
+            } else {
+                let next = self.grow(table.level - 1);
+                *self.entry_mut(table, addr) = Entry::new(next, 0);
+                next
+            };
+            table = Table {
+                level: table.level - 1,
+                node: next,
+            };
+        }
+        let large = if size == PageSize::Base { 0 } else { LARGE };
+        let before = self.read(table, addr);
+        if before.is_present() && !before.is_large() && table.level == 2 {
+            self.free.push(before.index());
+        }
+        *self.entry_mut(table, addr) = Entry::new(frame, large);
+    }
+
+    fn grow(&mut self, level: u32) -> u32 {
+        if level > 1 {
+            let node = (self.upper.len() / FANOUT) as u32;
+            assert!(node < UPPER_MAX, "address spaces are dense and below 4 TiB");
+            self.upper
+                .resize(self.upper.len() + FANOUT, Entry::default());
+            return node;
+        }
+        let n = self.leaf_entries();
+        if let Some(node) = self.free.pop() {
+            self.leaf[node as usize * n..][..n].fill(Entry::default());
+            return node;
+        }
+        let node = (self.leaf.len() / n) as u32;
+        self.leaf.resize(self.leaf.len() + n, Entry::default());
+        node
+    }
+
+    /// The entry that maps `addr`, with the page's size.
+    pub(crate) fn find(&self, addr: u64) -> Option<(Entry, PageSize)> {
+        let table = self.descend(addr)?;
+        let entry = self.read(table, addr);
+        entry
+            .is_present()
+            .then(|| (entry, PageSize::of_level(table.level)))
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn find_mut(&mut self, addr: u64) -> Option<(&mut Entry, PageSize)> {
+        let table = self.descend(addr)?;
+        let entry = self.entry_mut(table, addr);
+        entry
+            .is_present()
+            .then_some((entry, PageSize::of_level(table.level)))
+    }
+
+    /// Whether nothing was ever mapped in the 2 MiB around `addr`.
+    pub(crate) fn is_empty_block(&self, addr: u64) -> bool {
+        let mut table = self.root();
+        while table.level >= 2 {
+            let entry = self.read(table, addr);
+            if !entry.is_present() {
+                return true;
+            }
+            if entry.is_large() {
+                return false;
+            }
+            table = Table {
+                level: table.level - 1,
+                node: entry.index(),
+            };
+        }
+        false
+    }
+
+    /// The frame of the base page that holds `addr`.
+    pub(crate) fn frame(&self, addr: u64) -> Option<u32> {
+        let (entry, size) = self.find(addr)?;
+        Some(entry.index() + self.within(addr, size))
+    }
+
+    /// Base pages between the start of the page of this size that holds `addr` and `addr`.
+    #[inline(always)]
+    pub(crate) fn within(&self, addr: u64, size: PageSize) -> u32 {
+        let bits = match size {
+            PageSize::Base => return 0,
+            PageSize::Huge => HUGE_BITS,
+            PageSize::Giant => HUGE_BITS + 9,
+        };
+        ((addr & ((1 << bits) - 1)) >> self.page_bits) as u32
+    }
+
+    /// The table with the entry that maps `addr`, if there are tables down to there.
+    fn descend(&self, addr: u64) -> Option<Table> {
+        let mut table = self.root();
+        while table.level > 1 {
+            let entry = self.read(table, addr);
+            if !entry.is_present() {
+                return None;
+            }
+            if entry.is_large() {
+                break;
+            }
+            table = Table {
+                level: table.level - 1,
+                node: entry.index(),
+            };
+        }
+        Some(table)
+    }
+
+    /// Takes the mapping of the page that holds `addr` out.
+    pub(crate) fn unmap(&mut self, addr: u64) -> Option<(Entry, PageSize)> {
+        let (entry, size) = self.find_mut(addr)?;
+        Some((std::mem::take(entry), size))
+    }
+
+    /// Turns the huge page at `addr` into base pages with the same frames and bits.
+    pub(crate) fn split(&mut self, addr: u64) {
+        let addr = addr & !((1 << HUGE_BITS) - 1);
+        let Some((entry, PageSize::Huge)) = self.unmap(addr) else {
+            return;
+        };
+        let bits = entry.0 & (ACCESSED | DIRTY | HINT);
+        for i in 0..self.leaf_entries() as u32 {
+            let at = addr + (u64::from(i) << self.page_bits);
+            self.map(at, PageSize::Base, entry.index() + i);
+            let table = self.descend(at).expect("just mapped");
+            self.entry_mut(table, at).0 |= bits;
+        }
+    }
+
+    /// Visits every mapped page that begins in `range`, by address.
+    pub(crate) fn for_each(
+        &mut self,
+        range: Range<u64>,
+        mut visit: impl FnMut(u64, &mut Entry, PageSize),
+    ) {
+        let page = 1u64 << self.page_bits;
+        let mut at = range.start.next_multiple_of(page);
+        while at < range.end {
+            let Some(table) = self.descend(at) else {
+                // No table: on to the next one.
+                at = (at | ((1 << HUGE_BITS) - 1)) + 1;
+                continue;
+            };
+            let size = PageSize::of_level(table.level);
+            let bits = match size {
+                PageSize::Base => self.page_bits,
+                _ => 9 * table.level + 3,
+            };
+            if size == PageSize::Base {
+                // All of this table at once.
+                let end = range.end.min((at | ((1 << HUGE_BITS) - 1)) + 1);
+                let first = self.slot(table, at);
+                let n = (end - at).div_ceil(page) as usize;
+                for (i, entry) in self.leaf[first..first + n].iter_mut().enumerate() {
+                    if entry.is_present() {
+                        visit(at + i as u64 * page, entry, size);
+                    }
+                }
+                at += n as u64 * page;
+            } else {
+                let start = at >> bits << bits;
+                let entry = self.entry_mut(table, at);
+                if entry.is_present() && start >= range.start {
+                    visit(start, entry, size);
+                }
+                at = start + (1 << bits);
+            }
+        }
+    }
+
+    /// Bytes of the simulator's own memory.
+    pub(crate) fn state_bytes(&self) -> usize {
+        (self.upper.capacity() + self.leaf.capacity()) * size_of::<Entry>()
+    }
+
+    /// Where the bottom entry of `addr` lies in the simulator's memory, for a prefetch.
+    #[inline(always)]
+    pub(crate) fn bottom_place(&self, addr: u64) -> Option<*const u8> {
+        let mut table = self.root();
+        while table.level > 1 {
+            let entry = self.read(table, addr);
+            if !entry.is_present() || entry.is_large() {
+                return None;
+            }
+            table = Table {
+                level: table.level - 1,
+                node: entry.index(),
+            };
+        }
+        Some((&raw const self.leaf[self.slot(table, addr)]).cast())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// A tree holds what an ordered map of its pages holds.
+        #[test]
+        fn what_was_mapped_is_found(
+            page_bits in 12u32..=16,
+            levels in 4u32..=5,
+            steps in prop::collection::vec((0u64..40, 0u64..512, 0u32..4), 1..200),
+        ) {
+            let mut tree = Radix::new(levels, page_bits);
+            let mut twin: BTreeMap<u64, (u32, PageSize)> = BTreeMap::new();
+            let per_block = 1u64 << (HUGE_BITS - page_bits);
+            for (n, (block, page, what)) in steps.into_iter().enumerate() {
+                let base = (block * 37) << HUGE_BITS;
+                let at = base + ((page % per_block) << page_bits);
+                let frame = n as u32 * 512;
+                let huge = twin.get(&base).is_some_and(|p| p.1 == PageSize::Huge);
+                match what {
+                    0 | 1 if !huge => {
+                        tree.unmap(at);
+                        tree.map(at, PageSize::Base, frame);
+                        twin.insert(at, (frame, PageSize::Base));
+                    }
+                    2 => {
+                        tree.for_each(base..base + (1 << HUGE_BITS), |_, e, _| *e = Entry::default());
+                        twin.retain(|&a, _| a >> HUGE_BITS != base >> HUGE_BITS);
+                        tree.map(base, PageSize::Huge, frame);
+                        twin.insert(base, (frame, PageSize::Huge));
+                    }
+                    _ if huge => {
+                        tree.split(at);
+                        let (frame, _) = twin.remove(&base).unwrap();
+                        for i in 0..per_block {
+                            twin.insert(base + (i << page_bits), (frame + i as u32, PageSize::Base));
+                        }
+                    }
+                    _ => {
+                        tree.unmap(at);
+                        twin.remove(&at);
+                    }
+                }
+            }
+            let mut seen = BTreeMap::new();
+            tree.for_each(0..1 << 40, |at, e, size| { seen.insert(at, (e.index(), size)); });
+            prop_assert_eq!(&seen, &twin);
+            for (&at, &(frame, size)) in &twin {
+                prop_assert_eq!(tree.find(at).map(|(e, s)| (e.index(), s)), Some((frame, size)));
+            }
+        }
+    }
+
+    #[test]
+    fn entries_lie_where_the_hardware_has_them() {
+        // Second entry of a table of each level.
+        for level in 1..=5 {
+            assert_eq!(Radix::entry_offset(level, 1 << (9 * level + 3)), 8);
+        }
+        assert_eq!(Radix::entry_offset(1, 511 << 12), 511 * 8);
+    }
+
+    #[test]
+    fn a_mapped_page_takes_four_bytes() {
+        let mut tree = Radix::new(4, 12);
+        let pages = 1 << 18;
+        for i in 0..pages {
+            tree.map(i << 12, PageSize::Base, i as u32);
+        }
+        assert!(
+            tree.state_bytes() as u64 <= 9 * pages,
+            "{}",
+            tree.state_bytes()
+        );
+    }
+}

@@ -1,0 +1,139 @@
+//! The sampling unit of a core (PEBS): every so many loads that were slow enough, a record.
+
+use demeter_policy::GuestVirtAddr;
+
+/// Records that the hardware's buffer of 64 KiB holds.
+pub(crate) const BUFFER_RECORDS: usize = 1000;
+
+/// A sampled load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) gva: GuestVirtAddr,
+}
+
+/// What to sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sampling {
+    /// One record for so many qualifying loads; at least 1.
+    pub period: u64,
+    /// Loads that took less do not count. Hits of the first cache level and TLB never do.
+    pub threshold_ps: u64,
+}
+
+/// The unit. Off until [`Self::start`].
+#[derive(Debug, Clone)]
+pub(crate) struct Sampler {
+    threshold_ps: u64,
+    period: u64,
+    /// Loads that one simulated load stands for.
+    weight: u64,
+    left: u64,
+    buffer: Vec<Record>,
+}
+
+impl Sampler {
+    /// A unit that is off; each simulated load stands for `2^k`.
+    pub(crate) fn new(k: u32) -> Self {
+        Self {
+            threshold_ps: u64::MAX,
+            period: u64::MAX,
+            weight: 1 << k,
+            left: u64::MAX,
+            buffer: Vec::with_capacity(BUFFER_RECORDS),
+        }
+    }
+
+    /// Switches it on; the first record comes after `phase` of a period (0 to `period - 1`), so
+    /// that cores do not sample in step.
+    pub(crate) fn start(&mut self, sampling: Sampling, phase: u64) {
+        self.period = sampling.period.max(1);
+        self.threshold_ps = sampling.threshold_ps;
+        self.left = 1 + phase % self.period;
+    }
+
+    /// Counts a load; true when a record was written for it.
+    #[inline(always)]
+    pub(crate) fn load(&mut self, gva: GuestVirtAddr, latency_ps: u64) -> bool {
+        if latency_ps < self.threshold_ps {
+            return false;
+        }
+        if self.left > self.weight {
+            self.left -= self.weight;
+            return false;
+        }
+        self.left = (self.left + self.period).saturating_sub(self.weight).max(1);
+        if self.buffer.len() < BUFFER_RECORDS {
+            self.buffer.push(Record { gva });
+        }
+        true
+    }
+
+    /// Whether the buffer is full: the hardware interrupts.
+    #[inline]
+    pub(crate) fn is_full(&self) -> bool {
+        self.buffer.len() >= BUFFER_RECORDS
+    }
+
+    /// Records that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.buffer.len()
+    }
+
+    /// Takes all records out.
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = Record> + '_ {
+        self.buffer.drain(..)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn records(k: u32, period: u64, loads: u64) -> u64 {
+        let mut sampler = Sampler::new(k);
+        sampler.start(
+            Sampling {
+                period,
+                threshold_ps: 100,
+            },
+            0,
+        );
+        let mut n = 0;
+        for _ in 0..loads >> k {
+            n += u64::from(sampler.load(GuestVirtAddr(1), 100));
+            sampler.drain().for_each(drop);
+        }
+        n
+    }
+
+    proptest! {
+        /// One record per period, whatever a load stands for.
+        #[test]
+        fn one_record_per_period(k in 0u32..6, period in 64u64..10_000) {
+            let loads = 1 << 17;
+            prop_assert!(records(k, period, loads).abs_diff(loads / period) <= 2 + loads / period / 32);
+        }
+    }
+
+    #[test]
+    fn fast_loads_do_not_count_and_a_full_buffer_loses() {
+        let mut sampler = Sampler::new(0);
+        assert!(!sampler.load(GuestVirtAddr(1), u64::MAX - 1));
+        sampler.start(
+            Sampling {
+                period: 1,
+                threshold_ps: 100,
+            },
+            0,
+        );
+        assert!(!sampler.load(GuestVirtAddr(1), 99));
+        for _ in 0..BUFFER_RECORDS + 5 {
+            sampler.load(GuestVirtAddr(1), 100);
+        }
+        assert!(sampler.is_full());
+        assert_eq!(sampler.drain().count(), BUFFER_RECORDS);
+        assert_eq!(sampler.waiting(), 0);
+    }
+}

@@ -1,0 +1,130 @@
+//! Memory tiers: latency that grows with the load, and bandwidth.
+//!
+//! # Approach
+//! Loaded latency fits `idle × (1 + 0.198 u / (1 - 0.891 u))`, u being the share of the peak
+//! bandwidth in use (measured on Ice Lake-SP, error about 3 %). The share is that of the last
+//! window of time.
+
+/// Bytes of a cache line.
+pub(crate) const LINE_BYTES: u64 = 64;
+
+/// Share of the peak bandwidth beyond which the fit is not trusted.
+const USE_MAX: f64 = 0.98;
+
+/// Memory of one kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TierSheet {
+    /// Idle latency of a load.
+    pub latency_ps: u64,
+    /// Peak bandwidth of loads.
+    pub read_bytes_per_s: u64,
+    /// Peak bandwidth of stores.
+    pub write_bytes_per_s: u64,
+}
+
+/// A tier under load.
+#[derive(Debug, Clone)]
+pub(crate) struct Tier {
+    sheet: TierSheet,
+    /// Of a load now.
+    pub(crate) latency_ps: u64,
+    /// Of the next line of a stream.
+    pub(crate) stream_ps: u64,
+    core_line_ps: u64,
+    /// Lines read and written since the window began.
+    pub(crate) lines_read: u64,
+    pub(crate) lines_written: u64,
+}
+
+impl Tier {
+    /// An idle tier, of which a core streams `core_bytes_per_s` at best.
+    pub(crate) fn new(sheet: TierSheet, core_bytes_per_s: u64) -> Self {
+        let rate = core_bytes_per_s.min(sheet.read_bytes_per_s).max(1);
+        let core_line_ps = LINE_BYTES * 1_000_000_000_000 / rate;
+        Self {
+            sheet,
+            latency_ps: sheet.latency_ps,
+            stream_ps: core_line_ps,
+            core_line_ps,
+            lines_read: 0,
+            lines_written: 0,
+        }
+    }
+
+    /// Ends a window of time: what was transferred in it, each line standing for `2^k`, sets the
+    /// latency of the next.
+    pub(crate) fn end_window(&mut self, window_ps: u64, k: u32) {
+        let share = |lines: u64, per_s: u64| {
+            let bytes = (lines << k) as f64 * LINE_BYTES as f64;
+            bytes * 1e12 / (window_ps as f64 * per_s as f64)
+        };
+        let used = share(self.lines_read, self.sheet.read_bytes_per_s)
+            + share(self.lines_written, self.sheet.write_bytes_per_s);
+        let factor = slowdown(used);
+        self.latency_ps = (self.sheet.latency_ps as f64 * factor) as u64;
+        self.stream_ps = (self.core_line_ps as f64 * factor) as u64;
+        self.lines_read = 0;
+        self.lines_written = 0;
+    }
+
+    /// Time to copy bytes out of this tier into another, at what one core moves.
+    pub(crate) fn copy_ps(&self, to: &Self, bytes: u64) -> u64 {
+        bytes / LINE_BYTES * self.stream_ps.max(to.write_line_ps())
+    }
+
+    fn write_line_ps(&self) -> u64 {
+        (LINE_BYTES * 1_000_000_000_000 / self.sheet.write_bytes_per_s.max(1))
+            .max(self.core_line_ps)
+    }
+
+    /// Time to fill bytes with zeroes.
+    pub(crate) fn clear_ps(&self, bytes: u64) -> u64 {
+        bytes / LINE_BYTES * self.write_line_ps()
+    }
+}
+
+/// How many times slower a load is than on an idle tier, by the share of the bandwidth in use.
+///
+/// Beyond what is possible the time that the excess would take is added: demand waits.
+fn slowdown(used: f64) -> f64 {
+    let u = used.clamp(0.0, USE_MAX);
+    let fit = 1.0 + 0.198 * u / (1.0 - 0.891 * u);
+    fit * (used / USE_MAX).max(1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DRAM: TierSheet = TierSheet {
+        latency_ps: 91_500,
+        read_bytes_per_s: 176_000_000_000,
+        write_bytes_per_s: 176_000_000_000,
+    };
+
+    #[test]
+    fn latency_follows_the_fit() {
+        let mut tier = Tier::new(DRAM, 12_000_000_000);
+        let window_ps = 1_000_000_000;
+        let mut at = |share: f64| {
+            tier.lines_read = (share * 176e9 * 1e-3 / 64.0) as u64;
+            tier.end_window(window_ps, 0);
+            tier.latency_ps as f64 / 1000.0
+        };
+        assert!((at(0.0) - 91.5).abs() < 0.1);
+        assert!((at(0.5) - 91.5 * (1.0 + 0.099 / 0.5545)).abs() < 0.5);
+        assert!(at(0.9) > 1.8 * 91.5);
+        assert!(at(3.0) > 2.5 * at(0.98));
+    }
+
+    #[test]
+    fn scaled_lines_weigh_more() {
+        let (mut one, mut many) = (Tier::new(DRAM, 1 << 33), Tier::new(DRAM, 1 << 33));
+        one.lines_read = 1 << 20;
+        many.lines_read = 1 << 16;
+        one.end_window(1_000_000_000, 0);
+        many.end_window(1_000_000_000, 4);
+        assert_eq!(one.latency_ps, many.latency_ps);
+        assert!(one.latency_ps > DRAM.latency_ps);
+    }
+}

@@ -1,0 +1,305 @@
+//! The TLBs of a core: two levels, three page sizes, tagged by address space.
+//!
+//! # Properties
+//! - A look-up that hits yields what was last inserted for that page.
+//! - After an invalidation what it covers misses, and nothing else does.
+
+use super::assoc::{Assoc, Geometry};
+use super::radix::{HUGE_BITS, PageSize};
+use super::sheet::TlbSheet;
+use super::walk::{KEY_BITS, Space};
+
+/// Marks a translation through which a store may go: the dirty bits are set.
+const DIRTY: u32 = 1 << 31;
+
+/// Sizes in the order in which they are looked up.
+const SIZES: [PageSize; 3] = [PageSize::Base, PageSize::Huge, PageSize::Giant];
+
+/// A cached translation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Translation(u32);
+
+impl Translation {
+    /// To the first frame of a page; `dirty` once its dirty bits are set.
+    #[inline(always)]
+    pub(crate) fn new(first_frame: u32, dirty: bool) -> Self {
+        Self(first_frame | if dirty { DIRTY } else { 0 })
+    }
+
+    #[inline(always)]
+    pub(crate) fn first_frame(self) -> u32 {
+        self.0 & !DIRTY
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_dirty(self) -> bool {
+        self.0 & DIRTY != 0
+    }
+}
+
+/// A hit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Hit {
+    pub(crate) translation: Translation,
+    pub(crate) size: PageSize,
+    /// Whether it took the second level.
+    pub(crate) second: bool,
+}
+
+/// The TLBs of a core.
+#[derive(Debug, Clone)]
+pub(crate) struct Tlb {
+    first: [Assoc<Translation, 4>; 3],
+    second: Assoc<Translation, 16>,
+    /// The second level's part for base pages, where a simulated page stands for many.
+    second_scaled: Option<Assoc<Translation, 16>>,
+    second_giant: Assoc<Translation, 4>,
+    page_bits: u32,
+    /// Sizes that were ever inserted, as bits: the others need no look-up.
+    sizes: u8,
+}
+
+impl Tlb {
+    /// Empty TLBs for pages of `2^page_bits` bytes. Where a page stands for `2^k` real ones,
+    /// there are `2^k` times fewer entries for such pages, so that they reach as far.
+    pub(crate) fn new(sheet: &TlbSheet, page_bits: u32) -> Self {
+        let k = page_bits - 12;
+        let scaled = |g: Geometry| {
+            let by_sets = g.shrunk(k);
+            let left = k.saturating_sub(g.sets.trailing_zeros());
+            Geometry {
+                ways: (by_sets.ways >> left).max(1),
+                ..by_sets
+            }
+        };
+        Self {
+            first: [
+                Assoc::new(scaled(sheet.l1_4k)),
+                Assoc::new(sheet.l1_2m),
+                Assoc::new(sheet.l1_1g),
+            ],
+            second: Assoc::new(sheet.l2),
+            second_scaled: (k > 0).then(|| Assoc::new(scaled(sheet.l2))),
+            second_giant: Assoc::new(sheet.l2_1g),
+            page_bits,
+            sizes: 0,
+        }
+    }
+
+    /// The page's number, then the space, then (second level) the size.
+    #[inline(always)]
+    fn key(&self, space: Space, gva: u64, size: PageSize) -> u64 {
+        let shift = match size {
+            PageSize::Base => self.page_bits,
+            PageSize::Huge => HUGE_BITS,
+            PageSize::Giant => HUGE_BITS + 9,
+        };
+        // The fewer page numbers there are, the fewer bits they need.
+        gva >> shift | u64::from(space.0) << (KEY_BITS + 12 - shift)
+    }
+
+    #[inline(always)]
+    fn second_of(&mut self, size: PageSize) -> (&mut Assoc<Translation, 16>, u64) {
+        match (&mut self.second_scaled, size) {
+            (Some(scaled), PageSize::Base) => (scaled, 0),
+            _ => (&mut self.second, (size as u64) << (KEY_BITS + 6)),
+        }
+    }
+
+    /// Looks an address up, and brings what only the second level has into the first.
+    #[inline(always)]
+    pub(crate) fn get(&mut self, space: Space, gva: u64) -> Option<Hit> {
+        for size in SIZES {
+            if self.sizes & 1 << size as u8 != 0 {
+                let key = self.key(space, gva, size);
+                if let Some(&mut translation) = self.first[size as usize].get(key) {
+                    return Some(Hit {
+                        translation,
+                        size,
+                        second: false,
+                    });
+                }
+            }
+        }
+        for size in SIZES {
+            if self.sizes & 1 << size as u8 != 0 {
+                let key = self.key(space, gva, size);
+                let found = if size == PageSize::Giant {
+                    self.second_giant.get(key).copied()
+                } else {
+                    let (second, mark) = self.second_of(size);
+                    second.get(key | mark).copied()
+                };
+                if let Some(translation) = found {
+                    self.first[size as usize].insert(key, translation);
+                    return Some(Hit {
+                        translation,
+                        size,
+                        second: true,
+                    });
+                }
+            }
+        }
+        None
+    }
+
+    /// Inserts a translation into both levels.
+    #[inline(always)]
+    pub(crate) fn insert(&mut self, space: Space, gva: u64, size: PageSize, t: Translation) {
+        self.sizes |= 1 << size as u8;
+        let key = self.key(space, gva, size);
+        put(&mut self.first[size as usize], key, t);
+        if size == PageSize::Giant {
+            put(&mut self.second_giant, key, t);
+        } else {
+            let (second, mark) = self.second_of(size);
+            put(second, key | mark, t);
+        }
+    }
+
+    /// Drops the translations of one address.
+    pub(crate) fn invalidate(&mut self, space: Space, gva: u64) {
+        for size in SIZES {
+            let key = self.key(space, gva, size);
+            self.first[size as usize].invalidate(key);
+            if size == PageSize::Giant {
+                self.second_giant.invalidate(key);
+            } else {
+                let (second, mark) = self.second_of(size);
+                second.invalidate(key | mark);
+            }
+        }
+    }
+
+    /// Drops what belongs to a space.
+    pub(crate) fn clear_space(&mut self, space: Space) {
+        let page_bits = self.page_bits;
+        let other = |shift: u32| {
+            move |key: u64| key >> (KEY_BITS + 12 - shift) & 0x3f != u64::from(space.0)
+        };
+        self.first[0].retain(other(page_bits));
+        self.first[1].retain(other(HUGE_BITS));
+        self.first[2].retain(other(HUGE_BITS + 9));
+        self.second.retain(|key| {
+            let shift = if key >> (KEY_BITS + 6) == 0 {
+                page_bits
+            } else {
+                HUGE_BITS
+            };
+            other(shift)(key & ((1 << (KEY_BITS + 6)) - 1))
+        });
+        self.second_giant.retain(other(HUGE_BITS + 9));
+        if let Some(scaled) = &mut self.second_scaled {
+            scaled.retain(other(page_bits));
+        }
+    }
+}
+
+/// Inserts or replaces.
+#[inline(always)]
+fn put<const W: usize>(array: &mut Assoc<Translation, W>, key: u64, t: Translation) {
+    match array.get(key) {
+        Some(there) => *there = t,
+        None => array.insert(key, t),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::machine::sheet::ICE_LAKE_SP;
+
+    const ONE: Space = Space(1);
+    const TWO: Space = Space(2);
+
+    proptest! {
+        /// Whatever hits is what a map of everything ever inserted says.
+        #[test]
+        fn hits_tell_the_truth(
+            page_bits in 12u32..18,
+            steps in prop::collection::vec((0u64..1 << 10, 0u32..3, 0u32..5, any::<bool>()), 1..500),
+        ) {
+            let mut tlb = Tlb::new(&ICE_LAKE_SP.tlb, page_bits);
+            let mut truth: HashMap<(u32, u64), (Translation, PageSize)> = HashMap::new();
+            for (n, (page, space, what, flag)) in steps.into_iter().enumerate() {
+                // Pages of different sizes do not overlap: the size follows from the address.
+                let size = SIZES[(page % 3) as usize];
+                let gva = (page % 3) << 40 | (page / 3) << 31;
+                let translation = Translation::new(n as u32, flag);
+                match what {
+                    0 | 1 => {
+                        tlb.insert(Space(space), gva, size, translation);
+                        truth.insert((space, gva), (translation, size));
+                    }
+                    2 => {
+                        tlb.invalidate(Space(space), gva);
+                        truth.remove(&(space, gva));
+                        prop_assert_eq!(tlb.get(Space(space), gva), None);
+                    }
+                    3 if page % 16 == 0 => {
+                        tlb.clear_space(Space(space));
+                        truth.retain(|k, _| k.0 != space);
+                    }
+                    _ => {}
+                }
+                if let Some(hit) = tlb.get(Space(space), gva) {
+                    prop_assert_eq!(Some(&(hit.translation, hit.size)), truth.get(&(space, gva)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_leaves_the_first_level_stays_in_the_second() {
+        let mut tlb = Tlb::new(&ICE_LAKE_SP.tlb, 12);
+        for page in 0..128u64 {
+            tlb.insert(
+                ONE,
+                page << 12,
+                PageSize::Base,
+                Translation::new(page as u32, false),
+            );
+        }
+        let hit = tlb.get(ONE, 0).unwrap();
+        assert!(hit.second && hit.translation.first_frame() == 0);
+        assert!(!tlb.get(ONE, 0).unwrap().second);
+        assert_eq!(tlb.get(TWO, 0), None);
+    }
+
+    #[test]
+    fn a_space_goes_alone() {
+        let mut tlb = Tlb::new(&ICE_LAKE_SP.tlb, 12);
+        for (space, size) in [ONE, TWO]
+            .into_iter()
+            .flat_map(|s| SIZES.map(|size| (s, size)))
+        {
+            tlb.insert(space, (size as u64) << 32, size, Translation::new(1, true));
+        }
+        tlb.clear_space(ONE);
+        for size in SIZES {
+            assert_eq!(tlb.get(ONE, (size as u64) << 32), None, "{size:?}");
+            assert!(tlb.get(TWO, (size as u64) << 32).is_some(), "{size:?}");
+        }
+    }
+
+    #[test]
+    fn a_page_that_stands_for_many_leaves_the_reach_as_it_is() {
+        let reach = |k: u32| {
+            let mut tlb = Tlb::new(&ICE_LAKE_SP.tlb, 12 + k);
+            let pages = 4096u64 >> k;
+            for page in 0..pages {
+                let t = Translation::new(page as u32, false);
+                tlb.insert(ONE, page << (12 + k), PageSize::Base, t);
+            }
+            (0..pages)
+                .filter(|p| tlb.get(ONE, p << (12 + k)).is_some())
+                .count()
+                << k
+        };
+        assert_eq!((reach(0), reach(3), reach(6)), (2048, 2048, 2048));
+    }
+}

@@ -1,0 +1,127 @@
+//! The seam between simulated programs and the machine that runs them.
+
+use demeter_policy::{ByteCount, GuestVirtAddr, VirtRange};
+
+/// The most accesses in a [`Batch`].
+pub const BATCH: usize = 1024;
+
+/// Marks a store.
+const STORE: u64 = 1 << 63;
+
+/// Bits of a guest-virtual address (five-level paging).
+const ADDRESS: u64 = (1 << 57) - 1;
+
+/// One access of a simulated program: a load or a store at a byte address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Access(u64);
+
+impl Access {
+    /// A load. Address bits above 57 are dropped.
+    #[inline]
+    pub fn load(gva: GuestVirtAddr) -> Self {
+        Self(gva.0 & ADDRESS)
+    }
+
+    /// A store. Address bits above 57 are dropped.
+    #[inline]
+    pub fn store(gva: GuestVirtAddr) -> Self {
+        Self(gva.0 & ADDRESS | STORE)
+    }
+
+    /// Where.
+    #[inline]
+    pub fn gva(self) -> GuestVirtAddr {
+        GuestVirtAddr(self.0 & ADDRESS)
+    }
+
+    /// Whether it writes.
+    #[inline]
+    pub fn is_store(self) -> bool {
+        self.0 & STORE != 0
+    }
+}
+
+/// What a thread does next: up to [`BATCH`] accesses in order, and how many operations of the
+/// program they complete.
+#[derive(Debug, Clone)]
+pub struct Batch {
+    accesses: [Access; BATCH],
+    len: usize,
+    /// Operations that end in this batch.
+    pub ops: u32,
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self {
+            accesses: [Access::default(); BATCH],
+            len: 0,
+            ops: 0,
+        }
+    }
+}
+
+impl Batch {
+    /// Empties it.
+    pub fn clear(&mut self) {
+        self.len = 0;
+        self.ops = 0;
+    }
+
+    /// Appends an access. The caller sees to it that there is [`Self::room`].
+    ///
+    /// # Panics
+    /// When it is full.
+    #[inline]
+    pub fn push(&mut self, access: Access) {
+        self.accesses[self.len] = access;
+        self.len += 1;
+    }
+
+    /// Accesses that still fit.
+    #[inline]
+    pub fn room(&self) -> usize {
+        BATCH - self.len
+    }
+
+    /// The accesses, in order.
+    #[inline]
+    pub fn accesses(&self) -> &[Access] {
+        &self.accesses[..self.len]
+    }
+}
+
+/// Memory that a program asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Region {
+    /// For people.
+    pub name: String,
+    /// Its size; not zero.
+    pub bytes: ByteCount,
+}
+
+/// What a program does, thread by thread. Deterministic from its seed; no I/O, no clock.
+pub trait Program {
+    /// Its memory, in the order in which it is allocated and first touched.
+    fn regions(&self) -> Vec<Region>;
+
+    /// Tells where each region begins, in the order of [`Self::regions`]. Called once, first.
+    fn place(&mut self, bases: &[GuestVirtAddr]);
+
+    /// Threads; at least one, the same throughout.
+    fn threads(&self) -> usize;
+
+    /// The next accesses of initialisation (first touch) into an empty batch; false once there
+    /// are no more.
+    fn populate(&mut self, out: &mut Batch) -> bool;
+
+    /// The next accesses of `thread` into an empty batch, at least one. `now_ns` is the time
+    /// since the timed phase began.
+    fn next(&mut self, thread: usize, now_ns: u64, out: &mut Batch);
+
+    /// What is hot now, if the program knows: sorted, disjoint. Empty if it does not.
+    fn hot(&self, now_ns: u64) -> Vec<VirtRange>;
+
+    /// Picoseconds of computation for each operation, beyond its accesses.
+    fn compute_ps(&self) -> u64;
+}

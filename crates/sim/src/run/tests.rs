@@ -1,0 +1,203 @@
+use demeter_policy::{BLOCK_SIZE, ByteCount, GuestVirtAddr, MIB, PAGE_SIZE, VirtRange};
+
+use super::*;
+use crate::program::{Access, Batch, Region};
+
+/// Random updates, nine of ten to the last eighth of the memory.
+struct Updates {
+    bytes: u64,
+    base: u64,
+    touched: u64,
+    states: Vec<u64>,
+}
+
+impl Updates {
+    fn new(mib: u64, threads: u64) -> Self {
+        Self {
+            bytes: mib * MIB,
+            base: 0,
+            touched: 0,
+            states: (1..=threads).map(|t| t << 20).collect(),
+        }
+    }
+}
+
+impl Program for Updates {
+    fn regions(&self) -> Vec<Region> {
+        vec![Region {
+            name: "array".into(),
+            bytes: ByteCount(self.bytes),
+        }]
+    }
+
+    fn place(&mut self, bases: &[GuestVirtAddr]) {
+        self.base = bases[0].0;
+    }
+
+    fn threads(&self) -> usize {
+        self.states.len()
+    }
+
+    fn populate(&mut self, out: &mut Batch) -> bool {
+        while out.room() > 0 && self.touched < self.bytes {
+            out.push(Access::store(GuestVirtAddr(self.base + self.touched)));
+            self.touched += PAGE_SIZE;
+        }
+        !out.accesses().is_empty()
+    }
+
+    fn next(&mut self, thread: usize, _now_ns: u64, out: &mut Batch) {
+        let hot = self.bytes / 8;
+        while out.room() >= 2 {
+            let state = &mut self.states[thread];
+            *state = state
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            let random = *state >> 24;
+            let offset = if *state % 100 < 90 {
+                self.bytes - hot + random % hot
+            } else {
+                random % (self.bytes - hot)
+            };
+            let gva = GuestVirtAddr(self.base + offset / 8 * 8);
+            out.push(Access::load(gva));
+            out.push(Access::store(gva));
+            out.ops += 1;
+        }
+    }
+
+    fn hot(&self, _now_ns: u64) -> Vec<VirtRange> {
+        let end = self.base + self.bytes;
+        let hot = VirtRange::new(GuestVirtAddr(end - self.bytes / 8), GuestVirtAddr(end));
+        hot.into_iter().collect()
+    }
+
+    fn compute_ps(&self) -> u64 {
+        1000
+    }
+}
+
+fn scenario(duration_s: u64, sim: &str) -> Scenario {
+    let text = format!(
+        r#"
+        name = "test"
+        duration_s = {duration_s}
+        systems = ["none", "oracle", "linux", "demeter"]
+        [machine]
+        vcpus = 2
+        fast = {{ usable_mib = 64, latency_ns = 80, bandwidth_gbps = 100 }}
+        slow = {{ usable_mib = 256, latency_ns = 250, bandwidth_gbps = 20 }}
+        [workload]
+        kind = "gups"
+        size_mib = 256
+        hot_mib = 32
+        hot_weight = 0.9
+        [sim]
+        {sim}
+        "#
+    );
+    toml::from_str(&text).unwrap()
+}
+
+/// The scenario's machine, with a cache that is small beside the hot set.
+fn setup(scenario: &Scenario) -> Setup {
+    let mut setup = Setup::new(scenario).unwrap();
+    setup.sheet.caches[2].geometry.sets = 1024;
+    setup
+}
+
+fn simulated(scenario: &Scenario, system: System) -> SystemResult {
+    let setup = setup(scenario);
+    let programs = (0..setup.vms).map(|_| Updates::new(256, 2)).collect();
+    simulate(scenario, &setup, system, programs).unwrap()
+}
+
+#[test]
+fn demeter_comes_near_the_oracle_and_none_does_not() {
+    let scenario = scenario(8, "scale_bits = 5");
+    let steady = |system| simulated(&scenario, system).steady_mops.unwrap();
+    let (none, demeter, oracle) = (
+        steady(System::None),
+        steady(System::Demeter),
+        steady(System::Oracle),
+    );
+    assert!(none < 0.7 * oracle, "{none} of {oracle}");
+    assert!(demeter > 0.9 * oracle, "{demeter} of {oracle}");
+}
+
+#[test]
+fn demeter_settles_and_the_oracle_moves_nothing() {
+    let scenario = scenario(9, "scale_bits = 5");
+    let demeter = simulated(&scenario, System::Demeter);
+    assert!(demeter.t90_s.unwrap() <= 4.0, "{:?}", demeter.t90_s);
+    assert_eq!(demeter.moved_steady_bytes_per_s, Some(0.0));
+    let oracle = simulated(&scenario, System::Oracle);
+    assert_eq!(
+        (oracle.hot_in_fast_final, oracle.bytes_promoted),
+        (1.0, Some(0))
+    );
+}
+
+#[test]
+fn every_system_is_deterministic_and_seconds_add_up() {
+    let scenario = scenario(2, "scale_bits = 6");
+    for system in System::ALL {
+        if Parts::of(system).is_none() {
+            continue;
+        }
+        let (one, two) = (simulated(&scenario, system), simulated(&scenario, system));
+        assert_eq!(one, two, "{system}");
+        // Two virtual CPUs for two seconds; the last slice may reach a little beyond.
+        let spent: f64 = one.cpu_s.values().sum();
+        assert!((4.0..4.2).contains(&spent), "{system}: {spent}");
+    }
+}
+
+#[test]
+fn scale_leaves_figures_as_they_are() {
+    let speed = |bits: u32| {
+        let scenario = scenario(1, &format!("scale_bits = {bits}"));
+        simulated(&scenario, System::None).mean_mops.unwrap()
+    };
+    let (small, large) = (speed(2), speed(5));
+    assert!((large / small - 1.0).abs() < 0.05, "{small} and {large}");
+}
+
+#[test]
+fn vms_side_by_side_share_bandwidth_only() {
+    let one = simulated(&scenario(1, "scale_bits = 6"), System::None);
+    let three = simulated(&scenario(1, "scale_bits = 6\nvms = 3"), System::None);
+    let speedup = three.mean_mops.unwrap() / one.mean_mops.unwrap();
+    assert!((2.5..=3.05).contains(&speedup), "{speedup}");
+}
+
+#[test]
+fn systems_without_a_model_and_machines_that_are_too_large_are_refused() {
+    let scenario = scenario(1, "");
+    let setup = Setup::new(&scenario).unwrap();
+    let refused = simulate(&scenario, &setup, System::Damon, vec![Updates::new(1, 1)]);
+    assert!(
+        refused
+            .unwrap_err()
+            .to_string()
+            .contains("no model of damon")
+    );
+    let mut large = scenario.clone();
+    large.machine.slow.usable_mib = 1 << 24;
+    large.sim.scale_bits = Some(0);
+    assert!(
+        Setup::new(&large)
+            .unwrap_err()
+            .to_string()
+            .contains("sim.scale_bits")
+    );
+}
+
+#[test]
+fn a_program_that_does_not_fit_is_told_of() {
+    let scenario = scenario(1, "scale_bits = 4");
+    let setup = Setup::new(&scenario).unwrap();
+    let too_much = Updates::new(256 + 64 + 2 * BLOCK_SIZE / MIB, 1);
+    let refused = simulate(&scenario, &setup, System::None, vec![too_much]);
+    assert!(refused.unwrap_err().to_string().contains("memory is full"));
+}

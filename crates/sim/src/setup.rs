@@ -1,0 +1,200 @@
+//! From a scenario's machine to a world in which nothing has happened yet.
+
+use demeter_guest::config::Config;
+use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, MIB};
+use demeter_scenario::{Cpu, Scenario, Thp, Workload};
+
+use crate::error::SimError;
+use crate::guest::{Guest, GuestConfig, with_low_watermark};
+use crate::hypervisor::{Backing, BackingPolicy, Hypervisor};
+use crate::machine::actor::Vcpu;
+use crate::machine::core::Core;
+use crate::machine::flush::FlushCounts;
+use crate::machine::memory::Memory;
+use crate::machine::radix::{INDEX_MAX, Radix};
+use crate::machine::sampler::Sampling;
+use crate::machine::sheet::{ICE_LAKE_SP, PS_PER_NS, Sheet, ZEN_3};
+use crate::machine::tier::TierSheet;
+use crate::machine::walk::Space;
+use crate::program::Program;
+use crate::system::{AgentSettings, Classify, Manager, Parts};
+use crate::vm::{Hardware, Host, Vm};
+use crate::world::World;
+
+/// Simulated accesses that a run shall take about, when the scenario does not say its scale:
+/// some seconds.
+const ACCESSES_WANTED: u64 = 1 << 25;
+
+/// Time between two accesses of a thread, for that estimate.
+const ACCESS_NS: u64 = 100;
+
+/// The largest scale that is chosen: 2 MiB blocks keep 8 pages.
+const SCALE_MAX: u32 = 6;
+
+/// Share of the host's fast tier, in 1/1000, that allocations leave free.
+const HOST_LOW_MILLI: u64 = 20;
+
+/// What a world is made of, but for its programs and its system.
+#[derive(Debug, Clone)]
+pub(crate) struct Setup {
+    pub(crate) sheet: Sheet,
+    /// A base page and an access stand for `2^k` real ones.
+    pub(crate) k: u32,
+    pub(crate) tiers: [TierSheet; 2],
+    /// Memory of each VM that its program may use, by tier.
+    pub(crate) usable: [ByteCount; 2],
+    pub(crate) huge_pages: bool,
+    /// Of each VM.
+    pub(crate) vcpus: u32,
+    pub(crate) vms: u32,
+    pub(crate) agent: AgentSettings,
+}
+
+impl Setup {
+    /// The machine of a scenario.
+    pub(crate) fn new(scenario: &Scenario) -> Result<Self, SimError> {
+        let machine = &scenario.machine;
+        let sheet = match scenario.sim.cpu {
+            Cpu::IceLakeSp => ICE_LAKE_SP,
+            Cpu::Zen3 => ZEN_3,
+        };
+        let tier = |tier: &demeter_scenario::Tier, write_gbps: Option<u64>| TierSheet {
+            latency_ps: tier.latency_ns * PS_PER_NS,
+            read_bytes_per_s: tier.bandwidth_gbps * 1_000_000_000,
+            write_bytes_per_s: write_gbps.unwrap_or(tier.bandwidth_gbps) * 1_000_000_000,
+        };
+        let setup = Self {
+            sheet,
+            k: scenario
+                .sim
+                .scale_bits
+                .unwrap_or_else(|| scale_for(scenario)),
+            tiers: [
+                tier(&machine.fast, None),
+                tier(&machine.slow, scenario.sim.slow_write_gbps),
+            ],
+            usable: [&machine.fast, &machine.slow].map(|t| ByteCount(t.usable_mib * MIB)),
+            huge_pages: machine.thp == Thp::Always,
+            vcpus: machine.vcpus,
+            vms: scenario.sim.vms,
+            agent: agent_settings(scenario)?,
+        };
+        setup.check()?;
+        Ok(setup)
+    }
+
+    fn check(&self) -> Result<(), SimError> {
+        self.sheet.check()?;
+        let bytes = u64::from(self.vms) * (self.usable[0].0 + self.usable[1].0);
+        // A little more is needed for tables and watermarks.
+        let pages = (bytes + bytes / 16) >> self.page_bits();
+        let max = u64::from(INDEX_MAX);
+        if pages > max {
+            return Err(SimError::TooLarge { pages, max });
+        }
+        Ok(())
+    }
+
+    fn page_bits(&self) -> u32 {
+        12 + self.k
+    }
+
+    /// A world in which each program runs in a VM of its own, managed by a system of these parts.
+    pub(crate) fn world<P: Program>(&self, parts: Parts, programs: Vec<P>) -> World<P> {
+        let [fast, slow] = self.nodes();
+        let nodes = if parts.in_hypervisor() {
+            [ByteCount(fast.0 + slow.0), ByteCount(0)]
+        } else {
+            [fast, slow]
+        };
+        let vms = programs.len() as u64;
+        let guest_config = GuestConfig {
+            levels: self.sheet.levels,
+            page_bits: self.page_bits(),
+            nodes,
+            huge_pages: self.huge_pages,
+        };
+        let guest_tables = Radix::table_bytes(fast.0 + slow.0).next_multiple_of(BLOCK_SIZE);
+        let host_tables = Radix::table_bytes(guest_tables + fast.0 + slow.0 + BLOCK_SIZE);
+        let (hypervisor, fast_end) = Hypervisor::new(
+            self.page_bits(),
+            ByteCount(vms * host_tables),
+            ByteCount(vms * (guest_tables + fast.0)),
+            ByteCount(vms * slow.0),
+            HOST_LOW_MILLI,
+        );
+        let vm = |(i, program): (usize, P)| {
+            let guest = Guest::new(&guest_config);
+            let policy = if parts.in_hypervisor() {
+                BackingPolicy::FastFirst
+            } else {
+                BackingPolicy::ByNode(GuestPhysAddr(guest.slow_gpa()))
+            };
+            let first_page = (i as u64 * host_tables / 4096) as u32;
+            let backing = Backing::new(self.sheet.levels, self.page_bits(), first_page, policy);
+            let manager = Manager::new(parts, &self.agent);
+            let mut vm = Vm::new(self.hardware(i as u32), guest, backing, manager, program);
+            if parts.classify == Classify::Told {
+                vm.guest.promise(vm.program.hot(0));
+            }
+            vm
+        };
+        let vms = programs.into_iter().enumerate().map(vm).collect();
+        let host = Host {
+            memory: Memory::new(&self.sheet, self.tiers, fast_end),
+            hypervisor,
+        };
+        World::new(host, vms, self.k)
+    }
+
+    /// Sizes of a VM's nodes: what the program may use and what allocations leave free.
+    fn nodes(&self) -> [ByteCount; 2] {
+        let [fast, slow] = self.usable;
+        [with_low_watermark(fast), slow].map(|n| ByteCount(n.0.next_multiple_of(BLOCK_SIZE)))
+    }
+
+    fn hardware(&self, vm: u32) -> Hardware {
+        let vcpus = self.vcpus as usize;
+        Hardware {
+            vcpus: vec![Vcpu::default(); vcpus],
+            cores: vec![Core::new(&self.sheet, self.page_bits()); vcpus],
+            flushes: FlushCounts::default(),
+            space: Space(vm),
+            costs: self.sheet.costs,
+            k: self.k,
+        }
+    }
+}
+
+/// The scale at which a scenario takes some seconds.
+fn scale_for(scenario: &Scenario) -> u32 {
+    let threads = u64::from(scenario.machine.vcpus * scenario.sim.vms);
+    let accesses = scenario.duration_s * 1_000_000_000 / ACCESS_NS * threads;
+    (0..SCALE_MAX)
+        .find(|k| accesses >> k <= ACCESSES_WANTED)
+        .unwrap_or(SCALE_MAX)
+}
+
+/// What the agent is set to: its own defaults, and the scenario's `[agent]`.
+fn agent_settings(scenario: &Scenario) -> Result<AgentSettings, SimError> {
+    let mut table = scenario.agent.clone();
+    // Which processes it looks after is not the scenario's to say.
+    table.insert("all".into(), true.into());
+    let wrong = |e: &dyn std::fmt::Display| SimError::Agent(e.to_string());
+    let config: Config = table.try_into().map_err(|e: toml::de::Error| wrong(&e))?;
+    config.check().map_err(|e| wrong(&e))?;
+    Ok(AgentSettings {
+        classifier: config.classifier(),
+        sampling: Sampling {
+            period: config.sample_period.into(),
+            threshold_ps: u64::from(config.latency_threshold_ns) * PS_PER_NS,
+        },
+        epoch_ps: config.epoch_ms * 1_000_000_000,
+        batch: config.batch(),
+    })
+}
+
+/// Whether a workload's speed is told as the latency of its operations.
+pub(crate) fn is_told_as_latency(workload: &Workload) -> bool {
+    matches!(workload, Workload::Memlat(_))
+}

@@ -1,0 +1,125 @@
+//! Systems as compositions of parts: how accesses are seen, how hot memory is told from cold, how
+//! pages are moved. A named system is a line of [`Parts::of`].
+
+mod ageing;
+mod agent;
+mod heat;
+mod hints;
+
+use demeter_scenario::System;
+
+pub(crate) use ageing::Ageing;
+pub(crate) use agent::{Agent, AgentSettings};
+pub(crate) use heat::Heat;
+pub(crate) use hints::{Hints, SCAN_PERIOD_PS};
+
+/// How accesses are seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Track {
+    /// Not at all.
+    Nothing,
+    /// Hardware samples in the guest, drained when its scheduler switches away.
+    SamplesAtSwitch,
+    /// Hardware samples in the guest, drained by a thread that wakes every 2 ms.
+    SamplesByWorker,
+    /// A scanner in the guest's kernel makes pages of the slow node fault.
+    HintFaults,
+    /// The hypervisor clears and reads accessed bits of second-level tables.
+    SecondLevelBits,
+}
+
+/// How hot memory is told from cold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Classify {
+    /// Not at all.
+    Nothing,
+    /// The program says before it starts what is hot.
+    Told,
+    /// Ranges of the policy crate.
+    Ranges,
+    /// A counter for every block of 2 MiB.
+    Blocks,
+    /// A page that faults soon after it was marked (Linux's `numa_balancing=2`).
+    SoonFault,
+    /// A page that faults twice (TPP).
+    SecondFault,
+    /// A page that is found accessed twice in a row.
+    SecondLook,
+}
+
+/// How pages change their place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Relocate {
+    /// Never.
+    Nothing,
+    /// The policy crate's plan, in batches whose translations are flushed together.
+    Batches,
+    /// The policy crate's plan, page by page, each flushed alone.
+    OneByOne,
+    /// Promotion when a page is found hot, demotion when memory is short.
+    Reclaim,
+}
+
+/// What a system is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Parts {
+    pub(crate) track: Track,
+    pub(crate) classify: Classify,
+    pub(crate) relocate: Relocate,
+}
+
+impl Parts {
+    /// The parts of a named system; nothing for those that the simulator does not model.
+    pub(crate) fn of(system: System) -> Option<Self> {
+        use {Classify as C, Relocate as R, Track as T};
+        let (track, classify, relocate) = match system {
+            System::None => (T::Nothing, C::Nothing, R::Nothing),
+            System::Oracle => (T::Nothing, C::Told, R::Nothing),
+            System::Linux => (T::HintFaults, C::SoonFault, R::Reclaim),
+            System::GTpp => (T::HintFaults, C::SecondFault, R::Reclaim),
+            System::HTpp => (T::SecondLevelBits, C::SecondLook, R::Reclaim),
+            System::Demeter => (T::SamplesAtSwitch, C::Ranges, R::Batches),
+            System::DemeterWorker => (T::SamplesByWorker, C::Ranges, R::Batches),
+            System::DemeterBlocks => (T::SamplesAtSwitch, C::Blocks, R::Batches),
+            System::DemeterSequential => (T::SamplesAtSwitch, C::Ranges, R::OneByOne),
+            System::Damon | System::DemeterDamon => return None,
+        };
+        Some(Self {
+            track,
+            classify,
+            relocate,
+        })
+    }
+
+    /// Whether the hypervisor manages the tiers: the guest then sees one node.
+    pub(crate) fn in_hypervisor(self) -> bool {
+        self.track == Track::SecondLevelBits
+    }
+}
+
+/// Who manages a VM's memory, with what it knows.
+#[derive(Debug)]
+pub(crate) enum Manager {
+    /// Nobody.
+    Nobody,
+    /// The guest's kernel, by hint faults.
+    Hints(Hints),
+    /// An agent in the guest, by samples.
+    Agent(Box<Agent>),
+    /// The hypervisor, by accessed bits.
+    Ageing(Ageing),
+}
+
+impl Manager {
+    /// A manager made of these parts.
+    pub(crate) fn new(parts: Parts, settings: &AgentSettings) -> Self {
+        match parts.track {
+            Track::Nothing => Self::Nobody,
+            Track::HintFaults => Self::Hints(Hints::new(parts.classify)),
+            Track::SamplesAtSwitch | Track::SamplesByWorker => {
+                Self::Agent(Box::new(Agent::new(parts, settings)))
+            }
+            Track::SecondLevelBits => Self::Ageing(Ageing::default()),
+        }
+    }
+}

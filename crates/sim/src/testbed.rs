@@ -1,0 +1,111 @@
+//! One core with its memory, for measuring how fast the model runs.
+
+use demeter_policy::{ByteCount, GuestVirtAddr, PAGE_SIZE};
+
+use crate::machine::core::{Core, Tables};
+use crate::machine::ledger::Bill;
+use crate::machine::memory::Memory;
+use crate::machine::radix::{PageSize, Radix};
+use crate::machine::sampler::Sampling;
+use crate::machine::sheet::{ICE_LAKE_SP, PS_PER_NS};
+use crate::machine::tier::TierSheet;
+use crate::machine::walk::Space;
+use crate::program::Access;
+
+/// How much of the machine is modelled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Model {
+    /// Native walks, no data caches.
+    Native,
+    /// Native walks and three levels of data cache.
+    NativeCaches,
+    /// Nested walks, no data caches.
+    Nested,
+    /// Nested walks, three levels of data cache, sampling: all that a system runs on.
+    Full,
+}
+
+/// A core whose memory is mapped in pages of 4 KiB, half of it in each tier.
+pub struct Testbed {
+    core: Core,
+    guest: Radix,
+    host: Radix,
+    memory: Memory,
+    pages: u64,
+}
+
+impl Testbed {
+    /// Where its memory begins.
+    pub const BASE: GuestVirtAddr = GuestVirtAddr(1 << 30);
+
+    /// Maps so many bytes, at most 256 GiB, rounded up to a page.
+    pub fn new(bytes: ByteCount) -> Self {
+        let pages = bytes.0.div_ceil(PAGE_SIZE);
+        let table_pages = Radix::table_bytes(bytes.0) / PAGE_SIZE;
+        let mut guest = Radix::new(4, 12);
+        for page in 0..pages {
+            let gva = Self::BASE.0 + page * PAGE_SIZE;
+            guest.map(gva, PageSize::Base, (table_pages + page) as u32);
+        }
+        let mut host = Radix::new(4, 12);
+        let host_tables = Radix::table_bytes((table_pages + pages) * PAGE_SIZE) / PAGE_SIZE;
+        for page in 0..table_pages + pages {
+            host.map(
+                page * PAGE_SIZE,
+                PageSize::Base,
+                (host_tables + page) as u32,
+            );
+        }
+        let tier = |latency_ns| TierSheet {
+            latency_ps: latency_ns * PS_PER_NS,
+            read_bytes_per_s: 100_000_000_000,
+            write_bytes_per_s: 100_000_000_000,
+        };
+        let middle = (host_tables + table_pages + pages / 2) * PAGE_SIZE;
+        let mut core = Core::new(&ICE_LAKE_SP, 12);
+        let sampling = Sampling {
+            period: 4093,
+            threshold_ps: 64 * PS_PER_NS,
+        };
+        core.sampler.start(sampling, 0);
+        Self {
+            core,
+            guest,
+            host,
+            memory: Memory::new(&ICE_LAKE_SP, [tier(80), tier(250)], middle),
+            pages,
+        }
+    }
+
+    /// Runs accesses, all of them inside; returns the simulated time in picoseconds.
+    ///
+    /// # Panics
+    /// When one of them lies outside.
+    pub fn run(&mut self, model: Model, accesses: &[Access]) -> u64 {
+        let mut bill = Bill::default();
+        let mut tables = Tables {
+            guest: &mut self.guest,
+            host: &mut self.host,
+            host_first_page: 0,
+            space: Space(0),
+        };
+        let (core, memory) = (&mut self.core, &mut self.memory);
+        let (tables, bill_now) = (&mut tables, &mut bill);
+        let progress = match model {
+            Model::Native => core.run::<false, false>(accesses, tables, memory, bill_now),
+            Model::NativeCaches => core.run::<false, true>(accesses, tables, memory, bill_now),
+            Model::Nested => core.run::<true, false>(accesses, tables, memory, bill_now),
+            Model::Full => core.run::<true, true>(accesses, tables, memory, bill_now),
+        };
+        assert_eq!(progress.fault, None, "an access outside of the testbed");
+        if core.sampler.is_full() {
+            core.sampler.drain().for_each(drop);
+        }
+        bill.total()
+    }
+
+    /// Bytes of page tables for each mapped page.
+    pub fn table_bytes_per_page(&self) -> f64 {
+        (self.guest.state_bytes() + self.host.state_bytes()) as f64 / self.pages as f64
+    }
+}

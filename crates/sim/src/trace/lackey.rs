@@ -1,0 +1,87 @@
+//! What `valgrind --tool=lackey --trace-mem=yes` prints: a line for each instruction and access.
+//!
+//! `I  04016b80,3` ran an instruction, ` L 1ffeffe7e,8` loaded, ` S ...` stored, ` M ...` loaded
+//! and stored; address in hexadecimal, then the size. Lines that begin with `==` are valgrind's
+//! own. Lackey does not say which thread it was: all are one.
+
+use std::io::{self, BufRead};
+use std::path::Path;
+
+use demeter_policy::GuestVirtAddr;
+
+use super::{Error, Event, Fault};
+use crate::Access;
+
+/// Longest line that can be one of lackey's, bytes.
+const LINE_MAX: u64 = 4096;
+
+/// Reads lackey's output to its end; `found` gets what happened, in order.
+///
+/// # Errors
+/// When `source` fails, `found` does, or a line is not lackey's: with its offset.
+pub fn lackey(
+    mut source: impl BufRead,
+    path: &Path,
+    mut found: impl FnMut(&[Event]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let mut line = Vec::new();
+    let mut offset = 0;
+    loop {
+        line.clear();
+        let mut bounded = io::Read::take(&mut source, LINE_MAX);
+        let read = bounded
+            .read_until(b'\n', &mut line)
+            .map_err(Error::io("read", path))?;
+        if read == 0 {
+            return Ok(());
+        }
+        let text = line.trim_ascii();
+        if !text.is_empty() && !text.starts_with(b"==") {
+            let events = parse(text).ok_or_else(|| Error::content(path, offset, Fault::Line))?;
+            found(&events)?;
+        }
+        offset += read as u64;
+    }
+}
+
+/// The events of a line: at most two.
+fn parse(line: &[u8]) -> Option<Events> {
+    let (kind, rest) = line.split_first()?;
+    let rest = std::str::from_utf8(rest).ok()?.trim_start();
+    let (address, size) = rest.split_once(',')?;
+    size.parse::<u16>().ok()?;
+    let gva = GuestVirtAddr(u64::from_str_radix(address, 16).ok()?);
+    let (load, store) = (Access::load(gva), Access::store(gva));
+    Some(match kind {
+        b'I' => Events::one(Event::Instructions(1)),
+        b'L' => Events::one(Event::Access(load)),
+        b'S' => Events::one(Event::Access(store)),
+        b'M' => Events {
+            events: [Event::Access(load), Event::Access(store)],
+            count: 2,
+        },
+        _ => return None,
+    })
+}
+
+struct Events {
+    events: [Event; 2],
+    count: usize,
+}
+
+impl Events {
+    fn one(event: Event) -> Self {
+        Self {
+            events: [event; 2],
+            count: 1,
+        }
+    }
+}
+
+impl std::ops::Deref for Events {
+    type Target = [Event];
+
+    fn deref(&self) -> &[Event] {
+        &self.events[..self.count]
+    }
+}

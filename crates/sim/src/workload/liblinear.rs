@@ -1,0 +1,146 @@
+//! liblinear-like dual coordinate descent: one weight vector, updated by instance after instance
+//! of a sparse matrix.
+//!
+//! An instance's features are streamed; for each of them its weight is read, and then read again
+//! and updated. Features are skewed as words are: some are in many instances, most in few. The
+//! weights are a thirtieth of the memory, get two thirds of the accesses, and are allocated last,
+//! when the data has been read: a hot spot that begins in slow memory.
+
+use demeter_policy::MIB;
+use demeter_scenario as scenario;
+
+use super::generator::Generator;
+use super::memory::{Extent, Memory, load, region, store};
+use super::rng::mix;
+use super::scatter::Scatter;
+use super::zipf::Zipf;
+use crate::{Batch, Region};
+
+const MATRIX: usize = 0;
+const ALPHAS: usize = 1;
+const WEIGHTS: usize = 2;
+
+/// Features of an instance: the mean of the data set kdda, 305.6 million over 8.4 million.
+const FEATURES: u64 = 36;
+/// Index and value of a feature.
+const ENTRY: u64 = 16;
+/// A number.
+const NUMBER: u64 = 8;
+/// Weights for each instance, times ten: kdda has 20.2 million features.
+const WEIGHTS_PER_TEN: u64 = 24;
+/// Popularity of features.
+const THETA: f64 = 1.0;
+
+/// Two multiplications and additions for each feature.
+const INSTANCE_PS: u64 = 40_000;
+
+/// Accesses for each instance.
+const ACCESSES: usize = FEATURES as usize * 4 + 2;
+
+pub(crate) struct Liblinear {
+    seed: u64,
+    instances: u64,
+    popularity: Zipf,
+    features: Scatter,
+    threads: Vec<Thread>,
+}
+
+/// One thread's instances, in another order in each pass.
+struct Thread {
+    first: u64,
+    order: Scatter,
+    next: u64,
+    pass: u64,
+}
+
+impl Liblinear {
+    pub(crate) fn new(app: &scenario::App, seed: u64) -> Self {
+        let instance_bytes = FEATURES * ENTRY + NUMBER + WEIGHTS_PER_TEN * NUMBER / 10 + 1;
+        let instances = app.size_mib * MIB / instance_bytes;
+        let weights = instances * WEIGHTS_PER_TEN / 10;
+        let threads = u64::from(app.threads);
+        let thread = |i| {
+            let first = instances * i / threads;
+            Thread {
+                first,
+                order: Scatter::new(instances * (i + 1) / threads - first, mix(seed ^ i)),
+                next: 0,
+                pass: 0,
+            }
+        };
+        Self {
+            seed,
+            instances,
+            popularity: Zipf::new(weights, THETA),
+            features: Scatter::new(weights, seed),
+            threads: (0..threads).map(thread).collect(),
+        }
+    }
+
+    /// The feature at `entry` of the matrix: the same in every pass.
+    #[inline]
+    fn feature(&self, entry: u64) -> u64 {
+        let rank = self.popularity.rank(mix(self.seed ^ entry));
+        self.features.at(rank)
+    }
+}
+
+impl Generator for Liblinear {
+    fn regions(&self) -> Vec<Region> {
+        vec![
+            region("matrix", self.instances * FEATURES * ENTRY),
+            region("alphas", self.instances * NUMBER),
+            region("weights", self.features.count() * NUMBER),
+        ]
+    }
+
+    fn threads(&self) -> u32 {
+        self.threads.len() as u32
+    }
+
+    fn next(&mut self, memory: &Memory, thread: usize, _now_ns: u64, out: &mut Batch) {
+        let [matrix, alphas, weights] = [MATRIX, ALPHAS, WEIGHTS].map(|region| memory.base(region));
+        while out.room() >= ACCESSES {
+            let Thread {
+                first,
+                order,
+                next,
+                pass,
+            } = &mut self.threads[thread];
+            // Another order in each pass: the same scattering, begun elsewhere.
+            let position = (*next + mix(*pass) % order.count()) % order.count();
+            let instance = *first + order.at(position);
+            *next += 1;
+            if *next == order.count() {
+                *next = 0;
+                *pass += 1;
+            }
+            let entries = instance * FEATURES..(instance + 1) * FEATURES;
+            let mut features = [0; FEATURES as usize];
+            out.push(load(alphas + instance * NUMBER));
+            for (feature, entry) in features.iter_mut().zip(entries) {
+                *feature = weights + self.feature(entry) * NUMBER;
+                out.push(load(matrix + entry * ENTRY));
+                out.push(load(*feature));
+            }
+            for feature in features {
+                out.push(load(feature));
+                out.push(store(feature));
+            }
+            out.push(store(alphas + instance * NUMBER));
+            out.ops += 1;
+        }
+    }
+
+    fn hot(&self, _now_ns: u64) -> Vec<Extent> {
+        vec![Extent {
+            region: WEIGHTS,
+            offset: 0,
+            bytes: self.features.count() * NUMBER,
+        }]
+    }
+
+    fn compute_ps(&self) -> u64 {
+        INSTANCE_PS
+    }
+}

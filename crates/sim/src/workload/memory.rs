@@ -1,0 +1,108 @@
+//! A program's memory: regions in the order of allocation, where they were put, their first touch.
+
+use demeter_policy::{ByteCount, GuestVirtAddr, PAGE_SIZE, VirtRange};
+
+use crate::{Access, Batch, Region};
+
+/// Bytes of a cache line.
+pub(crate) const LINE: u64 = 64;
+
+/// The regions of a program, and their bases once they are placed.
+#[derive(Debug, Clone)]
+pub(crate) struct Memory {
+    regions: Vec<Region>,
+    /// Regions before the program's own: the idle one, if there is any.
+    skip: usize,
+    bases: Vec<GuestVirtAddr>,
+    /// The next page to touch: region, byte offset.
+    untouched: (usize, u64),
+}
+
+/// A part of a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Extent {
+    /// Index among the program's own regions.
+    pub(crate) region: usize,
+    /// Byte offset into it.
+    pub(crate) offset: u64,
+    /// Length.
+    pub(crate) bytes: u64,
+}
+
+impl Memory {
+    /// Memory of these regions, not yet placed, behind `idle_bytes` that are touched first and
+    /// then never.
+    pub(crate) fn new(idle_bytes: u64, mut regions: Vec<Region>) -> Self {
+        let skip = usize::from(idle_bytes > 0);
+        if skip > 0 {
+            regions.insert(0, region("idle", idle_bytes));
+        }
+        Self {
+            bases: vec![GuestVirtAddr(0); regions.len()],
+            regions,
+            skip,
+            untouched: (0, 0),
+        }
+    }
+
+    /// All regions, the idle one first.
+    pub(crate) fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// Takes note of where each region begins.
+    pub(crate) fn place(&mut self, bases: &[GuestVirtAddr]) {
+        self.bases.clear();
+        self.bases.extend_from_slice(bases);
+    }
+
+    /// Where the program's `region` begins.
+    #[inline]
+    pub(crate) fn base(&self, region: usize) -> u64 {
+        self.bases[self.skip + region].0
+    }
+
+    /// The extent's addresses; nothing when it is empty.
+    pub(crate) fn range(&self, extent: Extent) -> Option<VirtRange> {
+        let start = self.base(extent.region) + extent.offset;
+        VirtRange::new(GuestVirtAddr(start), GuestVirtAddr(start + extent.bytes))
+    }
+
+    /// Stores to the pages that nobody touched yet, in the order of allocation and of addresses,
+    /// as long as the batch has room. False when there was none left.
+    pub(crate) fn populate(&mut self, out: &mut Batch) -> bool {
+        while out.room() > 0 {
+            let (region, offset) = self.untouched;
+            let Some(ByteCount(bytes)) = self.regions.get(region).map(|r| r.bytes) else {
+                break;
+            };
+            if offset >= bytes {
+                self.untouched = (region + 1, 0);
+                continue;
+            }
+            out.push(store(self.bases[region].0 + offset));
+            self.untouched = (region, offset + PAGE_SIZE);
+        }
+        !out.accesses().is_empty()
+    }
+}
+
+/// A region of a program.
+pub(crate) fn region(name: &str, bytes: u64) -> Region {
+    Region {
+        name: name.into(),
+        bytes: ByteCount(bytes),
+    }
+}
+
+/// A load of the byte address `gva`.
+#[inline]
+pub(crate) fn load(gva: u64) -> Access {
+    Access::load(GuestVirtAddr(gva))
+}
+
+/// A store to the byte address `gva`.
+#[inline]
+pub(crate) fn store(gva: u64) -> Access {
+    Access::store(GuestVirtAddr(gva))
+}

@@ -1,0 +1,111 @@
+//! What runs on the simulated machine: generators of accesses, and recorded traces.
+//!
+//! A generator computes its data structures instead of storing them, so that a footprint of
+//! 144 GiB costs no 144 GiB, and yields a batch of accesses in a microsecond or a few.
+
+mod bfs;
+mod btree;
+mod generator;
+mod gups;
+mod kronecker;
+mod liblinear;
+mod memlat;
+mod memory;
+mod pagerank;
+mod replay;
+mod rng;
+mod scatter;
+mod sequential;
+mod silo;
+mod stencil;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod xsbench;
+mod zipf;
+
+use demeter_policy::{GuestVirtAddr, MIB, VirtRange};
+use demeter_scenario::Workload as Kind;
+
+use self::generator::Generator;
+use self::memory::Memory;
+use crate::trace::Error;
+use crate::{Batch, Program, Region};
+
+/// A workload of a scenario, as a program.
+pub struct Workload {
+    memory: Memory,
+    // One virtual call for a thousand accesses.
+    generator: Box<dyn Generator>,
+}
+
+impl Workload {
+    /// The program that a scenario names, with its random numbers from `seed`.
+    ///
+    /// # Errors
+    /// Only a trace can fail: when it cannot be read or is not whole.
+    pub fn new(kind: &Kind, seed: u64) -> Result<Self, Error> {
+        let generator: Box<dyn Generator> = match kind {
+            Kind::Gups(gups) => Box::new(gups::Gups::new(gups, seed)),
+            Kind::Memlat(memlat) => Box::new(memlat::Memlat::new(memlat, seed)),
+            Kind::Sequential(app) => Box::new(sequential::Sequential::new(app)),
+            Kind::Btree(app) => Box::new(btree::Btree::new(app, seed)),
+            Kind::Silo(silo) => Box::new(silo::Silo::new(silo, seed)),
+            Kind::Xsbench(app) => Box::new(xsbench::Xsbench::new(app, seed)),
+            Kind::Bwaves(app) => Box::new(stencil::Stencil::new(app)),
+            Kind::Graph500(app) => Box::new(bfs::Bfs::new(app, seed)),
+            Kind::Pagerank(app) => Box::new(pagerank::Pagerank::new(app, seed)),
+            Kind::Liblinear(app) => Box::new(liblinear::Liblinear::new(app, seed)),
+            Kind::Trace(trace) => Box::new(replay::Replay::open(&trace.file)?),
+        };
+        Ok(Self {
+            memory: Memory::new(kind.cold_mib() * MIB, generator.regions()),
+            generator,
+        })
+    }
+
+    /// Says whether all that the program did was as its source says: a trace that was changed
+    /// while it was replayed is found out here. For the end of a run.
+    ///
+    /// # Errors
+    /// What was wrong with the trace.
+    pub fn finish(self) -> Result<(), Error> {
+        self.generator.finish()
+    }
+}
+
+impl Program for Workload {
+    fn regions(&self) -> Vec<Region> {
+        self.memory.regions().to_vec()
+    }
+
+    fn place(&mut self, bases: &[GuestVirtAddr]) {
+        self.memory.place(bases);
+    }
+
+    fn threads(&self) -> usize {
+        self.generator.threads() as usize
+    }
+
+    fn populate(&mut self, out: &mut Batch) -> bool {
+        self.memory.populate(out)
+    }
+
+    fn next(&mut self, thread: usize, now_ns: u64, out: &mut Batch) {
+        self.generator.next(&self.memory, thread, now_ns, out);
+    }
+
+    fn hot(&self, now_ns: u64) -> Vec<VirtRange> {
+        let hot = self.generator.hot(now_ns);
+        let mut ranges: Vec<VirtRange> = hot
+            .into_iter()
+            .filter_map(|extent| self.memory.range(extent))
+            .collect();
+        ranges.sort_unstable_by_key(VirtRange::start);
+        ranges
+    }
+
+    fn compute_ps(&self) -> u64 {
+        self.generator.compute_ps()
+    }
+}

@@ -1,0 +1,130 @@
+//! PageRank by pulling, on a Kronecker graph: vertex after vertex sums what its neighbours
+//! contribute.
+//!
+//! Offsets, adjacency lists and scores are streamed; contributions are read at random, those of
+//! hubs most often. What is of vertices is allocated first, so that the hot part lands in fast
+//! memory by itself.
+
+use demeter_policy::MIB;
+use demeter_scenario as scenario;
+
+use super::generator::Generator;
+use super::kronecker::{Kronecker, fit};
+use super::memory::{Extent, Memory, load, region, store};
+use crate::{Batch, Region};
+
+const OFFSETS: usize = 0;
+const SCORES: usize = 1;
+const CONTRIBUTIONS: usize = 2;
+const ADJACENCY: usize = 3;
+
+/// Where a list begins.
+const OFFSET: u64 = 8;
+/// A score or a contribution.
+const SCORE: u64 = 4;
+/// A vertex in an adjacency list.
+const VERTEX: u64 = 4;
+/// Bytes of all arrays of vertices, for each.
+const VERTEX_BYTES: u64 = OFFSET + 2 * SCORE;
+/// Edges for each vertex.
+const DEGREE: u64 = 32;
+
+/// An addition for each edge.
+const EDGE_PS: u64 = 500;
+
+/// Most accesses beside those of edges, for each vertex.
+const VERTEX_ACCESSES: usize = 4;
+
+pub(crate) struct Pagerank {
+    graph: Kronecker,
+    threads: Vec<Thread>,
+}
+
+/// One thread's vertices, `[start, end)`.
+struct Thread {
+    start: u64,
+    end: u64,
+    vertex: u64,
+    /// Edges of the vertex that are still to follow.
+    list: std::ops::Range<u64>,
+}
+
+impl Pagerank {
+    pub(crate) fn new(app: &scenario::App, seed: u64) -> Self {
+        let (scale, edges) = fit(app.size_mib * MIB, VERTEX_BYTES, VERTEX, DEGREE);
+        let graph = Kronecker::new(scale, edges, seed);
+        let threads = u64::from(app.threads);
+        let thread = |i| {
+            let start = graph.vertices() * i / threads;
+            Thread {
+                start,
+                end: graph.vertices() * (i + 1) / threads,
+                vertex: start,
+                list: graph.list(start),
+            }
+        };
+        Self {
+            threads: (0..threads).map(thread).collect(),
+            graph,
+        }
+    }
+}
+
+impl Generator for Pagerank {
+    fn regions(&self) -> Vec<Region> {
+        let vertices = self.graph.vertices();
+        vec![
+            region("offsets", vertices * OFFSET),
+            region("scores", vertices * SCORE),
+            region("contributions", vertices * SCORE),
+            region("adjacency", self.graph.edges() * VERTEX),
+        ]
+    }
+
+    fn threads(&self) -> u32 {
+        self.threads.len() as u32
+    }
+
+    fn next(&mut self, memory: &Memory, thread: usize, _now_ns: u64, out: &mut Batch) {
+        let [offsets, scores, contributions, adjacency] =
+            [OFFSETS, SCORES, CONTRIBUTIONS, ADJACENCY].map(|region| memory.base(region));
+        let thread = &mut self.threads[thread];
+        while out.room() > VERTEX_ACCESSES {
+            let edges = ((out.room() / 2) as u64).min(thread.list.end - thread.list.start);
+            for edge in thread.list.start..thread.list.start + edges {
+                out.push(load(adjacency + edge * VERTEX));
+                out.push(load(contributions + self.graph.target(edge) * SCORE));
+            }
+            out.ops += edges as u32;
+            thread.list.start += edges;
+            if out.room() < VERTEX_ACCESSES || !thread.list.is_empty() {
+                return;
+            }
+            let vertex = thread.vertex;
+            out.push(load(scores + vertex * SCORE));
+            out.push(store(scores + vertex * SCORE));
+            out.push(store(contributions + vertex * SCORE));
+            thread.vertex += 1;
+            thread.list = if thread.vertex == thread.end {
+                thread.vertex = thread.start;
+                self.graph.list(thread.start)
+            } else {
+                // Lists lie back to back.
+                thread.list.end..thread.list.end + self.graph.degree(thread.vertex)
+            };
+            out.push(load(offsets + thread.vertex * OFFSET));
+        }
+    }
+
+    fn hot(&self, _now_ns: u64) -> Vec<Extent> {
+        vec![Extent {
+            region: CONTRIBUTIONS,
+            offset: 0,
+            bytes: self.graph.vertices() * SCORE,
+        }]
+    }
+
+    fn compute_ps(&self) -> u64 {
+        EDGE_PS
+    }
+}

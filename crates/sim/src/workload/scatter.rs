@@ -1,0 +1,134 @@
+//! A random order of many things, computed instead of stored.
+//!
+//! **Problem.** A chase visits every line of 100 GiB once, in random order; a hash table scatters
+//! its popular keys. A stored permutation would cost as much memory as the program simulated.
+//!
+//! **Approach.** Rounds of (xor with the own high half, multiply by an odd number) permute the
+//! numbers of `b` bits, where `2^b` is the next power of two. A result outside of `0..count` is
+//! permuted again until it falls inside: on average less than twice.
+//!
+//! **Properties.** [`Scatter::at`] is a bijection of `0..count`; [`Scatter::position`] is its
+//! inverse; another seed is another order; neighbours do not stay neighbours.
+
+use super::rng::mix;
+
+const ROUNDS: usize = 3;
+
+/// A bijection of `0..count`.
+#[derive(Debug, Clone)]
+pub(crate) struct Scatter {
+    count: u64,
+    mask: u64,
+    /// At least half of the bits: `x ^ (x >> shift)` is then its own inverse.
+    shift: u32,
+    factors: [u64; ROUNDS],
+    inverses: [u64; ROUNDS],
+}
+
+impl Scatter {
+    /// The order of `0..count` that belongs to `seed`. At most 2^63 things.
+    pub(crate) fn new(count: u64, seed: u64) -> Self {
+        let bits = count.next_power_of_two().trailing_zeros().max(1);
+        let mut state = seed;
+        let factors = std::array::from_fn(|_| {
+            state = mix(state);
+            state | 1
+        });
+        Self {
+            count,
+            mask: u64::MAX >> (64 - bits),
+            shift: bits.div_ceil(2),
+            factors,
+            inverses: factors.map(odd_inverse),
+        }
+    }
+
+    /// How many things are in order.
+    pub(crate) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The thing at `position`, which must be below the count.
+    #[inline]
+    pub(crate) fn at(&self, position: u64) -> u64 {
+        let mut x = position;
+        loop {
+            for factor in self.factors {
+                x = (x ^ (x >> self.shift)).wrapping_mul(factor) & self.mask;
+            }
+            x ^= x >> self.shift;
+            if x < self.count {
+                return x;
+            }
+        }
+    }
+
+    /// The position of `thing`, which must be below the count.
+    #[inline]
+    pub(crate) fn position(&self, thing: u64) -> u64 {
+        let mut x = thing;
+        loop {
+            x ^= x >> self.shift;
+            for inverse in self.inverses.iter().rev() {
+                x = x.wrapping_mul(*inverse) & self.mask;
+                x ^= x >> self.shift;
+            }
+            if x < self.count {
+                return x;
+            }
+        }
+    }
+}
+
+/// The number that times `odd` is 1, modulo 2^64: Newton's iteration, from five right bits on.
+fn odd_inverse(odd: u64) -> u64 {
+    let mut inverse = odd.wrapping_mul(3) ^ 2;
+    for _ in 0..4 {
+        inverse = inverse.wrapping_mul(2u64.wrapping_sub(odd.wrapping_mul(inverse)));
+    }
+    inverse
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn every_thing_has_one_position(count in 1u64..3000, seed: u64) {
+            let scatter = Scatter::new(count, seed);
+            let mut seen = vec![false; count as usize];
+            for position in 0..count {
+                let thing = scatter.at(position);
+                prop_assert!(!std::mem::replace(&mut seen[thing as usize], true));
+                prop_assert_eq!(scatter.position(thing), position);
+            }
+        }
+
+        #[test]
+        fn the_inverse_holds_for_large_counts(count in 1u64..1 << 63, seed: u64, position: u64) {
+            let scatter = Scatter::new(count, seed);
+            let position = position % count;
+            prop_assert_eq!(scatter.position(scatter.at(position)), position);
+        }
+
+        #[test]
+        fn seeds_differ_and_neighbours_part(seed: u64) {
+            let (a, b) = (Scatter::new(1 << 20, seed), Scatter::new(1 << 20, seed.wrapping_add(1)));
+            let same = (0..1000).filter(|&i| a.at(i) == b.at(i)).count();
+            let near = (0..1000).filter(|&i| a.at(i).abs_diff(a.at(i + 1)) < 512).count();
+            prop_assert!(same < 10 && near < 20, "{} same, {} near", same, near);
+        }
+
+        #[test]
+        fn the_first_tenth_is_spread_over_all(seed: u64) {
+            let scatter = Scatter::new(160_000, seed);
+            let mut hits = [0u32; 16];
+            for position in 0..16_000 {
+                hits[(scatter.at(position) / 10_000) as usize] += 1;
+            }
+            prop_assert!(hits.iter().all(|&n| (700..1300).contains(&n)), "{:?}", hits);
+        }
+    }
+}

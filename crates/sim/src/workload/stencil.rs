@@ -1,0 +1,121 @@
+//! bwaves-like sweeps: a sparse matrix of 5 x 5 blocks, seven for each cell of a cube, times a
+//! vector, again and again.
+//!
+//! For each cell a sweep reads its blocks in a stream, the vector at the cell and its six
+//! neighbours, and writes the result at the cell. The stream is all but uniform; the planes
+//! around the current cell are read seven times. Vector and result change roles after each sweep.
+//! Blocks are read a line at a time: one access stands for the eight words of a line.
+
+use demeter_policy::MIB;
+use demeter_scenario as scenario;
+
+use super::generator::Generator;
+use super::memory::{Extent, LINE, Memory, load, region, store};
+use crate::{Batch, Region};
+
+const VECTORS: [usize; 2] = [0, 1];
+const BLOCKS: usize = 2;
+
+/// Five variables of 8 bytes.
+const VARIABLES: u64 = 40;
+/// Seven blocks of 25 numbers of 8 bytes.
+const BLOCK_BYTES: u64 = 7 * 25 * 8;
+/// Most accesses of a cell: its blocks' lines, its neighbours and itself, the result.
+const CELL_MAX: usize = (BLOCK_BYTES / LINE) as usize + 2 + 7 + 1;
+
+/// 175 multiplications and additions, eight at a time.
+const CELL_PS: u64 = 15_000;
+
+pub(crate) struct Stencil {
+    /// Cells along an edge of the cube.
+    edge: u64,
+    threads: Vec<Thread>,
+}
+
+/// A thread's slab of cells, `[start, end)`.
+struct Thread {
+    start: u64,
+    end: u64,
+    next: u64,
+    sweep: usize,
+}
+
+impl Stencil {
+    pub(crate) fn new(app: &scenario::App) -> Self {
+        let cells = app.size_mib * MIB / (2 * VARIABLES + BLOCK_BYTES);
+        let edge = ((cells as f64).cbrt() as u64).max(1);
+        let cells = edge.pow(3);
+        let threads = u64::from(app.threads);
+        let thread = |i| Thread {
+            start: cells * i / threads,
+            end: cells * (i + 1) / threads,
+            next: cells * i / threads,
+            sweep: 0,
+        };
+        Self {
+            edge,
+            threads: (0..threads).map(thread).collect(),
+        }
+    }
+}
+
+impl Generator for Stencil {
+    fn regions(&self) -> Vec<Region> {
+        let cells = self.edge.pow(3);
+        vec![
+            region("vector", cells * VARIABLES),
+            region("result", cells * VARIABLES),
+            region("blocks", cells * BLOCK_BYTES),
+        ]
+    }
+
+    fn threads(&self) -> u32 {
+        self.threads.len() as u32
+    }
+
+    fn next(&mut self, memory: &Memory, thread: usize, _now_ns: u64, out: &mut Batch) {
+        let blocks = memory.base(BLOCKS);
+        let (row, plane) = (self.edge, self.edge.pow(2));
+        let last = self.edge.pow(3) - 1;
+        let thread = &mut self.threads[thread];
+        while out.room() >= CELL_MAX {
+            let vector = memory.base(VECTORS[thread.sweep % 2]);
+            let result = memory.base(VECTORS[(thread.sweep + 1) % 2]);
+            let cell = thread.next;
+            // The cells of a row follow one another; beyond the cube's faces it ends.
+            let neighbours = [
+                cell.saturating_sub(plane),
+                cell.saturating_sub(row),
+                cell.saturating_sub(1),
+                cell,
+                (cell + 1).min(last),
+                (cell + row).min(last),
+                (cell + plane).min(last),
+            ];
+            for neighbour in neighbours {
+                out.push(load(vector + neighbour * VARIABLES));
+            }
+            let (first, end) = (cell * BLOCK_BYTES, (cell + 1) * BLOCK_BYTES);
+            let mut line = first.next_multiple_of(LINE);
+            while line < end {
+                out.push(load(blocks + line));
+                line += LINE;
+            }
+            out.push(store(result + cell * VARIABLES));
+            out.ops += 1;
+            thread.next += 1;
+            if thread.next == thread.end {
+                thread.next = thread.start;
+                thread.sweep += 1;
+            }
+        }
+    }
+
+    fn hot(&self, _now_ns: u64) -> Vec<Extent> {
+        Vec::new()
+    }
+
+    fn compute_ps(&self) -> u64 {
+        CELL_PS
+    }
+}

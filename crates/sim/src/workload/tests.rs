@@ -1,0 +1,325 @@
+//! What holds for every workload, and the share of each one's hot traffic.
+
+use demeter_policy::{GuestVirtAddr, MIB, PAGE_SIZE, VirtRange};
+use demeter_scenario::{App, Gups, Memlat, Silo, SiloMix, Workload as Kind};
+use proptest::prelude::*;
+
+use super::Workload;
+use crate::{Batch, Program};
+
+const GIB: u64 = 1 << 30;
+
+fn app(size_mib: u64, threads: u32) -> App {
+    App {
+        size_mib,
+        cold_mib: 0,
+        threads,
+    }
+}
+
+fn silo(size_mib: u64, threads: u32, mix: SiloMix) -> Kind {
+    Kind::Silo(Silo {
+        size_mib,
+        cold_mib: 0,
+        threads,
+        mix,
+        drift_s: (mix == SiloMix::Ycsb).then_some(1),
+    })
+}
+
+fn gups(size_mib: u64, hot_mib: u64, hot_weight: f64, threads: u32) -> Kind {
+    Kind::Gups(Gups {
+        size_mib,
+        hot_mib,
+        hot_weight,
+        reverse: true,
+        threads,
+        shift_at_s: Some(1),
+    })
+}
+
+/// Every kind of computed workload.
+fn kinds(size_mib: u64, threads: u32) -> Vec<Kind> {
+    let memlat = Memlat {
+        size_mib: size_mib - size_mib / 3,
+        cold_mib: size_mib / 3,
+    };
+    vec![
+        gups(size_mib, size_mib / 8, 0.9, threads),
+        Kind::Memlat(memlat),
+        Kind::Sequential(app(size_mib, threads)),
+        Kind::Btree(app(size_mib, threads)),
+        silo(size_mib, threads, SiloMix::Ycsb),
+        silo(size_mib, threads, SiloMix::Tpcc),
+        Kind::Xsbench(app(size_mib, threads)),
+        Kind::Bwaves(app(size_mib, threads)),
+        Kind::Graph500(app(size_mib, threads)),
+        Kind::Pagerank(app(size_mib, threads)),
+        Kind::Liblinear(app(size_mib, threads)),
+    ]
+}
+
+/// The program with its regions placed, a page apart from one another, and their ranges.
+fn placed(kind: &Kind, seed: u64) -> (Workload, Vec<VirtRange>) {
+    let mut program = Workload::new(kind, seed).unwrap();
+    let mut base = 1 << 40;
+    let mut ranges = Vec::new();
+    for region in program.regions() {
+        let end = base + region.bytes.0;
+        ranges.push(VirtRange::new(GuestVirtAddr(base), GuestVirtAddr(end)).unwrap());
+        base = end.next_multiple_of(PAGE_SIZE) + PAGE_SIZE;
+    }
+    let bases: Vec<_> = ranges.iter().map(VirtRange::start).collect();
+    program.place(&bases);
+    (program, ranges)
+}
+
+fn next(program: &mut Workload, thread: usize, now_ns: u64) -> Batch {
+    let mut batch = Batch::default();
+    program.next(thread, now_ns, &mut batch);
+    batch
+}
+
+/// The share of accesses in batches of thread 0 that go to `ranges`.
+fn share(program: &mut Workload, batches: u32, ranges: &[VirtRange]) -> f64 {
+    let (mut hits, mut all) = (0, 0);
+    for _ in 0..batches {
+        let batch = next(program, 0, 0);
+        let inside = |gva| ranges.iter().any(|range| range.contains(gva));
+        hits += batch.accesses().iter().filter(|a| inside(a.gva())).count();
+        all += batch.accesses().len();
+    }
+    hits as f64 / all as f64
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn accesses_stay_inside_the_regions(size_mib in 16u64..200, threads in 1u32..5, seed: u64) {
+        for kind in kinds(size_mib, threads) {
+            let (mut program, ranges) = placed(&kind, seed);
+            let bytes: u64 = program.regions().iter().map(|region| region.bytes.0).sum();
+            prop_assert!(bytes <= size_mib * MIB, "{}: {} bytes", kind.kind(), bytes);
+            prop_assert!(bytes > size_mib * MIB / 5 * 4, "{}: {} bytes", kind.kind(), bytes);
+            for round in 0..40 {
+                let thread = round % program.threads();
+                let batch = next(&mut program, thread, round as u64 * 100_000_000);
+                prop_assert!(!batch.accesses().is_empty());
+                for access in batch.accesses() {
+                    let inside = ranges.iter().any(|range| range.contains(access.gva()));
+                    prop_assert!(inside, "{}: {}", kind.kind(), access.gva());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_hot_lies_inside_in_order(size_mib in 16u64..200, threads in 1u32..5, seed: u64) {
+        for kind in kinds(size_mib, threads) {
+            let (mut program, ranges) = placed(&kind, seed);
+            for round in 0..20 {
+                let hot = program.hot(round * 200_000_000);
+                prop_assert!(hot.windows(2).all(|pair| pair[0].end() <= pair[1].start()));
+                for range in &hot {
+                    let inside = ranges.iter().any(|r| r.intersection(range) == Some(*range));
+                    prop_assert!(inside, "{}: {}", kind.kind(), range);
+                }
+                next(&mut program, 0, round * 200_000_000);
+            }
+        }
+    }
+
+    #[test]
+    fn a_seed_is_a_stream_and_threads_do_not_disturb_each_other(
+        size_mib in 16u64..100, seed: u64, order in proptest::collection::vec(0usize..3, 1..30),
+    ) {
+        for kind in kinds(size_mib, 3) {
+            let (mut mixed, _) = placed(&kind, seed);
+            let (mut alone, _) = placed(&kind, seed);
+            let thread = mixed.threads() - 1;
+            for other in &order {
+                let other = other % mixed.threads();
+                if other != thread {
+                    next(&mut mixed, other, 0);
+                }
+                let (a, b) = (next(&mut mixed, thread, 0), next(&mut alone, thread, 0));
+                prop_assert_eq!(a.accesses(), b.accesses(), "{}", kind.kind());
+                prop_assert_eq!(a.ops, b.ops);
+            }
+        }
+    }
+
+    #[test]
+    fn every_page_is_touched_once_in_order(size_mib in 16u64..64, cold_mib in 0u64..8) {
+        let kind = Kind::Xsbench(App { cold_mib, ..app(size_mib, 1) });
+        let (mut program, ranges) = placed(&kind, 1);
+        let mut batch = Batch::default();
+        let mut touched = Vec::new();
+        while program.populate(&mut batch) {
+            prop_assert!(batch.accesses().iter().all(|access| access.is_store()));
+            touched.extend(batch.accesses().iter().map(|access| access.gva().0));
+            batch.clear();
+        }
+        let pages = |r: &VirtRange| (r.start().0..r.end().0).step_by(PAGE_SIZE as usize);
+        let expected: Vec<u64> = ranges.iter().flat_map(pages).collect();
+        prop_assert_eq!(touched, expected);
+        prop_assert_eq!(program.regions().len(), 3 + usize::from(cold_mib > 0));
+    }
+
+    #[test]
+    fn gups_sends_its_weight_to_the_hot_set(
+        size_mib in 16u64..1 << 18, hot_percent in 1u64..50, hot_weight in 0.0..=1.0f64, seed: u64,
+    ) {
+        let hot_mib = (size_mib * hot_percent / 100).max(1);
+        let (mut program, _) = placed(&gups(size_mib, hot_mib, hot_weight, 1), seed);
+        let hot = program.hot(0);
+        prop_assert_eq!(hot[0].len().0, hot_mib * MIB);
+        // 51,200 updates: five standard deviations are at most 0.011.
+        let share = share(&mut program, 100, &hot);
+        prop_assert!((share - hot_weight).abs() < 0.012, "{}", share);
+        prop_assert!(program.hot(1_000_000_000)[0].intersection(&hot[0]).is_none() || hot_percent > 33);
+    }
+}
+
+#[test]
+fn gups_loads_and_stores_the_same_word_and_jumps_with_its_hot_set() {
+    let (mut program, ranges) = placed(&gups(1024, 64, 1.0, 1), 3);
+    assert_eq!(program.hot(0)[0].end(), ranges[0].end());
+    for now_ns in [0, 999_999_999, 1_000_000_000] {
+        let hot = program.hot(now_ns)[0];
+        let batch = next(&mut program, 0, now_ns);
+        assert_eq!(batch.ops as usize * 2, batch.accesses().len());
+        for pair in batch.accesses().chunks(2) {
+            assert!(!pair[0].is_store() && pair[1].is_store());
+            assert_eq!(pair[0].gva(), pair[1].gva());
+            assert!(hot.contains(pair[0].gva()));
+        }
+    }
+    let middle = program.hot(1_000_000_000)[0].start().0 - ranges[0].start().0;
+    assert_eq!(middle, 480 * MIB);
+}
+
+#[test]
+fn memlat_follows_one_cycle_through_all_lines() {
+    let kind = Kind::Memlat(Memlat {
+        size_mib: 3,
+        cold_mib: 5,
+    });
+    let (mut program, ranges) = placed(&kind, 9);
+    let lines = 3 * MIB / 64;
+    let mut seen = vec![0u32; lines as usize];
+    let mut hops = 0;
+    while hops < lines {
+        for access in next(&mut program, 0, 0).accesses() {
+            let line = (access.gva().0 - ranges[1].start().0) / 64;
+            if hops < lines {
+                seen[line as usize] += 1;
+            }
+            hops += 1;
+        }
+    }
+    assert!(seen.iter().all(|&n| n == 1));
+}
+
+#[test]
+fn sequential_takes_every_word_in_order_and_begins_again() {
+    let (mut program, ranges) = placed(&Kind::Sequential(app(16, 2)), 1);
+    for half in 0..2 {
+        let start = ranges[0].start().0 + half * 8 * MIB;
+        let mut expected = (start..start + 8 * MIB).step_by(8).cycle();
+        for _ in 0..1500 {
+            for access in next(&mut program, half as usize, 0).accesses() {
+                assert_eq!(Some(access.gva().0), expected.next());
+            }
+        }
+    }
+}
+
+/// Each application's hot part is small and gets far more than its part of the traffic.
+#[test]
+fn hot_parts_are_hot() {
+    let size_mib = 1024;
+    for (kind, part_max, share_min) in [
+        (Kind::Btree(app(size_mib, 1)), 0.08, 0.7),
+        (Kind::Xsbench(app(size_mib, 1)), 0.04, 0.66),
+        (Kind::Graph500(app(size_mib, 1)), 0.12, 0.5),
+        (Kind::Pagerank(app(size_mib, 1)), 0.04, 0.45),
+        (Kind::Liblinear(app(size_mib, 1)), 0.04, 0.7),
+        (silo(size_mib, 1, SiloMix::Tpcc), 0.08, 0.5),
+    ] {
+        let (mut program, _) = placed(&kind, 5);
+        // Past the beginning, where a ring has no newest part yet.
+        for _ in 0..50 {
+            next(&mut program, 0, 0);
+        }
+        let hot = program.hot(0);
+        let bytes: u64 = hot.iter().map(|range| range.len().0).sum();
+        let part = bytes as f64 / (size_mib * MIB) as f64;
+        let share = share(&mut program, 200, &hot);
+        assert!(part < part_max, "{}: {part} of the memory", kind.kind());
+        assert!(share > share_min, "{}: {share} of the traffic", kind.kind());
+    }
+}
+
+#[test]
+fn silos_hot_end_moves_through_the_store() {
+    let (mut program, _) = placed(&silo(16, 1, SiloMix::Tpcc), 5);
+    let newest = |program: &Workload| program.hot(0)[0].end();
+    let before = newest(&program);
+    for _ in 0..100 {
+        next(&mut program, 0, 0);
+    }
+    assert_ne!(newest(&program), before);
+}
+
+#[test]
+fn silos_popular_keys_drift() {
+    let (mut program, ranges) = placed(&silo(64, 1, SiloMix::Ycsb), 5);
+    let mut most_read = |now_ns| {
+        let mut reads = std::collections::HashMap::<u64, u32>::new();
+        for _ in 0..200 {
+            for access in next(&mut program, 0, now_ns).accesses() {
+                if ranges[0].contains(access.gva()) {
+                    *reads.entry(access.gva().0 / 128).or_default() += 1;
+                }
+            }
+        }
+        reads.into_iter().max_by_key(|&(_, n)| n).unwrap().0
+    };
+    let first = most_read(0);
+    assert_eq!(most_read(900_000_000), first);
+    assert_ne!(most_read(1_000_000_000), first);
+}
+
+#[test]
+fn bwaves_covers_its_cube() {
+    let (mut program, ranges) = placed(&Kind::Bwaves(app(16, 1)), 1);
+    let blocks = ranges[2];
+    let lines = blocks.len().0.div_ceil(64);
+    let mut seen = vec![false; lines as usize];
+    while !seen.iter().all(|&s| s) {
+        let batch = next(&mut program, 0, 0);
+        assert!(batch.ops > 0);
+        for access in batch.accesses().iter().filter(|a| blocks.contains(a.gva())) {
+            seen[((access.gva().0 - blocks.start().0) / 64) as usize] = true;
+        }
+    }
+}
+
+/// 144 GiB of addresses cost a few MiB here.
+#[test]
+fn a_large_footprint_is_made_at_once() {
+    let size_mib = 144 * GIB / MIB;
+    for kind in kinds(size_mib, 36) {
+        if matches!(kind, Kind::Graph500(_) | Kind::Pagerank(_)) {
+            // Counting the edges of 2^30 vertices takes seconds.
+            continue;
+        }
+        let (mut program, ranges) = placed(&kind, 1);
+        let thread = program.threads() - 1;
+        for access in next(&mut program, thread, 0).accesses() {
+            assert!(ranges.iter().any(|range| range.contains(access.gva())));
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! A B+-tree as arithmetic: where its nodes lie, and which lines a lookup reads.
+//!
+//! The tree is full and bulk-loaded bottom-up, as databases build an index: all leaves in key
+//! order, then level by level what points to them, the root last.
+
+use super::memory::{LINE, load};
+use crate::Batch;
+
+/// Bytes of a node: four cache lines, so that a node costs about what a page-walk does.
+pub(crate) const NODE: u64 = 256;
+/// Keys in a node: 8 bytes of key and 8 of pointer or value each, less one pair of header.
+pub(crate) const FANOUT: u64 = NODE / 16 - 1;
+
+/// Most loads of a lookup: two a level, and 2^64 keys have 17 levels.
+pub(crate) const LOADS_MAX: usize = 34;
+
+/// A tree over `keys` keys.
+#[derive(Debug, Clone)]
+pub(crate) struct Tree {
+    keys: u64,
+    /// Levels from the root down.
+    levels: Vec<Level>,
+}
+
+#[derive(Debug, Clone)]
+struct Level {
+    /// Where its first node begins, bytes into the tree.
+    start: u64,
+    /// Keys below one of its nodes.
+    keys_per_node: u64,
+}
+
+impl Tree {
+    /// The tree over `keys` keys, at least one.
+    pub(crate) fn new(keys: u64) -> Self {
+        let mut levels = Vec::new();
+        let (mut start, mut keys_per_node) = (0, FANOUT);
+        loop {
+            levels.push(Level {
+                start,
+                keys_per_node,
+            });
+            let nodes = keys.div_ceil(keys_per_node);
+            if nodes == 1 {
+                break;
+            }
+            start += nodes * NODE;
+            keys_per_node = keys_per_node.saturating_mul(FANOUT);
+        }
+        levels.reverse();
+        Self { keys, levels }
+    }
+
+    /// The largest tree of at most `bytes`, which must hold a node.
+    pub(crate) fn of_bytes(bytes: u64) -> Self {
+        // All levels together have less than 1 / (FANOUT - 1) of the leaves' nodes above them,
+        // and one more each for a node that is not full.
+        let leaves = (bytes / NODE).saturating_sub(20) * (FANOUT - 1) / FANOUT;
+        Self::new(leaves.max(1) * FANOUT)
+    }
+
+    /// How many keys there are.
+    pub(crate) fn keys(&self) -> u64 {
+        self.keys
+    }
+
+    /// Bytes of all nodes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.levels[0].start + NODE
+    }
+
+    /// Bytes of the leaves; the inner nodes lie behind them.
+    pub(crate) fn leaf_bytes(&self) -> u64 {
+        self.keys.div_ceil(FANOUT) * NODE
+    }
+
+    /// The loads of a lookup of `key` (below the count): in each node from the root to the leaf
+    /// the middle line, where the search begins, and the line where it ends.
+    #[inline]
+    pub(crate) fn lookup(&self, base: u64, key: u64, out: &mut Batch) {
+        for level in &self.levels {
+            let node = base + level.start + key / level.keys_per_node * NODE;
+            let slot = key % level.keys_per_node / (level.keys_per_node / FANOUT);
+            out.push(load(node + NODE / 2));
+            out.push(load(node + LINE * (slot * 4 / FANOUT)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_small_tree_by_hand() {
+        // 15 keys a leaf: 31 keys need 3 leaves and a root behind them.
+        let tree = Tree::new(31);
+        assert_eq!((tree.leaf_bytes(), tree.bytes()), (3 * NODE, 4 * NODE));
+        let mut batch = Batch::default();
+        tree.lookup(0x1000, 30, &mut batch);
+        let read: Vec<u64> = batch.accesses().iter().map(|a| a.gva().0).collect();
+        // Slot 2 of the root, slot 0 of the third leaf.
+        assert_eq!(read, [0x1380, 0x1300, 0x1280, 0x1200]);
+    }
+
+    proptest! {
+        #[test]
+        fn it_fits_and_lookups_stay_inside(bytes in NODE..1 << 40, random: u64) {
+            let tree = Tree::of_bytes(bytes);
+            prop_assert!(tree.bytes() <= bytes, "{} of {}", tree.bytes(), bytes);
+            prop_assert!(bytes < 1 << 20 || tree.bytes() > bytes / 10 * 9);
+            let mut batch = Batch::default();
+            tree.lookup(0, random % tree.keys(), &mut batch);
+            prop_assert!(batch.accesses().len() <= LOADS_MAX);
+            prop_assert!(batch.accesses().iter().all(|a| a.gva().0 < tree.bytes()));
+        }
+
+        #[test]
+        fn neighbours_share_their_path(key in 0u64..1 << 30) {
+            let tree = Tree::new(1 << 30);
+            let path = |key| {
+                let mut batch = Batch::default();
+                tree.lookup(0, key, &mut batch);
+                batch.accesses().iter().map(|a| a.gva().0 / NODE).collect::<Vec<_>>()
+            };
+            let first = key / FANOUT * FANOUT;
+            let last = (first + FANOUT - 1).min((1 << 30) - 1);
+            prop_assert_eq!(path(first), path(last));
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! All VMs on one host, and time.
+
+use crate::error::SimError;
+use crate::machine::flush::FlushCounts;
+use crate::machine::ledger::{Bill, Cause};
+use crate::program::Program;
+use crate::run::Digest;
+use crate::vm::{Host, Vm};
+
+/// Time over which the use of a tier's bandwidth is averaged; times the scale, as there are so
+/// many times fewer accesses.
+const WINDOW_PS: u64 = 1_000_000_000;
+
+/// The world.
+pub(crate) struct World<P> {
+    pub(crate) host: Host,
+    pub(crate) vms: Vec<Vm<P>>,
+    k: u32,
+    window_end_ps: u64,
+    /// When the timed phase began.
+    start_ps: u64,
+}
+
+/// The state of all VMs at one moment, summed up.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(crate) struct Snapshot {
+    /// Since the timed phase began.
+    pub(crate) at_ps: u64,
+    pub(crate) ops: u64,
+    pub(crate) hot_in_fast: f64,
+    pub(crate) promoted_bytes: u64,
+    pub(crate) demoted_bytes: u64,
+    pub(crate) faults: u64,
+    pub(crate) hint_faults: u64,
+    pub(crate) scanned_by_reclaim: u64,
+    pub(crate) samples: u64,
+    pub(crate) bill: Bill,
+    pub(crate) flushes: FlushCounts,
+}
+
+impl<P: Program> World<P> {
+    pub(crate) fn new(host: Host, vms: Vec<Vm<P>>, k: u32) -> Self {
+        Self {
+            host,
+            vms,
+            k,
+            window_end_ps: WINDOW_PS << k,
+            start_ps: 0,
+        }
+    }
+
+    /// Fills all memory, and begins the timed phase.
+    pub(crate) fn populate(&mut self) -> Result<(), SimError> {
+        for vm in &mut self.vms {
+            vm.populate(&mut self.host)?;
+        }
+        self.start_ps = self.vms.iter().map(Vm::latest_ps).max().unwrap_or(0);
+        self.window_end_ps = self.start_ps;
+        self.end_windows(self.start_ps);
+        for vm in &mut self.vms {
+            vm.start(self.start_ps);
+        }
+        Ok(())
+    }
+
+    /// Lets everything run until every virtual CPU has reached this time since the timed phase
+    /// began.
+    pub(crate) fn run_until(&mut self, end_ps: u64) -> Result<(), SimError> {
+        let end_ps = self.start_ps + end_ps;
+        loop {
+            let behind = self.vms.iter().enumerate().map(|(i, vm)| {
+                let (clock_ps, on) = vm.furthest_behind();
+                (clock_ps, i, on)
+            });
+            let Some((clock_ps, vm, on)) = behind.min() else {
+                return Ok(());
+            };
+            if clock_ps >= end_ps {
+                return Ok(());
+            }
+            if clock_ps >= self.window_end_ps {
+                self.end_windows(clock_ps);
+            }
+            self.vms[vm].step(on, &mut self.host)?;
+        }
+    }
+
+    /// Ends the windows that are over at `now_ps`; what was transferred counts for all of them.
+    fn end_windows(&mut self, now_ps: u64) {
+        let window_ps = WINDOW_PS << self.k;
+        let more = (now_ps - self.window_end_ps) / window_ps + 1;
+        for tier in &mut self.host.memory.tiers {
+            tier.end_window(more * window_ps, self.k);
+        }
+        self.window_end_ps += more * window_ps;
+    }
+
+    /// How things stand `at_ps` after the timed phase began. Virtual CPUs without a thread have
+    /// waited until then.
+    pub(crate) fn snapshot(&mut self, at_ps: u64) -> Snapshot {
+        let mut sum = Snapshot {
+            at_ps,
+            ..Snapshot::default()
+        };
+        let vms = self.vms.len() as f64;
+        for vm in &mut self.vms {
+            sum.ops += vm.ops;
+            sum.hot_in_fast += vm.hot_in_fast(&self.host.hypervisor, at_ps / 1000) / vms;
+            let moved = vm.moved_bytes();
+            sum.promoted_bytes += moved[0];
+            sum.demoted_bytes += moved[1];
+            let counts = vm.guest.counts;
+            sum.faults += counts.faults;
+            sum.hint_faults += counts.hint_faults;
+            sum.scanned_by_reclaim += counts.scanned_by_reclaim;
+            sum.samples += vm.samples();
+            for vcpu in &vm.hardware.vcpus {
+                sum.bill.add_scaled(&vcpu.bill, 0);
+            }
+            sum.flushes.add(&vm.hardware.flushes);
+        }
+        sum
+    }
+
+    /// Adds where every virtual CPU's time went, what was moved and what was flushed to a hash.
+    pub(crate) fn digest(&self, digest: &mut Digest) {
+        for vm in &self.vms {
+            for vcpu in &vm.hardware.vcpus {
+                Cause::ALL.iter().for_each(|&c| digest.add(vcpu.bill.of(c)));
+            }
+            vm.moved_bytes().iter().for_each(|&bytes| digest.add(bytes));
+            vm.hardware
+                .flushes
+                .by_name()
+                .iter()
+                .for_each(|&(_, n)| digest.add(n));
+            digest.add(vm.ops);
+        }
+    }
+
+    /// Whether every virtual CPU's bill adds up to its clock.
+    pub(crate) fn is_conserved(&self) -> bool {
+        let mut vcpus = self.vms.iter().flat_map(|vm| &vm.hardware.vcpus);
+        vcpus.all(|v| v.bill.total() == v.clock_ps)
+    }
+}
