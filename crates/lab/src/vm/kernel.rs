@@ -42,17 +42,53 @@ fn newest_cached(cache: &Path) -> Result<Option<PathBuf>, Error> {
     Ok(newest.map(|name| cache.join(name)))
 }
 
-/// Downloads and unpacks the newest package; the file appears in `cache` whole or not at all.
+/// Takes the image out of the newest package; it appears in `cache` whole or not at all.
 fn fetch(cache: &Path) -> Result<PathBuf, Error> {
-    let package = newest_package()?;
+    let unpacked = unpack(cache, &newest_package()?)?;
+    let image = file_in(&unpacked.path().join("boot"), "vmlinuz-")?;
+    let kept = cache.join(image.file_name().unwrap_or_default());
+    fs::rename(&image, &kept).map_err(Error::io("create", &kept))?;
+    Ok(kept)
+}
+
+/// The module `name` of the kernel `image`'s own package, from `cache` or the package archive.
+pub fn module(cache: &Path, image: &Path, name: &str) -> Result<PathBuf, Error> {
+    let file_name = image.file_name().unwrap_or_default().to_string_lossy();
+    let Some(release) = file_name.strip_prefix("vmlinuz-") else {
+        return Err(Error::Missing {
+            what: format!("{} does not say its release", image.display()),
+            mend: "name the kernel vmlinuz-RELEASE, as its package does".into(),
+        });
+    };
+    let kept = cache.join(format!("{name}-{release}.ko"));
+    if kept.exists() {
+        return Ok(kept);
+    }
+    let unpacked = unpack(cache, &format!("linux-image-{release}"))?;
+    // The modules that we know of are drivers of virtio devices.
+    let dir = format!("lib/modules/{release}/kernel/drivers/virtio");
+    let packed = file_in(&unpacked.path().join(dir), &format!("{name}.ko"))?;
+    if packed.extension().is_some_and(|ext| ext == "xz") {
+        tool::output(
+            Command::new("xz").arg("--decompress").arg(&packed),
+            "apt-get install xz-utils",
+        )?;
+    }
+    fs::rename(packed.with_file_name(format!("{name}.ko")), &kept)
+        .map_err(Error::io("create", &kept))?;
+    Ok(kept)
+}
+
+/// Downloads and unpacks a package into a temporary folder.
+fn unpack(cache: &Path, package: &str) -> Result<tempfile::TempDir, Error> {
     tracing::info!(
-        "fetching {package}, once; it is kept in {}",
+        "fetching {package}, once; what we need of it is kept in {}",
         cache.display()
     );
     let unpacked = tempfile::tempdir_in(cache).map_err(Error::io("create a folder in", cache))?;
     let mut download = Command::new("apt-get");
     download
-        .args(["-q", "download", &package])
+        .args(["-q", "download", package])
         .current_dir(unpacked.path());
     // SAFETY: takes nothing and cannot fail.
     if unsafe { libc::geteuid() } == 0 {
@@ -68,10 +104,7 @@ fn fetch(cache: &Path) -> Result<PathBuf, Error> {
             .arg(unpacked.path()),
         "install dpkg, or set DEMETER_KERNEL",
     )?;
-    let image = file_in(&unpacked.path().join("boot"), "vmlinuz-")?;
-    let kept = cache.join(image.file_name().unwrap_or_default());
-    fs::rename(&image, &kept).map_err(Error::io("create", &kept))?;
-    Ok(kept)
+    Ok(unpacked)
 }
 
 fn newest_package() -> Result<String, Error> {
