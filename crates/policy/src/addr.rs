@@ -76,6 +76,59 @@ impl VirtRange {
     }
 }
 
+/// A half-open range of guest-physical addresses, `[start, end)`; never empty or reversed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PhysRange {
+    start: GuestPhysAddr,
+    end: GuestPhysAddr,
+}
+
+impl PhysRange {
+    /// `bytes` from `start` on, or `None` when that is nothing or reaches beyond all addresses.
+    pub fn new(start: GuestPhysAddr, bytes: ByteCount) -> Option<Self> {
+        let end = GuestPhysAddr(start.0.checked_add(bytes.0)?);
+        (start < end).then_some(Self { start, end })
+    }
+
+    /// First address (inclusive).
+    pub fn start(&self) -> GuestPhysAddr {
+        self.start
+    }
+
+    /// One past the last address (exclusive).
+    pub fn end(&self) -> GuestPhysAddr {
+        self.end
+    }
+
+    /// Length in bytes, at least one.
+    pub fn len(&self) -> ByteCount {
+        ByteCount(self.end.0 - self.start.0)
+    }
+
+    /// Always false: a range holds at least one byte. Here because `len` is.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Whether all of `other` lies inside.
+    pub fn covers(&self, other: &Self) -> bool {
+        self.start <= other.start && other.end <= self.end
+    }
+}
+
+impl fmt::Display for ByteCount {
+    /// In the largest unit that shows it exactly: `96 MiB`, `12 KiB`, `7 bytes`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => f.write_str("0 bytes"),
+            n if n.is_multiple_of(1 << 30) => write!(f, "{} GiB", n >> 30),
+            n if n.is_multiple_of(MIB) => write!(f, "{} MiB", n >> 20),
+            n if n.is_multiple_of(1 << 10) => write!(f, "{} KiB", n >> 10),
+            n => write!(f, "{n} bytes"),
+        }
+    }
+}
+
 impl fmt::Display for GuestVirtAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "gVA {:#x}", self.0)
@@ -91,6 +144,12 @@ impl fmt::Display for GuestPhysAddr {
 impl fmt::Display for VirtRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "gVA [{:#x}, {:#x})", self.start.0, self.end.0)
+    }
+}
+
+impl fmt::Display for PhysRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "gPA [{:#x}, {:#x})", self.start.0, self.end.0)
     }
 }
 

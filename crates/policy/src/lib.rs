@@ -6,20 +6,25 @@
 //!
 //! Data passes through in one direction:
 //! [`Sample`] → [`Classifier`] → [`rank`] → [`plan`] (with [`ResidencyMap`] and [`Room`]) → [`Plan`].
+//! That is within a guest; [`provision`] is what a host decides between guests.
 
 mod addr;
 mod classifier;
 mod evidence;
 mod planner;
+pub mod provision;
 mod ranking;
 mod residency;
 mod sample;
+mod tier;
 
 pub use addr::{
-    BLOCK_SIZE, ByteCount, GuestPhysAddr, GuestVirtAddr, MIB, NodeId, PAGE_SIZE, Pid, VirtRange,
+    BLOCK_SIZE, ByteCount, GuestPhysAddr, GuestVirtAddr, MIB, NodeId, PAGE_SIZE, PhysRange, Pid,
+    VirtRange,
 };
 pub use classifier::{ClassifiedRange, Classifier, ClassifierConfig};
 pub use planner::{FillThreshold, Plan, Relocation, Room, plan};
 pub use ranking::{RankedRange, rank};
 pub use residency::{Block, Placement, ResidencyMap};
 pub use sample::Sample;
+pub use tier::{PerTier, Tier, TierBytes};

@@ -1,0 +1,231 @@
+//! The task that keeps the connection to one guest's agent.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use demeter_proto::{Decoder, Hello, Message, SessionId, Stats, encode};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+
+use super::Peer;
+
+/// A guest that says nothing for so long is not there: its agent reports every second.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+
+/// How long a message may wait to be written, or an answer to be taken.
+const WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// The pause before connecting again.
+const PAUSE: Duration = Duration::from_millis(250);
+
+const READ_BYTES: usize = 16 * 1024;
+
+/// A session that no guest has: "I do not know you, say Hello".
+const NOBODY: SessionId = SessionId(0);
+
+/// Something to say, and where answers go.
+#[derive(Debug)]
+pub(super) struct Question {
+    pub(super) message: Message,
+    pub(super) answers: Option<mpsc::Sender<Message>>,
+}
+
+/// What names a question in its answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Key {
+    Request(u64),
+    Nonce(u64),
+}
+
+impl Key {
+    fn of(message: &Message) -> Option<Self> {
+        Some(match message {
+            Message::Inflate(resize) | Message::Deflate(resize) => Self::Request(resize.request.0),
+            Message::List { request, .. } => Self::Request(request.0),
+            Message::Inflated(ranges) | Message::Held(ranges) => Self::Request(ranges.request.0),
+            Message::Done(done) => Self::Request(done.request.0),
+            Message::Ping { nonce } | Message::Pong { nonce } => Self::Nonce(*nonce),
+            _ => return None,
+        })
+    }
+}
+
+pub(super) struct Link {
+    socket: PathBuf,
+    asked: mpsc::Receiver<Question>,
+    peer: watch::Sender<Option<Peer>>,
+    stats: watch::Sender<Option<Stats>>,
+    /// The question whose last answer has not come.
+    open: Option<(Key, mpsc::Sender<Message>)>,
+}
+
+impl Link {
+    pub(super) fn new(
+        socket: PathBuf,
+        asked: mpsc::Receiver<Question>,
+        peer: watch::Sender<Option<Peer>>,
+        stats: watch::Sender<Option<Stats>>,
+    ) -> Self {
+        Self {
+            socket,
+            asked,
+            peer,
+            stats,
+            open: None,
+        }
+    }
+
+    /// Connects again and again, until nobody asks any more.
+    pub(super) async fn run(mut self) {
+        loop {
+            if let Ok(stream) = UnixStream::connect(&self.socket).await {
+                let ended = self.serve(stream).await;
+                tracing::debug!("{}: {ended:?}", self.socket.display());
+                self.part();
+                if ended.is_ok() {
+                    return;
+                }
+            }
+            let again = Instant::now() + PAUSE;
+            loop {
+                tokio::select! {
+                    // Dropped, a question tells its asker that nobody is there.
+                    question = self.asked.recv() => if question.is_none() { return },
+                    () = sleep_until(again) => break,
+                }
+            }
+        }
+    }
+
+    /// Speaks with the guest until the connection breaks (an error) or nobody asks any more.
+    async fn serve(&mut self, mut stream: UnixStream) -> io::Result<()> {
+        let mut decoder = Decoder::default();
+        let mut bytes = vec![0; READ_BYTES];
+        let mut silent_at = Instant::now() + SILENCE_MAX;
+        let mut introduced = false;
+        loop {
+            tokio::select! {
+                question = self.asked.recv() => {
+                    let Some(question) = question else {
+                        return Ok(());
+                    };
+                    self.ask(&mut stream, question).await?;
+                }
+                read = timeout_at(silent_at, stream.read(&mut bytes)) => {
+                    let Ok(read) = read else {
+                        self.part();
+                        introduced = false;
+                        silent_at = Instant::now() + SILENCE_MAX;
+                        continue;
+                    };
+                    let read = read?;
+                    if read == 0 {
+                        return Err(io::ErrorKind::UnexpectedEof.into());
+                    }
+                    decoder.push(&bytes[..read]);
+                    loop {
+                        match decoder.next() {
+                            Ok(None) => break,
+                            Ok(Some(message)) => {
+                                silent_at = Instant::now() + SILENCE_MAX;
+                                let known = self.peer.borrow().is_some();
+                                if !known && !introduced && !matches!(message, Message::Hello(_)) {
+                                    introduced = true;
+                                    write(&mut stream, &Message::Welcome { session: NOBODY }).await?;
+                                }
+                                self.hear(&mut stream, message).await?;
+                            }
+                            Err(error) => {
+                                tracing::debug!("{}: {error}", self.socket.display());
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    async fn ask(&mut self, stream: &mut UnixStream, question: Question) -> io::Result<()> {
+        if self.peer.borrow().is_none() {
+            return Ok(());
+        }
+        write(stream, &question.message).await?;
+        if let (Some(key), Some(answers)) = (Key::of(&question.message), question.answers) {
+            self.open = Some((key, answers));
+        }
+        Ok(())
+    }
+
+    async fn hear(&mut self, stream: &mut UnixStream, message: Message) -> io::Result<()> {
+        match message {
+            Message::Hello(hello) => {
+                let session = hello.session;
+                self.meet(hello);
+                return write(stream, &Message::Welcome { session }).await;
+            }
+            // Whatever it says, it has to introduce itself first.
+            _ if self.peer.borrow().is_none() => {}
+            Message::Stats(stats) => {
+                self.stats.send_replace(Some(stats));
+            }
+            Message::Ping { nonce } => return write(stream, &Message::Pong { nonce }).await,
+            Message::Inflated(_) | Message::Held(_) => self.answer(message, false).await,
+            Message::Done(_) | Message::Pong { .. } => self.answer(message, true).await,
+            // What only a host says.
+            Message::Welcome { .. }
+            | Message::Inflate(_)
+            | Message::Deflate(_)
+            | Message::List { .. }
+            | Message::Allow { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// Passes an answer on, if it answers the open question.
+    async fn answer(&mut self, message: Message, last: bool) {
+        let key = Key::of(&message);
+        let Some((_, answers)) = self.open.as_ref().filter(|(open, _)| Some(*open) == key) else {
+            return;
+        };
+        let taken = timeout(WAIT_MAX, answers.send(message)).await;
+        if last || !matches!(taken, Ok(Ok(()))) {
+            self.open = None;
+        }
+    }
+
+    fn meet(&mut self, hello: Hello) {
+        let peer = Peer {
+            boot_id: hello.boot_id,
+            session: hello.session,
+            driver: hello.driver,
+            nodes: hello.nodes,
+        };
+        let before = self.peer.borrow().as_ref().map(|peer| peer.session);
+        if before != Some(peer.session) {
+            // Answers to what was asked in another session will not come.
+            self.open = None;
+            self.stats.send_replace(None);
+        }
+        self.peer.send_if_modified(|known| {
+            let changed = known.as_ref() != Some(&peer);
+            *known = Some(peer);
+            changed
+        });
+    }
+
+    fn part(&mut self) {
+        self.open = None;
+        self.stats.send_replace(None);
+        self.peer.send_if_modified(|peer| peer.take().is_some());
+    }
+}
+
+/// Writes a message. A guest that does not read for long is as good as gone.
+async fn write(stream: &mut UnixStream, message: &Message) -> io::Result<()> {
+    let mut bytes = vec![];
+    encode(message, &mut bytes).map_err(io::Error::other)?;
+    timeout(WAIT_MAX, stream.write_all(&bytes)).await?
+}

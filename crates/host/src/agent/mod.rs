@@ -1,0 +1,141 @@
+//! The link to a guest's agent.
+//!
+//! The guest's end is a virtio-serial port, the host's end a Unix socket that the hypervisor
+//! serves. A task of its own ([`link`]) keeps the connection, answers what needs no decision
+//! and passes the rest on; an [`Agent`] asks one thing at a time.
+
+mod link;
+
+use std::path::PathBuf;
+
+use demeter_policy::NodeId;
+use demeter_proto::{BootId, Message, NodeTotal, RequestId, SessionId, Stats};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+use link::{Link, Question};
+
+/// A guest that has introduced itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// Another one than before: the guest was reset.
+    pub boot_id: BootId,
+    /// Another one than before: the agent was started anew.
+    pub session: SessionId,
+    /// Whether the balloon driver is loaded.
+    pub driver: bool,
+    /// The guest's nodes, as it says.
+    pub nodes: Vec<NodeTotal>,
+}
+
+/// Nobody is there, or not for long enough.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the guest's agent is not there")]
+pub struct Away;
+
+/// A way to speak with one guest's agent. Dropped, it closes the connection.
+#[derive(Debug)]
+pub struct Agent {
+    questions: mpsc::Sender<Question>,
+    peer: watch::Receiver<Option<Peer>>,
+    stats: watch::Receiver<Option<Stats>>,
+    /// The last request's id. Starts anywhere: a guest that still remembers the requests of a
+    /// controller before this one must not take ours for them.
+    request: u64,
+    task: JoinHandle<()>,
+}
+
+impl Agent {
+    /// Connects to the hypervisor's socket, now and whenever the connection breaks. `first` is
+    /// where request ids start, best a random number.
+    ///
+    /// Must be called within a tokio runtime.
+    pub fn connect(socket: PathBuf, first: RequestId) -> Self {
+        let (questions, asked) = mpsc::channel(1);
+        let (peer_sender, peer) = watch::channel(None);
+        let (stats_sender, stats) = watch::channel(None);
+        let link = Link::new(socket, asked, peer_sender, stats_sender);
+        Self {
+            questions,
+            peer,
+            stats,
+            request: first.0,
+            task: tokio::spawn(link.run()),
+        }
+    }
+
+    /// Who is there, to look at and to wait for.
+    pub fn peer(&self) -> watch::Receiver<Option<Peer>> {
+        self.peer.clone()
+    }
+
+    /// What the guest has reported last, to look at and to wait for.
+    pub fn stats(&self) -> watch::Receiver<Option<Stats>> {
+        self.stats.clone()
+    }
+
+    /// Asks; the answers are taken from what is returned. Asking something else before the last
+    /// answer has come gives up on it.
+    pub(crate) async fn ask(
+        &mut self,
+        question: impl FnOnce(RequestId) -> Message,
+    ) -> Result<Answers, Away> {
+        self.request = self.request.wrapping_add(1);
+        let message = question(RequestId(self.request));
+        let (sender, answers) = mpsc::channel(ANSWERS_MAX);
+        let question = Question {
+            message,
+            answers: Some(sender),
+        };
+        self.questions.send(question).await.map_err(|_| Away)?;
+        Ok(Answers(answers))
+    }
+
+    /// Says something that needs no answer.
+    pub(crate) async fn tell(&mut self, message: Message) -> Result<(), Away> {
+        let question = Question {
+            message,
+            answers: None,
+        };
+        self.questions.send(question).await.map_err(|_| Away)
+    }
+
+    /// Makes sure that the guest is still in this session, by an answer that it gives now.
+    pub(crate) async fn confirm(&mut self, session: SessionId) -> Result<(), Away> {
+        let mut answers = self.ask(|id| Message::Ping { nonce: id.0 }).await?;
+        answers.next().await?;
+        let peer = self.peer.borrow();
+        let same = peer.as_ref().is_some_and(|peer| peer.session == session);
+        same.then_some(()).ok_or(Away)
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Answers that wait to be taken. More than these, and the guest has to wait.
+const ANSWERS_MAX: usize = 4;
+
+/// The answers to one question, in order.
+#[derive(Debug)]
+pub(crate) struct Answers(mpsc::Receiver<Message>);
+
+impl Answers {
+    /// The next one. `Away` when the session ended, or after the last one.
+    pub(crate) async fn next(&mut self) -> Result<Message, Away> {
+        self.0.recv().await.ok_or(Away)
+    }
+}
+
+impl Peer {
+    /// Whether the guest has this node.
+    pub fn has(&self, node: NodeId) -> bool {
+        self.nodes.iter().any(|total| total.node == node)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

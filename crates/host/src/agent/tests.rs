@@ -1,0 +1,199 @@
+use std::path::Path;
+use std::time::Duration;
+
+use demeter_policy::ByteCount;
+use demeter_proto::{Decoder, Hello, encode};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::time::timeout;
+
+use super::*;
+
+/// The guest's end of a connection, for tests.
+pub(crate) struct Pipe {
+    stream: UnixStream,
+    decoder: Decoder,
+}
+
+impl Pipe {
+    /// Waits for the host to connect.
+    pub(crate) async fn accept(listener: &UnixListener) -> Self {
+        let (stream, _) = soon(listener.accept()).await.unwrap();
+        Self {
+            stream,
+            decoder: Decoder::default(),
+        }
+    }
+
+    /// Waits for the host to connect, and lets it know this guest.
+    pub(crate) async fn welcomed(listener: &UnixListener, hello: Hello) -> Self {
+        let mut pipe = Self::accept(listener).await;
+        let session = hello.session;
+        pipe.say(&Message::Hello(hello)).await;
+        assert_eq!(pipe.hear().await, Some(Message::Welcome { session }));
+        pipe
+    }
+
+    pub(crate) async fn say(&mut self, message: &Message) {
+        let mut bytes = vec![];
+        encode(message, &mut bytes).unwrap();
+        // The host may have hung up.
+        let _ = self.stream.write_all(&bytes).await;
+    }
+
+    /// What the host says next; `None` when it has hung up.
+    pub(crate) async fn hear(&mut self) -> Option<Message> {
+        let mut bytes = [0; 4096];
+        loop {
+            if let Some(message) = self.decoder.next().unwrap() {
+                return Some(message);
+            }
+            match self.stream.read(&mut bytes).await {
+                Ok(read) if read > 0 => self.decoder.push(&bytes[..read]),
+                _ => return None,
+            }
+        }
+    }
+}
+
+/// Nothing in a test takes longer.
+pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
+    timeout(Duration::from_secs(20), future)
+        .await
+        .expect("in time")
+}
+
+pub(crate) fn hello(boot: u8, session: u64) -> Hello {
+    Hello {
+        boot_id: BootId([boot; 16]),
+        session: SessionId(session),
+        driver: true,
+        nodes: [0, 1]
+            .map(|node| NodeTotal {
+                node: NodeId(node),
+                total: ByteCount(1 << 30),
+            })
+            .to_vec(),
+    }
+}
+
+fn listen(dir: &Path) -> (UnixListener, Agent) {
+    let socket = dir.join("agent.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    (listener, Agent::connect(socket, RequestId(100)))
+}
+
+async fn present(agent: &Agent, there: bool) {
+    let mut peer = agent.peer();
+    soon(peer.wait_for(|peer| peer.is_some() == there))
+        .await
+        .unwrap();
+}
+
+fn stats(oom_returned: u64) -> Message {
+    Message::Stats(Stats {
+        psi_some: Default::default(),
+        psi_full: Default::default(),
+        fast_hit: None,
+        oom_returned: ByteCount(oom_returned),
+        nodes: vec![],
+    })
+}
+
+fn list(request: RequestId) -> Message {
+    Message::List {
+        request,
+        node: NodeId(0),
+    }
+}
+
+#[tokio::test]
+async fn a_guest_that_is_not_known_is_told_to_introduce_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let (listener, agent) = listen(dir.path());
+    let mut pipe = Pipe::accept(&listener).await;
+    pipe.say(&stats(7)).await;
+    let session = SessionId(0);
+    assert_eq!(soon(pipe.hear()).await, Some(Message::Welcome { session }));
+    assert_eq!(*agent.stats().borrow(), None);
+
+    pipe.say(&Message::Hello(hello(1, 42))).await;
+    let session = SessionId(42);
+    assert_eq!(soon(pipe.hear()).await, Some(Message::Welcome { session }));
+    pipe.say(&stats(7)).await;
+    pipe.say(&Message::Ping { nonce: 5 }).await;
+    assert_eq!(soon(pipe.hear()).await, Some(Message::Pong { nonce: 5 }));
+    let known = agent.peer().borrow().clone().unwrap();
+    assert_eq!((known.session, known.driver), (session, true));
+    let reported = agent.stats().borrow().clone().unwrap();
+    assert_eq!(reported.oom_returned, ByteCount(7));
+}
+
+#[tokio::test]
+async fn a_broken_connection_is_made_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (listener, mut agent) = listen(dir.path());
+    for session in 1..4 {
+        let pipe = Pipe::welcomed(&listener, hello(1, session)).await;
+        present(&agent, true).await;
+        drop(pipe);
+        present(&agent, false).await;
+        let mut answers = agent.ask(list).await.unwrap();
+        assert_eq!(soon(answers.next()).await, Err(Away));
+    }
+}
+
+#[tokio::test]
+async fn only_answers_to_the_question_of_this_session_are_passed_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (listener, mut agent) = listen(dir.path());
+    let mut pipe = Pipe::welcomed(&listener, hello(1, 1)).await;
+    present(&agent, true).await;
+    let held = |request, ranges| {
+        Message::Held(demeter_proto::Ranges {
+            request,
+            node: NodeId(0),
+            more: false,
+            ranges,
+        })
+    };
+    let mut answers = agent.ask(list).await.unwrap();
+    let Some(Message::List { request, .. }) = soon(pipe.hear()).await else {
+        panic!("no question");
+    };
+    assert_eq!(request, RequestId(101));
+    for stale in [99, 100, 102] {
+        pipe.say(&held(RequestId(stale), vec![])).await;
+    }
+    pipe.say(&held(request, vec![])).await;
+    assert_eq!(soon(answers.next()).await, Ok(held(request, vec![])));
+    // Another session: answers to this question will not come.
+    pipe.say(&Message::Hello(hello(1, 2))).await;
+    pipe.say(&held(request, vec![])).await;
+    assert_eq!(soon(answers.next()).await, Err(Away));
+}
+
+#[tokio::test]
+async fn a_pong_of_another_session_confirms_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (listener, mut agent) = listen(dir.path());
+    let mut pipe = Pipe::welcomed(&listener, hello(1, 1)).await;
+    present(&agent, true).await;
+    let guest = async {
+        for restart in [false, true] {
+            let Some(Message::Ping { nonce }) = pipe.hear().await else {
+                panic!("no ping");
+            };
+            if restart {
+                pipe.say(&Message::Hello(hello(2, 2))).await;
+            }
+            pipe.say(&Message::Pong { nonce }).await;
+        }
+        pipe
+    };
+    let host = async {
+        assert_eq!(agent.confirm(SessionId(1)).await, Ok(()));
+        assert_eq!(agent.confirm(SessionId(1)).await, Err(Away));
+    };
+    soon(async { tokio::join!(guest, host) }).await;
+}

@@ -1,0 +1,45 @@
+//! The memory that stands behind a VM, as far as giving it back needs it.
+
+use std::io;
+
+use demeter_policy::{ByteCount, PhysRange, Tier};
+
+/// A part of the file that backs one tier of one VM, found by [`Backing::resolve`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Extent {
+    /// Whose file.
+    pub tier: Tier,
+    /// Where it begins in the file, in bytes.
+    pub offset: u64,
+    /// Length, a multiple of the page size.
+    pub len: ByteCount,
+}
+
+/// Why a guest-physical range is not this VM's memory of a tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{range} is not in the VM's {tier} memory")]
+pub struct NotInTier {
+    /// What was asked for.
+    pub range: PhysRange,
+    /// In which tier.
+    pub tier: Tier,
+}
+
+/// The files behind a VM's memory: one per tier, shared with the hypervisor.
+///
+/// What lies where in guest-physical space comes from the hypervisor. The one implementation that
+/// touches memory is [`memory`](crate) on files; tests record what they are asked.
+pub trait Backing: Send {
+    /// What the VM has of a tier with an empty balloon: the length of its file.
+    fn size(&self, tier: Tier) -> ByteCount;
+
+    /// Where in the file of `tier` the range lies. It must lie there whole.
+    fn resolve(&self, tier: Tier, range: PhysRange) -> Result<Extent, NotInTier>;
+
+    /// Gives the memory of `extent` back to the host (`FALLOC_FL_PUNCH_HOLE`). Reads as zeros
+    /// afterwards, and is allocated anew where it is written.
+    fn punch(&mut self, extent: Extent) -> io::Result<()>;
+
+    /// What the file of `tier` occupies now: its allocated blocks.
+    fn backed(&self, tier: Tier) -> io::Result<ByteCount>;
+}

@@ -1,0 +1,282 @@
+use demeter_policy::MIB;
+
+use super::*;
+
+mod world;
+
+fn bytes(mib: u64) -> ByteCount {
+    ByteCount(mib * MIB)
+}
+
+fn both(fast: u64, slow: u64) -> TierBytes {
+    TierBytes {
+        fast: bytes(fast),
+        slow: bytes(slow),
+    }
+}
+
+fn name(text: &str) -> VmName {
+    text.parse().unwrap()
+}
+
+fn limits() -> Limits {
+    Limits {
+        guarantee: both(32, 64),
+        limit: both(1000, 1000),
+        oom: bytes(0),
+    }
+}
+
+/// A controller of 1000 MiB in each tier with VMs that were wished `fast` of fast memory.
+fn controller(vms: &[(&str, u64)]) -> Controller {
+    let mut controller = Controller::new(both(1000, 1000));
+    for (vm, fast) in vms {
+        let added = controller.add(name(vm), limits(), None, both(*fast, 100));
+        added.unwrap();
+    }
+    controller
+}
+
+const NOW: Millis = Millis(1000);
+
+fn after(ms: u64) -> Millis {
+    Millis(NOW.0 + ms)
+}
+
+/// Answers what a VM that owns this much is asked, until it is told to own something else, or
+/// nothing more.
+fn settle(c: &mut Controller, now: Millis, vm: &str, owned: TierBytes) -> Option<Command> {
+    for _ in 0..4 {
+        let mut commands = sent(c, now).into_iter();
+        let command = commands.find(|command| command.vm == name(vm))?;
+        let ticket = command.ticket;
+        let report = match command.order {
+            Order::Ask => Report::Owned { ticket, owned },
+            Order::Set { tier, target } if target == *owned.get(tier) => Report::Moved {
+                ticket,
+                owned: target,
+                reason: None,
+            },
+            Order::Set { .. } => return Some(command),
+        };
+        c.observe(now, &name(vm), report);
+    }
+    panic!("{vm} is asked again and again");
+}
+
+/// The VM appears, and owns this much.
+fn here(c: &mut Controller, vm: &str, owned: TierBytes) -> Option<Command> {
+    c.observe(NOW, &name(vm), Report::Here);
+    settle(c, NOW, vm, owned)
+}
+
+fn sent(controller: &mut Controller, now: Millis) -> Vec<Command> {
+    controller.step(now).commands
+}
+
+fn set(tier: Tier, mib: u64) -> Order {
+    Order::Set {
+        tier,
+        target: bytes(mib),
+    }
+}
+
+#[test]
+fn one_shrinks_before_another_grows() {
+    let mut c = controller(&[("a", 600), ("b", 400)]);
+    here(&mut c, "a", both(600, 100));
+    here(&mut c, "b", both(400, 100));
+    assert_eq!(sent(&mut c, NOW), []);
+    let wishes = [(name("a"), both(200, 100)), (name("b"), both(800, 100))];
+    c.desire(NOW, &wishes).unwrap();
+
+    let commands = sent(&mut c, NOW);
+    assert_eq!(commands.len(), 1, "{commands:?}");
+    assert_eq!(commands[0].order, set(Tier::Fast, 200));
+    let moved = |owned, reason: Option<&str>| Report::Moved {
+        ticket: commands[0].ticket,
+        owned: bytes(owned),
+        reason: reason.map(str::to_owned),
+    };
+    // Half of it is there: half of it can go to the other one at once.
+    c.observe(NOW, &name("a"), moved(400, Some("busy")));
+    let commands = sent(&mut c, NOW);
+    assert_eq!(commands.len(), 1, "{commands:?}");
+    assert_eq!(
+        (commands[0].vm.as_str(), commands[0].order),
+        ("b", set(Tier::Fast, 600))
+    );
+    assert_eq!(c.counted(Tier::Fast), bytes(1000));
+    // Said once more, it changes nothing.
+    c.observe(NOW, &name("a"), moved(0, None));
+    assert_eq!(c.counted(Tier::Fast), bytes(1000));
+}
+
+#[test]
+fn a_failure_is_asked_about_and_tried_again_later_and_later() {
+    let mut c = controller(&[("a", 600)]);
+    let owned = both(1000, 100);
+    let mut command = here(&mut c, "a", owned).unwrap();
+    let mut now = NOW;
+    let mut waits = vec![];
+    for _ in 0..10 {
+        assert_eq!(command.order, set(Tier::Fast, 600));
+        let (vm, ticket) = (name("a"), command.ticket);
+        let reason = "no".to_owned();
+        c.observe(now, &vm, Report::Failed { ticket, reason });
+        assert_eq!(settle(&mut c, now, "a", owned), None);
+        let due = c.wake_at().unwrap();
+        waits.push(due.0 - now.0);
+        now = due;
+        command = settle(&mut c, now, "a", owned).unwrap();
+    }
+    assert_eq!(
+        waits,
+        [250, 500, 1000, 2000, 4000, 8000, 16000, 32000, 32000, 32000]
+    );
+}
+
+#[test]
+fn a_vm_that_does_not_answer_delays_no_other() {
+    let mut c = controller(&[("a", 300), ("b", 300)]);
+    here(&mut c, "a", both(300, 100));
+    here(&mut c, "b", both(300, 100));
+    let wishes = [(name("a"), both(400, 100)), (name("b"), both(600, 100))];
+    c.desire(NOW, &wishes).unwrap();
+    let commands = sent(&mut c, NOW);
+    assert_eq!(commands.len(), 2);
+    // "a" stalls, "b" does as told.
+    let ticket = commands[1].ticket;
+    let owned = bytes(600);
+    let reason = None;
+    c.observe(
+        after(10),
+        &name("b"),
+        Report::Moved {
+            ticket,
+            owned,
+            reason,
+        },
+    );
+    assert_eq!(sent(&mut c, after(10)), []);
+    let overdue = c.wake_at().unwrap();
+    assert_eq!(overdue, after(4000));
+    let step = c.step(overdue);
+    assert_eq!(step.log[0].what, What::Overdue);
+    assert_eq!(step.commands.len(), 1);
+    assert_eq!(step.commands[0].order, Order::Ask);
+    // What "a" was told may have happened.
+    assert_eq!(c.counted(Tier::Fast), bytes(1000));
+}
+
+#[test]
+fn wishes_that_break_a_rule_are_refused_and_change_nothing() {
+    let mut c = controller(&[("a", 600), ("b", 400)]);
+    let before = c.accounts();
+    let refused = |c: &mut Controller, wishes: &[(&str, TierBytes)]| {
+        let wishes: Vec<_> = wishes.iter().map(|(vm, wish)| (name(vm), *wish)).collect();
+        c.desire(NOW, &wishes).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused(&mut c, &[("b", both(401, 100))]),
+        "1001 MiB of fast memory for all VMs together is more than the pool's 1000 MiB; \
+         lower another VM first"
+    );
+    assert_eq!(
+        refused(&mut c, &[("a", both(100, 100)), ("b", both(31, 100))]),
+        "31 MiB of fast memory for b is under its guarantee of 32 MiB"
+    );
+    assert_eq!(
+        refused(&mut c, &[("a", both(100, 1001))]),
+        "1001 MiB of slow memory for a is over its limit of 1000 MiB"
+    );
+    assert_eq!(refused(&mut c, &[("x", both(0, 0))]), "there is no VM 'x'");
+    assert_eq!(c.accounts(), before);
+    // Together they fit.
+    let wishes = [(name("b"), both(900, 100)), (name("a"), both(100, 100))];
+    c.desire(NOW, &wishes).unwrap();
+}
+
+#[test]
+fn a_liar_is_left_alone_with_what_was_counted_for_it() {
+    let mut c = controller(&[("a", 600), ("b", 400)]);
+    here(&mut c, "a", both(600, 100));
+    here(&mut c, "b", both(400, 100));
+    c.desire(NOW, &[(name("a"), both(100, 100))]).unwrap();
+    assert_eq!(sent(&mut c, NOW).len(), 1);
+    let reason = "it claims memory of another VM".to_owned();
+    c.observe(NOW, &name("a"), Report::Hostile { reason });
+    for report in [Report::Here, Report::Stirred, Report::Reset] {
+        c.observe(NOW, &name("a"), report);
+    }
+    assert_eq!(sent(&mut c, after(60_000)), []);
+    let refused = c.desire(NOW, &[(name("b"), both(900, 100))]).unwrap_err();
+    assert!(matches!(refused, Refusal::BeyondPool { .. }), "{refused}");
+    let refused = c.desire(NOW, &[(name("a"), both(200, 100))]).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "a is left alone until it is started anew, because it claims memory of another VM"
+    );
+    // Others go on; and once its hypervisor has ended, its memory is free.
+    c.desire(NOW, &[(name("b"), both(300, 100))]).unwrap();
+    assert_eq!(sent(&mut c, NOW)[0].order, set(Tier::Fast, 300));
+    c.observe(NOW, &name("a"), Report::Gone);
+    c.desire(NOW, &[(name("b"), both(900, 100))]).unwrap();
+}
+
+#[test]
+fn the_out_of_memory_allowance_is_part_of_what_is_counted() {
+    let mut c = Controller::new(both(1000, 1000));
+    let limits = Limits {
+        oom: bytes(16),
+        ..limits()
+    };
+    c.add(name("a"), limits, None, both(100, 100)).unwrap();
+    let command = here(&mut c, "a", both(100, 500)).unwrap();
+    assert_eq!(command.order, set(Tier::Slow, 84));
+}
+
+#[test]
+fn what_was_promised_survives_the_controller() {
+    let mut c = controller(&[("a", 600), ("b", 400)]);
+    here(&mut c, "a", both(600, 100));
+    let wishes = [(name("a"), both(200, 100)), (name("b"), both(800, 100))];
+    c.desire(NOW, &wishes).unwrap();
+    let step = c.step(NOW);
+    assert!(step.accounts_changed);
+    let kept = c.accounts();
+    let mut again = Controller::new(both(1000, 1000));
+    for (vm, account) in kept.clone() {
+        again.add(vm, limits(), Some(account), both(0, 0)).unwrap();
+    }
+    assert_eq!(again.accounts(), kept);
+    assert_eq!(again.counted(Tier::Fast), bytes(1000));
+    // A pool that cannot hold it is refused.
+    let mut small = Controller::new(both(500, 1000));
+    let refused = small.add(name("a"), limits(), Some(kept[&name("a")]), both(0, 0));
+    assert!(
+        matches!(refused, Err(Refusal::BeyondPool { .. })),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn as_near_as_can_be_is_not_tried_again() {
+    let mut c = controller(&[("a", 101)]);
+    let command = here(&mut c, "a", both(104, 100)).unwrap();
+    let (ticket, owned) = (command.ticket, bytes(100));
+    let reason = None;
+    c.observe(
+        NOW,
+        &name("a"),
+        Report::Moved {
+            ticket,
+            owned,
+            reason,
+        },
+    );
+    assert_eq!(sent(&mut c, NOW), []);
+    assert_eq!(c.wake_at(), None);
+    c.desire(NOW, &[(name("a"), both(102, 100))]).unwrap();
+    assert_eq!(sent(&mut c, NOW)[0].order, set(Tier::Fast, 102));
+}

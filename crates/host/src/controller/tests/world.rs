@@ -1,0 +1,428 @@
+//! A million random steps against a small world of guests that crash, reset, stall and lie, with
+//! reports that get lost, doubled and late, and a controller that is killed and started again.
+//! Then disturbances stop, and everybody must come to own what is desired.
+
+use std::collections::VecDeque;
+
+use super::*;
+
+/// SplitMix64: a run is replayed by its seed.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+
+    /// Up to `mib` in whole MiB.
+    fn mib(&mut self, mib: u64) -> ByteCount {
+        bytes(self.below(mib + 1))
+    }
+
+    fn both(&mut self, mib: u64) -> TierBytes {
+        PerTier::from_fn(|_| self.mib(mib))
+    }
+
+    fn index(&mut self, len: usize) -> usize {
+        self.below(len as u64) as usize
+    }
+}
+
+/// Whether a report answers a command.
+fn answers(report: &Report) -> bool {
+    matches!(
+        report,
+        Report::Owned { .. } | Report::Moved { .. } | Report::Failed { .. }
+    )
+}
+
+const POOL_MIB: u64 = 4000;
+const SIZE_MIB: u64 = 3000;
+const VMS: usize = 4;
+
+struct Guest {
+    name: VmName,
+    limits: Limits,
+    honest: bool,
+    running: bool,
+    /// Memory that it has with the balloon as it is.
+    owned: TierBytes,
+    /// Whether it was shrunk since it booted. Until then it has more than it may touch.
+    settled: PerTier<bool>,
+    /// What it may come to own of slow memory by its out-of-memory allowance.
+    ceiling: Option<ByteCount>,
+    /// Commands that have not reached it, in order, and which controller has sent them.
+    pipe: VecDeque<(u32, Command)>,
+}
+
+struct World {
+    rng: Rng,
+    pools: TierBytes,
+    now: Millis,
+    controller: Controller,
+    /// How many controllers there have been.
+    generation: u32,
+    /// What is on disk.
+    kept: BTreeMap<VmName, Account>,
+    guests: Vec<Guest>,
+    /// Reports under way, as (guest, report).
+    reports: Vec<(usize, Report)>,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut rng = Rng(seed);
+        let guests: Vec<_> = (0..VMS)
+            .map(|i| {
+                let guarantee = PerTier::from_fn(|_| bytes(50 + rng.below(100)));
+                Guest {
+                    name: name(&format!("vm{i}")),
+                    limits: Limits {
+                        guarantee,
+                        limit: PerTier::from_fn(|_| bytes(1000 + rng.below(2000))),
+                        oom: rng.mib(40),
+                    },
+                    honest: !rng.one_in(4),
+                    running: false,
+                    owned: TierBytes::default(),
+                    settled: PerTier::default(),
+                    ceiling: None,
+                    pipe: VecDeque::new(),
+                }
+            })
+            .collect();
+        let mut world = Self {
+            rng,
+            pools: both(POOL_MIB, POOL_MIB),
+            now: Millis(0),
+            controller: Controller::new(both(0, 0)),
+            generation: 0,
+            kept: BTreeMap::new(),
+            guests,
+            reports: vec![],
+        };
+        world.start_controller();
+        world
+    }
+
+    /// The controller starts, with what is on disk. Reports to the one before are lost.
+    fn start_controller(&mut self) {
+        self.reports.clear();
+        self.generation += 1;
+        self.controller = Controller::new(self.pools);
+        for (i, guest) in self.guests.iter().enumerate() {
+            let kept = self.kept.get(&guest.name).copied();
+            let added = self.controller.add(
+                guest.name.clone(),
+                guest.limits,
+                kept,
+                guest.limits.guarantee,
+            );
+            added.expect("what was kept fits");
+            if guest.running {
+                self.reports.push((i, Report::Here));
+            }
+        }
+    }
+
+    fn tell(&mut self, guest: usize, report: Report) {
+        self.reports.push((guest, report));
+    }
+
+    fn boot(&mut self, i: usize) {
+        let guest = &mut self.guests[i];
+        guest.running = true;
+        guest.owned = both(SIZE_MIB, SIZE_MIB);
+        guest.settled = PerTier::default();
+        guest.ceiling = None;
+        guest.pipe.clear();
+    }
+
+    /// Something happens that may go wrong.
+    fn disturb(&mut self) {
+        let i = self.rng.index(VMS);
+        let running = self.guests[i].running;
+        match self.rng.below(100) {
+            0..30 => self.deliver(),
+            30..60 => self.guest_acts(i),
+            60..70 => self.wish(),
+            70..80 => self.now.0 += self.rng.below(3000),
+            80..85 => self.lose_or_double_a_report(),
+            85 if running => {
+                // The agent dies, and what was sent to it; another one starts.
+                self.guests[i].pipe.clear();
+                self.tell(i, Report::Lost);
+                self.tell(i, Report::Here);
+            }
+            86 if running => {
+                self.boot(i);
+                self.tell(i, Report::Reset);
+            }
+            87 if running => {
+                self.guests[i].running = false;
+                self.guests[i].owned = TierBytes::default();
+                self.guests[i].ceiling = None;
+                self.guests[i].pipe.clear();
+                self.tell(i, Report::Gone);
+            }
+            88..94 if !running => {
+                self.boot(i);
+                self.tell(i, Report::Here);
+            }
+            94 if !self.guests[i].honest => {
+                let reason = "it was caught".to_owned();
+                self.tell(i, Report::Hostile { reason });
+            }
+            95 => self.start_controller(),
+            96..100 => self.out_of_memory(i),
+            _ => {}
+        }
+        self.step();
+    }
+
+    /// A report arrives: any of those under way. What a VM's task tells about its connection is
+    /// the state of a socket: it may come late, but keeps its order and is not lost.
+    fn deliver(&mut self) {
+        if self.reports.is_empty() {
+            return;
+        }
+        let mut at = self.rng.index(self.reports.len());
+        let (guest, report) = &self.reports[at];
+        if !answers(report) {
+            let first = |(other, report): &(usize, Report)| other == guest && !answers(report);
+            at = self.reports.iter().position(first).unwrap_or(at);
+        }
+        let (guest, report) = self.reports.remove(at);
+        let name = &self.guests[guest].name;
+        self.controller.observe(self.now, name, report);
+    }
+
+    fn lose_or_double_a_report(&mut self) {
+        if self.reports.is_empty() {
+            return;
+        }
+        let at = self.rng.index(self.reports.len());
+        if !answers(&self.reports[at].1) {
+            return;
+        }
+        if self.rng.one_in(2) {
+            self.reports.push(self.reports[at].clone());
+        } else {
+            self.reports.remove(at);
+        }
+    }
+
+    /// A guest does what the next command in its pipe says, or a part of it, or nothing.
+    fn guest_acts(&mut self, i: usize) {
+        let guest = &mut self.guests[i];
+        let Some((generation, command)) = guest.pipe.pop_front() else {
+            return;
+        };
+        let ticket = command.ticket;
+        let reason = "no".to_owned();
+        let report = match command.order {
+            _ if self.rng.one_in(8) => Report::Failed { ticket, reason },
+            Order::Ask if guest.honest => Report::Owned {
+                ticket,
+                owned: guest.owned,
+            },
+            Order::Ask => Report::Owned {
+                ticket,
+                owned: self.rng.both(SIZE_MIB),
+            },
+            Order::Set { tier, target } => {
+                let owned = guest.owned.get_mut(tier);
+                let whole = !self.rng.one_in(4);
+                *owned = match (whole, target < *owned) {
+                    (true, _) => target,
+                    (false, true) => ByteCount(target.0 + (owned.0 - target.0) / 2),
+                    (false, false) => ByteCount(owned.0 + (target.0 - owned.0) / 2),
+                };
+                if tier == Tier::Slow {
+                    guest.ceiling = Some(ByteCount(target.min(*owned).0 + guest.limits.oom.0));
+                }
+                Report::Moved {
+                    ticket,
+                    owned: match guest.honest {
+                        true => *owned,
+                        false => self.rng.mib(SIZE_MIB),
+                    },
+                    reason: (!whole).then_some(reason),
+                }
+            }
+        };
+        if generation == self.generation {
+            self.tell(i, report);
+        }
+    }
+
+    /// A guest takes memory back by itself, within its allowance.
+    fn out_of_memory(&mut self, i: usize) {
+        let guest = &mut self.guests[i];
+        if let Some(ceiling) = guest.ceiling.filter(|&c| guest.owned.slow < c) {
+            guest.owned.slow = ceiling;
+            self.tell(i, Report::Stirred);
+        }
+    }
+
+    fn wish(&mut self) {
+        let n = 1 + self.rng.index(VMS);
+        let wishes: Vec<_> = (0..n)
+            .map(|_| {
+                let i = self.rng.index(VMS);
+                (self.guests[i].name.clone(), self.rng.both(2500))
+            })
+            .collect();
+        let before = self.controller.accounts();
+        if self.controller.desire(self.now, &wishes).is_err() {
+            assert_eq!(
+                self.controller.accounts(),
+                before,
+                "a refusal changed something"
+            );
+        }
+    }
+
+    /// The controller decides; its accounts are kept before its commands are sent.
+    fn step(&mut self) {
+        let step = self.controller.step(self.now);
+        let accounts = self.controller.accounts();
+        if step.accounts_changed {
+            self.kept = accounts;
+        } else {
+            assert_eq!(self.kept, accounts, "a change was not announced");
+        }
+        for command in step.commands {
+            let guest = self
+                .guests
+                .iter_mut()
+                .find(|g| g.name == command.vm)
+                .unwrap();
+            if guest.running {
+                guest.pipe.push_back((self.generation, command));
+            }
+        }
+    }
+
+    fn check(&mut self) {
+        for tier in Tier::ALL {
+            assert!(self.controller.counted(tier) <= self.controller.pool(tier));
+        }
+        assert_eq!(self.controller.violations(), 0);
+        for (name, vm) in self.controller.vms() {
+            let guest = self.guests.iter_mut().find(|g| g.name == *name).unwrap();
+            for tier in Tier::ALL {
+                let (owned, counted) = (guest.owned.get(tier), vm.counted.get(tier));
+                let settled = guest.settled.get_mut(tier);
+                assert!(
+                    !guest.honest || !*settled || owned <= counted,
+                    "{name} owns {owned} {tier}, counted are {counted}"
+                );
+                *settled |= owned <= counted;
+            }
+        }
+    }
+
+    /// Nothing goes wrong any more: guests are honest and do all they are told.
+    fn come_to_rest(&mut self) {
+        self.reports
+            .retain(|(_, r)| !matches!(r, Report::Hostile { .. }));
+        for i in 0..VMS {
+            self.guests[i].honest = true;
+            if !self.guests[i].running {
+                self.boot(i);
+                self.tell(i, Report::Here);
+            }
+            if matches!(self.status(i).state, State::Hostile(_)) {
+                self.boot(i);
+                self.tell(i, Report::Gone);
+            }
+        }
+        for _ in 0..100 {
+            for (guest, report) in std::mem::take(&mut self.reports) {
+                // The Gone of a VM that was started again comes before its Here.
+                let name = self.guests[guest].name.clone();
+                let gone = report == Report::Gone;
+                self.controller.observe(self.now, &name, report);
+                if gone {
+                    self.controller.observe(self.now, &name, Report::Here);
+                }
+            }
+            self.step();
+            self.check();
+            for guest in &mut self.guests {
+                for (_, command) in std::mem::take(&mut guest.pipe) {
+                    let ticket = command.ticket;
+                    let report = match command.order {
+                        Order::Ask => Report::Owned {
+                            ticket,
+                            owned: guest.owned,
+                        },
+                        Order::Set { tier, target } => {
+                            *guest.owned.get_mut(tier) = target;
+                            Report::Moved {
+                                ticket,
+                                owned: target,
+                                reason: None,
+                            }
+                        }
+                    };
+                    self.controller.observe(self.now, &guest.name, report);
+                }
+            }
+            if let Some(due) = self.controller.wake_at() {
+                self.now = self.now.max(due);
+            }
+        }
+        for i in 0..VMS {
+            let (status, guest) = (self.status(i), &self.guests[i]);
+            let slow = ByteCount(status.desired.slow.0 - guest.limits.oom.0);
+            let due = TierBytes {
+                fast: status.desired.fast,
+                slow,
+            };
+            assert_eq!(
+                guest.owned, due,
+                "{} did not come to rest: {status:?}",
+                guest.name
+            );
+            assert_eq!(status.counted, status.desired);
+        }
+        assert_eq!(self.controller.wake_at(), None);
+    }
+
+    fn status(&self, i: usize) -> VmStatus {
+        let name = &self.guests[i].name;
+        self.controller.vms().find(|(vm, _)| *vm == name).unwrap().1
+    }
+}
+
+const SEEDS: u64 = 1000;
+const STEPS: u64 = 1000;
+
+#[test]
+fn a_million_random_steps_never_promise_more_than_there_is_and_end_at_rest() {
+    for seed in 0..SEEDS {
+        let run = std::panic::catch_unwind(|| {
+            let mut world = World::new(seed);
+            for _ in 0..STEPS {
+                world.disturb();
+                world.check();
+            }
+            world.come_to_rest();
+        });
+        assert!(run.is_ok(), "seed {seed}");
+    }
+}

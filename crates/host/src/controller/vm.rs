@@ -1,0 +1,412 @@
+//! One VM in the controller's view.
+
+use demeter_policy::{ByteCount, PerTier, Tier, TierBytes};
+
+use super::{GRACE, Millis, Order, PATIENCE, Refusal, Report, Ticket, What};
+use crate::VmName;
+use crate::store::Account;
+
+/// The first pause after a failure; it doubles with every further one.
+const PAUSE_MS: u64 = 250;
+
+/// The longest pause.
+const PAUSE_MS_MAX: u64 = 32_000;
+
+/// What a VM may be given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// The least.
+    pub guarantee: TierBytes,
+    /// The most.
+    pub limit: TierBytes,
+    /// What its driver may give back to the guest by itself when that runs out of memory. Slow
+    /// memory; part of what the VM is wished to have. At most its guarantee of slow memory.
+    pub oom: ByteCount,
+}
+
+impl Limits {
+    /// Whether a wish keeps within.
+    pub(super) fn check(&self, vm: &VmName, wish: TierBytes) -> Result<(), Refusal> {
+        for tier in Tier::ALL {
+            let (wished, least, most) = (
+                *wish.get(tier),
+                *self.guarantee.get(tier),
+                *self.limit.get(tier),
+            );
+            if wished < least {
+                return Err(Refusal::UnderGuarantee {
+                    vm: vm.clone(),
+                    tier,
+                    wished,
+                    guarantee: least,
+                });
+            }
+            if wished > most {
+                return Err(Refusal::OverLimit {
+                    vm: vm.clone(),
+                    tier,
+                    wished,
+                    limit: most,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// The nearest wish that keeps within.
+    pub(super) fn clamp(&self, wish: TierBytes) -> TierBytes {
+        PerTier::from_fn(|tier| {
+            (*wish.get(tier))
+                .min(*self.limit.get(tier))
+                .max(*self.guarantee.get(tier))
+        })
+    }
+
+    fn oom_of(&self, tier: Tier) -> u64 {
+        match tier {
+            Tier::Fast => 0,
+            Tier::Slow => self.oom.0,
+        }
+    }
+}
+
+/// How a VM stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// It does not run, or does not answer.
+    Away,
+    /// It can be spoken to.
+    Here,
+    /// It was caught lying, and is left alone.
+    Hostile(String),
+}
+
+/// A VM for a person.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VmStatus {
+    /// How it stands.
+    pub state: State,
+    /// What it may be given.
+    pub limits: Limits,
+    /// What it shall have.
+    pub desired: TierBytes,
+    /// What is counted for it.
+    pub counted: TierBytes,
+    /// What it has, if that is known.
+    pub owned: Option<TierBytes>,
+    /// Why it does not have what it shall have, by what it said last.
+    pub reason: Option<String>,
+}
+
+/// A command under way.
+#[derive(Debug, Clone, Copy)]
+struct Flight {
+    ticket: Ticket,
+    order: Order,
+    deadline: Millis,
+}
+
+/// Pauses that grow with every failure.
+#[derive(Debug, Clone, Copy, Default)]
+struct Retry {
+    failures: u32,
+    not_before: Millis,
+}
+
+impl Retry {
+    fn failed(&mut self, now: Millis) {
+        let pause = (PAUSE_MS << self.failures.min(16)).min(PAUSE_MS_MAX);
+        self.failures = self.failures.saturating_add(1);
+        self.not_before = Millis(now.0 + pause);
+    }
+}
+
+/// One VM.
+#[derive(Debug)]
+pub(super) struct Vm {
+    limits: Limits,
+    account: Account,
+    state: State,
+    owned: Option<TierBytes>,
+    /// What it came to own when it was last told a target and did what it could. A VM that owns
+    /// its target is told once nevertheless: its provisioner is to know what it is held to.
+    reached: PerTier<Option<(ByteCount, ByteCount)>>,
+    flight: Option<Flight>,
+    ask: Retry,
+    set: PerTier<Retry>,
+    reason: Option<String>,
+}
+
+impl Vm {
+    pub(super) fn new(limits: Limits, account: Account) -> Self {
+        Self {
+            limits,
+            account,
+            state: State::Away,
+            owned: None,
+            reached: PerTier::default(),
+            flight: None,
+            ask: Retry::default(),
+            set: PerTier::default(),
+            reason: None,
+        }
+    }
+
+    pub(super) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    pub(super) fn account(&self) -> &Account {
+        &self.account
+    }
+
+    pub(super) fn counted(&self, tier: Tier) -> u64 {
+        self.account.counted.get(tier).0
+    }
+
+    /// What the VM will count for once everything has come to rest.
+    pub(super) fn wished(&self, tier: Tier) -> u64 {
+        let desired = self.account.desired.get(tier).0;
+        match self.state {
+            State::Hostile(_) => desired.max(self.counted(tier)),
+            _ => desired,
+        }
+    }
+
+    pub(super) fn hostile(&self) -> Option<&str> {
+        match &self.state {
+            State::Hostile(reason) => Some(reason),
+            _ => None,
+        }
+    }
+
+    pub(super) fn status(&self) -> VmStatus {
+        VmStatus {
+            state: self.state.clone(),
+            limits: self.limits,
+            desired: self.account.desired,
+            counted: self.account.counted,
+            owned: self.owned,
+            reason: self.reason.clone(),
+        }
+    }
+
+    /// Takes a wish that was checked; says whether it is another one than before.
+    pub(super) fn desire(&mut self, wish: TierBytes) -> bool {
+        let changed = wish != self.account.desired;
+        if changed {
+            self.account.desired = wish;
+            self.set = PerTier::default();
+        }
+        changed
+    }
+
+    pub(super) fn observe(&mut self, now: Millis, report: Report) -> Option<What> {
+        match report {
+            Report::Gone => {
+                self.state = State::Away;
+                self.disturbed();
+                for tier in Tier::ALL {
+                    self.verified(tier, ByteCount(0));
+                }
+                Some(What::Gone)
+            }
+            _ if self.hostile().is_some() => None,
+            Report::Here => {
+                self.state = State::Here;
+                self.disturbed();
+                Some(What::Here)
+            }
+            Report::Lost => {
+                self.state = State::Away;
+                self.disturbed();
+                Some(What::Lost)
+            }
+            Report::Reset => {
+                self.disturbed();
+                Some(What::Reset)
+            }
+            Report::Stirred => {
+                self.owned = None;
+                None
+            }
+            Report::Hostile { reason } => {
+                self.disturbed();
+                self.state = State::Hostile(reason.clone());
+                Some(What::Hostile(reason))
+            }
+            Report::Owned { ticket, owned } => {
+                self.landed(ticket)?;
+                self.ask = Retry::default();
+                self.owned = Some(owned);
+                for tier in Tier::ALL {
+                    self.verified(tier, *owned.get(tier));
+                }
+                None
+            }
+            Report::Moved {
+                ticket,
+                owned,
+                reason,
+            } => match self.landed(ticket)? {
+                Order::Ask => None,
+                Order::Set { tier, target } => Some(self.moved(now, tier, target, owned, reason)),
+            },
+            Report::Failed { ticket, reason } => {
+                let order = self.landed(ticket)?;
+                self.failed(now, order, reason.clone());
+                Some(What::Failed(reason))
+            }
+        }
+    }
+
+    /// Gives up on a command whose report is overdue.
+    pub(super) fn give_up_on_overdue(&mut self, now: Millis) -> Option<What> {
+        let overdue = self.flight.filter(|flight| flight.deadline <= now)?;
+        self.flight = None;
+        self.failed(now, overdue.order, What::Overdue.to_string());
+        Some(What::Overdue)
+    }
+
+    /// What to ask of the VM now, if anything. What it takes from `room` is counted for it.
+    pub(super) fn next_order(&mut self, now: Millis, room: &mut TierBytes) -> Option<Order> {
+        if self.state != State::Here || self.flight.is_some() {
+            return None;
+        }
+        let Some(owned) = self.owned else {
+            return (self.ask.not_before <= now).then_some(Order::Ask);
+        };
+        for tier in Tier::ALL {
+            self.take(tier, room.get_mut(tier));
+        }
+        let mut orders: Vec<_> = Tier::ALL
+            .into_iter()
+            .filter(|&tier| self.set.get(tier).not_before <= now)
+            .filter_map(|tier| Some((tier, self.next_target(tier)?)))
+            .collect();
+        // Growing comes first: a VM that loses fast memory may need the slow memory for it.
+        orders.sort_by_key(|(tier, target)| target < owned.get(*tier));
+        let (tier, target) = *orders.first()?;
+        Some(Order::Set { tier, target })
+    }
+
+    /// Notes that an order was sent.
+    pub(super) fn sent(&mut self, now: Millis, ticket: Ticket, order: Order) {
+        let wait_ms = (PATIENCE + GRACE).as_millis() as u64;
+        self.flight = Some(Flight {
+            ticket,
+            order,
+            deadline: Millis(now.0 + wait_ms),
+        });
+    }
+
+    /// When something is due even if nothing is observed.
+    pub(super) fn wake_at(&self) -> Option<Millis> {
+        if let Some(flight) = self.flight {
+            return Some(flight.deadline);
+        }
+        if self.state != State::Here {
+            return None;
+        }
+        if self.owned.is_none() {
+            return Some(self.ask.not_before);
+        }
+        Tier::ALL
+            .into_iter()
+            .filter(|&tier| self.next_target(tier).is_some())
+            .map(|tier| self.set.get(tier).not_before)
+            .min()
+    }
+
+    /// Counts as much of what is desired as there is room for.
+    fn take(&mut self, tier: Tier, room: &mut ByteCount) {
+        let counted = self.account.counted.get_mut(tier);
+        let missing = self.account.desired.get(tier).0.saturating_sub(counted.0);
+        let taken = missing.min(room.0);
+        counted.0 += taken;
+        room.0 -= taken;
+    }
+
+    /// What the VM is to be told to own, if it is to be told anything.
+    fn next_target(&self, tier: Tier) -> Option<ByteCount> {
+        let owned = *self.owned?.get(tier);
+        let may_have = self
+            .account
+            .desired
+            .get(tier)
+            .min(self.account.counted.get(tier));
+        let target = ByteCount(may_have.0.saturating_sub(self.limits.oom_of(tier)));
+        (*self.reached.get(tier) != Some((target, owned))).then_some(target)
+    }
+
+    /// The order whose report has come, unless the report is stale.
+    fn landed(&mut self, ticket: Ticket) -> Option<Order> {
+        let flight = self.flight.take_if(|flight| flight.ticket == ticket)?;
+        Some(flight.order)
+    }
+
+    fn moved(
+        &mut self,
+        now: Millis,
+        tier: Tier,
+        target: ByteCount,
+        owned: ByteCount,
+        reason: Option<String>,
+    ) -> What {
+        let mut nearer = false;
+        if let Some(known) = &mut self.owned {
+            let before = std::mem::replace(known.get_mut(tier), owned);
+            nearer = owned.0.abs_diff(target.0) < before.0.abs_diff(target.0);
+        }
+        self.verified(tier, owned);
+        self.reason.clone_from(&reason);
+        match reason {
+            None => {
+                *self.set.get_mut(tier) = Retry::default();
+                *self.reached.get_mut(tier) = Some((target, owned));
+                What::Reached { tier, owned }
+            }
+            Some(reason) => {
+                if nearer {
+                    *self.set.get_mut(tier) = Retry::default();
+                }
+                self.set.get_mut(tier).failed(now);
+                What::Short {
+                    tier,
+                    owned,
+                    target,
+                    reason,
+                }
+            }
+        }
+    }
+
+    fn failed(&mut self, now: Millis, order: Order, reason: String) {
+        match order {
+            Order::Ask => self.ask.failed(now),
+            Order::Set { tier, .. } => self.set.get_mut(tier).failed(now),
+        }
+        self.owned = None;
+        self.reached = PerTier::default();
+        self.reason = Some(reason);
+    }
+
+    /// What the VM was verified to own: what is counted beyond it is free for others, as far as
+    /// the VM is not to have it anyway.
+    fn verified(&mut self, tier: Tier, owned: ByteCount) {
+        let has = owned.0.saturating_add(self.limits.oom_of(tier));
+        let needs = ByteCount(has).max(*self.account.desired.get(tier));
+        let counted = self.account.counted.get_mut(tier);
+        *counted = needs.min(*counted);
+    }
+
+    /// Nothing that was known of the VM holds any more.
+    fn disturbed(&mut self) {
+        self.owned = None;
+        self.reached = PerTier::default();
+        self.flight = None;
+        self.ask = Retry::default();
+        self.set = PerTier::default();
+        self.reason = None;
+    }
+}

@@ -1,0 +1,22 @@
+//! The host controller: owns a pool of fast and of slow memory, gives each VM its share of each,
+//! changes it while VMs run, and takes memory really back.
+//!
+//! ```text
+//! API, policy → Controller → commands → one task per VM: Provisioner → guest, hypervisor
+//!                   ↑                              │
+//!                   └───────────── reports ────────┘
+//! ```
+//!
+//! The [`controller`] is pure: it decides, and keeps what it promised within the pool. A
+//! [`provisioner`] carries a decision out on one VM; each VM has a task of its own, so that one
+//! that does not answer delays no other. Nothing that a guest says is believed before it is
+//! checked against the [`backing`] of its memory.
+
+pub mod agent;
+pub mod backing;
+pub mod controller;
+pub mod provisioner;
+pub mod store;
+mod vm_name;
+
+pub use vm_name::{BadVmName, VmName};

@@ -1,0 +1,155 @@
+//! Which pages of a backing file a guest's driver holds for the host.
+
+use std::collections::BTreeMap;
+
+use demeter_policy::{BLOCK_SIZE, ByteCount, PAGE_SIZE};
+
+const PAGES_PER_BLOCK: u64 = BLOCK_SIZE / PAGE_SIZE;
+
+/// A bit for each page of a block.
+type Bits = [u64; PAGES_PER_BLOCK as usize / 64];
+
+/// A set of pages by their offset in a file: a bitmap for each block that has any.
+///
+/// So its size is bounded by the file's, however a guest cuts its ranges.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct HeldSet {
+    blocks: BTreeMap<u64, Bits>,
+    pages: u64,
+}
+
+impl HeldSet {
+    /// How much is held.
+    pub(super) fn total(&self) -> ByteCount {
+        ByteCount(self.pages * PAGE_SIZE)
+    }
+
+    /// Adds the pages of `[offset, offset + len)`, both multiples of the page size. If any of
+    /// them is there already, nothing is added and the answer is false.
+    #[must_use]
+    pub(super) fn insert(&mut self, offset: u64, len: ByteCount) -> bool {
+        if self.overlaps(offset, len) {
+            return false;
+        }
+        for (block, word, mask) in words(offset, len) {
+            self.blocks.entry(block).or_default()[word] |= mask;
+        }
+        self.pages += len.0 / PAGE_SIZE;
+        true
+    }
+
+    /// Whether any page of `[offset, offset + len)` is held.
+    pub(super) fn overlaps(&self, offset: u64, len: ByteCount) -> bool {
+        words(offset, len).any(|(block, word, mask)| self.word(block, word) & mask != 0)
+    }
+
+    /// Adds all pages of `other`.
+    pub(super) fn absorb(&mut self, other: &Self) {
+        for (block, bits) in &other.blocks {
+            let mine = self.blocks.entry(*block).or_default();
+            for (mine, theirs) in mine.iter_mut().zip(bits) {
+                self.pages += u64::from((theirs & !*mine).count_ones());
+                *mine |= theirs;
+            }
+        }
+    }
+
+    /// The pages that are here and not in `other`, as runs of (offset, length), in order.
+    pub(super) fn runs_not_in(&self, other: &Self) -> Vec<(u64, ByteCount)> {
+        let mut runs: Vec<(u64, ByteCount)> = vec![];
+        for (block, bits) in &self.blocks {
+            for (word, bits) in bits.iter().enumerate() {
+                let mut left = bits & !other.word(*block, word);
+                while left != 0 {
+                    let first = left.trailing_zeros();
+                    let count = (left >> first).trailing_ones();
+                    let page = block * PAGES_PER_BLOCK + word as u64 * 64 + u64::from(first);
+                    push_run(&mut runs, page, count.into());
+                    left &= !mask(first, count);
+                }
+            }
+        }
+        runs
+    }
+
+    fn word(&self, block: u64, word: usize) -> u64 {
+        self.blocks.get(&block).map_or(0, |bits| bits[word])
+    }
+}
+
+fn push_run(runs: &mut Vec<(u64, ByteCount)>, page: u64, count: u64) {
+    let (offset, len) = (page * PAGE_SIZE, count * PAGE_SIZE);
+    match runs.last_mut() {
+        Some((start, run)) if *start + run.0 == offset => run.0 += len,
+        _ => runs.push((offset, ByteCount(len))),
+    }
+}
+
+/// `count` ones (1 to 64) from bit `first` on.
+fn mask(first: u32, count: u32) -> u64 {
+    (u64::MAX >> (64 - count)) << first
+}
+
+/// The bits of a range of pages: (block, word in it, mask).
+fn words(offset: u64, len: ByteCount) -> impl Iterator<Item = (u64, usize, u64)> {
+    let (mut page, end) = (offset / PAGE_SIZE, (offset + len.0) / PAGE_SIZE);
+    std::iter::from_fn(move || {
+        let first = (page % 64) as u32;
+        let count = u64::from(64 - first).min(end.checked_sub(page).filter(|&left| left > 0)?);
+        let block = page / PAGES_PER_BLOCK;
+        let word = (page % PAGES_PER_BLOCK / 64) as usize;
+        page += count;
+        Some((block, word, mask(first, count as u32)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn pages() -> impl Strategy<Value = Vec<(u64, u64)>> {
+        prop::collection::vec((0u64..3000, 1u64..700), 0..12)
+    }
+
+    /// Inserts all ranges that fit, here and in a plain set.
+    fn both(ranges: &[(u64, u64)]) -> (HeldSet, BTreeSet<u64>) {
+        let (mut held, mut plain) = (HeldSet::default(), BTreeSet::new());
+        for &(page, count) in ranges {
+            let free = (page..page + count).all(|page| !plain.contains(&page));
+            let inserted = held.insert(page * PAGE_SIZE, ByteCount(count * PAGE_SIZE));
+            assert_eq!(inserted, free);
+            if free {
+                plain.extend(page..page + count);
+            }
+        }
+        (held, plain)
+    }
+
+    fn pages_of(runs: &[(u64, ByteCount)]) -> BTreeSet<u64> {
+        let pages =
+            |(offset, len): &(u64, ByteCount)| offset / PAGE_SIZE..(offset + len.0) / PAGE_SIZE;
+        runs.iter().flat_map(pages).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_a_set_of_pages(a in pages(), b in pages()) {
+            let (mut held, plain) = both(&a);
+            let (other, other_plain) = both(&b);
+            prop_assert_eq!(held.total().0, plain.len() as u64 * PAGE_SIZE);
+            let runs = held.runs_not_in(&other);
+            let difference: BTreeSet<_> = plain.difference(&other_plain).copied().collect();
+            prop_assert_eq!(pages_of(&runs), difference);
+            // Runs are whole: no two of them touch.
+            prop_assert!(runs.windows(2).all(|w| w[0].0 + w[0].1.0 < w[1].0));
+            held.absorb(&other);
+            let union: BTreeSet<_> = plain.union(&other_plain).copied().collect();
+            prop_assert_eq!(held.total().0, union.len() as u64 * PAGE_SIZE);
+            prop_assert_eq!(pages_of(&held.runs_not_in(&HeldSet::default())), union);
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Carries out on one VM what the controller decided.
+
+pub mod balloon;
+mod held;
+
+use demeter_policy::{ByteCount, Tier, TierBytes};
+use tokio::time::Instant;
+
+use crate::controller::{Command, Order, PATIENCE, Report};
+
+/// A way to change how much memory of each tier a VM owns.
+///
+/// One VM, one provisioner, one task that calls it: calls never overlap. A call that is cut off
+/// (its future dropped) leaves a state that the next [`actual`](Self::actual) reads.
+pub trait Provisioner: Send {
+    /// As it is called in configuration and metrics.
+    fn name(&self) -> &'static str;
+
+    /// What the VM owns now, asked from it and not remembered.
+    fn actual(
+        &mut self,
+        deadline: Instant,
+    ) -> impl Future<Output = Result<TierBytes, ProvisionError>> + Send;
+
+    /// Brings what the VM owns of `tier` to `target`, as near as can be had by `deadline`.
+    ///
+    /// What it comes to is not an error: the VM may have nothing to give right now.
+    fn set(
+        &mut self,
+        tier: Tier,
+        target: ByteCount,
+        deadline: Instant,
+    ) -> impl Future<Output = Result<Progress, ProvisionError>> + Send;
+}
+
+/// What became of [`Provisioner::set`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Progress {
+    /// What the VM owns of the tier now.
+    pub owned: ByteCount,
+    /// What went back to the host during the call, by the backing file's blocks.
+    pub returned_to_host: ByteCount,
+    /// Why `owned` is not the target, if it is not.
+    pub reason: Option<String>,
+}
+
+/// Why a provisioner could not do, or not know, what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ProvisionError {
+    /// Nobody is there, or not for long enough.
+    #[error("{0} is not there; it is tried again")]
+    Unreachable(String),
+    /// No answer came in time.
+    #[error("{0} did not answer in time; it is tried again")]
+    Timeout(String),
+    /// The guest cannot do it at all.
+    #[error(
+        "the guest's balloon driver is not loaded; load demeter_balloon in the guest, or give the \
+         VM `provisioner = \"virtio-mem\"`"
+    )]
+    NoDriver,
+    /// The VM said no.
+    #[error("refused: {0}")]
+    Refused(String),
+    /// What the VM said cannot be true. It is to be left alone.
+    #[error("the guest lies: {0}")]
+    Hostile(String),
+    /// The memory behind the VM could not be given back.
+    #[error("the backing of {tier} memory: {source}")]
+    Backing {
+        /// Of which tier.
+        tier: Tier,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// Carries a command of the controller out. Gives the report of it, and what went back to the
+/// host.
+pub async fn carry_out(
+    provisioner: &mut impl Provisioner,
+    command: &Command,
+) -> (Report, ByteCount) {
+    let ticket = command.ticket;
+    let deadline = Instant::now() + PATIENCE;
+    let result = match command.order {
+        Order::Ask => {
+            let owned = provisioner.actual(deadline).await;
+            owned.map(|owned| (Report::Owned { ticket, owned }, ByteCount(0)))
+        }
+        Order::Set { tier, target } => {
+            let progress = provisioner.set(tier, target, deadline).await;
+            progress.map(
+                |Progress {
+                     owned,
+                     returned_to_host,
+                     reason,
+                 }| {
+                    let report = Report::Moved {
+                        ticket,
+                        owned,
+                        reason,
+                    };
+                    (report, returned_to_host)
+                },
+            )
+        }
+    };
+    result.unwrap_or_else(|error| {
+        let report = match error {
+            ProvisionError::Hostile(reason) => Report::Hostile { reason },
+            error => Report::Failed {
+                ticket,
+                reason: error.to_string(),
+            },
+        };
+        (report, ByteCount(0))
+    })
+}

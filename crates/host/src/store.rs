@@ -1,0 +1,238 @@
+//! What must survive the controller: what was wished for, and what was promised, on disk.
+//!
+//! # Approach
+//! One small JSON file, written whole to a new file beside it, flushed, renamed over the old one,
+//! and the directory flushed: after a crash at any point there is either the old or the new one.
+//! Promises are saved before anything is sent that relies on them, so that a controller that is
+//! killed and started again counts at least what each VM may have.
+//!
+//! A file that cannot be understood is refused, never repaired: guessing could promise memory
+//! twice.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use demeter_policy::provision::Policy;
+use demeter_policy::{ByteCount, TierBytes};
+use serde::{Deserialize, Serialize};
+
+use crate::VmName;
+
+/// The version of the file that we write, and the only one that we read.
+const VERSION: u32 = 1;
+
+/// The longest file that is read: ten thousand VMs take less.
+const FILE_BYTES_MAX: u64 = 4 << 20;
+
+/// What is kept of one VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Account {
+    /// What it shall have.
+    pub desired: TierBytes,
+    /// What it may have at most right now: what counts against the pools.
+    pub counted: TierBytes,
+}
+
+/// What is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Ledger {
+    /// The policy that was chosen while running; `None` leaves it to the configuration.
+    pub policy: Option<Policy>,
+    /// By VM.
+    pub accounts: BTreeMap<VmName, Account>,
+}
+
+/// Why the file is not read or not written.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The system says no.
+    #[error("cannot {action} {path}: {source}")]
+    Io {
+        /// Read or write.
+        action: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Its text is no state.
+    #[error(
+        "{path} is damaged ({reason}); if no VM of this host runs, remove it, otherwise restore it: \
+         it says how much memory the VMs may have"
+    )]
+    Damaged {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Another version wrote it.
+    #[error(
+        "{path} has version {found}, this demeter reads {VERSION}; start the demeter that wrote it"
+    )]
+    Version {
+        /// Which file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+    },
+}
+
+/// The file.
+#[derive(Debug)]
+pub struct Store {
+    path: PathBuf,
+}
+
+impl Store {
+    /// The file at `path` and what it says; nothing if there is none yet.
+    pub fn open(path: &Path) -> Result<(Self, Ledger), StoreError> {
+        let store = Self { path: path.into() };
+        let text = match read_bounded(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok((store, Ledger::default()));
+            }
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                return Err(store.damaged(error));
+            }
+            Err(error) => return Err(store.io("read", error)),
+        };
+        // The version first: fields may have changed with it.
+        let Version { version } = serde_json::from_str(&text).map_err(|e| store.damaged(e))?;
+        if version != VERSION {
+            return Err(StoreError::Version {
+                path: path.into(),
+                found: version,
+            });
+        }
+        let file: FileText = serde_json::from_str(&text).map_err(|e| store.damaged(e))?;
+        let ledger = file.ledger().map_err(|e| store.damaged(e))?;
+        Ok((store, ledger))
+    }
+
+    /// Replaces the file. When this returns, `ledger` survives a crash of the machine.
+    pub fn save(&mut self, ledger: &Ledger) -> Result<(), StoreError> {
+        self.replace(&FileText::from(ledger))
+            .map_err(|error| self.io("write", error))
+    }
+
+    fn replace(&self, file: &FileText) -> io::Result<()> {
+        let dir = match self.path.parent() {
+            Some(dir) if !dir.as_os_str().is_empty() => dir,
+            _ => Path::new("."),
+        };
+        fs::create_dir_all(dir)?;
+        let new = self.path.with_extension("new");
+        let mut out = File::create(&new)?;
+        serde_json::to_writer_pretty(&mut out, file)?;
+        out.write_all(b"\n")?;
+        out.sync_all()?;
+        fs::rename(&new, &self.path)?;
+        File::open(dir)?.sync_all()
+    }
+
+    fn io(&self, action: &'static str, source: io::Error) -> StoreError {
+        StoreError::Io {
+            action,
+            path: self.path.clone(),
+            source,
+        }
+    }
+
+    fn damaged(&self, reason: impl ToString) -> StoreError {
+        StoreError::Damaged {
+            path: self.path.clone(),
+            reason: reason.to_string(),
+        }
+    }
+}
+
+fn read_bounded(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    io::Read::read_to_string(
+        &mut io::Read::take(File::open(path)?, FILE_BYTES_MAX + 1),
+        &mut text,
+    )?;
+    if text.len() as u64 > FILE_BYTES_MAX {
+        let reason = format!("it is longer than {FILE_BYTES_MAX} bytes");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+    }
+    Ok(text)
+}
+
+#[derive(Deserialize)]
+struct Version {
+    version: u32,
+}
+
+/// The file's fields.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileText {
+    version: u32,
+    policy: Option<String>,
+    vms: BTreeMap<String, AccountText>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AccountText {
+    desired_fast_bytes: u64,
+    desired_slow_bytes: u64,
+    counted_fast_bytes: u64,
+    counted_slow_bytes: u64,
+}
+
+impl From<&Ledger> for FileText {
+    fn from(ledger: &Ledger) -> Self {
+        let account = |(name, account): (&VmName, &Account)| {
+            let text = AccountText {
+                desired_fast_bytes: account.desired.fast.0,
+                desired_slow_bytes: account.desired.slow.0,
+                counted_fast_bytes: account.counted.fast.0,
+                counted_slow_bytes: account.counted.slow.0,
+            };
+            (name.to_string(), text)
+        };
+        Self {
+            version: VERSION,
+            policy: ledger.policy.map(|policy| policy.to_string()),
+            vms: ledger.accounts.iter().map(account).collect(),
+        }
+    }
+}
+
+impl FileText {
+    fn ledger(self) -> Result<Ledger, String> {
+        let account = |(name, text): (String, AccountText)| {
+            let account = Account {
+                desired: TierBytes {
+                    fast: ByteCount(text.desired_fast_bytes),
+                    slow: ByteCount(text.desired_slow_bytes),
+                },
+                counted: TierBytes {
+                    fast: ByteCount(text.counted_fast_bytes),
+                    slow: ByteCount(text.counted_slow_bytes),
+                },
+            };
+            Ok((name.parse().map_err(|e| format!("{e}"))?, account))
+        };
+        Ok(Ledger {
+            policy: self
+                .policy
+                .map(|policy| policy.parse().map_err(|e| format!("{e}")))
+                .transpose()?,
+            accounts: self
+                .vms
+                .into_iter()
+                .map(account)
+                .collect::<Result<_, String>>()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,95 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn tier_bytes() -> impl Strategy<Value = TierBytes> {
+    (any::<u64>(), any::<u64>()).prop_map(|(fast, slow)| TierBytes {
+        fast: ByteCount(fast),
+        slow: ByteCount(slow),
+    })
+}
+
+fn ledger() -> impl Strategy<Value = Ledger> {
+    let name = "[a-zA-Z0-9._-]{1,64}".prop_map(|name| name.parse().unwrap());
+    let account =
+        (tier_bytes(), tier_bytes()).prop_map(|(desired, counted)| Account { desired, counted });
+    let policy = prop::option::of(prop::sample::select(Policy::ALL.to_vec()));
+    (policy, prop::collection::btree_map(name, account, 0..5))
+        .prop_map(|(policy, accounts)| Ledger { policy, accounts })
+}
+
+proptest! {
+    #[test]
+    fn what_was_saved_last_is_read(first in ledger(), last in ledger()) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state/host.json");
+        let (mut store, empty) = Store::open(&path).unwrap();
+        prop_assert_eq!(empty, Ledger::default());
+        store.save(&first).unwrap();
+        store.save(&last).unwrap();
+        prop_assert_eq!(Store::open(&path).unwrap().1, last);
+        prop_assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_file_that_was_cut_is_refused(ledger in ledger(), cut in any::<prop::sample::Index>()) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("host.json");
+        Store::open(&path).unwrap().0.save(&ledger).unwrap();
+        let text = fs::read(&path).unwrap();
+        // Without the last brace, at the latest.
+        fs::write(&path, &text[..cut.index(text.len() - 2)]).unwrap();
+        let refused = Store::open(&path);
+        prop_assert!(matches!(refused, Err(StoreError::Damaged { .. })), "{refused:?}");
+    }
+}
+
+#[test]
+fn the_remains_of_a_killed_writer_change_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("host.json");
+    let ledger = Ledger {
+        policy: Some(Policy::Wss),
+        accounts: BTreeMap::new(),
+    };
+    let (mut store, _) = Store::open(&path).unwrap();
+    store.save(&ledger).unwrap();
+    fs::write(dir.path().join("host.new"), "{\"version\": 1, \"vm").unwrap();
+    let (mut store, read) = Store::open(&path).unwrap();
+    assert_eq!(read, ledger);
+    store.save(&Ledger::default()).unwrap();
+    assert_eq!(Store::open(&path).unwrap().1, Ledger::default());
+}
+
+#[test]
+fn what_is_no_state_is_refused_with_the_way_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("host.json");
+    let says = |text: &str| {
+        fs::write(&path, text).unwrap();
+        Store::open(&path).unwrap_err().to_string()
+    };
+    let future = says("{\"version\": 2, \"tenants\": []}");
+    assert!(future.contains("has version 2"), "{future}");
+    let account = "\"desired_fast_bytes\": 1, \"desired_slow_bytes\": 1, \"counted_fast_bytes\": 1";
+    for text in [
+        "".to_owned(),
+        "[]".to_owned(),
+        "{\"version\": 1, \"policy\": \"magic\", \"vms\": {}}".to_owned(),
+        "{\"version\": 1, \"policy\": null, \"vms\": {}, \"extra\": 1}".to_owned(),
+        format!("{{\"version\": 1, \"policy\": null, \"vms\": {{\"a\": {{{account}}}}}}}"),
+        format!(
+            "{{\"version\": 1, \"policy\": null, \
+             \"vms\": {{\"a b\": {{{account}, \"counted_slow_bytes\": 1}}}}}}"
+        ),
+        format!(
+            "{{\"version\": 1, \"policy\": null, \
+             \"vms\": {{\"a\": {{{account}, \"counted_slow_bytes\": -1}}}}}}"
+        ),
+        " ".repeat(FILE_BYTES_MAX as usize + 1),
+    ] {
+        let error = says(&text);
+        assert!(error.contains("is damaged"), "{error}");
+        assert!(error.contains("host.json"), "{error}");
+    }
+}

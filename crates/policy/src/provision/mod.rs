@@ -1,0 +1,249 @@
+//! Allocation between VMs: how much of each tier every VM shall have.
+//!
+//! # Problem
+//! A host has a pool of each tier and several VMs, each with a share, a guarantee and a limit.
+//! Divide the pools so that what the policy prefers gets more, nobody gets less than the
+//! guarantee, and memory does not wander for nothing.
+//!
+//! # Terms
+//! - *weight*: what the policy divides a pool by. With [`Policy::Shares`] the VM's share; with
+//!   [`Policy::Wss`] the working set for fast memory and the memory in use for slow memory.
+//! - *floor*: what a VM gets at least: its guarantee, and while it is under memory pressure what it
+//!   uses of what it has.
+//!
+//! # Approach
+//! Equation 1 of Lee, Gupta and Schwan, pool × weight ÷ sum of weights, within each VM's floor
+//! and limit: `fill` finds the one level at which the pool is used up. Weights are
+//! smoothed over time ([`Smoothed`]), grants are whole blocks, and nothing changes at all unless
+//! some VM's grant changes by a minimum step. [`Policy::Static`] leaves every VM what it is wished
+//! to have, unless that breaks a rule.
+//!
+//! # Properties
+//! - The grants of a tier never exceed its pool.
+//! - Every grant lies between the VM's guarantee and its limit.
+//! - A VM under pressure is not shrunk below what it uses, as long as what VMs have now is itself
+//!   within the rules.
+//! - The same input gives the same grants, whatever the order of the VMs.
+//! - A larger weight never gets less, all else being equal.
+//! - What no limit forbids is given to VMs with a weight, but for less than a block for each.
+//! - Changes below the minimum step move nothing.
+
+mod fill;
+mod smoothed;
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::{BLOCK_SIZE, ByteCount, PerTier, Tier, TierBytes};
+
+pub use smoothed::Smoothed;
+
+use fill::{Bounds, fill};
+
+/// How pools are divided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Policy {
+    /// As wished: nothing moves by itself.
+    Static,
+    /// By configured shares.
+    Shares,
+    /// By working sets.
+    Wss,
+}
+
+impl Policy {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Static, Self::Shares, Self::Wss];
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Static => "static",
+            Self::Shares => "shares",
+            Self::Wss => "wss",
+        })
+    }
+}
+
+/// A text that names no policy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("there is no policy '{0}'; there are static, shares and wss")]
+pub struct UnknownPolicy(String);
+
+impl FromStr for Policy {
+    type Err = UnknownPolicy;
+
+    fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
+        Self::ALL
+            .into_iter()
+            .find(|policy| policy.to_string() == text)
+            .ok_or_else(|| UnknownPolicy(text.chars().take(64).collect()))
+    }
+}
+
+/// One VM, as an allocation sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Claim {
+    /// Weight under [`Policy::Shares`].
+    pub share: u32,
+    /// The least it gets.
+    pub guarantee: TierBytes,
+    /// The most it gets; at least the guarantee.
+    pub limit: TierBytes,
+    /// What it is wished to have now.
+    pub current: TierBytes,
+    /// What it uses; `None` as long as that is not known.
+    pub usage: Option<Usage>,
+    /// It cannot be changed now (it does not answer, or is left alone) and keeps what it has.
+    pub pinned: bool,
+}
+
+/// What a VM does with its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usage {
+    /// Memory of each tier that is in use: not free, not held back by a balloon.
+    pub used: TierBytes,
+    /// Memory, wherever it lies, that is used again and again; smooth it with [`Smoothed`].
+    pub working_set: ByteCount,
+    /// Whether its tasks wait for memory.
+    pub pressed: bool,
+}
+
+/// A pool that cannot hold what is promised from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the {tier} pool has {pool}, but {promised} of it is guaranteed; lower a guarantee")]
+pub struct Overbooked {
+    /// Which pool.
+    pub tier: Tier,
+    /// Its size.
+    pub pool: ByteCount,
+    /// The sum of guarantees, with what pinned VMs have.
+    pub promised: ByteCount,
+}
+
+/// What each VM shall have, in the order of `claims`.
+///
+/// Nothing changes where no grant would change by `step_min` or more.
+pub fn allocate(
+    policy: Policy,
+    pools: TierBytes,
+    claims: &[Claim],
+    step_min: ByteCount,
+) -> Result<Vec<TierBytes>, Overbooked> {
+    let fast = allocate_tier(policy, Tier::Fast, pools, claims, step_min)?;
+    let slow = allocate_tier(policy, Tier::Slow, pools, claims, step_min)?;
+    let both = fast.into_iter().zip(slow);
+    Ok(both.map(|(fast, slow)| PerTier { fast, slow }).collect())
+}
+
+fn allocate_tier(
+    policy: Policy,
+    tier: Tier,
+    pools: TierBytes,
+    claims: &[Claim],
+    step_min: ByteCount,
+) -> Result<Vec<ByteCount>, Overbooked> {
+    let pool = *pools.get(tier);
+    let current: Vec<_> = claims
+        .iter()
+        .map(|claim| claim.current.get(tier).0)
+        .collect();
+    let mut bounds = with_floors(tier, pool.0, claims)?;
+    if policy == Policy::Static {
+        for (bounds, &now) in bounds.iter_mut().zip(&current) {
+            bounds.most = bounds.clamp(now);
+        }
+    }
+    let weights: Vec<_> = claims.iter().map(|c| weight(policy, tier, c)).collect();
+    let grants: Vec<_> = fill(pool.0, &weights, &bounds)
+        .into_iter()
+        .zip(&bounds)
+        .map(|(grant, bounds)| bounds.clamp(grant / BLOCK_SIZE * BLOCK_SIZE))
+        .collect();
+    let allowed = |(&now, bounds): (&u64, &Bounds)| bounds.clamp(now) == now;
+    let may_stay = current.iter().zip(&bounds).all(allowed) && sum(&current) <= pool.0.into();
+    let steps = current
+        .iter()
+        .zip(&grants)
+        .map(|(now, grant)| now.abs_diff(*grant));
+    let still = policy == Policy::Static || steps.max().unwrap_or(0) < step_min.0;
+    let chosen = if may_stay && still { current } else { grants };
+    Ok(chosen.into_iter().map(ByteCount).collect())
+}
+
+/// The bounds of every VM, with the floors of those under pressure as far as the pool has room.
+fn with_floors(tier: Tier, pool: u64, claims: &[Claim]) -> Result<Vec<Bounds>, Overbooked> {
+    let bounds: Vec<_> = claims.iter().map(|c| Bounds::of(tier, c)).collect();
+    let promised: u128 = bounds.iter().map(|b| u128::from(b.least)).sum();
+    if promised > pool.into() {
+        return Err(Overbooked {
+            tier,
+            pool: ByteCount(pool),
+            promised: ByteCount(u64::try_from(promised).unwrap_or(u64::MAX)),
+        });
+    }
+    // Floors that the pool has no room for shrink in proportion, down to the guarantees.
+    let floors: Vec<_> = bounds
+        .iter()
+        .zip(claims)
+        .map(|(bounds, claim)| bounds.clamp(in_use_under_pressure(tier, claim)))
+        .collect();
+    let up_to_floors: Vec<_> = bounds
+        .iter()
+        .zip(&floors)
+        .map(|(bounds, &floor)| Bounds {
+            least: bounds.least,
+            most: floor,
+        })
+        .collect();
+    let kept = fill(pool, &floors, &up_to_floors);
+    let raised = |(bounds, least): (Bounds, u64)| Bounds { least, ..bounds };
+    Ok(bounds.into_iter().zip(kept).map(raised).collect())
+}
+
+impl Bounds {
+    fn of(tier: Tier, claim: &Claim) -> Self {
+        if claim.pinned {
+            let current = claim.current.get(tier).0;
+            return Self {
+                least: current,
+                most: current,
+            };
+        }
+        let least = claim.guarantee.get(tier).0;
+        Self {
+            least,
+            most: claim.limit.get(tier).0.max(least),
+        }
+    }
+}
+
+fn in_use_under_pressure(tier: Tier, claim: &Claim) -> u64 {
+    claim
+        .usage
+        .filter(|usage| usage.pressed)
+        .map_or(0, |usage| {
+            usage.used.get(tier).0.min(claim.current.get(tier).0)
+        })
+}
+
+/// A VM of which nothing is known weighs what it has, so that it neither gains nor loses much.
+fn weight(policy: Policy, tier: Tier, claim: &Claim) -> u64 {
+    let current = claim.current.get(tier).0;
+    match policy {
+        Policy::Static => current,
+        Policy::Shares => claim.share.into(),
+        Policy::Wss => claim.usage.map_or(current, |usage| match tier {
+            Tier::Fast => usage.working_set.0,
+            Tier::Slow => usage.used.fast.0.saturating_add(usage.used.slow.0),
+        }),
+    }
+}
+
+fn sum(bytes: &[u64]) -> u128 {
+    bytes.iter().map(|&b| u128::from(b)).sum()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,264 @@
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+use crate::MIB;
+
+const STEP: ByteCount = ByteCount(16 * MIB);
+
+fn bytes(mib: u64) -> ByteCount {
+    ByteCount(mib * MIB)
+}
+
+fn both(fast: u64, slow: u64) -> TierBytes {
+    TierBytes {
+        fast: bytes(fast),
+        slow: bytes(slow),
+    }
+}
+
+/// A VM of 1 GiB in each tier that has a quarter of it, without usage.
+fn claim(share: u32) -> Claim {
+    Claim {
+        share,
+        guarantee: both(0, 0),
+        limit: both(1024, 1024),
+        current: both(256, 256),
+        usage: None,
+        pinned: false,
+    }
+}
+
+fn working(mut claim: Claim, working_set: u64, pressed: bool) -> Claim {
+    claim.usage = Some(Usage {
+        used: claim.current,
+        working_set: bytes(working_set),
+        pressed,
+    });
+    claim
+}
+
+fn fast(policy: Policy, pool: u64, claims: &[Claim]) -> Vec<u64> {
+    let grants = allocate(policy, both(pool, 4096), claims, STEP).unwrap();
+    grants.iter().map(|grant| grant.fast.0 / MIB).collect()
+}
+
+#[test]
+fn shares_divide_the_pool_as_equation_1_says() {
+    let claims = [claim(1), claim(2), claim(5)];
+    assert_eq!(fast(Policy::Shares, 800, &claims), [100, 200, 500]);
+}
+
+#[test]
+fn working_sets_are_shares() {
+    let claims = [(30, 1), (10, 7), (60, 2)];
+    let claims = claims.map(|(ws, share)| working(claim(share), ws, false));
+    assert_eq!(fast(Policy::Wss, 1000, &claims), [300, 100, 600]);
+}
+
+#[test]
+fn static_leaves_what_was_wished() {
+    let mut claims = [claim(1), claim(9)];
+    claims[1].current = both(77, 1);
+    assert_eq!(fast(Policy::Static, 800, &claims), [256, 77]);
+}
+
+#[test]
+fn what_a_limit_leaves_over_goes_to_the_others() {
+    let mut claims = [claim(6), claim(1), claim(1)];
+    claims[0].limit = both(400, 1024);
+    assert_eq!(fast(Policy::Shares, 800, &claims), [400, 200, 200]);
+}
+
+#[test]
+fn a_pressed_vm_keeps_what_it_uses() {
+    let claims = [working(claim(1), 10, true), working(claim(1), 990, false)];
+    assert_eq!(fast(Policy::Wss, 600, &claims), [256, 344]);
+    assert_eq!(fast(Policy::Shares, 600, &claims), [300, 300]);
+}
+
+#[test]
+fn small_changes_move_nothing() {
+    let mut claims = [claim(100), claim(100)];
+    assert_eq!(fast(Policy::Shares, 520, &claims), [256, 256]);
+    claims[0].share = 120;
+    assert_eq!(fast(Policy::Shares, 520, &claims), [282, 236]);
+}
+
+#[test]
+fn guarantees_beyond_the_pool_are_refused() {
+    let mut claims = [claim(1), claim(1)];
+    claims[0].guarantee = both(300, 0);
+    claims[1].pinned = true;
+    let refused = allocate(Policy::Shares, both(500, 4096), &claims, STEP).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "the fast pool has 500 MiB, but 556 MiB of it is guaranteed; lower a guarantee"
+    );
+}
+
+fn tier_bytes(mib_max: u64) -> impl Strategy<Value = TierBytes> {
+    let bytes = move || (0..=mib_max * MIB).prop_map(ByteCount);
+    (bytes(), bytes()).prop_map(|(fast, slow)| TierBytes { fast, slow })
+}
+
+/// Claims whose current state keeps all rules, and pools that hold it.
+fn host() -> impl Strategy<Value = (TierBytes, Vec<Claim>)> {
+    let usage = (tier_bytes(3000), (0..4000 * MIB).prop_map(ByteCount), any::<bool>());
+    let usage = prop::option::of(usage);
+    let claim = (
+        0u32..50,
+        vec(tier_bytes(2000), 3),
+        usage,
+        prop::bool::weighted(0.1),
+    );
+    let claim = claim.prop_map(|(share, amounts, usage, pinned)| {
+        let sorted = |tier: Tier| {
+            let mut three: Vec<_> = amounts.iter().map(|a| *a.get(tier)).collect();
+            three.sort();
+            three
+        };
+        let (fast, slow) = (sorted(Tier::Fast), sorted(Tier::Slow));
+        let nth = |i: usize| TierBytes {
+            fast: fast[i],
+            slow: slow[i],
+        };
+        Claim {
+            share,
+            guarantee: nth(0),
+            current: nth(1),
+            limit: nth(2),
+            usage: usage.map(|(used, working_set, pressed)| Usage {
+                used,
+                working_set,
+                pressed,
+            }),
+            pinned,
+        }
+    });
+    (vec(claim, 0..8), tier_bytes(4000)).prop_map(|(claims, spare)| {
+        let pools = PerTier::from_fn(|tier| {
+            let sum: u64 = claims.iter().map(|c| c.current.get(tier).0).sum();
+            ByteCount(sum + spare.get(tier).0)
+        });
+        (pools, claims)
+    })
+}
+
+fn policy() -> impl Strategy<Value = Policy> {
+    prop::sample::select(Policy::ALL.to_vec())
+}
+
+fn total(grants: &[TierBytes], tier: Tier) -> u64 {
+    grants.iter().map(|grant| grant.get(tier).0).sum()
+}
+
+proptest! {
+    #[test]
+    fn grants_keep_to_pool_guarantee_and_limit((pools, claims) in host(), policy in policy(), shrink in 0u64..=100) {
+        // Also where what VMs have now is more than the pool holds.
+        let pools = PerTier::from_fn(|tier| {
+            let bound: u64 = claims.iter()
+                .map(|c| if c.pinned { c.current } else { c.guarantee }.get(tier).0).sum();
+            ByteCount(bound + (pools.get(tier).0 - bound) / 100 * shrink)
+        });
+        let grants = allocate(policy, pools, &claims, STEP).unwrap();
+        for tier in Tier::ALL {
+            prop_assert!(total(&grants, tier) <= pools.get(tier).0);
+            for (claim, grant) in claims.iter().zip(&grants) {
+                let grant = grant.get(tier);
+                prop_assert!(claim.guarantee.get(tier) <= grant && grant <= claim.limit.get(tier));
+                prop_assert!(!claim.pinned || grant == claim.current.get(tier));
+            }
+        }
+    }
+
+    #[test]
+    fn a_vm_under_pressure_keeps_what_it_uses((pools, claims) in host(), policy in policy()) {
+        let grants = allocate(policy, pools, &claims, STEP).unwrap();
+        for (claim, grant) in claims.iter().zip(&grants) {
+            if let Some(usage) = claim.usage.filter(|usage| usage.pressed) {
+                for tier in Tier::ALL {
+                    let keeps = usage.used.get(tier).min(claim.current.get(tier));
+                    prop_assert!(grant.get(tier) >= keeps);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_order_of_vms_makes_no_difference((pools, claims) in host(), policy in policy(), turn in any::<prop::sample::Index>()) {
+        prop_assume!(!claims.is_empty());
+        let turn = turn.index(claims.len());
+        let mut grants = allocate(policy, pools, &claims, STEP).unwrap();
+        let mut turned = claims.clone();
+        turned.rotate_left(turn);
+        turned.reverse();
+        grants.rotate_left(turn);
+        grants.reverse();
+        prop_assert_eq!(allocate(policy, pools, &turned, STEP).unwrap(), grants);
+    }
+
+    #[test]
+    fn a_larger_weight_gets_no_less((pools, mut claims) in host(), more in 1u32..1000) {
+        prop_assume!(!claims.is_empty());
+        let no_step = ByteCount(0);
+        let before = allocate(Policy::Shares, pools, &claims, no_step).unwrap();
+        claims[0].share += more;
+        let after = allocate(Policy::Shares, pools, &claims, no_step).unwrap();
+        for tier in Tier::ALL {
+            prop_assert!(after[0].get(tier) >= before[0].get(tier));
+            for (after, before) in after.iter().zip(&before).skip(1) {
+                prop_assert!(after.get(tier) <= before.get(tier));
+            }
+        }
+    }
+
+    #[test]
+    fn what_no_limit_forbids_is_given_out((pools, claims) in host()) {
+        let grants = allocate(Policy::Shares, pools, &claims, ByteCount(0)).unwrap();
+        for tier in Tier::ALL {
+            let left = pools.get(tier).0 - total(&grants, tier);
+            let hungry = claims.iter().zip(&grants).any(|(claim, grant)| {
+                claim.share > 0 && !claim.pinned
+                    && grant.get(tier).0 + BLOCK_SIZE <= claim.limit.get(tier).0
+            });
+            prop_assert!(!hungry || left < (BLOCK_SIZE + 1) * claims.len() as u64, "{left}");
+        }
+    }
+
+    #[test]
+    fn what_was_allocated_stays((pools, mut claims) in host(), policy in policy()) {
+        let grants = allocate(policy, pools, &claims, STEP).unwrap();
+        for (claim, grant) in claims.iter_mut().zip(&grants) {
+            claim.current = *grant;
+            // Known usage: the weight of a VM without it is what it has, which has just changed.
+            claim.usage.get_or_insert(Usage {
+                used: *grant,
+                working_set: grant.fast,
+                pressed: false,
+            });
+        }
+        let first = allocate(policy, pools, &claims, STEP).unwrap();
+        for (claim, grant) in claims.iter_mut().zip(&first) {
+            claim.current = *grant;
+        }
+        prop_assert_eq!(allocate(policy, pools, &claims, STEP).unwrap(), first);
+    }
+
+    #[test]
+    fn a_mean_lies_within_what_was_measured_and_comes_to_rest(
+        measured in vec(any::<u64>(), 1..20),
+    ) {
+        let mut mean = Smoothed::default();
+        let means: Vec<_> = measured.iter().map(|&m| mean.update(ByteCount(m)).0).collect();
+        let (least, greatest) = (measured.iter().min(), measured.iter().max());
+        prop_assert!(means.iter().all(|m| Some(m) >= least && Some(m) <= greatest));
+        let last = measured[measured.len() - 1];
+        let rest = (0..200).map(|_| mean.update(ByteCount(last)).0).last();
+        prop_assert!(rest.unwrap().abs_diff(last) < PARTS_BYTES);
+    }
+}
+
+/// How near a mean comes to a constant.
+const PARTS_BYTES: u64 = 4;

@@ -1,0 +1,324 @@
+//! A message's fields in a payload: little-endian, fixed places, lists last and without a count,
+//! so that their length follows from what arrived.
+
+use demeter_policy::{ByteCount, GuestPhysAddr, NodeId};
+
+use crate::message::{
+    BootId, Done, EncodeError, GpaRange, Hello, Message, NODES_MAX, NodeStats, NodeTotal, Outcome,
+    Permille, RANGES_MAX, REASON_BYTES_MAX, Ranges, RequestId, Resize, SessionId, Stats,
+};
+
+/// `fast_hit` where it is not known.
+const UNKNOWN: u16 = 0xffff;
+
+/// Appends the payload and returns its kind.
+pub(crate) fn write(message: &Message, out: &mut Vec<u8>) -> Result<u16, EncodeError> {
+    let mut w = Writer(out);
+    Ok(match message {
+        Message::Hello(hello) => {
+            w.0.extend(hello.boot_id.0);
+            w.u64(hello.session.0);
+            w.0.push(hello.driver.into());
+            for node in at_most_nodes(&hello.nodes)? {
+                w.u32(node.node.0);
+                w.u64(node.total.0);
+            }
+            1
+        }
+        Message::Stats(stats) => {
+            w.u16(stats.psi_some.get());
+            w.u16(stats.psi_full.get());
+            w.u16(stats.fast_hit.map_or(UNKNOWN, Permille::get));
+            w.u64(stats.oom_returned.0);
+            for node in at_most_nodes(&stats.nodes)? {
+                w.u32(node.node.0);
+                w.u64(node.total.0);
+                w.u64(node.free.0);
+                w.u64(node.held.0);
+                w.u64(node.working_set.0);
+            }
+            2
+        }
+        Message::Inflated(ranges) => {
+            w.ranges(ranges)?;
+            3
+        }
+        Message::Held(ranges) => {
+            w.ranges(ranges)?;
+            4
+        }
+        Message::Done(done) => {
+            w.u64(done.request.0);
+            w.u32(done.node.0);
+            w.u64(done.moved.0);
+            w.u64(done.held.0);
+            w.0.push(match done.outcome {
+                Outcome::Ok => 0,
+                Outcome::Partial => 1,
+                Outcome::NoDriver => 2,
+                Outcome::Refused => 3,
+            });
+            w.0.extend(cut(&done.reason, REASON_BYTES_MAX).as_bytes());
+            5
+        }
+        Message::Welcome { session } => {
+            w.u64(session.0);
+            64
+        }
+        Message::Inflate(resize) => {
+            w.resize(resize);
+            65
+        }
+        Message::Deflate(resize) => {
+            w.resize(resize);
+            66
+        }
+        Message::List { request, node } => {
+            w.u64(request.0);
+            w.u32(node.0);
+            67
+        }
+        Message::Allow { oom } => {
+            w.u64(oom.0);
+            68
+        }
+        Message::Ping { nonce } => {
+            w.u64(*nonce);
+            128
+        }
+        Message::Pong { nonce } => {
+            w.u64(*nonce);
+            129
+        }
+    })
+}
+
+/// Why a payload is no message.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Malformed {
+    Kind,
+    Fields,
+}
+
+/// Reads the payload of a message of this kind.
+pub(crate) fn read(kind: u16, payload: &[u8]) -> Result<Message, Malformed> {
+    let mut r = Reader(payload);
+    let message = match kind {
+        1 => r.hello().map(Message::Hello),
+        2 => r.stats().map(Message::Stats),
+        3 => r.ranges().map(Message::Inflated),
+        4 => r.ranges().map(Message::Held),
+        5 => r.done().map(Message::Done),
+        64 => r.u64().map(|id| Message::Welcome {
+            session: SessionId(id),
+        }),
+        65 => r.resize().map(Message::Inflate),
+        66 => r.resize().map(Message::Deflate),
+        67 => r
+            .request()
+            .and_then(|request| r.node().map(|node| Message::List { request, node })),
+        68 => r.bytes().map(|oom| Message::Allow { oom }),
+        128 => r.u64().map(|nonce| Message::Ping { nonce }),
+        129 => r.u64().map(|nonce| Message::Pong { nonce }),
+        _ => return Err(Malformed::Kind),
+    };
+    message.filter(|_| r.0.is_empty()).ok_or(Malformed::Fields)
+}
+
+/// At most `bytes_max` from the front of `text`, cut between two characters.
+fn cut(text: &str, bytes_max: usize) -> &str {
+    let mut end = text.len().min(bytes_max);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+fn at_most_nodes<T>(nodes: &[T]) -> Result<&[T], EncodeError> {
+    match nodes.len() {
+        0..=NODES_MAX => Ok(nodes),
+        n => Err(EncodeError::Nodes(n)),
+    }
+}
+
+struct Writer<'a>(&'a mut Vec<u8>);
+
+impl Writer<'_> {
+    fn u16(&mut self, value: u16) {
+        self.0.extend(value.to_le_bytes());
+    }
+
+    fn u32(&mut self, value: u32) {
+        self.0.extend(value.to_le_bytes());
+    }
+
+    fn u64(&mut self, value: u64) {
+        self.0.extend(value.to_le_bytes());
+    }
+
+    fn resize(&mut self, resize: &Resize) {
+        self.u64(resize.request.0);
+        self.u32(resize.node.0);
+        self.u64(resize.bytes.0);
+    }
+
+    fn ranges(&mut self, ranges: &Ranges) -> Result<(), EncodeError> {
+        if ranges.ranges.len() > RANGES_MAX {
+            return Err(EncodeError::Ranges(ranges.ranges.len()));
+        }
+        self.u64(ranges.request.0);
+        self.u32(ranges.node.0);
+        self.0.push(ranges.more.into());
+        for range in &ranges.ranges {
+            self.u64(range.start.0);
+            self.u64(range.bytes.0);
+        }
+        Ok(())
+    }
+}
+
+/// What is left of a payload. Every method takes from its front, or says `None`.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (array, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*array)
+    }
+
+    fn rest(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.0)
+    }
+
+    /// All that is left, as a list of at most `max` records of `bytes` each.
+    fn list<T>(
+        &mut self,
+        bytes: usize,
+        max: usize,
+        record: impl Fn(&mut Self) -> Option<T>,
+    ) -> Option<Vec<T>> {
+        let fits = self.0.len().is_multiple_of(bytes) && self.0.len() / bytes <= max;
+        let rest = self.rest();
+        if !fits {
+            return None;
+        }
+        rest.chunks_exact(bytes)
+            .map(|chunk| record(&mut Reader(chunk)))
+            .collect()
+    }
+
+    fn bool(&mut self) -> Option<bool> {
+        match self.array()? {
+            [0] => Some(false),
+            [1] => Some(true),
+            _ => None,
+        }
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn bytes(&mut self) -> Option<ByteCount> {
+        self.u64().map(ByteCount)
+    }
+
+    fn node(&mut self) -> Option<NodeId> {
+        self.u32().map(NodeId)
+    }
+
+    fn request(&mut self) -> Option<RequestId> {
+        self.u64().map(RequestId)
+    }
+
+    fn permille(&mut self) -> Option<Permille> {
+        let value = u16::from_le_bytes(self.array()?);
+        (value <= 1000).then(|| Permille::new(value))
+    }
+
+    fn hello(&mut self) -> Option<Hello> {
+        Some(Hello {
+            boot_id: BootId(self.array()?),
+            session: SessionId(self.u64()?),
+            driver: self.bool()?,
+            nodes: self.list(12, NODES_MAX, |r| {
+                Some(NodeTotal {
+                    node: r.node()?,
+                    total: r.bytes()?,
+                })
+            })?,
+        })
+    }
+
+    fn stats(&mut self) -> Option<Stats> {
+        Some(Stats {
+            psi_some: self.permille()?,
+            psi_full: self.permille()?,
+            fast_hit: if self.0.starts_with(&UNKNOWN.to_le_bytes()) {
+                self.array::<2>()?;
+                None
+            } else {
+                Some(self.permille()?)
+            },
+            oom_returned: self.bytes()?,
+            nodes: self.list(36, NODES_MAX, |r| {
+                Some(NodeStats {
+                    node: r.node()?,
+                    total: r.bytes()?,
+                    free: r.bytes()?,
+                    held: r.bytes()?,
+                    working_set: r.bytes()?,
+                })
+            })?,
+        })
+    }
+
+    fn ranges(&mut self) -> Option<Ranges> {
+        Some(Ranges {
+            request: self.request()?,
+            node: self.node()?,
+            more: self.bool()?,
+            ranges: self.list(16, RANGES_MAX, |r| {
+                Some(GpaRange {
+                    start: GuestPhysAddr(r.u64()?),
+                    bytes: r.bytes()?,
+                })
+            })?,
+        })
+    }
+
+    fn resize(&mut self) -> Option<Resize> {
+        Some(Resize {
+            request: self.request()?,
+            node: self.node()?,
+            bytes: self.bytes()?,
+        })
+    }
+
+    fn done(&mut self) -> Option<Done> {
+        Some(Done {
+            request: self.request()?,
+            node: self.node()?,
+            moved: self.bytes()?,
+            held: self.bytes()?,
+            outcome: match self.array()? {
+                [0] => Outcome::Ok,
+                [1] => Outcome::Partial,
+                [2] => Outcome::NoDriver,
+                [3] => Outcome::Refused,
+                _ => return None,
+            },
+            reason: match self.rest() {
+                reason if reason.len() <= REASON_BYTES_MAX => {
+                    std::str::from_utf8(reason).ok()?.to_owned()
+                }
+                _ => return None,
+            },
+        })
+    }
+}

@@ -1,0 +1,193 @@
+//! Frames: where a message begins and ends in a pipe without connections.
+//!
+//! # Problem
+//! A virtio-serial port outlives both of its sides. After a restart of either one, half a frame
+//! may lie in the pipe, and the next whole frame follows at once. A reader that believed the
+//! length in the half frame's header would swallow that one, and many after it: at a hundred
+//! bytes a second a lost 64 KiB frame would keep the other side deaf for minutes.
+//!
+//! # Approach
+//! A zero byte before and after every frame, and none inside: consistent overhead byte stuffing
+//! replaces each zero by the distance to the next one, at a cost of one byte in 254. So the first
+//! byte of a whole frame ends whatever was left before it.
+//!
+//! Inside: version (u16), kind (u16), CRC-32 over version, kind and payload (u32), payload; all
+//! little-endian.
+//!
+//! # Properties
+//! - What was encoded is decoded, however the pipe cuts it.
+//! - Any bytes: no panic, and no more memory than one frame and what was pushed last.
+//! - Whatever came before, a whole frame is decoded as soon as its last byte is there.
+//! - A frame in which a byte was changed or lost is an error, not another message.
+
+use std::mem;
+
+use crate::crc::crc32;
+use crate::fields::{self, Malformed};
+use crate::message::{EncodeError, Message};
+
+/// The protocol's version: both sides must speak the same.
+pub const VERSION: u16 = 1;
+
+/// The most bytes in a payload.
+pub const PAYLOAD_BYTES_MAX: usize = 64 * 1024;
+
+/// Version, kind and CRC.
+const HEADER_BYTES: usize = 8;
+
+/// The most bytes between two zeros of the pipe.
+pub const ENCODED_BYTES_MAX: usize =
+    HEADER_BYTES + PAYLOAD_BYTES_MAX + (HEADER_BYTES + PAYLOAD_BYTES_MAX) / 254 + 1;
+
+/// Why bytes between two zeros are no message. They are skipped; the next frame may be good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// Half a frame, or damaged on its way.
+    #[error("a frame is damaged")]
+    Damaged,
+    /// More bytes than any frame has.
+    #[error("a frame is longer than {ENCODED_BYTES_MAX} bytes")]
+    TooLong,
+    /// A version that we do not speak.
+    #[error("the other side speaks version {0} of the protocol, we speak {VERSION}; update one")]
+    Version(u16),
+    /// A kind that we do not know.
+    #[error("a message has the unknown kind {0}")]
+    Kind(u16),
+    /// Fields that the kind does not have, or values that a field does not take.
+    #[error("a message of kind {0} has fields that it cannot have")]
+    Fields(u16),
+}
+
+/// Appends a message to what is to be written to the pipe.
+pub fn encode(message: &Message, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+    let mut frame = vec![0; HEADER_BYTES];
+    let kind = fields::write(message, &mut frame)?;
+    let (header, payload) = frame.split_at_mut(HEADER_BYTES);
+    header[..2].copy_from_slice(&VERSION.to_le_bytes());
+    header[2..4].copy_from_slice(&kind.to_le_bytes());
+    let crc = checksum(&header[..4], payload);
+    header[4..].copy_from_slice(&crc.to_le_bytes());
+    out.push(0);
+    stuff(&frame, out);
+    out.push(0);
+    Ok(())
+}
+
+/// Finds messages in what was read from the pipe.
+///
+/// Call [`next`](Self::next) after each [`push`](Self::push) until it says `Ok(None)`; then no
+/// more than one frame stays in memory.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    /// Bytes not yet decoded; those before `start` are done with.
+    buffer: Vec<u8>,
+    start: usize,
+    /// Bytes from `start` on that are known to hold no zero.
+    scanned: usize,
+    /// Passing over the rest of a frame that is too long.
+    overlong: bool,
+}
+
+impl Decoder {
+    /// Takes what was read.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.buffer.drain(..self.start);
+        self.start = 0;
+        self.buffer.extend(bytes);
+    }
+
+    /// The next message; `Ok(None)` when more bytes are needed. After an error the next call goes
+    /// on behind the bad frame.
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "an iterator would end at None"
+    )]
+    pub fn next(&mut self) -> Result<Option<Message>, DecodeError> {
+        loop {
+            let pending = &self.buffer[self.start..];
+            let Some(zero) = pending[self.scanned..].iter().position(|&b| b == 0) else {
+                self.scanned = pending.len();
+                if self.overlong {
+                    self.skip(self.scanned);
+                } else if self.scanned > ENCODED_BYTES_MAX {
+                    self.skip(self.scanned);
+                    self.overlong = true;
+                    return Err(DecodeError::TooLong);
+                }
+                return Ok(None);
+            };
+            let len = self.scanned + zero;
+            let result = match len {
+                _ if mem::take(&mut self.overlong) => None,
+                0 => None,
+                1..=ENCODED_BYTES_MAX => Some(decode(&pending[..len])),
+                _ => Some(Err(DecodeError::TooLong)),
+            };
+            self.skip(len + 1);
+            if let Some(result) = result {
+                return result.map(Some);
+            }
+        }
+    }
+
+    fn skip(&mut self, bytes: usize) {
+        self.start += bytes;
+        self.scanned = 0;
+    }
+}
+
+/// Decodes the bytes between two zeros.
+fn decode(stuffed: &[u8]) -> Result<Message, DecodeError> {
+    let frame = unstuff(stuffed).ok_or(DecodeError::Damaged)?;
+    let (header, payload) = frame
+        .split_first_chunk::<HEADER_BYTES>()
+        .ok_or(DecodeError::Damaged)?;
+    let [v0, v1, k0, k1, crc @ ..] = *header;
+    if u32::from_le_bytes(crc) != checksum(&header[..4], payload) {
+        return Err(DecodeError::Damaged);
+    }
+    let (version, kind) = (u16::from_le_bytes([v0, v1]), u16::from_le_bytes([k0, k1]));
+    if version != VERSION {
+        return Err(DecodeError::Version(version));
+    }
+    fields::read(kind, payload).map_err(|malformed| match malformed {
+        Malformed::Kind => DecodeError::Kind(kind),
+        Malformed::Fields => DecodeError::Fields(kind),
+    })
+}
+
+fn checksum(head: &[u8], payload: &[u8]) -> u32 {
+    crc32(head.iter().chain(payload))
+}
+
+/// Appends `frame` without its zeros: runs of up to 254 other bytes, each after its length plus
+/// one; a run shorter than 254 stands for itself and the zero after it.
+fn stuff(frame: &[u8], out: &mut Vec<u8>) {
+    let mut rest = frame;
+    loop {
+        let limit = rest.len().min(254);
+        let run = rest[..limit].iter().position(|&b| b == 0).unwrap_or(limit);
+        out.push(run as u8 + 1);
+        out.extend(&rest[..run]);
+        rest = match run {
+            _ if run == rest.len() => return,
+            254 => &rest[run..],
+            _ => &rest[run + 1..],
+        };
+    }
+}
+
+/// Undoes [`stuff`].
+fn unstuff(mut stuffed: &[u8]) -> Option<Vec<u8>> {
+    let mut frame = Vec::with_capacity(stuffed.len());
+    while let Some((&length, rest)) = stuffed.split_first() {
+        let run = usize::from(length).checked_sub(1)?;
+        frame.extend(rest.get(..run)?);
+        stuffed = &rest[run..];
+        if run < 254 && !stuffed.is_empty() {
+            frame.push(0);
+        }
+    }
+    Some(frame)
+}

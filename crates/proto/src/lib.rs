@@ -1,0 +1,28 @@
+//! What guest agent and host controller say to each other over virtio-serial.
+//!
+//! A byte pipe without connections carries frames (`frame.rs`), a frame carries one [`Message`].
+//! Neither side trusts the other: decoding is total, and nothing is allocated by a length or a
+//! count that was told.
+//!
+//! ```
+//! use demeter_proto::{Decoder, Message, encode};
+//!
+//! let mut pipe = vec![];
+//! encode(&Message::Ping { nonce: 7 }, &mut pipe)?;
+//! let mut decoder = Decoder::default();
+//! decoder.push(&pipe);
+//! assert_eq!(decoder.next(), Ok(Some(Message::Ping { nonce: 7 })));
+//! assert_eq!(decoder.next(), Ok(None));
+//! # Ok::<(), demeter_proto::EncodeError>(())
+//! ```
+
+mod crc;
+mod fields;
+mod frame;
+mod message;
+
+pub use frame::{DecodeError, Decoder, ENCODED_BYTES_MAX, PAYLOAD_BYTES_MAX, VERSION, encode};
+pub use message::{
+    BootId, Done, EncodeError, GpaRange, Hello, Message, NODES_MAX, NodeStats, NodeTotal, Outcome,
+    Permille, RANGES_MAX, REASON_BYTES_MAX, Ranges, RequestId, Resize, SessionId, Stats,
+};
