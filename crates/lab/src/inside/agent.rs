@@ -37,19 +37,10 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts the agent with process `target` as its only target; `with_balloon` when it is to
-    /// serve the host's requests as well.
-    pub fn start(target: Pid, with_balloon: bool) -> Result<Self, Fault> {
-        let balloon = if with_balloon { "auto" } else { "off" };
-        let target = target.to_string();
-        Self::spawn(&[
-            "--config",
-            AGENT_CONFIG_PATH,
-            "--pid",
-            &target,
-            "--balloon",
-            balloon,
-        ])
+    /// Starts the agent with process `target` as its only target. Where the VM has a port for it,
+    /// it serves the host's requests as well.
+    pub fn start(target: Pid) -> Result<Self, Fault> {
+        Self::spawn(&["--config", AGENT_CONFIG_PATH, "--pid", &target.to_string()])
     }
 
     /// Starts an agent that manages nothing and only serves the host's requests.
@@ -59,7 +50,7 @@ impl Agent {
 
     /// Starts an agent whose configuration names its targets, and that serves the host's requests.
     pub fn start_for_all() -> Result<Self, Fault> {
-        Self::spawn(&["--config", AGENT_CONFIG_PATH, "--balloon", "auto"])
+        Self::spawn(&["--config", AGENT_CONFIG_PATH])
     }
 
     /// Kills it without warning.

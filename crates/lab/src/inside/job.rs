@@ -86,8 +86,7 @@ fn watch(
     counters.follow(workload.pid(), "workload");
     counters.follow_kernel_threads()?;
     let before = counters.read()?;
-    let has_driver = job.provisioner == Some(Provisioner::DemeterBalloon);
-    let mut running = Running::start(root, job.system, workload.pid(), has_driver)?;
+    let mut running = Running::start(root, job.system, workload.pid())?;
     if let Some(pid) = running.agent_pid() {
         counters.follow(pid, "agent");
     }

@@ -34,9 +34,8 @@ pub enum Running {
 }
 
 impl Running {
-    /// Switches `system` on for process `pid`, below `root` (`/` in a VM). `with_balloon` when an
-    /// agent is to serve the host's requests as well.
-    pub fn start(root: &Path, system: System, pid: Pid, with_balloon: bool) -> Result<Self, Fault> {
+    /// Switches `system` on for process `pid`, below `root` (`/` in a VM).
+    pub fn start(root: &Path, system: System, pid: Pid) -> Result<Self, Fault> {
         set_kernel_tiering(root, system == System::Linux)?;
         Ok(match system {
             System::None | System::Oracle => Self::Nothing,
@@ -45,7 +44,7 @@ impl Running {
                 Self::Linux(root.into())
             }
             System::Damon => Self::Damon(Damon::start(root)?),
-            System::Demeter | System::DemeterDamon => Self::Agent(Agent::start(pid, with_balloon)?),
+            System::Demeter | System::DemeterDamon => Self::Agent(Agent::start(pid)?),
         })
     }
 
@@ -178,7 +177,7 @@ mod tests {
     #[test]
     fn linux_tiering_is_on_only_while_it_runs() {
         let root = machine(&["0\n", "1\n"]);
-        let running = Running::start(root.path(), System::Linux, Pid(1), false).unwrap();
+        let running = Running::start(root.path(), System::Linux, Pid(1)).unwrap();
         assert_eq!(kernel_tiering(root.path()), ("2".into(), "1".into()));
         running.stop().unwrap();
         assert_eq!(kernel_tiering(root.path()), ("0".into(), "0".into()));
@@ -187,7 +186,7 @@ mod tests {
     #[test]
     fn none_switches_the_kernels_tiering_off() {
         let root = machine(&[]);
-        let mut running = Running::start(root.path(), System::None, Pid(1), false).unwrap();
+        let mut running = Running::start(root.path(), System::None, Pid(1)).unwrap();
         assert_eq!(kernel_tiering(root.path()), ("0".into(), "0".into()));
         let mut totals = Totals::default();
         running.add_moved(&mut totals);
@@ -212,7 +211,7 @@ mod tests {
     #[test]
     fn one_tier_is_told_of() {
         let root = machine(&["0-1\n", "\n"]);
-        let said = Running::start(root.path(), System::Linux, Pid(1), false)
+        let said = Running::start(root.path(), System::Linux, Pid(1))
             .unwrap_err()
             .to_string();
         assert!(

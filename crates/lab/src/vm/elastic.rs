@@ -145,13 +145,22 @@ impl Elastic {
     }
 }
 
-/// The kernel module that the provisioner needs in the VM.
-pub fn module(provisioner: Provisioner) -> Option<&'static str> {
+/// A kernel module that has to be loaded in the VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Module {
+    /// Our own balloon.
+    Balloon,
+    /// One that the kernel's package holds.
+    Stock(&'static str),
+}
+
+/// The module that the provisioner needs.
+pub fn module(provisioner: Provisioner) -> Option<Module> {
     match provisioner {
         Provisioner::Static => None,
-        Provisioner::VirtioBalloon => Some("virtio_balloon"),
-        Provisioner::VirtioMem => Some("virtio_mem"),
-        Provisioner::DemeterBalloon => Some("demeter_balloon"),
+        Provisioner::VirtioBalloon => Some(Module::Stock("virtio_balloon")),
+        Provisioner::VirtioMem => Some(Module::Stock("virtio_mem")),
+        Provisioner::DemeterBalloon => Some(Module::Balloon),
     }
 }
 

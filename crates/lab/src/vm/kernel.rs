@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::tool;
+use super::{package, tool};
 use crate::error::Error;
 
 /// Series that are taken, the best first. 6.12 sorts memory into tiers by HMAT and has DAMON's
@@ -42,7 +42,7 @@ fn newest_cached(cache: &Path) -> Result<Option<PathBuf>, Error> {
     Ok(newest.map(|name| cache.join(name)))
 }
 
-/// Takes the image out of the newest package; it appears in `cache` whole or not at all.
+/// Downloads and unpacks the newest package; the file appears in `cache` whole or not at all.
 fn fetch(cache: &Path) -> Result<PathBuf, Error> {
     let unpacked = unpack(cache, &newest_package()?)?;
     let image = file_in(&unpacked.path().join("boot"), "vmlinuz-")?;
@@ -51,21 +51,14 @@ fn fetch(cache: &Path) -> Result<PathBuf, Error> {
     Ok(kept)
 }
 
-/// The module `name` of the kernel `image`'s own package, from `cache` or the package archive.
-pub fn module(cache: &Path, image: &Path, name: &str) -> Result<PathBuf, Error> {
-    let file_name = image.file_name().unwrap_or_default().to_string_lossy();
-    let Some(release) = file_name.strip_prefix("vmlinuz-") else {
-        return Err(Error::Missing {
-            what: format!("{} does not say its release", image.display()),
-            mend: "name the kernel vmlinuz-RELEASE, as its package does".into(),
-        });
-    };
+/// The virtio driver `name` for the kernel `release`, as its package has it, from `cache` or the
+/// package archive.
+pub fn driver(cache: &Path, release: &str, name: &str) -> Result<PathBuf, Error> {
     let kept = cache.join(format!("{name}-{release}.ko"));
     if kept.exists() {
         return Ok(kept);
     }
     let unpacked = unpack(cache, &format!("linux-image-{release}"))?;
-    // The modules that we know of are drivers of virtio devices.
     let dir = format!("lib/modules/{release}/kernel/drivers/virtio");
     let packed = file_in(&unpacked.path().join(dir), &format!("{name}.ko"))?;
     if packed.extension().is_some_and(|ext| ext == "xz") {
@@ -79,31 +72,13 @@ pub fn module(cache: &Path, image: &Path, name: &str) -> Result<PathBuf, Error> 
     Ok(kept)
 }
 
-/// Downloads and unpacks a package into a temporary folder.
 fn unpack(cache: &Path, package: &str) -> Result<tempfile::TempDir, Error> {
     tracing::info!(
         "fetching {package}, once; what we need of it is kept in {}",
         cache.display()
     );
     let unpacked = tempfile::tempdir_in(cache).map_err(Error::io("create a folder in", cache))?;
-    let mut download = Command::new("apt-get");
-    download
-        .args(["-q", "download", package])
-        .current_dir(unpacked.path());
-    // SAFETY: takes nothing and cannot fail.
-    if unsafe { libc::geteuid() } == 0 {
-        // As root, apt would step down to a user that cannot write to our folder.
-        download.args(["-o", "APT::Sandbox::User=root"]);
-    }
-    tool::output(&mut download, MEND)?;
-    let archive = file_in(unpacked.path(), "linux-image-")?;
-    tool::output(
-        Command::new("dpkg")
-            .arg("-x")
-            .arg(&archive)
-            .arg(unpacked.path()),
-        "install dpkg, or set DEMETER_KERNEL",
-    )?;
+    package::unpack(package, unpacked.path(), MEND)?;
     Ok(unpacked)
 }
 

@@ -9,10 +9,10 @@ use std::time::Duration;
 use demeter_scenario::{Provisioner, Scenario, System};
 
 use super::child::VmChild;
-use super::elastic::{self, Elastic};
+use super::elastic::{self, Elastic, Module};
 use super::initramfs::Initramfs;
 use super::memory::{NodeSizes, check_host};
-use super::{kernel, plugin, qemu};
+use super::{kernel, module, plugin, qemu};
 use crate::error::{Error, VmFault};
 use crate::link::{AGENT_CONFIG_PATH, AGENT_SOCKET_PATH, JOB_PATH, Job, MODULES_DIR, Report};
 
@@ -100,8 +100,13 @@ impl Lab {
         };
         let mut initramfs = self.initramfs(&job)?;
         if let Some(module) = provisioner.and_then(elastic::module) {
-            let file = kernel::module(&self.cache, &kernel, module)?;
-            initramfs.add_file(&format!("{MODULES_DIR}/{module}.ko"), &file);
+            let file = match module {
+                Module::Balloon => module::module(&self.cache, &kernel)?,
+                Module::Stock(name) => {
+                    kernel::driver(&self.cache, &module::release(&kernel)?, name)?
+                }
+            };
+            initramfs.add_file(&format!("{MODULES_DIR}/driver.ko"), &file);
         }
         initramfs.write(&folder.path().join(INITRAMFS))?;
         let initramfs_mib = initramfs.size_bytes()?.div_ceil(1 << 20);

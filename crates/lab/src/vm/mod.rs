@@ -7,6 +7,8 @@ mod initramfs;
 mod kernel;
 mod lab;
 mod memory;
+mod module;
+mod package;
 mod plugin;
 mod qemu;
 mod tool;

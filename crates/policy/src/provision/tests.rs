@@ -104,7 +104,11 @@ fn tier_bytes(mib_max: u64) -> impl Strategy<Value = TierBytes> {
 
 /// Claims whose current state keeps all rules, and pools that hold it.
 fn host() -> impl Strategy<Value = (TierBytes, Vec<Claim>)> {
-    let usage = (tier_bytes(3000), (0..4000 * MIB).prop_map(ByteCount), any::<bool>());
+    let usage = (
+        tier_bytes(3000),
+        (0..4000 * MIB).prop_map(ByteCount),
+        any::<bool>(),
+    );
     let usage = prop::option::of(usage);
     let claim = (
         0u32..50,
