@@ -144,8 +144,8 @@ impl Controller {
     /// Asks for a VM's size.
     pub fn set(&self, vm: &str, tiers: Tiers) -> Result<(), Error> {
         let body = serde_json::json!({
-            "fast_bytes": tiers.fast_bytes,
-            "slow_bytes": tiers.slow_bytes,
+            "fast_mib": tiers.fast_bytes >> 20,
+            "slow_mib": tiers.slow_bytes >> 20,
         });
         self.ask(&format!("PUT /v1/vms/{vm}/tiers"), &body.to_string())?;
         Ok(())
