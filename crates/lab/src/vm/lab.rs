@@ -101,7 +101,7 @@ impl Lab {
         let mut initramfs = self.initramfs(&job)?;
         if let Some(module) = provisioner.and_then(elastic::module) {
             let file = match module {
-                Module::Balloon => module::module(&self.cache, &kernel)?,
+                Module::Balloon => self.balloon_module()?,
                 Module::Stock(name) => {
                     kernel::driver(&self.cache, &module::release(&kernel)?, name)?
                 }
@@ -133,15 +133,25 @@ impl Lab {
     /// Everything that is fetched or built once, and the emulator, checked.
     fn assets(&self) -> Result<(PathBuf, PathBuf), Error> {
         qemu::check_version(&self.qemu)?;
+        let kernel = self.kernel_image()?;
+        Ok((plugin::plugin(&self.cache)?, kernel))
+    }
+
+    /// The image of the VMs' kernel.
+    pub fn kernel_image(&self) -> Result<PathBuf, Error> {
         fs::create_dir_all(&self.cache).map_err(Error::io("create", &self.cache))?;
-        let plugin = plugin::plugin(&self.cache)?;
         let kernel = match &self.kernel {
             Some(kernel) => kernel.clone(),
             None => kernel::kernel(&self.cache)?,
         };
         // The emulator's own message about an unreadable kernel does not say which variable.
         File::open(&kernel).map_err(Error::io("open DEMETER_KERNEL or cached kernel", &kernel))?;
-        Ok((plugin, kernel))
+        Ok(kernel)
+    }
+
+    /// The balloon driver, built for that kernel.
+    pub fn balloon_module(&self) -> Result<PathBuf, Error> {
+        module::module(&self.cache, &self.kernel_image()?)
     }
 
     fn initramfs(&self, job: &Job) -> Result<Initramfs, Error> {

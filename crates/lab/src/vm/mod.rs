@@ -15,6 +15,7 @@ mod tool;
 
 pub(crate) use child::{Orders, VmChild, dies_with_this_thread};
 pub(crate) use elastic::{Elastic, agent_socket, qmp_socket, reset};
+pub use initramfs::Initramfs;
 pub use lab::Lab;
 pub(crate) use lab::PreparedVm;
 pub(crate) use memory::{NodeSizes, check_host};
