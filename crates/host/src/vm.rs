@@ -10,7 +10,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use demeter_policy::{ByteCount, PerTier};
-use demeter_proto::{RequestId, Stats};
+use demeter_proto::{BootId, RequestId, Stats};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
@@ -100,6 +100,8 @@ struct Watch {
 struct Guest {
     peer: watch::Receiver<Option<Peer>>,
     stats: watch::Receiver<Option<Stats>>,
+    /// The guest's boot that was last told of.
+    boot: Option<BootId>,
     /// Whether the VM is here only while its agent is.
     needed: bool,
 }
@@ -129,14 +131,26 @@ impl Watch {
 }
 
 impl Guest {
+    /// Whether the VM counts as not here for want of its agent.
+    fn is_missed(&self) -> bool {
+        self.needed && self.peer.borrow().is_none()
+    }
+
     async fn next(&mut self) -> News {
         loop {
             tokio::select! {
                 biased;
                 Ok(()) = self.peer.changed() => {
-                    let here = self.peer.borrow_and_update().is_some();
-                    if self.needed {
-                        return News::Report(if here { Report::Here } else { Report::Lost });
+                    let boot = self.peer.borrow_and_update().as_ref().map(|peer| peer.boot_id);
+                    let before = std::mem::replace(&mut self.boot, boot);
+                    match (before, boot) {
+                        _ if !self.needed => {}
+                        (_, None) => return News::Report(Report::Lost),
+                        (Some(before), Some(boot)) if before != boot => {
+                            return News::Report(Report::Reset);
+                        }
+                        // The agent came, or was started anew: all is to be asked again.
+                        (_, Some(_)) => return News::Report(Report::Here),
                     }
                 }
                 Ok(()) = self.stats.changed() => {
@@ -194,6 +208,7 @@ impl VmTask {
         let guest = agent.as_ref().map(|agent| Guest {
             peer: agent.peer(),
             stats: agent.stats(),
+            boot: None,
             needed,
         });
         match (self.config.provisioner, agent) {
@@ -241,10 +256,15 @@ impl VmTask {
         guest: Option<Guest>,
     ) -> Result<(), End> {
         tracing::info!("VM {}: managed by {}", self.name, provisioner.name());
-        let absent = |guest: &Guest| guest.needed && guest.peer.borrow().is_none();
-        if !guest.as_ref().is_some_and(absent) {
-            self.tell(News::Report(Report::Here)).await?;
-        }
+        let news = match guest.as_ref().is_some_and(Guest::is_missed) {
+            false => News::Report(Report::Here),
+            true => News::Trouble(
+                "the guest's agent is not there yet; run demeter guest in the VM, which needs a \
+                 virtserialport named org.demeter.0"
+                    .into(),
+            ),
+        };
+        self.tell(news).await?;
         let mut watch = Watch { events, guest };
         loop {
             let command = tokio::select! {

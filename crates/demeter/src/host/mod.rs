@@ -140,8 +140,11 @@ fn set(args: SetArgs) -> anyhow::Result<()> {
             return Ok(());
         }
         if Instant::now() >= deadline {
-            let why = vm.problem.unwrap_or("it is still at it".into());
-            bail!("VM {name} does not have that after {wait_s} s: {why}");
+            let [fast, slow] = status::owned(vm.owned);
+            let why = vm
+                .problem
+                .unwrap_or("this is as near as it gets, so far".into());
+            bail!("VM {name} owns {fast} MiB fast and {slow} MiB slow after {wait_s} s: {why}");
         }
         std::thread::sleep(LOOK_EVERY);
     }
