@@ -1,6 +1,7 @@
 //! The figures that people compare, as text: what the terminal's table and the page's both show.
 
 use crate::number::{count, percent, short};
+use crate::provision::CrashFigures;
 use crate::schema::{RunResult, SystemResult};
 use crate::text;
 
@@ -25,6 +26,11 @@ const EXPLANATION_PROVISIONED: &str = "The end (steady) is the last third of the
      way and in all others; late is the longest resize, - if one was never done in full; over pool \
      counts the moments at which the host had promised more than it has.";
 
+/// The same for runs that crash things.
+const EXPLANATION_CRASHES: &str = "Agent, host controller or VM was killed, or the VM reset, at a random \
+     point after its sizes were changed; well again means: the VM owns what it should and its workload \
+     has verified a round that began after the crash (the longest is shown).";
+
 /// What a figure needs besides the system itself.
 struct Context<'a> {
     result: &'a RunResult,
@@ -35,7 +41,9 @@ type Figure = fn(&Context, &SystemResult) -> Option<String>;
 
 /// Says how to read the figures, in one sentence.
 pub(crate) fn explanation(result: &RunResult) -> &'static str {
-    if is_provisioned(result) {
+    if result.systems.iter().any(|s| crashes(s).is_some()) {
+        EXPLANATION_CRASHES
+    } else if is_provisioned(result) {
         EXPLANATION_PROVISIONED
     } else {
         EXPLANATION
@@ -132,7 +140,44 @@ fn is_provisioned(result: &RunResult) -> bool {
     result.systems.iter().any(|s| s.provisioning.is_some())
 }
 
+fn crashes(system: &SystemResult) -> Option<&CrashFigures> {
+    system.provisioning.as_ref()?.crashes.as_ref()
+}
+
+fn crash_figures() -> Vec<(Column, Figure)> {
+    let mut figures: Vec<(Column, Figure)> = Vec::new();
+    let mut add = |group, title, figure: Figure| figures.push((Column { group, title }, figure));
+
+    add("", "memory by", |_, s| Some(text::name(&s.name)));
+    add("", "crashes", |_, s| Some(count(crashes(s)?.cycles)));
+    for (title, figure) in [
+        ("agent", (|_, s| of_victim(s, "kill agent")) as Figure),
+        ("host", |_, s| of_victim(s, "kill host")),
+        ("VM", |_, s| of_victim(s, "kill vm")),
+        ("reset", |_, s| of_victim(s, "reset vm")),
+    ] {
+        add("of these", title, figure);
+    }
+    add("well again", "after s", |_, s| {
+        Some(seconds(crashes(s)?.recovered_max_s))
+    });
+    add("verified", "rounds", |_, s| Some(count(crashes(s)?.rounds)));
+    add("verified", "words", |_, s| Some(count(crashes(s)?.words)));
+    add("wrong", "words", |_, s| {
+        Some(count(crashes(s)?.wrong_words))
+    });
+    add("over", "pool", |_, s| Some(count(crashes(s)?.violations)));
+    figures
+}
+
+fn of_victim(system: &SystemResult, victim: &str) -> Option<String> {
+    Some(count(*crashes(system)?.by_victim.get(victim).unwrap_or(&0)))
+}
+
 fn provisioned_figures(result: &RunResult) -> Vec<(Column, Figure)> {
+    if result.systems.iter().any(|s| crashes(s).is_some()) {
+        return crash_figures();
+    }
     let mut figures: Vec<(Column, Figure)> = Vec::new();
     let mut add = |group, title, figure: Figure| figures.push((Column { group, title }, figure));
 

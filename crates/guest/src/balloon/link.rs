@@ -14,7 +14,7 @@ use demeter_proto::{Decoder, Hello, Message, SessionId, encode};
 
 use super::port::{PORT_NAME, Port, Transfer};
 use super::relay::{Opener, Relay, RoomMaker};
-use super::{Balloon, LiveBalloon, readings};
+use super::{Balloon, LiveBalloon, readings, watermarks};
 use crate::agent::Command;
 use crate::nodes::{NodesError, Topology};
 use crate::status::StatusCell;
@@ -153,6 +153,11 @@ fn session() -> io::Result<SessionId> {
     Ok(SessionId(u64::from_ne_bytes(bytes)))
 }
 
+/// Whether it tells of memory that changed hands.
+fn has_moved(message: &Message) -> bool {
+    matches!(message, Message::Done(done) if done.moved.0 > 0)
+}
+
 struct Worker {
     root: PathBuf,
     /// `None` after it failed, until it can be opened again.
@@ -203,6 +208,11 @@ impl Worker {
             }
             if self.connected && self.has_room() {
                 self.relay.step(now, &mut out);
+            }
+            if out.iter().any(has_moved)
+                && let Err(error) = watermarks::deal_out(&self.root)
+            {
+                tracing::debug!("the kernel's watermarks stay as they are: {error}");
             }
             self.send(&mut out);
         }

@@ -54,7 +54,8 @@ pub fn stats(
         };
         told.push(NodeStats {
             node,
-            total: usage.total,
+            // The driver takes what it holds out of what the kernel counts.
+            total: ByteCount(usage.total.0.saturating_add(held.0)),
             free: usage.free,
             held,
             working_set: ByteCount(working_set),
@@ -155,6 +156,7 @@ pub(super) mod tests {
         assert_eq!(node(0).free, ByteCount(MIB));
         assert_eq!(node(0).working_set, ByteCount(5));
         assert_eq!(node(1).held, ByteCount(3 * PAGE_SIZE));
+        assert_eq!(node(1).total, ByteCount(800 * MIB + 3 * PAGE_SIZE));
         assert_eq!(node(1).working_set, ByteCount(7));
     }
 

@@ -12,8 +12,11 @@ use crate::error::Error;
 /// How long VMs may take to get the size they begin with.
 const SETTLE_LIMIT: Duration = Duration::from_secs(120);
 
-/// How long nothing may change before a change counts as over.
-const STILL_LIMIT: Duration = Duration::from_secs(15);
+/// How long nothing changes before a change that is as large as it should be counts as over.
+const STILL: Duration = Duration::from_millis(500);
+
+/// How long nothing may change before a change that is not counts as given up.
+const STUCK: Duration = Duration::from_secs(15);
 
 /// Time between two looks at the memory's files, and so the error of measured times.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
@@ -90,7 +93,7 @@ pub fn measure(
         let now_owned = owned()?;
         // The sum: virtio-balloon is not asked which tier it takes memory from.
         let is_there = now_owned.is_some_and(|o| o.sum() <= target.sum() + NEAR_BYTES);
-        if is_there || changed.elapsed() >= STILL_LIMIT {
+        if changed.elapsed() >= if is_there { STILL } else { STUCK } {
             break now_owned;
         }
     };

@@ -19,9 +19,11 @@ const VERSION_MIN: (u32, u32) = (7, 0);
 const SHARED_MIB: u64 = 4;
 
 /// What the kernel is told. A panic ends the VM, as `-no-reboot` says; `nokaslr` keeps the kernel
-/// in the same node every time; behind `--` stands the first process's own argument.
-const KERNEL_ARGS: &str =
-    "console=ttyS0 loglevel=5 panic=-1 nokaslr rdinit=/bin/demeter -- lab-init";
+/// in the same node every time; `init_on_alloc=0` because Debian's kernels clear every page that
+/// is allocated, those that a balloon takes and gives away unread as well; behind `--` stands the
+/// first process's own argument.
+const KERNEL_ARGS: &str = "console=ttyS0 loglevel=5 panic=-1 nokaslr init_on_alloc=0 \
+                           rdinit=/bin/demeter -- lab-init";
 
 const MEND: &str = "apt-get install qemu-system-x86, or set DEMETER_QEMU to a qemu-system-x86_64";
 
