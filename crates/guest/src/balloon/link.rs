@@ -194,12 +194,16 @@ impl Worker {
                 return;
             }
             let now = Instant::now();
-            self.follow(&ready, &mut out);
-            if ready.event && self.took_event() || now >= tick {
-                self.report(&mut out);
-            }
-            if now >= tick {
+            let is_due = now >= tick;
+            if is_due {
                 tick = now + TICK;
+            }
+            let is_news = ready.event && self.took_event();
+            let was_connected = self.connected;
+            self.follow(&ready, &mut out);
+            // A host that has just come is greeted already.
+            if was_connected && (is_due || is_news) {
+                self.report(&mut out);
             }
             if self.connected && self.has_room() {
                 self.relay.step(now, &mut out);
@@ -217,11 +221,13 @@ impl Worker {
     fn wait(&self, stop: BorrowedFd<'_>, timeout: Duration) -> io::Result<Ready> {
         let port = self.port.as_ref().map(|p| p.as_fd().as_raw_fd());
         let event = self.relay.event_fd();
-        let writable = if self.unsent.is_empty() {
-            0
-        } else {
-            libc::POLLOUT
-        };
+        let mut wanted = 0;
+        if self.has_room() {
+            wanted |= libc::POLLIN;
+        }
+        if !self.unsent.is_empty() {
+            wanted |= libc::POLLOUT;
+        }
         let poll_fd = |fd: Option<RawFd>, events| libc::pollfd {
             // A negative number is passed over.
             fd: fd.unwrap_or(-1),
@@ -231,7 +237,7 @@ impl Worker {
         let waited_for = port.filter(|_| self.connected);
         let mut fds = [
             poll_fd(Some(stop.as_raw_fd()), libc::POLLIN),
-            poll_fd(waited_for, libc::POLLIN | writable),
+            poll_fd(waited_for, wanted),
             poll_fd(event, libc::POLLIN),
         ];
         // Rounded up: a wait that is a little short would be followed by an empty turn.
