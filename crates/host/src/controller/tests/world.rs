@@ -272,7 +272,8 @@ impl World {
     fn out_of_memory(&mut self, i: usize) {
         let guest = &mut self.guests[i];
         if let Some(ceiling) = guest.ceiling.filter(|&c| guest.owned.slow < c) {
-            guest.owned.slow = ceiling;
+            let left = ceiling.0 - guest.owned.slow.0;
+            guest.owned.slow.0 += 1 + self.rng.below(left);
             self.tell(i, Report::Stirred);
         }
     }
@@ -340,6 +341,10 @@ impl World {
         self.reports
             .retain(|(_, r)| !matches!(r, Report::Hostile { .. }));
         for i in 0..VMS {
+            if self.guests[i].running && !self.guests[i].honest {
+                self.boot(i);
+                self.tell(i, Report::Reset);
+            }
             self.guests[i].honest = true;
             if !self.guests[i].running {
                 self.boot(i);
@@ -363,7 +368,7 @@ impl World {
             self.step();
             self.check();
             for guest in &mut self.guests {
-                for (_, command) in std::mem::take(&mut guest.pipe) {
+                for (generation, command) in std::mem::take(&mut guest.pipe) {
                     let ticket = command.ticket;
                     let report = match command.order {
                         Order::Ask => Report::Owned {
@@ -379,7 +384,9 @@ impl World {
                             }
                         }
                     };
-                    self.controller.observe(self.now, &guest.name, report);
+                    if generation == self.generation {
+                        self.controller.observe(self.now, &guest.name, report);
+                    }
                 }
             }
             if let Some(due) = self.controller.wake_at() {
