@@ -14,7 +14,7 @@ use demeter_proto::{Decoder, Hello, Message, SessionId, encode};
 
 use super::port::{PORT_NAME, Port, Transfer};
 use super::relay::{Opener, Relay, RoomMaker};
-use super::{Balloon, LiveBalloon, readings};
+use super::{Balloon, LiveBalloon, readings, watermarks};
 use crate::agent::Command;
 use crate::nodes::{NodesError, Topology};
 use crate::status::StatusCell;
@@ -98,17 +98,19 @@ impl Link {
     pub fn over(
         port: Port,
         root: &Path,
-        open: Opener,
+        mut open: Opener,
         agent: Option<BesideAgent>,
     ) -> Result<Self, LinkError> {
+        let topology = Topology::read(root)?;
+        let mut balloon = open().ok();
         let kernel = |what| move |source| LinkError::Kernel { what, source };
         let hello = Hello {
             boot_id: readings::boot_id(root).map_err(kernel("the boot's id"))?,
             session: session().map_err(kernel("random numbers"))?,
             driver: false,
-            nodes: readings::totals(root)?,
+            nodes: readings::totals(&topology, balloon.as_deref_mut()),
         };
-        let oom_node = oom_node(&Topology::read(root)?);
+        let oom_node = oom_node(&topology);
         let room = agent.as_ref().map(BesideAgent::room_maker);
         let worker = Worker {
             root: root.to_owned(),
@@ -151,6 +153,11 @@ fn session() -> io::Result<SessionId> {
         return Err(io::Error::last_os_error());
     }
     Ok(SessionId(u64::from_ne_bytes(bytes)))
+}
+
+/// Whether it tells of memory that changed hands.
+fn has_moved(message: &Message) -> bool {
+    matches!(message, Message::Done(done) if done.moved.0 > 0)
 }
 
 struct Worker {
@@ -207,6 +214,11 @@ impl Worker {
             }
             if self.connected && self.has_room() {
                 self.relay.step(now, &mut out);
+            }
+            if out.iter().any(has_moved)
+                && let Err(error) = watermarks::deal_out(&self.root)
+            {
+                tracing::debug!("the kernel's watermarks stay as they are: {error}");
             }
             self.send(&mut out);
         }

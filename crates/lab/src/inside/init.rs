@@ -10,7 +10,7 @@ use demeter_guest::balloon::port;
 
 use super::fault::Fault;
 use super::job;
-use crate::link::{JOB_PATH, Job, LINE_MAX_BYTES, PORT_NAME, Report};
+use crate::link::{GO, JOB_PATH, Job, LINE_MAX_BYTES, LineReader, PORT_NAME, Report};
 
 /// Runs the job in [`JOB_PATH`] and powers the machine off.
 ///
@@ -107,10 +107,14 @@ fn power_off() -> io::Result<()> {
     Err(io::Error::last_os_error())
 }
 
-/// The way out to the host.
+/// What the host says, line by line.
+pub type Orders = LineReader<File>;
+
+/// The way out to the host, and back.
 #[derive(Debug)]
 pub struct Link {
     port: File,
+    orders: Orders,
     path: PathBuf,
 }
 
@@ -120,10 +124,38 @@ impl Link {
         let name = find_port(root)?;
         let path = root.join("dev").join(name);
         let port = File::options()
+            .read(true)
             .write(true)
             .open(&path)
             .map_err(Fault::io("open", &path))?;
-        Ok(Self { port, path })
+        let mut link = Self {
+            orders: LineReader::new(port.try_clone().map_err(Fault::io("duplicate", &path))?),
+            port,
+            path,
+        };
+        // After a reset half a line of the VM's earlier life may lie in the pipe.
+        link.write(b"\n")?;
+        Ok(link)
+    }
+
+    /// What the host says, for another thread.
+    pub fn orders(&self) -> Result<Orders, Fault> {
+        let port = self.port.try_clone();
+        Ok(LineReader::new(
+            port.map_err(Fault::io("duplicate", &self.path))?,
+        ))
+    }
+
+    /// Waits until the host says [`GO`]. Its time limit bounds the wait.
+    pub fn wait_for_go(&mut self) -> Result<(), Fault> {
+        match self
+            .orders
+            .next_line()
+            .map_err(Fault::io("read", &self.path))?
+        {
+            Some(order) if order == GO => Ok(()),
+            order => Err(Fault::Order(order)),
+        }
     }
 
     /// Sends one report.
@@ -136,8 +168,12 @@ impl Link {
             )));
         }
         line.push(b'\n');
+        self.write(&line)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Fault> {
         self.port
-            .write_all(&line)
+            .write_all(bytes)
             .map_err(Fault::io("write", &self.path))
     }
 }
