@@ -2,12 +2,13 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::sync::mpsc;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Sender};
 
 use anyhow::Context;
 use demeter_guest::agent::{self, Agent, Command, Ended};
-use demeter_guest::config::Config;
+use demeter_guest::balloon::link::{BesideAgent, Link};
+use demeter_guest::config::{BalloonMode, Config};
 use demeter_guest::pages::LivePages;
 use demeter_guest::server::Server;
 use demeter_guest::status::StatusCell;
@@ -17,7 +18,8 @@ use signal_hook::iterator::Signals;
 
 /// Finds the hot memory of processes on this machine and keeps it on the fast node.
 ///
-/// Give the processes by --pid, --cgroup or --all. Stop with SIGTERM or Ctrl-C: memory stays as
+/// Give the processes by --pid, --cgroup or --all. Where the VM has a virtio-serial port
+/// org.demeter.0, the host can take memory back through the agent and give it again. Stop with SIGTERM or Ctrl-C: memory stays as
 /// it is, and what the agent set up is removed.
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -25,6 +27,7 @@ Examples:
   demeter guest --pid 4711              one process and its descendants
   demeter guest --cgroup /sys/fs/cgroup/db.slice
   demeter guest --all --tracker damon   every process above 64 MiB, watched by DAMON
+  demeter guest --relay-only            the host's balloon alone, whoever manages the tiers
 
 Status and metrics, on the agent's Unix socket:
   curl --unix-socket /run/demeter/guest.sock http://demeter/v1/status
@@ -56,6 +59,13 @@ pub struct Args {
     /// The most that is promoted, and the most that is demoted, MiB per second
     #[arg(long, value_name = "MIB")]
     rate_limit_mib_s: Option<u64>,
+    /// Whether the host may take memory back: where the VM has a port for it, or never
+    #[arg(long, value_name = "auto|off", value_parser = balloon)]
+    balloon: Option<BalloonMode>,
+    /// Only relay between the host and the balloon driver; manage no tiers
+    #[arg(long, conflicts_with_all = ["pid", "cgroup", "all", "config", "balloon", "tracker",
+        "epoch_ms", "sample_period", "rate_limit_mib_s", "socket", "listen"])]
+    relay_only: bool,
     /// Unix socket for status and metrics
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
@@ -71,6 +81,14 @@ fn tracker(name: &str) -> Result<Choice, String> {
         "lab" => Ok(Choice::Lab),
         "damon" => Ok(Choice::Damon),
         _ => Err("give auto, perf, lab or damon".into()),
+    }
+}
+
+fn balloon(name: &str) -> Result<BalloonMode, String> {
+    match name {
+        "auto" => Ok(BalloonMode::Auto),
+        "off" => Ok(BalloonMode::Off),
+        _ => Err("give auto or off".into()),
     }
 }
 
@@ -92,6 +110,7 @@ impl Args {
         config.epoch_ms = self.epoch_ms.unwrap_or(config.epoch_ms);
         config.sample_period = self.sample_period.unwrap_or(config.sample_period);
         config.rate_limit_mib_s = self.rate_limit_mib_s.unwrap_or(config.rate_limit_mib_s);
+        config.balloon = self.balloon.unwrap_or(config.balloon);
         config.socket = self.socket.unwrap_or(config.socket);
         config.listen = self.listen.or(config.listen);
         Ok(config)
@@ -100,6 +119,9 @@ impl Args {
 
 /// Runs the agent until it is told to stop, or its processes have ended.
 pub fn guest(args: Args) -> anyhow::Result<()> {
+    if args.relay_only {
+        return relay();
+    }
     let config = args.config()?;
     let root = PathBuf::from("/");
     agent::check(&root, &config)?;
@@ -131,7 +153,12 @@ pub fn guest(args: Args) -> anyhow::Result<()> {
     hurry();
     let pages = Box::new(LivePages::default());
     let (socket, listen) = (config.socket.clone(), config.listen);
-    let mut agent = Agent::new(root, config, tracker, pages, status.clone())?;
+    let balloon = config.balloon;
+    let mut agent = Agent::new(root.clone(), config, tracker, pages, status.clone())?;
+    let _link = match balloon {
+        BalloonMode::Auto => link(&root, &status, &commands),
+        BalloonMode::Off => None,
+    };
     let _server = Server::start(&socket, listen, status.clone(), commands)?;
     let ended = agent.run(&received)?;
     let last = serde_json::to_string(&status.get()).unwrap_or_default();
@@ -140,6 +167,28 @@ pub fn guest(args: Args) -> anyhow::Result<()> {
         Ended::Stopped => tracing::info!("stopped; memory stays as it is"),
         Ended::NothingLeft => tracing::info!("all processes to look after have ended"),
     }
+    Ok(())
+}
+
+/// The relay beside the agent; without one the agent goes on.
+fn link(root: &Path, status: &StatusCell, commands: &Sender<Command>) -> Option<Link> {
+    let agent = BesideAgent {
+        status: status.clone(),
+        commands: commands.clone(),
+    };
+    let started = Link::start(root, Some(agent));
+    started
+        .inspect_err(|error| tracing::info!("no balloon: {error}"))
+        .ok()
+}
+
+/// Relays until it is told to stop.
+fn relay() -> anyhow::Result<()> {
+    let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot catch signals")?;
+    let _link = Link::start(Path::new("/"), None)?;
+    tracing::info!("relaying between the host and the balloon driver");
+    signals.forever().next();
+    tracing::info!("stopped; what is held stays held");
     Ok(())
 }
 

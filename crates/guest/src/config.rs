@@ -51,6 +51,9 @@ pub struct Config {
     /// The slow node, where the system does not tell.
     pub slow_node: Option<u32>,
 
+    /// Whether the host may take memory back and give it again.
+    pub balloon: BalloonMode,
+
     /// Unix socket for status, metrics, pause and resume.
     pub socket: PathBuf,
     /// TCP address for the same, for those who ask for it. Nobody is authenticated there.
@@ -75,10 +78,21 @@ impl Default for Config {
             rate_limit_mib_s: 256,
             fast_node: None,
             slow_node: None,
+            balloon: BalloonMode::Auto,
             socket: "/run/demeter/guest.sock".into(),
             listen: None,
         }
     }
+}
+
+/// Whether the agent relays between host and balloon driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BalloonMode {
+    /// Where the VM has a port to the host.
+    Auto,
+    /// Never.
+    Off,
 }
 
 /// Why a configuration cannot be used.

@@ -1,6 +1,7 @@
 //! The guest agent: tracks accesses, classifies ranges of virtual addresses, relocates pages.
 
 pub mod agent;
+pub mod balloon;
 pub mod config;
 pub mod maps;
 pub mod mover;

@@ -180,14 +180,7 @@ fn slower(a: &Node, b: &Node) -> Option<Evidence> {
 impl Node {
     fn read(dir: &Path, id: u32, tiers: &[(u32, Vec<u32>)]) -> Result<Self, NodesError> {
         let dir = dir.join(format!("node{id}"));
-        let meminfo_path = dir.join("meminfo");
-        let meminfo = read_text(&meminfo_path)?;
-        let bytes_of = |key: &str| {
-            meminfo_bytes(&meminfo, key).ok_or_else(|| NodesError::Malformed {
-                path: meminfo_path.clone(),
-                what: format!("no {key}"),
-            })
-        };
+        let usage = NodeUsage::read_dir(&dir)?;
         let distances = read_text(&dir.join("distance"))?
             .split_whitespace()
             .filter_map(|word| word.parse().ok())
@@ -199,8 +192,8 @@ impl Node {
             .filter(|&latency_ns| latency_ns > 0);
         Ok(Self {
             id: NodeId(id),
-            total: bytes_of("MemTotal:")?,
-            free: bytes_of("MemFree:")?,
+            total: usage.total,
+            free: usage.free,
             has_cpus: !read_text(&dir.join("cpulist"))?.trim().is_empty(),
             distances,
             tier: tiers
@@ -208,6 +201,37 @@ impl Node {
                 .find(|(_, nodes)| nodes.contains(&id))
                 .map(|&(tier, _)| tier),
             read_latency_ns,
+        })
+    }
+}
+
+/// How large a node is and how full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeUsage {
+    /// All its memory.
+    pub total: ByteCount,
+    /// Free memory.
+    pub free: ByteCount,
+}
+
+impl NodeUsage {
+    /// Reads `ROOT/sys/devices/system/node/nodeN/meminfo`.
+    pub fn read(root: &Path, node: NodeId) -> Result<Self, NodesError> {
+        Self::read_dir(&root.join(NODE_DIR).join(format!("node{node}")))
+    }
+
+    fn read_dir(dir: &Path) -> Result<Self, NodesError> {
+        let path = dir.join("meminfo");
+        let meminfo = read_text(&path)?;
+        let bytes_of = |key: &str| {
+            meminfo_bytes(&meminfo, key).ok_or_else(|| NodesError::Malformed {
+                path: path.clone(),
+                what: format!("no {key}"),
+            })
+        };
+        Ok(Self {
+            total: bytes_of("MemTotal:")?,
+            free: bytes_of("MemFree:")?,
         })
     }
 }

@@ -49,6 +49,14 @@ pub struct Status {
     pub blocks_set_aside: u64,
     /// Free fast memory above the kernel's watermarks, when last looked at.
     pub fast_free_bytes: u64,
+    /// Bytes in use again and again that lie in fast memory.
+    pub working_set_fast_bytes: u64,
+    /// Bytes in use again and again that lie in slow memory.
+    pub working_set_slow_bytes: u64,
+    /// How many of a thousand samples fell into fast memory; null before there are any.
+    pub fast_hit_permille: Option<u16>,
+    /// Fast memory that the balloon still waits for, and that is left free for it.
+    pub balloon_wants_bytes: u64,
     /// The last error that did not end the agent.
     pub last_error: Option<String>,
 }
@@ -174,6 +182,30 @@ impl Collector for Snapshot {
             bytes,
             s.fast_free_bytes,
         )?;
+        gauge(
+            "working_set_fast",
+            "Memory in use again and again that lies in fast memory",
+            bytes,
+            s.working_set_fast_bytes,
+        )?;
+        gauge(
+            "working_set_slow",
+            "Memory in use again and again that lies in slow memory",
+            bytes,
+            s.working_set_slow_bytes,
+        )?;
+        gauge(
+            "balloon_wants",
+            "Fast memory that the balloon still waits for",
+            bytes,
+            s.balloon_wants_bytes,
+        )?;
+        if let Some(permille) = s.fast_hit_permille {
+            let metric = ConstGauge::new(f64::from(permille) / 1000.0);
+            let help = "Share of samples that fell into fast memory";
+            let kind = metric.metric_type();
+            metric.encode(encoder.encode_descriptor("fast_hit_ratio", help, None, kind)?)?;
+        }
 
         let failed = Family::<ReasonLabel, prometheus_client::metrics::counter::Counter>::default();
         for (errno, bytes) in &s.failed_bytes {

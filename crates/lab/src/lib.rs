@@ -14,4 +14,4 @@ pub mod workload;
 
 pub use error::{Error, VmFault};
 pub use run::{run, stop_on_signals};
-pub use vm::Lab;
+pub use vm::{Initramfs, Lab};

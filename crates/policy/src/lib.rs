@@ -17,6 +17,7 @@ mod ranking;
 mod residency;
 mod sample;
 mod tier;
+mod working_set;
 
 pub use addr::{
     BLOCK_SIZE, ByteCount, GuestPhysAddr, GuestVirtAddr, MIB, NodeId, PAGE_SIZE, PhysRange, Pid,
@@ -28,3 +29,4 @@ pub use ranking::{RankedRange, rank};
 pub use residency::{Block, Placement, ResidencyMap};
 pub use sample::Sample;
 pub use tier::{PerTier, Tier, TierBytes};
+pub use working_set::{WorkingSet, working_set};

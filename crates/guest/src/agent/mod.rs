@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use demeter_policy::{
     Block, ByteCount, FillThreshold, MIB, Pid, Plan, RankedRange, ResidencyMap, Room, Sample,
-    VirtRange, plan, rank,
+    VirtRange, plan, rank, working_set,
 };
 use process::Process;
 
@@ -53,6 +53,9 @@ pub enum Command {
     Pause,
     /// Go on.
     Resume,
+    /// Leave so much more fast memory free from now on: the balloon waits for it. Zero when it
+    /// waits no longer.
+    MakeRoom(ByteCount),
     /// End, and leave memory as it is.
     Stop,
 }
@@ -97,6 +100,8 @@ pub struct Agent {
     calm: u32,
     /// How full the nodes were when last looked at.
     room: Option<Room>,
+    /// Fast memory that the balloon waits for.
+    balloon_wants: ByteCount,
     paused: bool,
 }
 
@@ -145,10 +150,7 @@ impl Agent {
             config,
             tiers,
             finder,
-            mover: Mover::new(
-                tiers,
-                tracker.sees_huge_pages() && huge_pages_always(&root),
-            ),
+            mover: Mover::new(tiers, tracker.sees_huge_pages() && huge_pages_always(&root)),
             tracker,
             pages,
             status,
@@ -162,6 +164,7 @@ impl Agent {
             refresh_at: 0,
             calm: 0,
             room: None,
+            balloon_wants: ByteCount(0),
             paused: false,
         };
         agent.refresh()?;
@@ -179,6 +182,7 @@ impl Agent {
                 }
                 Ok(Command::Pause) => self.set_paused(true)?,
                 Ok(Command::Resume) => self.set_paused(false)?,
+                Ok(Command::MakeRoom(wanted)) => self.make_room(wanted)?,
                 Err(RecvTimeoutError::Timeout) => {
                     match self.step() {
                         Err(AgentError::Targets(TargetsError::NoProcess(_))) => {
@@ -208,6 +212,21 @@ impl Agent {
         Ok(())
     }
 
+    /// What the balloon waits for is demoted at once as far as a batch goes, the rest in the
+    /// epochs that follow.
+    fn make_room(&mut self, wanted: ByteCount) -> Result<(), AgentError> {
+        let is_new = self.balloon_wants.0 == 0 && wanted.0 > 0;
+        self.balloon_wants = wanted;
+        self.status.update(|s| s.balloon_wants_bytes = wanted.0);
+        // The nodes are not as full as they were.
+        self.room = None;
+        self.calm = 0;
+        if is_new && !self.paused {
+            self.relocate()?;
+        }
+        Ok(())
+    }
+
     /// One epoch.
     pub fn step(&mut self) -> Result<(), AgentError> {
         self.epoch = self.epoch.saturating_add(1);
@@ -222,14 +241,24 @@ impl Agent {
             // Memory was mapped since the last look, and is in use.
             self.refresh_at = self.refresh_at.min(self.epoch + 1);
         }
-        if self.samples.is_empty() && self.processes.values().all(Process::is_cold) {
-            self.status.update(|s| s.epochs += 1);
+        let is_cold = self.samples.is_empty() && self.processes.values().all(Process::is_cold);
+        if is_cold && self.balloon_wants.0 == 0 {
+            self.status.update(|s| {
+                s.epochs += 1;
+                s.working_set_fast_bytes = 0;
+                s.working_set_slow_bytes = 0;
+            });
             self.calm = self.calm.saturating_add(1);
             return Ok(());
         }
         for process in self.processes.values_mut() {
             process.classifier.end_epoch();
         }
+        self.relocate()
+    }
+
+    /// Plans by what is known and carries the plan out.
+    fn relocate(&mut self) -> Result<(), AgentError> {
         let ranking = rank(
             self.processes
                 .iter()
@@ -372,10 +401,16 @@ impl Agent {
             return Ok((Plan::default(), room.level()));
         }
         let [fast, slow] = NodeMemory::read_all(&self.root, [self.tiers.fast, self.tiers.slow])?;
+        let mut fast_reserve = self.fast_reserve;
+        let mut fast_low = ByteCount(fast_reserve.0 / 4);
+        if self.balloon_wants.0 > 0 {
+            fast_reserve.0 = fast_reserve.0.saturating_add(self.balloon_wants.0);
+            fast_low = fast_reserve;
+        }
         let room = Room {
             fast_free: fast.usable(),
-            fast_reserve: self.fast_reserve,
-            fast_low: ByteCount(self.fast_reserve.0 / 4),
+            fast_reserve,
+            fast_low,
             slow_free: slow.usable(),
             batch: self.config.batch(),
         };
@@ -392,6 +427,7 @@ impl Agent {
             .map(|(&pid, p)| p.status(pid, &self.residency));
         let targets: Vec<_> = targets.collect();
         let aside = self.residency.set_aside(self.epoch) as u64;
+        let used = working_set(ranking, &self.residency);
         self.status.update(|s| {
             s.epochs += 1;
             s.targets = targets;
@@ -402,6 +438,9 @@ impl Agent {
                 *s.failed_bytes.entry(errno.name()).or_default() += bytes;
             }
             s.blocks_set_aside = aside;
+            s.working_set_fast_bytes = used.placement.fast.0;
+            s.working_set_slow_bytes = used.placement.slow.0;
+            s.fast_hit_permille = used.fast_hit_permille.or(s.fast_hit_permille);
             if outcome.error.is_some() {
                 s.last_error.clone_from(&outcome.error);
             }

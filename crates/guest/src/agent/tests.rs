@@ -290,6 +290,75 @@ fn paused_it_neither_observes_nor_moves() {
     assert_eq!(w.hot_in_fast(), 50);
 }
 
+/// Free fast memory above the watermarks.
+fn fast_free(w: &World) -> u64 {
+    let [fast] = NodeMemory::read_all(w.root.path(), [FAST]).unwrap();
+    fast.usable().0
+}
+
+#[test]
+fn room_for_the_balloon_is_made_of_the_coldest_blocks() {
+    let mut w = World::new();
+    w.steps(10);
+    let wanted = ByteCount(80 * MIB);
+    w.agent.make_room(wanted).unwrap();
+    assert!(fast_free(&w) >= wanted.0, "at once");
+    assert_eq!(w.hot_in_fast(), 50);
+    // While the balloon waits nothing comes back.
+    w.steps(20);
+    assert!(fast_free(&w) >= wanted.0);
+    assert_eq!(w.hot_in_fast(), 50);
+
+    // It takes what it asked for; what then is free beyond the reserve stays in use.
+    *w.kernel.lock().free.get_mut(&FAST).unwrap() -= wanted.0;
+    w.kernel.write_zoneinfo();
+    w.agent.make_room(ByteCount(0)).unwrap();
+    let moved = w.moved();
+    w.steps(20);
+    assert_eq!(w.hot_in_fast(), 50);
+    assert!(w.moved() - moved <= 8 * MIB, "it settles at once");
+}
+
+#[test]
+fn what_is_more_than_a_batch_is_made_room_for_in_several_epochs() {
+    let mut w = World::new();
+    w.agent.config.rate_limit_mib_s = 32;
+    w.steps(60);
+    w.agent.make_room(ByteCount(80 * MIB)).unwrap();
+    assert!(fast_free(&w) < 32 * MIB);
+    w.steps(5);
+    assert!(fast_free(&w) >= 80 * MIB);
+}
+
+#[test]
+fn room_is_made_in_an_idle_vm_too() {
+    let mut w = World::new();
+    w.steps(10);
+    w.script.lock().unwrap().samples = 0;
+    w.steps(40);
+    w.agent.config.rate_limit_mib_s = 32;
+    w.agent.make_room(ByteCount(80 * MIB)).unwrap();
+    w.steps(6);
+    assert!(fast_free(&w) >= 80 * MIB);
+}
+
+#[test]
+fn the_working_set_and_the_hit_share_are_told() {
+    let mut w = World::new();
+    w.steps(10);
+    let s = w.status.get();
+    assert_eq!(s.working_set_fast_bytes, 50 * BLOCK_SIZE);
+    assert_eq!(s.working_set_slow_bytes, 0);
+    assert!(s.fast_hit_permille.unwrap() > 900, "{s:?}");
+    w.script.lock().unwrap().samples = 0;
+    w.steps(60);
+    assert_eq!(
+        w.status.get().working_set_fast_bytes,
+        0,
+        "nothing is in use"
+    );
+}
+
 #[test]
 fn it_ends_when_the_processes_that_were_named_have_ended() {
     let mut w = World::new();

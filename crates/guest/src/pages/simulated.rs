@@ -163,7 +163,8 @@ impl SharedPages {
         self.pages.lock().unwrap()
     }
 
-    fn write_zoneinfo(&self) {
+    /// Tells how full the nodes are now.
+    pub fn write_zoneinfo(&self) {
         let Some(root) = &self.root else { return };
         let zone = |(node, free): (&NodeId, &u64)| {
             format!(

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::tool;
+use super::{package, tool};
 use crate::error::Error;
 
 /// Series that are taken, the best first. 6.12 sorts memory into tiers by HMAT and has DAMON's
@@ -50,24 +50,7 @@ fn fetch(cache: &Path) -> Result<PathBuf, Error> {
         cache.display()
     );
     let unpacked = tempfile::tempdir_in(cache).map_err(Error::io("create a folder in", cache))?;
-    let mut download = Command::new("apt-get");
-    download
-        .args(["-q", "download", &package])
-        .current_dir(unpacked.path());
-    // SAFETY: takes nothing and cannot fail.
-    if unsafe { libc::geteuid() } == 0 {
-        // As root, apt would step down to a user that cannot write to our folder.
-        download.args(["-o", "APT::Sandbox::User=root"]);
-    }
-    tool::output(&mut download, MEND)?;
-    let archive = file_in(unpacked.path(), "linux-image-")?;
-    tool::output(
-        Command::new("dpkg")
-            .arg("-x")
-            .arg(&archive)
-            .arg(unpacked.path()),
-        "install dpkg, or set DEMETER_KERNEL",
-    )?;
+    package::unpack(&package, unpacked.path(), MEND)?;
     let image = file_in(&unpacked.path().join("boot"), "vmlinuz-")?;
     let kept = cache.join(image.file_name().unwrap_or_default());
     fs::rename(&image, &kept).map_err(Error::io("create", &kept))?;

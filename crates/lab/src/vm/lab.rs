@@ -11,7 +11,7 @@ use demeter_scenario::{Scenario, System};
 use super::child::VmChild;
 use super::initramfs::Initramfs;
 use super::memory::NodeSizes;
-use super::{kernel, plugin, qemu};
+use super::{kernel, module, plugin, qemu};
 use crate::error::{Error, VmFault};
 use crate::link::{AGENT_CONFIG_PATH, AGENT_SOCKET_PATH, JOB_PATH, Job, Report};
 
@@ -121,15 +121,25 @@ impl Lab {
     /// Everything that is fetched or built once, and the emulator, checked.
     fn assets(&self) -> Result<(PathBuf, PathBuf), Error> {
         qemu::check_version(&self.qemu)?;
+        let kernel = self.kernel_image()?;
+        Ok((plugin::plugin(&self.cache)?, kernel))
+    }
+
+    /// The image of the VMs' kernel.
+    pub fn kernel_image(&self) -> Result<PathBuf, Error> {
         fs::create_dir_all(&self.cache).map_err(Error::io("create", &self.cache))?;
-        let plugin = plugin::plugin(&self.cache)?;
         let kernel = match &self.kernel {
             Some(kernel) => kernel.clone(),
             None => kernel::kernel(&self.cache)?,
         };
         // The emulator's own message about an unreadable kernel does not say which variable.
         File::open(&kernel).map_err(Error::io("open DEMETER_KERNEL or cached kernel", &kernel))?;
-        Ok((plugin, kernel))
+        Ok(kernel)
+    }
+
+    /// The balloon driver, built for that kernel.
+    pub fn balloon_module(&self) -> Result<PathBuf, Error> {
+        module::module(&self.cache, &self.kernel_image()?)
     }
 
     fn initramfs(&self, scenario: &Scenario, system: System) -> Result<Initramfs, Error> {

@@ -6,8 +6,11 @@ mod initramfs;
 mod kernel;
 mod lab;
 mod memory;
+mod module;
+mod package;
 mod plugin;
 mod qemu;
 mod tool;
 
+pub use initramfs::Initramfs;
 pub use lab::Lab;

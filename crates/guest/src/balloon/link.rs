@@ -1,0 +1,379 @@
+//! Carries the protocol over the port: one thread, which wakes once a second while nothing is
+//! asked, and at once when the host says something.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Sender;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use demeter_policy::NodeId;
+use demeter_proto::{Decoder, Hello, Message, SessionId, encode};
+
+use super::port::{PORT_NAME, Port, Transfer};
+use super::relay::{Opener, Relay, RoomMaker};
+use super::{Balloon, LiveBalloon, readings};
+use crate::agent::Command;
+use crate::nodes::{NodesError, Topology};
+use crate::status::StatusCell;
+
+/// Between two reports, and between two looks for a host that has gone.
+const TICK: Duration = Duration::from_secs(1);
+
+/// How much later than due the thread may wake, so that it wakes together with others.
+const TIMER_SLACK_NS: libc::c_ulong = 50_000_000;
+
+/// While so many bytes wait to be written nothing more is done: a host that does not read must
+/// not make us grow.
+const UNSENT_BYTES_MAX: usize = 256 * 1024;
+
+/// Why the relay does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// There is no port.
+    #[error(
+        "no virtio-serial port named {PORT_NAME}: add one to the VM (QEMU: -device \
+         virtio-serial-pci -device virtserialport,chardev=..,name={PORT_NAME}), and load \
+         virtio_console in the guest"
+    )]
+    NoPort,
+    /// The port cannot be used.
+    #[error("cannot open the port {PORT_NAME}: {0}; run as root, and one agent at a time")]
+    Port(io::Error),
+    /// Something of the kernel's cannot be read.
+    #[error("cannot read {what}: {source}")]
+    Kernel {
+        /// What.
+        what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// No nodes.
+    #[error(transparent)]
+    Nodes(#[from] NodesError),
+}
+
+/// An agent that runs beside the relay.
+#[derive(Debug)]
+pub struct BesideAgent {
+    /// What it knows of accesses.
+    pub status: StatusCell,
+    /// Where it is asked to make room.
+    pub commands: Sender<Command>,
+}
+
+impl BesideAgent {
+    fn room_maker(&self) -> RoomMaker {
+        RoomMaker {
+            agent: self.commands.clone(),
+            fast: NodeId(self.status.get().fast_node),
+        }
+    }
+}
+
+/// A running relay. Dropped, it stops; what is held stays held.
+#[derive(Debug)]
+pub struct Link {
+    /// Closing it stops the thread.
+    stop: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Link {
+    /// Starts a relay to the port and the driver below `root`, in a thread of its own.
+    pub fn start(root: &Path, agent: Option<BesideAgent>) -> Result<Self, LinkError> {
+        let port = Port::open(root, PORT_NAME).map_err(LinkError::Port)?;
+        let port = port.ok_or(LinkError::NoPort)?;
+        let driver_root = root.to_owned();
+        let open: Opener = Box::new(move || {
+            let balloon = LiveBalloon::open(&driver_root)?;
+            Ok(Box::new(balloon) as Box<dyn Balloon>)
+        });
+        Self::over(port, root, open, agent)
+    }
+
+    /// The same over an open port and any driver.
+    pub fn over(
+        port: Port,
+        root: &Path,
+        open: Opener,
+        agent: Option<BesideAgent>,
+    ) -> Result<Self, LinkError> {
+        let kernel = |what| move |source| LinkError::Kernel { what, source };
+        let hello = Hello {
+            boot_id: readings::boot_id(root).map_err(kernel("the boot's id"))?,
+            session: session().map_err(kernel("random numbers"))?,
+            driver: false,
+            nodes: readings::totals(root)?,
+        };
+        let oom_node = oom_node(&Topology::read(root)?);
+        let room = agent.as_ref().map(BesideAgent::room_maker);
+        let worker = Worker {
+            root: root.to_owned(),
+            port: Some(port),
+            status: agent.map(|a| a.status),
+            relay: Relay::new(hello.clone(), open, room, oom_node),
+            hello,
+            decoder: Decoder::default(),
+            unsent: vec![],
+            connected: false,
+        };
+        let (stop, stopped) = UnixStream::pair().map_err(kernel("a socket"))?;
+        Ok(Self {
+            stop: Some(stop),
+            thread: Some(std::thread::spawn(move || worker.run(stopped.into()))),
+        })
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The slow node, whose memory is cheap; the last one where none is slow.
+fn oom_node(topology: &Topology) -> NodeId {
+    let last = topology.with_memory().last().map_or(NodeId(0), |n| n.id);
+    topology.fast_and_slow().map_or(last, |order| order.slow)
+}
+
+fn session() -> io::Result<SessionId> {
+    let mut bytes = [0; 8];
+    // SAFETY: the buffer is ours and as long as told.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if got != bytes.len() as isize {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(SessionId(u64::from_ne_bytes(bytes)))
+}
+
+struct Worker {
+    root: PathBuf,
+    /// `None` after it failed, until it can be opened again.
+    port: Option<Port>,
+    status: Option<StatusCell>,
+    relay: Relay,
+    hello: Hello,
+    decoder: Decoder,
+    unsent: Vec<u8>,
+    connected: bool,
+}
+
+/// What a wait found.
+struct Ready {
+    stop: bool,
+    readable: bool,
+    hung_up: bool,
+    event: bool,
+}
+
+impl Worker {
+    fn run(mut self, stop: OwnedFd) {
+        // SAFETY: takes a number only; concerns this thread alone.
+        unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, TIMER_SLACK_NS) };
+        let mut tick = Instant::now();
+        let mut out = vec![];
+        loop {
+            let now = Instant::now();
+            let busy = self.relay.wake_at(now).filter(|_| self.has_room());
+            let wait = busy.map_or(tick, |wake| wake.min(tick));
+            let ready = match self.wait(stop.as_fd(), wait.saturating_duration_since(now)) {
+                Ok(ready) => ready,
+                Err(error) => {
+                    tracing::error!("the link to the host ends: {error}");
+                    return;
+                }
+            };
+            if ready.stop {
+                return;
+            }
+            let now = Instant::now();
+            self.follow(&ready, &mut out);
+            if ready.event && self.took_event() || now >= tick {
+                self.report(&mut out);
+            }
+            if now >= tick {
+                tick = now + TICK;
+            }
+            if self.connected && self.has_room() {
+                self.relay.step(now, &mut out);
+            }
+            self.send(&mut out);
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        self.unsent.len() < UNSENT_BYTES_MAX
+    }
+
+    /// Waits for the host, the driver or the end. A closed port is not waited for: it would be
+    /// ready at once, and nothing would come.
+    fn wait(&self, stop: BorrowedFd<'_>, timeout: Duration) -> io::Result<Ready> {
+        let port = self.port.as_ref().map(|p| p.as_fd().as_raw_fd());
+        let event = self.relay.event_fd();
+        let writable = if self.unsent.is_empty() {
+            0
+        } else {
+            libc::POLLOUT
+        };
+        let poll_fd = |fd: Option<RawFd>, events| libc::pollfd {
+            // A negative number is passed over.
+            fd: fd.unwrap_or(-1),
+            events,
+            revents: 0,
+        };
+        let waited_for = port.filter(|_| self.connected);
+        let mut fds = [
+            poll_fd(Some(stop.as_raw_fd()), libc::POLLIN),
+            poll_fd(waited_for, libc::POLLIN | writable),
+            poll_fd(event, libc::POLLIN),
+        ];
+        // Rounded up: a wait that is a little short would be followed by an empty turn.
+        let timeout_ms = timeout.as_nanos().div_ceil(1_000_000);
+        poll(&mut fds, i32::try_from(timeout_ms).unwrap_or(i32::MAX))?;
+        if !self.connected {
+            fds[1] = poll_fd(port, libc::POLLIN);
+            poll(&mut fds[1..2], 0)?;
+        }
+        Ok(Ready {
+            stop: fds[0].revents != 0,
+            readable: fds[1].revents & libc::POLLIN != 0,
+            hung_up: fds[1].revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0,
+            event: fds[2].revents != 0,
+        })
+    }
+
+    /// Follows the port's state, and takes what the host says.
+    fn follow(&mut self, ready: &Ready, out: &mut Vec<Message>) {
+        if self.port.is_none() {
+            self.reopen();
+            return;
+        }
+        if ready.hung_up {
+            self.disconnect();
+            return;
+        }
+        if !self.connected {
+            self.connected = true;
+            self.relay.connected(out);
+        }
+        if ready.readable {
+            self.read(out);
+        }
+    }
+
+    fn reopen(&mut self) {
+        match Port::open(&self.root, PORT_NAME) {
+            Ok(port) => self.port = port,
+            Err(error) => tracing::debug!("the port {PORT_NAME}: {error}"),
+        }
+    }
+
+    fn disconnect(&mut self) {
+        if self.connected {
+            tracing::info!("the host closed the link");
+            self.connected = false;
+            self.unsent.clear();
+            self.relay.disconnected();
+        }
+    }
+
+    fn read(&mut self, out: &mut Vec<Message>) {
+        let mut buffer = [0; 4096];
+        let port = self.port.as_mut().map(|port| port.read(&mut buffer));
+        match port {
+            Some(Ok(Transfer::Bytes(count))) => {
+                self.decoder.push(&buffer[..count]);
+                loop {
+                    match self.decoder.next() {
+                        Ok(Some(message)) => self.relay.receive(message, out),
+                        Ok(None) => break,
+                        Err(error) => tracing::debug!("from the host: {error}"),
+                    }
+                }
+            }
+            Some(Ok(Transfer::HungUp)) => self.disconnect(),
+            Some(Ok(Transfer::Later)) | None => {}
+            Some(Err(error)) => self.lose(&error),
+        }
+    }
+
+    /// The port is gone: it may have been unplugged, and may come again.
+    fn lose(&mut self, error: &io::Error) {
+        tracing::warn!("the port {PORT_NAME}: {error}");
+        self.disconnect();
+        self.port = None;
+    }
+
+    fn took_event(&mut self) -> bool {
+        let event = self.relay.opened().map(|balloon| balloon.take_event());
+        match event {
+            Some(Ok(taken)) => taken,
+            Some(Err(error)) => {
+                tracing::warn!("{error}");
+                self.relay.close();
+                false
+            }
+            None => false,
+        }
+    }
+
+    /// Greets a host that does not know us; tells one that does how memory is used.
+    fn report(&mut self, out: &mut Vec<Message>) {
+        if !self.connected || !self.has_room() {
+            return;
+        }
+        if !self.relay.is_welcomed() {
+            self.relay.greet(out);
+            return;
+        }
+        let status = self.status.as_ref().map(StatusCell::get);
+        let balloon = self.relay.opened();
+        match readings::stats(&self.root, &self.hello.nodes, balloon, status.as_ref()) {
+            Ok(stats) => out.push(Message::Stats(stats)),
+            Err(error) => tracing::warn!("{error}"),
+        }
+    }
+
+    fn send(&mut self, out: &mut Vec<Message>) {
+        for message in out.drain(..).filter(|_| self.connected) {
+            if let Err(error) = encode(&message, &mut self.unsent) {
+                tracing::error!("{error}");
+            }
+        }
+        while !self.unsent.is_empty() {
+            let Some(port) = &mut self.port else { return };
+            match port.write(&self.unsent) {
+                Ok(Transfer::Bytes(count)) => {
+                    self.unsent.drain(..count);
+                }
+                Ok(Transfer::Later) => return,
+                Ok(Transfer::HungUp) => return self.disconnect(),
+                Err(error) => return self.lose(&error),
+            }
+        }
+    }
+}
+
+/// poll(2), gone on with after a signal.
+fn poll(fds: &mut [libc::pollfd], timeout_ms: i32) -> io::Result<()> {
+    loop {
+        // SAFETY: the array is ours and as long as told.
+        let ready = unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) };
+        let error = io::Error::last_os_error();
+        match ready {
+            0.. => return Ok(()),
+            _ if error.kind() == io::ErrorKind::Interrupted => {}
+            _ => return Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

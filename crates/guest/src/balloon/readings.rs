@@ -1,0 +1,176 @@
+//! What the host is told every second: how full the nodes are, how memory presses, what is hot.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use demeter_policy::ByteCount;
+use demeter_proto::{BootId, NODES_MAX, NodeStats, NodeTotal, Permille, Stats};
+
+use super::{Balloon, NodeBalloon};
+use crate::nodes::{NodeUsage, NodesError, Topology};
+use crate::status::Status;
+
+/// Tells this boot from others.
+pub fn boot_id(root: &Path) -> io::Result<BootId> {
+    let text = fs::read_to_string(root.join("proc/sys/kernel/random/boot_id"))?;
+    let digits: String = text.trim().chars().filter(|&c| c != '-').collect();
+    let malformed = |e| io::Error::new(io::ErrorKind::InvalidData, e);
+    let number = u128::from_str_radix(&digits, 16).map_err(malformed)?;
+    Ok(BootId(number.to_be_bytes()))
+}
+
+/// The sizes of the nodes that hold memory.
+pub fn totals(root: &Path) -> Result<Vec<NodeTotal>, NodesError> {
+    let topology = Topology::read(root)?;
+    let totals = topology.with_memory().map(|node| NodeTotal {
+        node: node.id,
+        total: node.total,
+    });
+    Ok(totals.take(NODES_MAX).collect())
+}
+
+/// How memory is used now. `status` is the agent's, if one runs beside the relay.
+pub fn stats(
+    root: &Path,
+    nodes: &[NodeTotal],
+    mut balloon: Option<&mut (dyn Balloon + 'static)>,
+    status: Option<&Status>,
+) -> Result<Stats, NodesError> {
+    let mut oom_returned = 0;
+    let mut told = Vec::with_capacity(nodes.len());
+    for &NodeTotal { node, .. } in nodes {
+        let usage = NodeUsage::read(root, node)?;
+        let of_driver = balloon.as_mut().and_then(|b| b.stats(node).ok());
+        let NodeBalloon {
+            held,
+            oom_returned: returned,
+        } = of_driver.unwrap_or_default();
+        oom_returned += returned.0;
+        let working_set = match status {
+            Some(s) if s.fast_node == node.0 => s.working_set_fast_bytes,
+            Some(s) if s.slow_node == node.0 => s.working_set_slow_bytes,
+            _ => 0,
+        };
+        told.push(NodeStats {
+            node,
+            total: usage.total,
+            free: usage.free,
+            held,
+            working_set: ByteCount(working_set),
+        });
+    }
+    let (psi_some, psi_full) = pressure(root);
+    Ok(Stats {
+        psi_some,
+        psi_full,
+        fast_hit: status.and_then(|s| s.fast_hit_permille).map(Permille::new),
+        oom_returned: ByteCount(oom_returned),
+        nodes: told,
+    })
+}
+
+/// `some avg10` and `full avg10` of `ROOT/proc/pressure/memory`; zero where the kernel keeps none.
+fn pressure(root: &Path) -> (Permille, Permille) {
+    let text = fs::read_to_string(root.join("proc/pressure/memory")).unwrap_or_default();
+    let avg10 = |kind: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(kind));
+        let percent = line
+            .and_then(|line| {
+                line.split_whitespace()
+                    .find_map(|w| w.strip_prefix("avg10="))
+            })
+            .and_then(|number| number.parse::<f64>().ok());
+        Permille::new((percent.unwrap_or(0.0) * 10.0).round() as u16)
+    };
+    (avg10("some "), avg10("full "))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use demeter_policy::{MIB, NodeId, PAGE_SIZE};
+
+    use super::super::simulated::SimulatedBalloon;
+    use super::*;
+
+    /// A machine with a fast and a slow node.
+    pub fn root() -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        for (node, total_kib, free_kib) in [(0, 204_800, 1024), (1, 819_200, 4096)] {
+            let dir = format!("sys/devices/system/node/node{node}");
+            write(
+                &format!("{dir}/meminfo"),
+                &format!(
+                    "Node {node} MemTotal: {total_kib} kB\nNode {node} MemFree: {free_kib} kB\n"
+                ),
+            );
+            write(&format!("{dir}/distance"), "10 20\n");
+            write(
+                &format!("{dir}/cpulist"),
+                if node == 0 { "0\n" } else { "\n" },
+            );
+        }
+        write(
+            "proc/pressure/memory",
+            "some avg10=12.34 avg60=0.00 avg300=0.00 total=1\n\
+             full avg10=3.00 avg60=0.00 avg300=0.00 total=0\n",
+        );
+        write(
+            "proc/sys/kernel/random/boot_id",
+            "0123abcd-0000-4000-8000-0000000000ff\n",
+        );
+        root
+    }
+
+    #[test]
+    fn everything_is_read_below_the_root() {
+        let root = root();
+        let BootId(boot_id) = boot_id(root.path()).unwrap();
+        assert_eq!(boot_id[..4], [0x01, 0x23, 0xab, 0xcd]);
+        assert_eq!(boot_id[15], 0xff);
+
+        let nodes = totals(root.path()).unwrap();
+        let mut balloon = SimulatedBalloon::new(1000);
+        balloon
+            .inflate(NodeId(1), ByteCount(3 * PAGE_SIZE), false)
+            .unwrap();
+        let status = Status {
+            fast_node: 0,
+            slow_node: 1,
+            working_set_fast_bytes: 5,
+            working_set_slow_bytes: 7,
+            fast_hit_permille: Some(900),
+            ..Default::default()
+        };
+        let stats = stats(root.path(), &nodes, Some(&mut balloon), Some(&status)).unwrap();
+        assert_eq!((stats.psi_some.get(), stats.psi_full.get()), (123, 30));
+        assert_eq!(stats.fast_hit, Some(Permille::new(900)));
+        let node = |n: usize| stats.nodes[n];
+        assert_eq!(node(0).total, ByteCount(200 * MIB));
+        assert_eq!(node(0).free, ByteCount(MIB));
+        assert_eq!(node(0).working_set, ByteCount(5));
+        assert_eq!(node(1).held, ByteCount(3 * PAGE_SIZE));
+        assert_eq!(node(1).working_set, ByteCount(7));
+    }
+
+    #[test]
+    fn without_an_agent_nothing_is_known_of_accesses() {
+        let root = root();
+        fs::remove_dir_all(root.path().join("proc/pressure")).unwrap();
+        let nodes = totals(root.path()).unwrap();
+        let stats = stats(root.path(), &nodes, None, None).unwrap();
+        assert_eq!(stats.fast_hit, None);
+        assert_eq!(stats.psi_some, Permille::default());
+        assert!(
+            stats
+                .nodes
+                .iter()
+                .all(|n| n.working_set.0 == 0 && n.held.0 == 0)
+        );
+    }
+}

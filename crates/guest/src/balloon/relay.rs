@@ -1,0 +1,555 @@
+//! What the guest does with what the host says: greets, carries out requests one at a time and
+//! in order, answers each, and answers a repeated one without doing it again. No I/O and no clock:
+//! [`link`](super::link) has those.
+//!
+//! # Rules
+//! - Nothing is done for a host that has not welcomed this very session: what lies in the pipe
+//!   from before belongs to another agent.
+//! - From the first moment of an `Inflate` or a `List` until the host's next `Allow`, the driver
+//!   gives nothing back by itself: the host may be punching what the answer names.
+//! - If the driver did give something back before, what the host believes to be held is wrong: it
+//!   must `List` before it may `Inflate`.
+//! - A repeated request names ranges again only if nothing was given back since.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use demeter_policy::{ByteCount, NodeId, PAGE_SIZE};
+use demeter_proto::{
+    Done, GpaRange, Hello, Message, Outcome, RANGES_MAX, Ranges, RequestId, Resize,
+};
+
+use super::{Balloon, BalloonError, Cursor, NodeBalloon, Stop, join};
+use crate::agent::Command;
+
+/// Requests that may wait for their turn.
+const WAITING_MAX: usize = 64;
+
+/// Answers that are kept for repeated requests.
+const ANSWERS_MAX: usize = 64;
+
+/// How long a request may wait for memory to be made free.
+const PATIENCE: Duration = Duration::from_millis(1500);
+
+/// After so much of it the kernel is asked to reclaim, where an agent was asked first.
+const RECLAIM_AFTER: Duration = Duration::from_millis(1000);
+
+/// Between two looks at whether memory was made free.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// Opens the driver.
+pub type Opener = Box<dyn FnMut() -> Result<Box<dyn Balloon>, BalloonError> + Send>;
+
+/// Who makes room in the fast node: an agent that demotes.
+#[derive(Debug)]
+pub struct RoomMaker {
+    /// The agent's ear.
+    pub agent: Sender<Command>,
+    /// The node that it can make room in.
+    pub fast: NodeId,
+}
+
+/// The guest's side of the protocol. See the module's text.
+pub struct Relay {
+    hello: Hello,
+    open: Opener,
+    balloon: Option<Box<dyn Balloon>>,
+    room: Option<RoomMaker>,
+    /// The node that the driver may give back of by itself.
+    oom_node: NodeId,
+    welcomed: bool,
+    job: Option<Job>,
+    waiting: VecDeque<Request>,
+    answers: VecDeque<Answer>,
+    /// By node: what the driver had given back by itself when the host last listed the node.
+    listed: BTreeMap<NodeId, ByteCount>,
+    /// Deflations that gave something back.
+    deflations: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Inflate,
+    Deflate,
+    List,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Request {
+    kind: Kind,
+    id: RequestId,
+    node: NodeId,
+    bytes: ByteCount,
+}
+
+/// The request that is being carried out.
+#[derive(Debug)]
+struct Job {
+    request: Request,
+    moved: u64,
+    /// Still to be told.
+    ranges: Vec<GpaRange>,
+    /// Some ranges were told already.
+    told: bool,
+    cursor: Cursor,
+    started: Instant,
+    /// Not before this.
+    next: Instant,
+    /// The node had no memory to spare.
+    short: bool,
+}
+
+/// What a request was answered.
+#[derive(Debug)]
+struct Answer {
+    done: Done,
+    /// What it named; `None` if that was more than one message.
+    ranges: Option<Vec<GpaRange>>,
+    /// What had been given back by then.
+    released: (u64, ByteCount),
+}
+
+impl Relay {
+    /// A relay for the session that `hello` names. The driver may give back memory of `oom_node`
+    /// as far as the host allows.
+    pub fn new(hello: Hello, open: Opener, room: Option<RoomMaker>, oom_node: NodeId) -> Self {
+        Self {
+            hello,
+            open,
+            balloon: None,
+            room,
+            oom_node,
+            welcomed: false,
+            job: None,
+            waiting: VecDeque::new(),
+            answers: VecDeque::new(),
+            listed: BTreeMap::new(),
+            deflations: 0,
+        }
+    }
+
+    /// The driver, if it can be opened.
+    pub fn balloon(&mut self) -> Result<&mut (dyn Balloon + 'static), BalloonError> {
+        match &mut self.balloon {
+            Some(balloon) => Ok(&mut **balloon),
+            none => Ok(&mut **none.insert((self.open)()?)),
+        }
+    }
+
+    /// The open driver.
+    pub fn opened(&mut self) -> Option<&mut (dyn Balloon + 'static)> {
+        self.balloon.as_deref_mut()
+    }
+
+    /// What becomes readable when the driver gave something back by itself.
+    pub fn event_fd(&self) -> Option<RawFd> {
+        let fd = self.balloon.as_ref()?.event_fd()?;
+        Some(fd.as_raw_fd())
+    }
+
+    /// Closes the driver, which has failed; it is opened anew when it is needed.
+    pub fn close(&mut self) {
+        self.balloon = None;
+    }
+
+    /// Whether the host knows this session.
+    pub fn is_welcomed(&self) -> bool {
+        self.welcomed
+    }
+
+    /// The host's side was opened: greets it, before anything else is said.
+    pub fn connected(&mut self, out: &mut Vec<Message>) {
+        self.welcomed = false;
+        self.greet(out);
+    }
+
+    /// The host's side was closed. What is being carried out ends as it is; the answer is kept.
+    pub fn disconnected(&mut self) {
+        self.welcomed = false;
+        self.waiting.clear();
+        if let Some(job) = self.job.take() {
+            self.finish(
+                job,
+                Outcome::Partial,
+                "the host went away".into(),
+                &mut vec![],
+            );
+        }
+    }
+
+    /// Greets the host, as is done every second until it answers.
+    pub fn greet(&mut self, out: &mut Vec<Message>) {
+        self.hello.driver = self.balloon().is_ok();
+        out.push(Message::Hello(self.hello.clone()));
+    }
+
+    /// Takes what the host says. Answers come from here and from [`Self::step`].
+    pub fn receive(&mut self, message: Message, out: &mut Vec<Message>) {
+        match message {
+            Message::Ping { nonce } => out.push(Message::Pong { nonce }),
+            Message::Welcome { session } => {
+                let knew = self.welcomed;
+                self.welcomed = session == self.hello.session;
+                if knew && !self.welcomed {
+                    self.greet(out);
+                }
+            }
+            _ if !self.welcomed => {}
+            Message::Inflate(resize) => self.ask(Kind::Inflate, resize, out),
+            Message::Deflate(resize) => self.ask(Kind::Deflate, resize, out),
+            Message::List { request, node } => {
+                let bytes = ByteCount(0);
+                self.ask(
+                    Kind::List,
+                    Resize {
+                        request,
+                        node,
+                        bytes,
+                    },
+                    out,
+                );
+            }
+            // While something is to be done, only less may be allowed, not more.
+            Message::Allow { oom } if oom.0 == 0 || self.is_idle() => self.allow(oom),
+            // A guest's own messages, or an answer to a question that we never ask.
+            _ => {}
+        }
+    }
+
+    /// When [`Self::step`] has something to do; `None` if nothing is to be done.
+    pub fn wake_at(&self, now: Instant) -> Option<Instant> {
+        match &self.job {
+            Some(job) => Some(job.next),
+            None => (!self.waiting.is_empty()).then_some(now),
+        }
+    }
+
+    /// Does a bounded part of what is to be done.
+    pub fn step(&mut self, now: Instant, out: &mut Vec<Message>) {
+        let Some(mut job) = self.job.take().or_else(|| self.start(now, out)) else {
+            return;
+        };
+        if now < job.next {
+            self.job = Some(job);
+            return;
+        }
+        let result = match job.request.kind {
+            Kind::Inflate => self.inflate(&mut job, now, out),
+            Kind::Deflate => self.deflate(&mut job),
+            Kind::List => self.list(&mut job, out),
+        };
+        match result {
+            Ok(None) => self.job = Some(job),
+            Ok(Some((outcome, reason))) => self.finish(job, outcome, reason, out),
+            Err(error) => self.fail(job, error, out),
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.job.is_none() && self.waiting.is_empty()
+    }
+
+    fn allow(&mut self, oom: ByteCount) {
+        let node = self.oom_node;
+        // Without a driver there is nothing that could give anything back.
+        let allowed = self.balloon().and_then(|b| b.allow_oom(node, oom));
+        if let Err(error) = allowed {
+            tracing::debug!("{error}");
+        }
+    }
+
+    /// Queues a request, or answers it at once: a repeated one, or one too many.
+    fn ask(&mut self, kind: Kind, resize: Resize, out: &mut Vec<Message>) {
+        let Resize {
+            request: id,
+            node,
+            bytes,
+        } = resize;
+        let under_way = self.job.iter().map(|job| &job.request);
+        if under_way.chain(&self.waiting).any(|r| r.id == id) {
+            return;
+        }
+        let request = Request {
+            kind,
+            id,
+            node,
+            bytes,
+        };
+        if self.repeat(&request, out) {
+            return;
+        }
+        if self.waiting.len() == WAITING_MAX {
+            let reason = format!("{WAITING_MAX} requests are waiting already");
+            let moved = ByteCount(0);
+            let done = self.done(&request, moved, Outcome::Refused, reason);
+            out.push(Message::Done(done));
+            return;
+        }
+        self.waiting.push_back(request);
+    }
+
+    /// Answers a request that was answered before; a list is simply made anew.
+    fn repeat(&mut self, request: &Request, out: &mut Vec<Message>) -> bool {
+        let Some(place) = self
+            .answers
+            .iter()
+            .position(|a| a.done.request == request.id)
+        else {
+            return false;
+        };
+        // What is named again may be punched again.
+        self.allow(ByteCount(0));
+        let released = self.released(self.answers[place].done.node);
+        let answer = &self.answers[place];
+        match &answer.ranges {
+            Some(ranges) if ranges.is_empty() || answer.released == released => {
+                if !ranges.is_empty() {
+                    out.push(Message::Inflated(Ranges {
+                        request: request.id,
+                        node: answer.done.node,
+                        more: false,
+                        ranges: ranges.clone(),
+                    }));
+                }
+                out.push(Message::Done(answer.done.clone()));
+            }
+            _ => {
+                let done = self.done(request, ByteCount(0), Outcome::Refused, LIST_FIRST.into());
+                out.push(Message::Done(done));
+            }
+        }
+        true
+    }
+
+    fn start(&mut self, now: Instant, out: &mut Vec<Message>) -> Option<Job> {
+        let request = self.waiting.pop_front()?;
+        let job = Job {
+            request,
+            moved: 0,
+            ranges: vec![],
+            told: false,
+            cursor: Cursor::default(),
+            started: now,
+            next: now,
+            short: false,
+        };
+        match self.admit(&request) {
+            Ok(None) => Some(job),
+            Ok(Some(reason)) => {
+                self.finish(job, Outcome::Refused, reason, out);
+                None
+            }
+            Err(error) => {
+                self.fail(job, error, out);
+                None
+            }
+        }
+    }
+
+    /// Why a request is refused before anything is done, if it is.
+    fn admit(&mut self, request: &Request) -> Result<Option<String>, BalloonError> {
+        if !request.bytes.0.is_multiple_of(PAGE_SIZE) {
+            return Ok(Some(format!(
+                "{} bytes are not whole pages of {PAGE_SIZE}",
+                request.bytes.0
+            )));
+        }
+        let oom_node = self.oom_node;
+        let balloon = self.balloon()?;
+        if request.kind != Kind::Deflate {
+            balloon.allow_oom(oom_node, ByteCount(0))?;
+        }
+        let stats = balloon.stats(request.node)?;
+        if request.kind == Kind::List {
+            self.listed.insert(request.node, stats.oom_returned);
+            return Ok(None);
+        }
+        if stats == NodeBalloon::default() {
+            // Nothing to list: the host knows it all.
+            self.listed.insert(request.node, stats.oom_returned);
+        }
+        let is_known = self.listed.get(&request.node) == Some(&stats.oom_returned);
+        let refused = request.kind == Kind::Inflate && !is_known;
+        Ok(refused.then(|| LIST_FIRST.into()))
+    }
+
+    fn inflate(&mut self, job: &mut Job, now: Instant, out: &mut Vec<Message>) -> Step {
+        let Request { node, bytes, .. } = job.request;
+        let left = bytes.0 - job.moved;
+        let waited = now.saturating_duration_since(job.started);
+        let agent_helps = self.room.as_ref().is_some_and(|room| room.fast == node);
+        // First what is free, then what an agent demotes, last what the kernel reclaims.
+        let reclaim = job.short && (!agent_helps || waited >= RECLAIM_AFTER);
+        let part = self.balloon()?.inflate(node, ByteCount(left), reclaim)?;
+        let taken: u64 = part.ranges.iter().map(|r| r.bytes.0).sum();
+        job.moved += taken;
+        job.ranges.extend(part.ranges);
+        job.tell_full_messages(out);
+        job.next = now;
+        match part.stop {
+            Stop::Done => return Ok(Some((Outcome::Ok, String::new()))),
+            Stop::Again => return Ok(None),
+            Stop::NoMemory | Stop::Empty => {}
+        }
+        if waited >= PATIENCE {
+            let reason = format!("node {node} has no more memory to spare");
+            return Ok(Some((Outcome::Partial, reason)));
+        }
+        if agent_helps {
+            self.make_room(ByteCount(bytes.0 - job.moved));
+        }
+        if agent_helps || reclaim {
+            job.next = now + RETRY;
+        }
+        job.short = true;
+        Ok(None)
+    }
+
+    fn deflate(&mut self, job: &mut Job) -> Step {
+        let left = job.request.bytes.0 - job.moved;
+        let part = self.balloon()?.deflate(job.request.node, ByteCount(left))?;
+        job.moved += part.moved.0;
+        self.deflations += u64::from(part.moved.0 > 0);
+        Ok(match part.stop {
+            Stop::Done => Some((Outcome::Ok, String::new())),
+            Stop::Again => None,
+            Stop::Empty => Some((Outcome::Partial, "no more is held".into())),
+            Stop::NoMemory => Some((
+                Outcome::Partial,
+                "there is no memory to split a block with".into(),
+            )),
+        })
+    }
+
+    fn list(&mut self, job: &mut Job, out: &mut Vec<Message>) -> Step {
+        let part = self.balloon()?.list(job.request.node, job.cursor)?;
+        let mut chunks: Vec<&[GpaRange]> = part.ranges.chunks(RANGES_MAX).collect();
+        if chunks.is_empty() {
+            chunks.push(&[]);
+        }
+        let last = chunks.len() - 1;
+        for (i, chunk) in chunks.into_iter().enumerate() {
+            out.push(Message::Held(Ranges {
+                request: job.request.id,
+                node: job.request.node,
+                more: i < last || part.next.is_some(),
+                ranges: chunk.to_vec(),
+            }));
+        }
+        Ok(match part.next {
+            Some(next) => {
+                job.cursor = next;
+                None
+            }
+            None => Some((Outcome::Ok, String::new())),
+        })
+    }
+
+    fn fail(&mut self, job: Job, error: BalloonError, out: &mut Vec<Message>) {
+        let outcome = match error {
+            BalloonError::Unavailable { .. } => Outcome::NoDriver,
+            _ if job.moved > 0 => Outcome::Partial,
+            _ => Outcome::Refused,
+        };
+        tracing::warn!("{error}");
+        self.close();
+        self.finish(job, outcome, error.to_string(), out);
+    }
+
+    /// Tells how a request ended, and keeps the answer.
+    fn finish(&mut self, mut job: Job, outcome: Outcome, reason: String, out: &mut Vec<Message>) {
+        let request = job.request;
+        if job.short || request.kind == Kind::Deflate {
+            self.make_room(ByteCount(0));
+        }
+        let done = self.done(&request, ByteCount(job.moved), outcome, reason);
+        job.ranges = join(job.ranges);
+        if !job.ranges.is_empty() || job.told {
+            out.push(Message::Inflated(Ranges {
+                request: request.id,
+                node: request.node,
+                more: false,
+                ranges: job.ranges.clone(),
+            }));
+        }
+        out.push(Message::Done(done.clone()));
+        if request.kind == Kind::List {
+            return;
+        }
+        if self.answers.len() == ANSWERS_MAX {
+            self.answers.pop_front();
+        }
+        let released = self.released(request.node);
+        self.answers.push_back(Answer {
+            done,
+            ranges: (!job.told).then_some(job.ranges),
+            released,
+        });
+    }
+
+    fn done(
+        &mut self,
+        request: &Request,
+        moved: ByteCount,
+        outcome: Outcome,
+        reason: String,
+    ) -> Done {
+        Done {
+            request: request.id,
+            node: request.node,
+            moved,
+            held: self.node_stats(request.node).held,
+            outcome,
+            reason,
+        }
+    }
+
+    /// What was given back so far, on the host's word and by the driver itself.
+    fn released(&mut self, node: NodeId) -> (u64, ByteCount) {
+        (self.deflations, self.node_stats(node).oom_returned)
+    }
+
+    fn node_stats(&mut self, node: NodeId) -> NodeBalloon {
+        let stats = self.balloon.as_mut().and_then(|b| b.stats(node).ok());
+        stats.unwrap_or_default()
+    }
+
+    /// Tells the agent how much room the balloon still wants in fast memory.
+    fn make_room(&self, wanted: ByteCount) {
+        if let Some(room) = &self.room {
+            // An agent that has ended makes no room.
+            let _ = room.agent.send(Command::MakeRoom(wanted));
+        }
+    }
+}
+
+/// Why an `Inflate` is refused, or a repeated one not answered as before.
+const LIST_FIRST: &str = "list first: what is held has changed by itself since you were told";
+
+/// Whether a request has ended, and how.
+type Step = Result<Option<(Outcome, String)>, BalloonError>;
+
+impl Job {
+    /// Sends ranges on while they fill whole messages, so that no more than one waits here.
+    fn tell_full_messages(&mut self, out: &mut Vec<Message>) {
+        if self.ranges.len() <= RANGES_MAX {
+            return;
+        }
+        self.ranges = join(std::mem::take(&mut self.ranges));
+        while self.ranges.len() > RANGES_MAX {
+            let rest = self.ranges.split_off(RANGES_MAX);
+            out.push(Message::Inflated(Ranges {
+                request: self.request.id,
+                node: self.request.node,
+                more: true,
+                ranges: std::mem::replace(&mut self.ranges, rest),
+            }));
+            self.told = true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

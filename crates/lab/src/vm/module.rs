@@ -1,0 +1,155 @@
+//! The balloon driver, built for a VM's kernel from the source that we carry and the kernel's
+//! headers, and kept in the cache.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::package;
+use super::tool;
+use crate::error::Error;
+
+macro_rules! source {
+    ($name:literal) => {
+        (
+            $name,
+            include_str!(concat!("../../../../kernel/demeter_balloon/", $name)),
+        )
+    };
+}
+
+/// Every file of the module, by its name.
+const FILES: [(&str, &str); 7] = [
+    source!("Makefile"),
+    source!("balloon.h"),
+    source!("calls.c"),
+    source!("demeter_balloon.h"),
+    source!("device.c"),
+    source!("held.c"),
+    source!("stats.c"),
+];
+
+const BUILT: &str = "demeter_balloon.ko";
+
+/// Where Debian's packages put headers.
+const SOURCES: &str = "usr/src";
+
+const MEND: &str = "a module needs make, a C compiler and the kernel's headers: apt-get install \
+                    make gcc, then apt-get update; or set DEMETER_KERNEL to a kernel whose \
+                    headers are installed";
+
+/// The module for the kernel in the image `kernel`; its name in `cache` changes with its source
+/// and with the kernel's release.
+pub fn module(cache: &Path, kernel: &Path) -> Result<PathBuf, Error> {
+    let release = release(kernel)?;
+    let mut hasher = DefaultHasher::new();
+    FILES.hash(&mut hasher);
+    let kept = cache.join(format!("balloon-{release}-{:016x}.ko", hasher.finish()));
+    if kept.exists() {
+        return Ok(kept);
+    }
+    let headers = headers(cache, &release)?;
+    let work = tempfile::tempdir_in(cache).map_err(Error::io("create a folder in", cache))?;
+    for (name, text) in FILES {
+        let path = work.path().join(name);
+        fs::write(&path, text).map_err(Error::io("write", &path))?;
+    }
+    tool::output(
+        Command::new("make")
+            .arg(format!("KDIR={}", headers.display()))
+            .current_dir(work.path()),
+        MEND,
+    )?;
+    fs::rename(work.path().join(BUILT), &kept).map_err(Error::io("create", &kept))?;
+    Ok(kept)
+}
+
+/// The release (`uname -r`) that a kernel image tells in its header (Documentation/arch/x86/boot.rst:
+/// `kernel_version`).
+fn release(kernel: &Path) -> Result<String, Error> {
+    const POINTER: usize = 0x20e;
+    const BASE: usize = 0x200;
+    let image = fs::read(kernel).map_err(Error::io("read", kernel))?;
+    let find = || {
+        let pointer: [u8; 2] = image.get(POINTER..POINTER + 2)?.try_into().ok()?;
+        let text = image.get(usize::from(u16::from_le_bytes(pointer)) + BASE..)?;
+        let end = text.iter().take(128).position(|&c| c == b' ' || c == 0)?;
+        let release = std::str::from_utf8(&text[..end]).ok()?;
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "+-._~".contains(c);
+        (!release.is_empty() && release.chars().all(is_plain)).then(|| release.to_owned())
+    };
+    find().ok_or_else(|| Error::Missing {
+        what: format!("{} does not tell its kernel's release", kernel.display()),
+        mend: "set DEMETER_KERNEL to a vmlinuz for x86".into(),
+    })
+}
+
+/// The folder to build modules of a release in: the installed one, or one in `cache` that is
+/// filled from the package archive.
+fn headers(cache: &Path, release: &str) -> Result<PathBuf, Error> {
+    let installed = PathBuf::from(format!("/lib/modules/{release}/build"));
+    if installed.join("Makefile").exists() {
+        return Ok(installed);
+    }
+    let kept = cache.join(format!("headers-{release}"));
+    if !kept.exists() {
+        let fetched =
+            tempfile::tempdir_in(cache).map_err(Error::io("create a folder in", cache))?;
+        fetch(fetched.path(), release)?;
+        relocate(fetched.path(), &kept, release)?;
+        let done = fetched.keep();
+        fs::rename(&done, &kept).map_err(Error::io("create", &kept))?;
+    }
+    Ok(kept.join(format!("{SOURCES}/linux-headers-{release}")))
+}
+
+/// Unpacks the headers' package and those that it is made of: what is common to all kernels of the
+/// release, and the programs that build.
+fn fetch(into: &Path, release: &str) -> Result<(), Error> {
+    let headers = format!("linux-headers-{release}");
+    let listing = tool::output(
+        Command::new("apt-cache").args(["depends", "--important", &headers]),
+        MEND,
+    )?;
+    let parts = listing
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("Depends: "))
+        .filter(|name| name.starts_with("linux-headers-") || name.starts_with("linux-kbuild-"));
+    for package in std::iter::once(headers.as_str()).chain(parts) {
+        package::unpack(package, into, MEND)?;
+    }
+    Ok(())
+}
+
+/// The package's makefile includes the common one by its place under /usr. Names what will lie
+/// below `root` instead; all else is relative.
+fn relocate(tree: &Path, root: &Path, release: &str) -> Result<(), Error> {
+    let makefile = tree.join(format!("{SOURCES}/linux-headers-{release}/Makefile"));
+    let text = fs::read_to_string(&makefile).map_err(Error::io("read", &makefile))?;
+    let place = format!("{}/{SOURCES}/", root.display());
+    let text = text.replace(&format!("/{SOURCES}/"), &place);
+    fs::write(&makefile, text).map_err(Error::io("write", &makefile))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_release_is_read_from_the_image() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("vmlinuz");
+        let mut bytes = vec![0u8; 0x1000];
+        bytes[0x20e..0x210].copy_from_slice(&0x700u16.to_le_bytes());
+        bytes[0x900..0x930].copy_from_slice(b"6.12.99+deb12-cloud-amd64 (debian-kernel@lists) ");
+        fs::write(&image, &bytes).unwrap();
+        assert_eq!(release(&image).unwrap(), "6.12.99+deb12-cloud-amd64");
+        // A path in it would lead elsewhere.
+        bytes[0x900..0x905].copy_from_slice(b"../..");
+        fs::write(&image, &bytes).unwrap();
+        assert!(release(&image).is_err());
+        fs::write(&image, "no kernel").unwrap();
+        assert!(release(&image).is_err());
+    }
+}

@@ -1,0 +1,182 @@
+//! Estimates how much memory is in use again and again, and how well it lies.
+//!
+//! # Problem
+//! A host that shares fast memory out between VMs wants to know how much each has use for. The
+//! hottest ranges that get some share of the accesses would do where that share is known; but a
+//! threshold at 90 % takes all of memory in when the hot part gets 89 %.
+//!
+//! # Approach
+//! Compare each range with the whole: a range belongs to the working set if a byte of it is
+//! sampled at least half as often as the average resident byte. Hot memory stands above the
+//! average by far, and pushes it up; memory that is used evenly is all of it near the average.
+//!
+//! # Properties
+//! - The working set is no larger than what is resident, in each tier.
+//! - Evenly used memory is all in it; memory that is never sampled is not.
+//! - What is a hundredth as dense as the rest is not in it, however large it is.
+
+use crate::{ByteCount, Placement, RankedRange, ResidencyMap};
+
+/// A range belongs to the working set if it is this much as dense as the average.
+const DENSITY_MIN: f64 = 0.5;
+
+/// Memory in use, and how well it lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WorkingSet {
+    /// The working set by the tier in which it lies now.
+    pub placement: Placement,
+    /// How many of a thousand samples fell into fast memory, if there were any.
+    pub fast_hit_permille: Option<u16>,
+}
+
+/// The working set of all ranges together.
+pub fn working_set(ranking: &[RankedRange], residency: &ResidencyMap) -> WorkingSet {
+    let resident: Vec<(f64, Placement)> = ranking
+        .iter()
+        .map(|r| (r.count, residency.placement(r.pid, &r.range)))
+        .filter(|(_, placement)| placement.resident().0 > 0)
+        .collect();
+    let count: f64 = resident.iter().map(|(count, _)| count).sum();
+    let bytes: u64 = resident.iter().map(|(_, p)| p.resident().0).sum();
+    // Also where nothing is resident.
+    if count.is_nan() || count <= 0.0 {
+        return WorkingSet::default();
+    }
+    let density_min = DENSITY_MIN * count / bytes as f64;
+    let mut placement = Placement::default();
+    let mut hits = 0.0;
+    for (count, p) in &resident {
+        let size = p.resident().0 as f64;
+        hits += count * p.fast.0 as f64 / size;
+        if count / size >= density_min {
+            placement.fast = ByteCount(placement.fast.0 + p.fast.0);
+            placement.slow = ByteCount(placement.slow.0 + p.slow.0);
+        }
+    }
+    WorkingSet {
+        placement,
+        fast_hit_permille: Some((hits / count * 1000.0).round() as u16),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{BLOCK_SIZE, Block, GuestVirtAddr, Pid, VirtRange};
+
+    /// One range after the other, each with (blocks in fast memory, blocks in slow memory, samples).
+    fn memory(parts: &[(u64, u64, f64)]) -> (Vec<RankedRange>, ResidencyMap) {
+        let mut residency = ResidencyMap::default();
+        let mut ranking = vec![];
+        let mut next = 0;
+        for &(fast, slow, count) in parts {
+            let first = next;
+            for _ in 0..fast + slow {
+                let mut placement = Placement::default();
+                let tier = if next < first + fast {
+                    &mut placement.fast
+                } else {
+                    &mut placement.slow
+                };
+                tier.0 = BLOCK_SIZE;
+                residency.set(Pid(1), Block(next), placement);
+                next += 1;
+            }
+            let at = |block: u64| GuestVirtAddr(block * BLOCK_SIZE);
+            let Some(range) = VirtRange::new(at(first), at(next)) else {
+                continue;
+            };
+            ranking.push(RankedRange {
+                pid: Pid(1),
+                range,
+                count,
+                born_epoch: 0,
+            });
+        }
+        (ranking, residency)
+    }
+
+    fn of(parts: &[(u64, u64, f64)]) -> (u64, u64, Option<u16>) {
+        let (ranking, residency) = memory(parts);
+        let set = working_set(&ranking, &residency);
+        let blocks = |bytes: ByteCount| bytes.0 / BLOCK_SIZE;
+        let placement = set.placement;
+        (
+            blocks(placement.fast),
+            blocks(placement.slow),
+            set.fast_hit_permille,
+        )
+    }
+
+    #[test]
+    fn a_hot_eighth_is_the_working_set() {
+        assert_eq!(
+            of(&[(20, 30, 900.0), (30, 320, 100.0)]),
+            (20, 30, Some(369))
+        );
+        // As a classifier sees it that has found only one half of the hot part so far.
+        assert_eq!(
+            of(&[(0, 25, 450.0), (0, 25, 440.0), (100, 250, 110.0)]).1,
+            50
+        );
+    }
+
+    #[test]
+    fn without_samples_nothing_is_known() {
+        assert_eq!(of(&[(5, 5, 0.0)]), (0, 0, None));
+        assert_eq!(of(&[]), (0, 0, None));
+        // Sampled, but nobody has looked yet where it lies.
+        let (ranking, _) = memory(&[(5, 5, 3.0)]);
+        assert_eq!(
+            working_set(&ranking, &ResidencyMap::default()),
+            WorkingSet::default()
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_larger_than_what_is_resident(
+            parts in prop::collection::vec((0..50u64, 0..50u64, 0.0..1e6f64), 0..20)
+        ) {
+            let (fast, slow, hit) = of(&parts);
+            prop_assert!(fast <= parts.iter().map(|p| p.0).sum());
+            prop_assert!(slow <= parts.iter().map(|p| p.1).sum());
+            prop_assert!(hit.is_none_or(|hit| hit <= 1000));
+        }
+
+        #[test]
+        fn evenly_used_memory_is_all_in_it(
+            sizes in prop::collection::vec((0..50u64, 0..50u64), 1..20),
+            density in 1.0..1e3f64,
+            noise in prop::collection::vec(0.8..1.2f64, 20),
+        ) {
+            let parts: Vec<_> = sizes
+                .iter()
+                .zip(noise)
+                .map(|(&(fast, slow), noise)| (fast, slow, (fast + slow) as f64 * density * noise))
+                .collect();
+            let (fast, slow, _) = of(&parts);
+            prop_assert_eq!(fast, sizes.iter().map(|s| s.0).sum::<u64>());
+            prop_assert_eq!(slow, sizes.iter().map(|s| s.1).sum::<u64>());
+        }
+
+        #[test]
+        fn cold_memory_is_not_however_large(
+            hot in 1..50u64,
+            cold in 1..2000u64,
+            idle in 0..2000u64,
+            density in 1.0..1e3f64,
+        ) {
+            let cold_count = cold as f64 * density / 100.0;
+            // Where cold memory gets most of the samples, it is what is used.
+            prop_assume!(cold_count < hot as f64 * density);
+            let parts = [(hot, 0, hot as f64 * density), (cold, 0, cold_count), (idle, 0, 0.0)];
+            let (fast, _, _) = of(&parts);
+            let warm_counts = 0.01 >= 0.5 * (hot as f64 + cold as f64 / 100.0)
+                / (hot + cold + idle) as f64;
+            prop_assert_eq!(fast, hot + if warm_counts { cold } else { 0 });
+        }
+    }
+}

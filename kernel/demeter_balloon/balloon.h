@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* What the driver's parts know of each other. */
+#ifndef BALLOON_H
+#define BALLOON_H
+
+#include <linux/fs.h>
+#include <linux/kobject.h>
+#include <linux/mutex.h>
+#include <linux/types.h>
+#include <linux/xarray.h>
+
+#include "demeter_balloon.h"
+
+/**
+ * struct balloon_node - what is held of one NUMA node
+ * @kobj: its directory in sysfs; owns this structure
+ * @nid: the node's number
+ * @pages: page frame number of every held block or page -> its order, as a value; marked by kind
+ * @held_pages: pages held now
+ * @held_block_pages: those of them in whole blocks
+ * @inflated_pages: pages taken since the driver was loaded
+ * @deflated_pages: pages given back since then, those for lack of memory included
+ * @oom_returned_pages: pages given back for lack of memory since then
+ * @oom_allowance_pages: pages that may still be given back for lack of memory
+ *
+ * The driver's mutex guards all of it; statistics are read without.
+ */
+struct balloon_node {
+	struct kobject kobj;
+	int nid;
+	struct xarray pages;
+	unsigned long held_pages;
+	unsigned long held_block_pages;
+	unsigned long inflated_pages;
+	unsigned long deflated_pages;
+	unsigned long oom_returned_pages;
+	unsigned long oom_allowance_pages;
+};
+
+/**
+ * struct balloon_ranges - ranges for the caller
+ * @at: room for @max of them
+ * @count: how many there are
+ * @max: how many there may be
+ */
+struct balloon_ranges {
+	struct demeter_balloon_range *at;
+	u32 count;
+	u32 max;
+};
+
+/* device.c */
+/* Guards everything. */
+extern struct mutex balloon_lock;
+/* By number; NULL where the machine cannot have a node. */
+extern struct balloon_node **balloon_nodes;
+
+/* calls.c */
+long balloon_ioctl(struct file *file, unsigned int command, unsigned long arg);
+
+/* held.c */
+u32 balloon_take(struct balloon_node *node, unsigned long wanted, bool reclaim,
+		 struct balloon_ranges *ranges, unsigned long *taken);
+u32 balloon_give(struct balloon_node *node, unsigned long first, unsigned long last,
+		 unsigned long wanted, unsigned long *given);
+unsigned long balloon_give_whole(struct balloon_node *node, unsigned long wanted);
+bool balloon_list(struct balloon_node *node, unsigned long *cursor, struct balloon_ranges *ranges);
+void balloon_give_all(struct balloon_node *node);
+
+/* stats.c */
+struct balloon_node *balloon_node_create(int nid, struct kobject *parent);
+void balloon_node_destroy(struct balloon_node *node);
+
+#endif

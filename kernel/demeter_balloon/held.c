@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Taking pages of a node, keeping them, giving them back.
+ *
+ * Pages are taken in blocks of 2 MiB while there are any, then one by one. A block stays one
+ * allocation until a part of it must go. Nothing is ever written to a held page: for all we know
+ * the host has taken its memory away, and would have to find new memory for it. They are marked
+ * PageOffline, so that dumps (kcore, kdump) leave them out for the same reason. They cannot be
+ * migrated, because the host knows them by address; memory with held pages cannot be taken
+ * offline, and ZONE_MOVABLE has nothing for us.
+ *
+ * The caller holds the driver's mutex.
+ */
+#include <linux/gfp.h>
+#include <linux/mm.h>
+#include <linux/mmzone.h>
+#include <linux/page-flags.h>
+#include <linux/sched.h>
+#include <linux/sched/signal.h>
+#include <linux/sizes.h>
+#include <linux/vmstat.h>
+
+#include "balloon.h"
+
+#define BLOCK_ORDER get_order(SZ_2M)
+#define BLOCK_PAGES (1UL << BLOCK_ORDER)
+
+/* What an entry of balloon_node.pages is. */
+#define MARK_PAGE XA_MARK_0
+#define MARK_BLOCK XA_MARK_1
+
+/* The most pages that one call takes or gives back. */
+#define CALL_PAGES_MAX (SZ_256M >> PAGE_SHIFT)
+
+/* The most entries that one call lists. */
+#define CALL_ENTRIES_MAX 65536
+
+/*
+ * This node or none, quietly, and not at the cost of others: no retries, no reserves, and unless
+ * it is asked for, no reclaim.
+ */
+#define GFP_HELD (__GFP_HIGHMEM | __GFP_THISNODE | __GFP_NOWARN | __GFP_NORETRY | __GFP_NOMEMALLOC)
+#define GFP_HELD_RECLAIM (GFP_HELD | __GFP_RECLAIM | __GFP_IO | __GFP_FS)
+
+/* For the books. Must not end in the OOM killer, whose notifier wants our mutex. */
+#define GFP_BOOKS (GFP_KERNEL | __GFP_NOWARN | __GFP_NORETRY)
+
+/* Free pages of a node that can be taken before its kswapd has anything to do. */
+static unsigned long spare_pages(int nid)
+{
+	const enum zone_type top = gfp_zone(GFP_HELD);
+	struct zone *zone = NODE_DATA(nid)->node_zones;
+	unsigned long spare = 0;
+	enum zone_type i;
+
+	for (i = 0; i <= top; i++, zone++) {
+		unsigned long free = zone_page_state(zone, NR_FREE_PAGES);
+		unsigned long keep = high_wmark_pages(zone) + zone->lowmem_reserve[top];
+
+		if (free > keep)
+			spare += free - keep;
+	}
+	return spare;
+}
+
+static int enter(struct balloon_node *node, unsigned long pfn, unsigned int order)
+{
+	int err = xa_err(xa_store(&node->pages, pfn, xa_mk_value(order), GFP_BOOKS));
+
+	if (err)
+		return err;
+	xa_clear_mark(&node->pages, pfn, order ? MARK_PAGE : MARK_BLOCK);
+	xa_set_mark(&node->pages, pfn, order ? MARK_BLOCK : MARK_PAGE);
+	return 0;
+}
+
+static int take_one(struct balloon_node *node, unsigned int order, bool reclaim,
+		    unsigned long *pfn)
+{
+	const unsigned long count = 1UL << order;
+	/* Reclaim of whole blocks would be a storm. */
+	gfp_t gfp = reclaim && !order ? GFP_HELD_RECLAIM : GFP_HELD;
+	struct page *page;
+	unsigned long i;
+	int err;
+
+	if (gfp == GFP_HELD && spare_pages(node->nid) < count)
+		return -ENOMEM;
+	page = alloc_pages_node(node->nid, gfp, order);
+	if (!page)
+		return -ENOMEM;
+	*pfn = page_to_pfn(page);
+	err = enter(node, *pfn, order);
+	if (err) {
+		__free_pages(page, order);
+		return err;
+	}
+	for (i = 0; i < count; i++)
+		__SetPageOffline(pfn_to_page(*pfn + i));
+	node->held_pages += count;
+	node->inflated_pages += count;
+	if (order)
+		node->held_block_pages += count;
+	return 0;
+}
+
+static void give_one(struct balloon_node *node, unsigned long pfn, unsigned int order)
+{
+	const unsigned long count = 1UL << order;
+	unsigned long i;
+
+	xa_erase(&node->pages, pfn);
+	for (i = 0; i < count; i++)
+		__ClearPageOffline(pfn_to_page(pfn + i));
+	__free_pages(pfn_to_page(pfn), order);
+	node->held_pages -= count;
+	node->deflated_pages += count;
+	if (order)
+		node->held_block_pages -= count;
+}
+
+/* Makes a held block a number of held pages, or changes nothing. */
+static int split(struct balloon_node *node, unsigned long pfn)
+{
+	unsigned long i;
+	int err;
+
+	for (i = 1; i < BLOCK_PAGES; i++) {
+		err = enter(node, pfn + i, 0);
+		if (err) {
+			while (--i)
+				xa_erase(&node->pages, pfn + i);
+			return err;
+		}
+	}
+	/* Takes the place of the block's own entry and so needs no memory. */
+	err = enter(node, pfn, 0);
+	if (WARN_ON_ONCE(err))
+		return err;
+	split_page(pfn_to_page(pfn), BLOCK_ORDER);
+	node->held_block_pages -= BLOCK_PAGES;
+	return 0;
+}
+
+/* Adds memory to the last range if it lies beside it. There must be room for one more. */
+static void append(struct balloon_ranges *ranges, unsigned long pfn, unsigned int order)
+{
+	const u64 start = PFN_PHYS(pfn);
+	const u64 bytes = PAGE_SIZE << order;
+	struct demeter_balloon_range *last;
+
+	if (ranges->count) {
+		last = &ranges->at[ranges->count - 1];
+		if (last->start + last->bytes == start) {
+			last->bytes += bytes;
+			return;
+		}
+		if (start + bytes == last->start) {
+			last->start = start;
+			last->bytes += bytes;
+			return;
+		}
+	}
+	ranges->at[ranges->count].start = start;
+	ranges->at[ranges->count].bytes = bytes;
+	ranges->count++;
+}
+
+/**
+ * balloon_take() - hold more pages of a node
+ * @node: the node, which must have memory
+ * @wanted: how many more
+ * @reclaim: whether reclaim may be entered for them
+ * @ranges: gets what is newly held
+ * @taken: gets the number of pages newly held
+ *
+ * Return: why it took no more (enum demeter_balloon_stop).
+ */
+u32 balloon_take(struct balloon_node *node, unsigned long wanted, bool reclaim,
+		 struct balloon_ranges *ranges, unsigned long *taken)
+{
+	unsigned int order = BLOCK_ORDER;
+	unsigned long pfn;
+
+	*taken = 0;
+	while (*taken < wanted) {
+		if (*taken >= CALL_PAGES_MAX || ranges->count == ranges->max)
+			return DEMETER_BALLOON_LIMIT;
+		if (signal_pending(current))
+			return DEMETER_BALLOON_INTERRUPTED;
+		if (wanted - *taken < BLOCK_PAGES)
+			order = 0;
+		if (!take_one(node, order, reclaim, &pfn)) {
+			append(ranges, pfn, order);
+			*taken += 1UL << order;
+		} else if (order) {
+			order = 0;
+		} else {
+			return DEMETER_BALLOON_NO_MEMORY;
+		}
+		cond_resched();
+	}
+	return DEMETER_BALLOON_DONE;
+}
+
+/* The first block that overlaps [first, last], if any. */
+static bool find_block(struct balloon_node *node, unsigned long first, unsigned long last,
+		       unsigned long *pfn)
+{
+	*pfn = round_down(first, BLOCK_PAGES);
+	return xa_find(&node->pages, pfn, last, MARK_BLOCK);
+}
+
+/**
+ * balloon_give() - give held pages of a node back
+ * @node: the node
+ * @first: first page frame that may go
+ * @last: last page frame that may go
+ * @wanted: how many pages at the most
+ * @given: gets the number of pages given back
+ *
+ * Single pages go first, so that blocks stay whole.
+ *
+ * Return: why it gave no more (enum demeter_balloon_stop).
+ */
+u32 balloon_give(struct balloon_node *node, unsigned long first, unsigned long last,
+		 unsigned long wanted, unsigned long *given)
+{
+	unsigned long pfn;
+
+	*given = 0;
+	while (*given < wanted) {
+		if (*given >= CALL_PAGES_MAX)
+			return DEMETER_BALLOON_LIMIT;
+		if (signal_pending(current))
+			return DEMETER_BALLOON_INTERRUPTED;
+		pfn = first;
+		if (xa_find(&node->pages, &pfn, last, MARK_PAGE)) {
+			give_one(node, pfn, 0);
+			*given += 1;
+		} else if (!find_block(node, first, last, &pfn)) {
+			return DEMETER_BALLOON_EMPTY;
+		} else if (pfn >= first && pfn + (BLOCK_PAGES - 1) <= last &&
+			   wanted - *given >= BLOCK_PAGES) {
+			give_one(node, pfn, BLOCK_ORDER);
+			*given += BLOCK_PAGES;
+		} else if (split(node, pfn)) {
+			return DEMETER_BALLOON_NO_MEMORY;
+		}
+		cond_resched();
+	}
+	return DEMETER_BALLOON_DONE;
+}
+
+/**
+ * balloon_give_whole() - give held pages back without needing memory for it
+ * @node: the node
+ * @wanted: how many pages at the most
+ *
+ * Return: how many pages were given back.
+ */
+unsigned long balloon_give_whole(struct balloon_node *node, unsigned long wanted)
+{
+	unsigned long given = 0;
+
+	while (given < wanted) {
+		unsigned long pfn = 0;
+
+		if (xa_find(&node->pages, &pfn, ULONG_MAX, MARK_PAGE)) {
+			give_one(node, pfn, 0);
+			given++;
+		} else if (wanted - given >= BLOCK_PAGES && find_block(node, 0, ULONG_MAX, &pfn)) {
+			give_one(node, pfn, BLOCK_ORDER);
+			given += BLOCK_PAGES;
+		} else {
+			break;
+		}
+	}
+	return given;
+}
+
+/**
+ * balloon_list() - list what is held of a node, by address
+ * @node: the node
+ * @cursor: page frame to begin with; gets the one to go on with
+ * @ranges: gets the ranges
+ *
+ * Return: whether there may be more.
+ */
+bool balloon_list(struct balloon_node *node, unsigned long *cursor, struct balloon_ranges *ranges)
+{
+	unsigned int entries = 0;
+	unsigned long pfn;
+	void *entry;
+
+	xa_for_each_start(&node->pages, pfn, entry, *cursor) {
+		unsigned int order = xa_to_value(entry);
+
+		if (ranges->count == ranges->max || entries++ == CALL_ENTRIES_MAX)
+			return true;
+		append(ranges, pfn, order);
+		*cursor = pfn + (1UL << order);
+		cond_resched();
+	}
+	return false;
+}
+
+/**
+ * balloon_give_all() - give everything back
+ * @node: the node
+ */
+void balloon_give_all(struct balloon_node *node)
+{
+	unsigned long pfn;
+	void *entry;
+
+	xa_for_each(&node->pages, pfn, entry) {
+		give_one(node, pfn, xa_to_value(entry));
+		cond_resched();
+	}
+}
