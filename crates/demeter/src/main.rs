@@ -5,18 +5,21 @@
 
 mod error;
 mod guest;
+mod host;
 mod logging;
 mod output;
 mod probe;
 mod report;
 mod run;
 mod shell;
+mod top;
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-/// Tiered memory for virtual machines: the guest decides what lives in fast memory.
+/// Tiered memory for virtual machines: the host decides how much each owns,
+/// the guest what lives where.
 #[derive(Parser)]
 #[command(version, infer_subcommands = true)]
 struct Cli {
@@ -34,6 +37,10 @@ enum Command {
     Run(run::Args),
     /// Manage the memory tiers of processes on this machine
     Guest(guest::Args),
+    /// Divide this machine's fast and slow memory between its VMs
+    Host(host::Args),
+    /// Show the VMs of this machine's host controller, live
+    Top(top::Args),
     /// Say what works on this machine, what does not, and how to mend it
     Probe(probe::Args),
     /// Show a result file as a table, a page or a picture
@@ -59,6 +66,8 @@ fn dispatch(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Run(args) => run::run(args),
         Command::Guest(args) => guest::guest(args),
+        Command::Host(args) => host::host(args),
+        Command::Top(args) => top::top(&args),
         Command::Probe(args) => probe::probe(&args),
         Command::Report(args) => report::report(&args),
         Command::Completions(args) => shell::completions(&args, &mut Cli::command()),

@@ -13,10 +13,22 @@
 //! checked against the [`backing`] of its memory.
 
 pub mod agent;
+pub mod api;
 pub mod backing;
+pub mod config;
 pub mod controller;
+pub mod memory;
+mod metrics;
+mod process;
 pub mod provisioner;
+pub mod qmp;
+mod run;
 pub mod store;
+#[cfg(test)]
+mod testing;
+pub mod view;
+mod vm;
 mod vm_name;
 
+pub use run::{RunError, run, serve};
 pub use vm_name::{BadVmName, VmName};

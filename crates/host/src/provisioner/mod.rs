@@ -1,7 +1,11 @@
 //! Carries out on one VM what the controller decided.
 
 pub mod balloon;
+#[cfg(test)]
+mod conformance;
 mod held;
+pub mod virtio_balloon;
+pub mod virtio_mem;
 
 use demeter_policy::{ByteCount, Tier, TierBytes};
 use tokio::time::Instant;

@@ -1,0 +1,173 @@
+//! `demeter host`: the controller of a host's VMs, and talking to it.
+
+pub mod client;
+pub mod status;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use client::Client;
+use demeter_host::api::{PolicyName, Tiers};
+use demeter_host::config::Config;
+use demeter_host::view::{EventView, HostView, TierView, VmView};
+use demeter_policy::MIB;
+
+use crate::output;
+
+/// How often a VM is looked at while it is waited for.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// How often `watch` asks for news.
+const WATCH_EVERY: Duration = Duration::from_millis(500);
+
+/// Gives each VM of this machine its share of fast and slow memory.
+#[derive(clap::Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    arg_required_else_help = true,
+    after_help = "\
+Examples:
+  demeter host --config /etc/demeter/host.toml   runs the controller
+  demeter host status                            what each VM has
+  demeter host set db --fast-mib 2048            gives a VM another size
+  demeter host policy wss                        divides by working sets from now on
+
+The same over HTTP, on the controller's Unix socket:
+  curl --unix-socket /run/demeter/host.sock http://demeter/v1/vms
+  curl --unix-socket /run/demeter/host.sock http://demeter/metrics"
+)]
+pub struct Args {
+    #[command(flatten)]
+    run: RunArgs,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(clap::Args)]
+struct RunArgs {
+    /// Run the controller with this configuration (TOML)
+    #[arg(long, value_name = "FILE", required = true)]
+    config: Option<PathBuf>,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Run the controller; the same as `demeter host --config FILE`
+    Run(RunArgs),
+    /// Show the pool and what each VM has of it
+    Status {
+        #[command(flatten)]
+        client: Client,
+        /// Print JSON instead of text
+        #[arg(long)]
+        json: bool,
+    },
+    /// Give a VM another size
+    Set(SetArgs),
+    /// Divide memory by another policy from now on
+    Policy {
+        /// static, shares or wss
+        policy: String,
+        #[command(flatten)]
+        client: Client,
+    },
+    /// Print what happens, as it happens
+    Watch {
+        #[command(flatten)]
+        client: Client,
+    },
+}
+
+#[derive(clap::Args)]
+#[group(id = "sizes", required = true, multiple = true, args = ["fast_mib", "slow_mib"])]
+struct SetArgs {
+    /// The VM
+    vm: String,
+    /// Its fast memory, MiB
+    #[arg(long, value_name = "MIB")]
+    fast_mib: Option<u64>,
+    /// Its slow memory, MiB
+    #[arg(long, value_name = "MIB")]
+    slow_mib: Option<u64>,
+    /// Wait until it has that, but no longer than so many seconds
+    #[arg(long, value_name = "S")]
+    wait: Option<u64>,
+    #[command(flatten)]
+    client: Client,
+}
+
+/// Runs what was asked for.
+pub fn host(args: Args) -> anyhow::Result<()> {
+    match args.command.unwrap_or(Command::Run(args.run)) {
+        Command::Run(args) => run(args),
+        Command::Status { client, json } => {
+            let view: HostView = client.get("/v1/vms")?;
+            if json {
+                output::print(serde_json::to_string_pretty(&view)? + "\n")
+            } else {
+                output::print(status::text(&view))
+            }
+        }
+        Command::Set(args) => set(args),
+        Command::Policy { policy, client } => client.put("/v1/policy", &PolicyName { policy }),
+        Command::Watch { client } => watch(&client),
+    }
+}
+
+fn run(args: RunArgs) -> anyhow::Result<()> {
+    let path = args.config.context("give --config FILE")?;
+    let config = Config::load(&path)?;
+    Ok(demeter_host::run(&config)?)
+}
+
+fn set(args: SetArgs) -> anyhow::Result<()> {
+    let (client, name) = (&args.client, &args.vm);
+    let tiers = Tiers {
+        fast_mib: args.fast_mib,
+        slow_mib: args.slow_mib,
+    };
+    client.put(&format!("/v1/vms/{name}/tiers"), &tiers)?;
+    let Some(wait_s) = args.wait else {
+        return Ok(());
+    };
+    let deadline = Instant::now() + Duration::from_secs(wait_s);
+    loop {
+        let view: HostView = client.get("/v1/vms")?;
+        let vm = view.vms.into_iter().find(|vm| vm.name == *name);
+        let vm = vm.with_context(|| format!("VM {name} is gone"))?;
+        if has(&vm, &tiers) {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            let [fast, slow] = status::owned(vm.owned);
+            let why = vm
+                .problem
+                .unwrap_or("this is as near as it gets, so far".into());
+            bail!("VM {name} owns {fast} MiB fast and {slow} MiB slow after {wait_s} s: {why}");
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Whether a VM owns what it was told to.
+fn has(vm: &VmView, tiers: &Tiers) -> bool {
+    let owned = |of: fn(TierView) -> u64| vm.owned.map(of);
+    let reached = |mib: Option<u64>, owned: Option<u64>| {
+        mib.is_none_or(|mib| owned == Some(mib.saturating_mul(MIB)))
+    };
+    reached(tiers.fast_mib, owned(|tiers| tiers.fast_bytes))
+        && reached(tiers.slow_mib, owned(|tiers| tiers.slow_bytes))
+}
+
+fn watch(client: &Client) -> anyhow::Result<()> {
+    let mut last = 0;
+    loop {
+        let events: Vec<EventView> = client.get(&format!("/v1/events?after={last}"))?;
+        for event in &events {
+            last = event.number;
+            output::print(status::event_line(event) + "\n")?;
+        }
+        std::thread::sleep(WATCH_EVERY);
+    }
+}

@@ -1,0 +1,142 @@
+//! The host's snapshot as text.
+
+use demeter_host::view::{EventView, HostView, TierView};
+use demeter_policy::MIB;
+
+/// The pool and a line per VM, as `demeter host status` prints them.
+pub fn text(view: &HostView) -> String {
+    let mut text = format!(
+        "policy {}, promised {} of {} MiB fast, {} of {} MiB slow\n",
+        view.policy,
+        view.counted.fast_bytes / MIB,
+        view.pool.fast_bytes / MIB,
+        view.counted.slow_bytes / MIB,
+        view.pool.slow_bytes / MIB,
+    );
+    let mut rows = vec![
+        [
+            "VM",
+            "state",
+            "fast MiB",
+            "target",
+            "slow MiB",
+            "target",
+            "hit",
+            "provisioner",
+        ]
+        .map(String::from),
+    ];
+    rows.extend(view.vms.iter().map(|vm| {
+        let [fast, slow] = owned(vm.owned);
+        [
+            vm.name.clone(),
+            vm.state.clone(),
+            fast,
+            (vm.target.fast_bytes / MIB).to_string(),
+            slow,
+            (vm.target.slow_bytes / MIB).to_string(),
+            share(vm.fast_hit),
+            vm.provisioner.clone(),
+        ]
+    }));
+    let widths: Vec<_> = (0..rows[0].len())
+        .map(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0))
+        .collect();
+    for row in &rows {
+        let cells = row.iter().zip(&widths).enumerate();
+        let line: Vec<_> = cells
+            .map(|(column, (cell, &width))| match column {
+                // Numbers stand right.
+                2..=6 => format!("{cell:>width$}"),
+                _ => format!("{cell:width$}"),
+            })
+            .collect();
+        text += line.join("  ").trim_end();
+        text.push('\n');
+    }
+    for vm in &view.vms {
+        if let Some(problem) = &vm.problem {
+            text += &format!("{}: {problem}\n", vm.name);
+        }
+    }
+    text
+}
+
+/// MiB owned of each tier, fast first; `-` where nobody knows.
+pub fn owned(tiers: Option<TierView>) -> [String; 2] {
+    match tiers {
+        Some(tiers) => [tiers.fast_bytes, tiers.slow_bytes].map(|bytes| (bytes / MIB).to_string()),
+        None => ["-".into(), "-".into()],
+    }
+}
+
+/// A share as a percentage; `-` where nobody knows.
+pub fn share(share: Option<f64>) -> String {
+    share.map_or("-".into(), |share| format!("{:.0} %", share * 100.0))
+}
+
+/// An event on one line; the time is UTC.
+pub fn event_line(event: &EventView) -> String {
+    let s = event.time_ms / 1000;
+    let vm = event.vm.as_deref().unwrap_or("-");
+    let (h, m, s) = (s / 3600 % 24, s / 60 % 60, s % 60);
+    format!("{h:02}:{m:02}:{s:02}  {vm}  {}", event.text)
+}
+
+#[cfg(test)]
+mod tests {
+    use demeter_host::view::VmView;
+
+    use super::*;
+
+    #[test]
+    fn the_status_is_a_table_with_its_problems() {
+        let mib = |fast: u64, slow: u64| TierView {
+            fast_bytes: fast * MIB,
+            slow_bytes: slow * MIB,
+        };
+        let view = HostView {
+            policy: "wss".into(),
+            pool: mib(1000, 4000),
+            counted: mib(300, 1200),
+            vms: vec![
+                VmView {
+                    name: "db".into(),
+                    state: "up".into(),
+                    provisioner: "demeter-balloon".into(),
+                    target: mib(200, 800),
+                    owned: Some(mib(250, 800)),
+                    fast_hit: Some(0.987),
+                    ..VmView::default()
+                },
+                VmView {
+                    name: "web-frontend".into(),
+                    state: "down".into(),
+                    target: mib(100, 400),
+                    problem: Some("nobody listens".into()),
+                    ..VmView::default()
+                },
+            ],
+            ..HostView::default()
+        };
+        assert_eq!(
+            text(&view),
+            "policy wss, promised 300 of 1000 MiB fast, 1200 of 4000 MiB slow\n\
+             VM            state  fast MiB  target  slow MiB  target   hit  provisioner\n\
+             db            up          250     200       800     800  99 %  demeter-balloon\n\
+             web-frontend  down          -     100         -     400     -\n\
+             web-frontend: nobody listens\n"
+        );
+    }
+
+    #[test]
+    fn events_are_lines() {
+        let event = EventView {
+            number: 1,
+            time_ms: 86_400_000 + 3_723_999,
+            vm: Some("db".into()),
+            text: "reset".into(),
+        };
+        assert_eq!(event_line(&event), "01:02:03  db  reset");
+    }
+}

@@ -1,0 +1,293 @@
+//! `demeter top`: the host's VMs and tiers, live in a terminal.
+
+use std::io::{self, IsTerminal};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use demeter_host::view::{EventView, HostView, VmView};
+use demeter_policy::MIB;
+use ratatui::Frame;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::Line;
+use ratatui::widgets::{Block, Cell, Gauge, Paragraph, Row, Table};
+
+use crate::host::client::Client;
+use crate::host::status;
+
+/// How often the picture is made anew.
+const REFRESH: Duration = Duration::from_secs(1);
+
+/// Events that are kept for the picture.
+const EVENTS_MAX: usize = 100;
+
+/// Characters of a bar in the table.
+const BAR: usize = 12;
+
+/// Shows VMs, tiers, pool and hit share of this host's controller, live.
+///
+/// Leave with q.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    client: Client,
+}
+
+/// Shows the host until the user leaves, or the controller goes.
+pub fn top(args: &Args) -> anyhow::Result<()> {
+    if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
+        bail!("top needs a terminal; demeter host status prints the same once");
+    }
+    // The first picture before the screen changes: a missing controller is told on a line.
+    let mut shown = Shown::default();
+    shown.refresh(&args.client)?;
+    let mut terminal = ratatui::try_init().context("cannot use this terminal")?;
+    let outcome = (|| loop {
+        terminal.draw(|frame| draw(frame, &shown))?;
+        let next = Instant::now() + REFRESH;
+        while let Some(left) = next.checked_duration_since(Instant::now()) {
+            if event::poll(left)? && leaves(&event::read()?) {
+                return Ok(());
+            }
+        }
+        shown.refresh(&args.client)?;
+    })();
+    ratatui::restore();
+    outcome
+}
+
+fn leaves(event: &Event) -> bool {
+    let Event::Key(key) = event else {
+        return false;
+    };
+    let control_c = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
+    key.kind == KeyEventKind::Press
+        && (control_c || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc))
+}
+
+/// What is on the screen.
+#[derive(Debug, Default)]
+struct Shown {
+    view: HostView,
+    /// The newest last.
+    events: Vec<EventView>,
+}
+
+impl Shown {
+    fn refresh(&mut self, client: &Client) -> anyhow::Result<()> {
+        self.view = client.get("/v1/vms")?;
+        let last = self.events.last().map_or(0, |event| event.number);
+        let newer: Vec<EventView> = client.get(&format!("/v1/events?after={last}"))?;
+        self.events.extend(newer);
+        let surplus = self.events.len().saturating_sub(EVENTS_MAX);
+        self.events.drain(..surplus);
+        Ok(())
+    }
+}
+
+fn draw(frame: &mut Frame, shown: &Shown) {
+    let view = &shown.view;
+    let vms = u16::try_from(view.vms.len()).unwrap_or(u16::MAX);
+    let [title, fast, slow, table, events] = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Length(1),
+        Constraint::Length(1),
+        Constraint::Length(vms.saturating_add(3)),
+        Constraint::Min(3),
+    ])
+    .areas(frame.area());
+    let violations = match view.violations {
+        0 => String::new(),
+        count => format!("  POOL OVERBOOKED {count} TIMES"),
+    };
+    let text = format!(
+        "demeter {}  policy {}  {} VMs{violations}",
+        view.version,
+        view.policy,
+        view.vms.len()
+    );
+    frame.render_widget(Line::from(text).style(Modifier::BOLD), title);
+    let (pool, counted) = (view.pool, view.counted);
+    pool_gauge(frame, fast, "fast", counted.fast_bytes, pool.fast_bytes);
+    pool_gauge(frame, slow, "slow", counted.slow_bytes, pool.slow_bytes);
+    frame.render_widget(vm_table(&view.vms), table);
+    let room = usize::from(events.height.saturating_sub(2));
+    let newest = shown.events.len().saturating_sub(room);
+    let lines: Vec<_> = shown.events[newest..]
+        .iter()
+        .map(|event| Line::from(status::event_line(event)))
+        .collect();
+    let block = Block::bordered().title(" events (UTC) ");
+    frame.render_widget(Paragraph::new(lines).block(block), events);
+}
+
+fn pool_gauge(frame: &mut Frame, area: Rect, tier: &str, counted: u64, pool: u64) {
+    let label = format!("{tier} {} of {} MiB promised", counted / MIB, pool / MIB);
+    let gauge = Gauge::default()
+        .ratio(share(counted, pool))
+        .label(label)
+        .gauge_style(tier_color(tier));
+    frame.render_widget(gauge, area);
+}
+
+fn vm_table(vms: &[VmView]) -> Table<'_> {
+    let header = [
+        "VM", "state", "fast MiB", "", "slow MiB", "", "hit", "wait", "problem",
+    ];
+    let rows = vms.iter().map(|vm| {
+        let [fast, slow] = status::owned(vm.owned);
+        let owned = vm.owned.unwrap_or_default();
+        let fast = format!("{fast}/{}", vm.target.fast_bytes / MIB);
+        let slow = format!("{slow}/{}", vm.target.slow_bytes / MIB);
+        let bar =
+            |tier, owned, target| Cell::from(bar(share(owned, target))).style(tier_color(tier));
+        let state = match vm.state.as_str() {
+            "up" => Color::Green,
+            "down" => Color::DarkGray,
+            _ => Color::Red,
+        };
+        Row::new([
+            Cell::from(vm.name.as_str()),
+            Cell::from(vm.state.as_str()).style(state),
+            Cell::from(fast),
+            bar("fast", owned.fast_bytes, vm.target.fast_bytes),
+            Cell::from(slow),
+            bar("slow", owned.slow_bytes, vm.target.slow_bytes),
+            Cell::from(status::share(vm.fast_hit)),
+            Cell::from(status::share(vm.pressure)),
+            Cell::from(vm.problem.as_deref().unwrap_or("")),
+        ])
+    });
+    let widths = [
+        Constraint::Max(20),
+        Constraint::Length(6),
+        Constraint::Length(13),
+        Constraint::Length(BAR as u16),
+        Constraint::Length(13),
+        Constraint::Length(BAR as u16),
+        Constraint::Length(5),
+        Constraint::Length(5),
+        Constraint::Fill(1),
+    ];
+    Table::new(rows, widths)
+        .header(Row::new(header).style(Modifier::BOLD))
+        .block(Block::bordered().title(" owned of target "))
+}
+
+fn tier_color(tier: &str) -> Style {
+    Style::from(match tier {
+        "fast" => Color::LightRed,
+        _ => Color::LightBlue,
+    })
+}
+
+/// A part of a whole, 0 to 1, whatever the numbers.
+fn share(part: u64, whole: u64) -> f64 {
+    (part as f64 / whole.max(1) as f64).clamp(0.0, 1.0)
+}
+
+fn bar(share: f64) -> String {
+    let full = (share * BAR as f64).round() as usize;
+    "█".repeat(full) + &"░".repeat(BAR.saturating_sub(full))
+}
+
+#[cfg(test)]
+mod tests {
+    use demeter_host::view::TierView;
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    use super::*;
+
+    fn mib(fast: u64, slow: u64) -> TierView {
+        TierView {
+            fast_bytes: fast * MIB,
+            slow_bytes: slow * MIB,
+        }
+    }
+
+    fn shown() -> Shown {
+        let event = |number| EventView {
+            number,
+            time_ms: number * 1000,
+            vm: Some("db".into()),
+            text: format!("event {number}"),
+        };
+        let view = HostView {
+            version: "0.1.0".into(),
+            policy: "wss".into(),
+            pool: mib(1000, 4000),
+            counted: mib(300, 4000),
+            violations: 0,
+            vms: vec![
+                VmView {
+                    name: "db".into(),
+                    state: "up".into(),
+                    target: mib(200, 800),
+                    owned: Some(mib(100, 800)),
+                    fast_hit: Some(0.98),
+                    ..VmView::default()
+                },
+                VmView {
+                    name: "web".into(),
+                    state: "marked".into(),
+                    target: mib(100, 0),
+                    problem: Some("claims foreign memory".into()),
+                    ..VmView::default()
+                },
+            ],
+        };
+        Shown {
+            view,
+            events: (1..=20).map(event).collect(),
+        }
+    }
+
+    fn screen(width: u16, height: u16, shown: &Shown) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| draw(frame, shown)).unwrap();
+        terminal.backend().to_string()
+    }
+
+    #[test]
+    fn the_screen_shows_pool_vms_and_the_newest_events() {
+        let screen = screen(120, 14, &shown());
+        for want in [
+            "demeter 0.1.0  policy wss  2 VMs",
+            "fast 300 of 1000 MiB promised",
+            "slow 4000 of 4000 MiB promised",
+            "100/200",
+            "██████░░░░░░",
+            "800/800",
+            "████████████",
+            "98 %",
+            "marked",
+            "-/100",
+            "claims foreign memory",
+            "00:00:20  db  event 20",
+        ] {
+            assert!(screen.contains(want), "{want} is not on\n{screen}");
+        }
+        assert!(
+            !screen.contains("event 10"),
+            "older events make room\n{screen}"
+        );
+        assert!(!screen.contains("OVERBOOKED"));
+    }
+
+    #[test]
+    fn an_overbooked_pool_is_loud() {
+        let mut shown = shown();
+        shown.view.violations = 3;
+        assert!(screen(120, 20, &shown).contains("POOL OVERBOOKED 3 TIMES"));
+    }
+
+    #[test]
+    fn any_size_of_terminal_is_survived() {
+        for (width, height) in [(1, 1), (10, 3), (40, 8), (500, 200)] {
+            screen(width, height, &shown());
+            screen(width, height, &Shown::default());
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! HTTP for people and programs.
+//!
+//! - `GET /v1/vms`: the [`HostView`] as JSON.
+//! - `PUT /v1/vms/{name}/tiers`: [`Tiers`]; what a VM shall have from now on.
+//! - `PUT /v1/policy`: [`PolicyName`]; how memory is divided from now on.
+//! - `GET /v1/events?after=N`: the last events with numbers above N, oldest first.
+//! - `GET /metrics`: for Prometheus.
+//!
+//! What is refused is answered with [`Problem`], its status says whose fault it is. On the Unix
+//! socket file permissions say who may; over TCP everybody shows `Authorization: Bearer TOKEN`.
+
+mod listen;
+
+use std::sync::Arc;
+
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{DefaultBodyLimit, Path, Query, Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, put};
+use axum::{Json, Router};
+use demeter_policy::provision::Policy;
+use demeter_policy::{ByteCount, MIB, PerTier};
+use serde::{Deserialize, Serialize};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::{mpsc, oneshot, watch};
+
+pub use listen::{ListenError, Socket, Token, tcp, unix};
+
+use crate::VmName;
+use crate::metrics;
+use crate::view::{EventLog, HostView};
+
+/// The longest request body: all of ours take less than a hundred bytes.
+const BODY_BYTES_MAX: usize = 4096;
+
+/// What a VM shall have; a tier that is left out stays as it is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tiers {
+    /// Fast memory, MiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fast_mib: Option<u64>,
+    /// Slow memory, MiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slow_mib: Option<u64>,
+}
+
+/// Names a policy: `static`, `shares` or `wss`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PolicyName {
+    /// Its name.
+    pub policy: String,
+}
+
+/// Why a request is not carried out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// One line for people.
+    pub error: String,
+}
+
+/// What somebody wants of the controller.
+#[derive(Debug)]
+pub enum Order {
+    /// Another size for a VM.
+    SetTiers {
+        /// Which.
+        vm: VmName,
+        /// What it shall have, where that changes.
+        tiers: PerTier<Option<ByteCount>>,
+        /// For the answer.
+        answer: oneshot::Sender<Result<(), Refusal>>,
+    },
+    /// Another policy.
+    SetPolicy {
+        /// Which.
+        policy: Policy,
+        /// For the answer.
+        answer: oneshot::Sender<Result<(), Refusal>>,
+    },
+}
+
+/// Why the controller does not do as told.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// There is no such VM.
+    #[error("there is no VM {0} in the configuration")]
+    NoVm(VmName),
+    /// It would break a promise.
+    #[error("{0}")]
+    Conflict(String),
+    /// It could not be written down.
+    #[error("{0}")]
+    State(String),
+}
+
+/// What the API needs of the host; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Handle {
+    /// The latest snapshot.
+    pub view: watch::Receiver<Arc<HostView>>,
+    /// What happened.
+    pub log: EventLog,
+    /// To the controller.
+    pub orders: mpsc::Sender<Order>,
+}
+
+/// Serves the API on a Unix socket until cancelled.
+pub async fn serve_unix(listener: UnixListener, handle: Handle) -> std::io::Result<()> {
+    axum::serve(listener, router(handle)).await
+}
+
+/// Serves the API over TCP, to those with the token, until cancelled.
+pub async fn serve_tcp(listener: TcpListener, handle: Handle, token: Token) -> std::io::Result<()> {
+    let guarded = router(handle).layer(middleware::from_fn_with_state(Arc::new(token), authorize));
+    axum::serve(listener, guarded).await
+}
+
+fn router(handle: Handle) -> Router {
+    Router::new()
+        .route("/v1/vms", get(vms))
+        .route("/v1/vms/{name}/tiers", put(set_tiers))
+        .route("/v1/policy", put(set_policy))
+        .route("/v1/events", get(events))
+        .route("/metrics", get(prometheus))
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(handle)
+}
+
+async fn authorize(State(token): State<Arc<Token>>, request: Request, next: Next) -> Response {
+    let shown = request.headers().get(header::AUTHORIZATION);
+    let shown = shown.and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
+    if shown.is_some_and(|shown| token.matches(shown)) {
+        return next.run(request).await;
+    }
+    let error = "show the token of token_file: Authorization: Bearer TOKEN";
+    problem(StatusCode::UNAUTHORIZED, error)
+}
+
+async fn vms(State(handle): State<Handle>) -> Response {
+    let view = handle.view.borrow().clone();
+    Json(&*view).into_response()
+}
+
+async fn prometheus(State(handle): State<Handle>) -> impl IntoResponse {
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    let view = handle.view.borrow().clone();
+    ([(header::CONTENT_TYPE, kind)], metrics::text(view))
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct After {
+    #[serde(default)]
+    after: u64,
+}
+
+async fn events(State(handle): State<Handle>, Query(After { after }): Query<After>) -> Response {
+    Json(handle.log.after(after)).into_response()
+}
+
+async fn set_tiers(
+    State(handle): State<Handle>,
+    Path(name): Path<String>,
+    tiers: Result<Json<Tiers>, JsonRejection>,
+) -> Response {
+    let tiers = match tiers {
+        Ok(Json(tiers)) => tiers,
+        Err(rejected) => return rejected_body(&rejected),
+    };
+    if tiers == Tiers::default() {
+        let error = "name fast_mib, slow_mib or both";
+        return problem(StatusCode::BAD_REQUEST, error);
+    }
+    // Saturates: whatever is that large, no pool has.
+    let bytes = |mib: Option<u64>| mib.map(|mib| ByteCount(mib.saturating_mul(MIB)));
+    match name.parse() {
+        Ok(vm) => {
+            let tiers = PerTier {
+                fast: bytes(tiers.fast_mib),
+                slow: bytes(tiers.slow_mib),
+            };
+            order(&handle, |answer| Order::SetTiers { vm, tiers, answer }).await
+        }
+        Err(error) => problem(StatusCode::BAD_REQUEST, error),
+    }
+}
+
+async fn set_policy(
+    State(handle): State<Handle>,
+    name: Result<Json<PolicyName>, JsonRejection>,
+) -> Response {
+    let name = match name {
+        Ok(Json(name)) => name.policy,
+        Err(rejected) => return rejected_body(&rejected),
+    };
+    match name.parse() {
+        Ok(policy) => order(&handle, |answer| Order::SetPolicy { policy, answer }).await,
+        Err(error) => problem(StatusCode::BAD_REQUEST, error),
+    }
+}
+
+/// Gives an order and answers as the controller does.
+async fn order(
+    handle: &Handle,
+    make: impl FnOnce(oneshot::Sender<Result<(), Refusal>>) -> Order,
+) -> Response {
+    let (answer, answered) = oneshot::channel();
+    let answer = match handle.orders.send(make(answer)).await {
+        Ok(()) => answered.await.ok(),
+        Err(_) => None,
+    };
+    match answer {
+        Some(Ok(())) => StatusCode::NO_CONTENT.into_response(),
+        Some(Err(refusal)) => {
+            let status = match refusal {
+                Refusal::NoVm(_) => StatusCode::NOT_FOUND,
+                Refusal::Conflict(_) => StatusCode::CONFLICT,
+                Refusal::State(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            };
+            problem(status, refusal)
+        }
+        None => problem(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the host controller is stopping",
+        ),
+    }
+}
+
+fn rejected_body(rejected: &JsonRejection) -> Response {
+    problem(rejected.status(), rejected.body_text())
+}
+
+fn problem(status: StatusCode, error: impl ToString) -> Response {
+    let error = error.to_string();
+    (status, Json(Problem { error })).into_response()
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,157 @@
+//! The API as a client sees it, over real sockets, before a controller that is a script.
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+
+use super::*;
+use crate::view::VmView;
+
+/// An API whose controller knows one VM, `db`, and has 100 MiB of fast memory.
+fn handle() -> Handle {
+    let (orders, mut received) = mpsc::channel(1);
+    let view = HostView {
+        policy: "static".into(),
+        vms: vec![VmView {
+            name: "db".into(),
+            ..VmView::default()
+        }],
+        ..HostView::default()
+    };
+    let (publish, view) = watch::channel(Arc::new(view));
+    let log = EventLog::default();
+    log.push(1, None, "started".into());
+    log.push(2, Some("db".into()), "up".into());
+    tokio::spawn(async move {
+        while let Some(order) = received.recv().await {
+            match order {
+                Order::SetTiers { vm, tiers, answer } => {
+                    let fast = tiers.fast.unwrap_or_default().0;
+                    let result = match vm.as_str() {
+                        "db" if fast > 100 * MIB => {
+                            Err(Refusal::Conflict("beyond the pool".into()))
+                        }
+                        "db" => Ok(()),
+                        _ => Err(Refusal::NoVm(vm)),
+                    };
+                    answer.send(result).unwrap();
+                }
+                Order::SetPolicy { policy, answer } => {
+                    publish.send_modify(|view| Arc::make_mut(view).policy = policy.to_string());
+                    answer.send(Ok(())).unwrap();
+                }
+            }
+        }
+    });
+    Handle { view, log, orders }
+}
+
+pub(crate) async fn ask(stream: impl AsyncRead + AsyncWrite, request: &str, body: &str) -> String {
+    let mut stream = Box::pin(stream);
+    let (first, headers) = request.split_once('\n').unwrap_or((request, ""));
+    let text = format!(
+        "{first} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n\
+         {headers}Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(text.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let (_, answer) = answer.split_once("HTTP/1.1 ").unwrap();
+    answer.into()
+}
+
+#[tokio::test]
+async fn what_is_asked_is_answered_or_refused_with_a_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("sock");
+    let (listener, _socket) = unix(&path).unwrap();
+    tokio::spawn(serve_unix(listener, handle()));
+    let long = format!("{{\"fast_mib\": {}1}}", " ".repeat(BODY_BYTES_MAX));
+    for (request, body, want, why) in [
+        ("GET /v1/vms", "", "200", "\"name\":\"db\""),
+        ("GET /metrics", "", "200", "demeter_host_vm_up{vm=\"db\"}"),
+        ("GET /v1/events", "", "200", "\"text\":\"started\""),
+        ("GET /v1/events?after=1", "", "200", "[{\"number\":2,"),
+        ("GET /v1/events?after=9", "", "200", "\r\n\r\n[]"),
+        ("GET /v1/events?after=x", "", "400", ""),
+        ("PUT /v1/vms/db/tiers", "{\"fast_mib\": 64}", "204", ""),
+        (
+            "PUT /v1/vms/db/tiers",
+            "{\"fast_mib\": 101}",
+            "409",
+            "{\"error\":\"beyond the pool\"}",
+        ),
+        (
+            "PUT /v1/vms/db/tiers",
+            "{\"fast_mib\": 18446744073709551615}",
+            "409",
+            "pool",
+        ),
+        (
+            "PUT /v1/vms/db/tiers",
+            "{\"fast_mib\": -1}",
+            "422",
+            "fast_mib",
+        ),
+        (
+            "PUT /v1/vms/db/tiers",
+            "{\"fast\": 1}",
+            "422",
+            "unknown field",
+        ),
+        ("PUT /v1/vms/db/tiers", "{}", "400", "name fast_mib"),
+        ("PUT /v1/vms/db/tiers", "nonsense", "400", "error"),
+        ("PUT /v1/vms/db/tiers", &long, "413", "error"),
+        (
+            "PUT /v1/vms/web/tiers",
+            "{\"slow_mib\": 1}",
+            "404",
+            "no VM web",
+        ),
+        (
+            "PUT /v1/vms/a%20b/tiers",
+            "{\"slow_mib\": 1}",
+            "400",
+            "'a b' is no name",
+        ),
+        (
+            "PUT /v1/policy",
+            "{\"policy\": \"magic\"}",
+            "400",
+            "static, shares and wss",
+        ),
+        ("PUT /v1/policy", "{\"policy\": \"wss\"}", "204", ""),
+        ("GET /v1/vms", "", "200", "\"policy\":\"wss\""),
+        ("POST /v1/vms", "", "405", ""),
+        ("GET /etc/passwd", "", "404", ""),
+    ] {
+        let stream = UnixStream::connect(&path).await.unwrap();
+        let answer = ask(stream, request, body).await;
+        assert!(answer.starts_with(want), "{request} {body}: {answer}");
+        assert!(answer.contains(why), "{request} {body}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn over_tcp_only_the_token_opens() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("token");
+    std::fs::write(&path, "correct horse battery\n").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let listener = tcp("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(serve_tcp(listener, handle(), Token::load(&path).unwrap()));
+    for (header, want) in [
+        ("", "401"),
+        ("Authorization: Bearer correct horse\r\n", "401"),
+        ("Authorization: Basic correct horse battery\r\n", "401"),
+        ("Authorization: Bearer correct horse battery\r\n", "200"),
+    ] {
+        for route in ["/v1/vms", "/metrics"] {
+            let stream = TcpStream::connect(address).await.unwrap();
+            let answer = ask(stream, &format!("GET {route}\n{header}"), "").await;
+            assert!(answer.starts_with(want), "{header} {route}: {answer}");
+        }
+    }
+}

@@ -1,0 +1,461 @@
+//! The host's configuration: a TOML file. What it says of sizes and policy is where a VM begins;
+//! what was set later, over the API, is kept in the state file and goes before.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use demeter_policy::provision::Policy;
+use demeter_policy::{ByteCount, MIB, NodeId, PerTier, Tier, TierBytes};
+use serde::{Deserialize, Deserializer, de};
+
+use crate::VmName;
+
+/// The most VMs on a host.
+pub const VMS_MAX: usize = 1024;
+
+/// The host's configuration.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Unix socket for the API, made for its owner only.
+    #[serde(default = "default_socket")]
+    pub socket: PathBuf,
+    /// TCP address for the same; needs `token_file`.
+    pub listen: Option<SocketAddr>,
+    /// File with the token that whoever comes over TCP has to show.
+    pub token_file: Option<PathBuf>,
+    /// File in which desired sizes and policy outlive a restart.
+    #[serde(default = "default_state")]
+    pub state: PathBuf,
+    /// How memory is divided between VMs, until the API says otherwise.
+    #[serde(default = "default_policy", deserialize_with = "policy")]
+    pub policy: Policy,
+    /// What all VMs together may have.
+    pub pool: PoolConfig,
+    /// The VMs, by name.
+    #[serde(rename = "vm", deserialize_with = "vms")]
+    pub vms: BTreeMap<VmName, VmConfig>,
+}
+
+/// The memory that is divided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PoolConfig {
+    /// Fast memory, MiB.
+    pub fast_mib: u64,
+    /// Slow memory, MiB.
+    pub slow_mib: u64,
+}
+
+/// How a VM's size is changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProvisionerKind {
+    /// The balloon driver in the guest, by way of Demeter's agent.
+    #[default]
+    DemeterBalloon,
+    /// A virtio-mem device per node.
+    VirtioMem,
+    /// virtio-balloon, which cannot tell tiers apart.
+    VirtioBalloon,
+}
+
+impl ProvisionerKind {
+    /// Its name, as in the file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::DemeterBalloon => "demeter-balloon",
+            Self::VirtioMem => "virtio-mem",
+            Self::VirtioBalloon => "virtio-balloon",
+        }
+    }
+}
+
+/// One VM.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmConfig {
+    /// QEMU's QMP socket.
+    pub qmp: PathBuf,
+    /// Socket of the guest agent's port (org.demeter.0).
+    pub agent: Option<PathBuf>,
+    /// User that QEMU runs as, if neither root nor ours.
+    pub owner_uid: Option<u32>,
+    /// How its size is changed.
+    #[serde(default)]
+    pub provisioner: ProvisionerKind,
+    /// Its weight under the policy "shares".
+    #[serde(default = "default_share")]
+    pub share: u32,
+    /// What its kernel may take back by itself when it runs out of memory, MiB. Counts as its own.
+    #[serde(default = "default_oom_mib")]
+    pub oom_mib: u64,
+    /// Fast memory.
+    pub fast: TierConfig,
+    /// Slow memory.
+    pub slow: TierConfig,
+}
+
+/// One tier of a VM.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TierConfig {
+    /// Id of the QEMU memory backend that is this tier. Under virtio-mem it may be left out, where
+    /// a node has nothing but its device.
+    pub memdev: Option<String>,
+    /// The guest's node; by default 0 is fast and 1 is slow.
+    pub node: Option<u32>,
+    /// What it has to begin with, MiB.
+    pub size_mib: u64,
+    /// What it never has less of, MiB.
+    #[serde(default)]
+    pub guarantee_mib: u64,
+    /// What it never has more of, MiB; without it, what QEMU gave it.
+    pub limit_mib: Option<u64>,
+}
+
+fn policy<'de, D: Deserializer<'de>>(from: D) -> Result<Policy, D::Error> {
+    let text = String::deserialize(from)?;
+    text.parse().map_err(de::Error::custom)
+}
+
+fn vms<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<VmName, VmConfig>, D::Error> {
+    let vms = BTreeMap::<String, VmConfig>::deserialize(from)?;
+    let named = |(name, vm): (String, VmConfig)| Ok((name.parse().map_err(de::Error::custom)?, vm));
+    vms.into_iter().map(named).collect()
+}
+
+fn default_policy() -> Policy {
+    Policy::Static
+}
+
+fn default_socket() -> PathBuf {
+    "/run/demeter/host.sock".into()
+}
+
+fn default_state() -> PathBuf {
+    "/var/lib/demeter/host.json".into()
+}
+
+fn default_share() -> u32 {
+    100
+}
+
+fn default_oom_mib() -> u64 {
+    16
+}
+
+/// Why a configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read configuration {path}: {source}; give --config the path of a TOML file")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Not TOML, an unknown key or a wrong type.
+    #[error("configuration {path}: {source}")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Where and what.
+        source: Box<toml::de::Error>,
+    },
+    /// A value that makes no sense, alone or beside others.
+    #[error("configuration: {what}; {mend}")]
+    Value {
+        /// Which value, and what is wrong with it.
+        what: String,
+        /// What to write instead.
+        mend: &'static str,
+    },
+}
+
+impl Config {
+    /// Reads and checks a file.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.into(),
+            source,
+        })?;
+        let config: Self = toml::from_str(&text).map_err(|source| ConfigError::Parse {
+            path: path.into(),
+            source: Box::new(source),
+        })?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Checks what types alone cannot say.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        if self.listen.is_some() && self.token_file.is_none() {
+            return Err(wrong(
+                "listen is set without token_file",
+                "name a file with a secret of at least 16 characters, readable by its owner only",
+            ));
+        }
+        if self.vms.is_empty() || self.vms.len() > VMS_MAX {
+            return Err(wrong(
+                format!("{} VMs", self.vms.len()),
+                "describe 1 to 1024 of them, each as [vm.NAME]",
+            ));
+        }
+        let mut sockets = BTreeSet::new();
+        for (name, vm) in &self.vms {
+            vm.check(name)?;
+            for socket in std::iter::once(&vm.qmp).chain(&vm.agent) {
+                if !sockets.insert(socket) {
+                    return Err(wrong(
+                        format!("vm.{name}: socket {} is used twice", socket.display()),
+                        "every VM has a QMP socket and an agent socket of its own",
+                    ));
+                }
+            }
+        }
+        for tier in Tier::ALL {
+            let pool_mib = self.pool.sizes().get(tier).0 / MIB;
+            within(&format!("pool.{tier}_mib"), pool_mib)?;
+            // Each is at most MIB_MAX and there are at most VMS_MAX.
+            let sum_mib: u64 = self.vms.values().map(|vm| vm.tier(tier).size_mib).sum();
+            if sum_mib > pool_mib {
+                return Err(wrong(
+                    format!(
+                        "the VMs' {tier}.size_mib add up to {sum_mib}, pool.{tier}_mib is {pool_mib}"
+                    ),
+                    "give the pool more or the VMs less",
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl PoolConfig {
+    /// The pool in bytes.
+    pub fn sizes(&self) -> TierBytes {
+        TierBytes {
+            fast: mib(self.fast_mib),
+            slow: mib(self.slow_mib),
+        }
+    }
+}
+
+impl VmConfig {
+    /// One tier of it.
+    pub fn tier(&self, tier: Tier) -> &TierConfig {
+        match tier {
+            Tier::Fast => &self.fast,
+            Tier::Slow => &self.slow,
+        }
+    }
+
+    /// What it has to begin with.
+    pub fn sizes(&self) -> TierBytes {
+        TierBytes::from_fn(|tier| mib(self.tier(tier).size_mib))
+    }
+
+    /// What it never has less of.
+    pub fn guarantees(&self) -> TierBytes {
+        TierBytes::from_fn(|tier| mib(self.tier(tier).guarantee_mib))
+    }
+
+    /// What it never has more of, where the configuration says so.
+    pub fn limits(&self) -> PerTier<Option<ByteCount>> {
+        PerTier::from_fn(|tier| self.tier(tier).limit_mib.map(mib))
+    }
+
+    /// What its kernel may take back by itself.
+    pub fn oom(&self) -> ByteCount {
+        match self.provisioner {
+            ProvisionerKind::DemeterBalloon => mib(self.oom_mib),
+            // They take nothing back by themselves.
+            _ => ByteCount(0),
+        }
+    }
+
+    /// The guest's nodes.
+    pub fn nodes(&self) -> PerTier<NodeId> {
+        PerTier {
+            fast: NodeId(self.fast.node.unwrap_or(0)),
+            slow: NodeId(self.slow.node.unwrap_or(1)),
+        }
+    }
+
+    fn check(&self, name: &VmName) -> Result<(), ConfigError> {
+        if self.provisioner == ProvisionerKind::DemeterBalloon && self.agent.is_none() {
+            return Err(wrong(
+                format!("vm.{name} has no agent socket, which demeter-balloon needs"),
+                "set agent, or provisioner = \"virtio-mem\"",
+            ));
+        }
+        let nodes = self.nodes();
+        if nodes.fast == nodes.slow {
+            return Err(wrong(
+                format!("vm.{name}: both tiers are node {}", nodes.fast),
+                "fast.node and slow.node are two different nodes of the guest",
+            ));
+        }
+        let memdevs = (&self.fast.memdev, &self.slow.memdev);
+        if memdevs.0.is_some() && memdevs.0 == memdevs.1 {
+            return Err(wrong(
+                format!("vm.{name}: both tiers have the same memdev"),
+                "fast.memdev and slow.memdev are two different -object memory-backend-*",
+            ));
+        }
+        if self.share == 0 {
+            return Err(wrong(format!("vm.{name}.share = 0"), "give 1 or more"));
+        }
+        within(&format!("vm.{name}.oom_mib"), self.oom_mib)?;
+        for tier in Tier::ALL {
+            let config = self.tier(tier);
+            let key = format!("vm.{name}.{tier}");
+            if config.memdev.is_none() && self.provisioner != ProvisionerKind::VirtioMem {
+                return Err(wrong(
+                    format!("{key}.memdev is missing"),
+                    "give the id of its -object memory-backend-*",
+                ));
+            }
+            let limit_mib = config.limit_mib.unwrap_or(MIB_MAX);
+            within(&format!("{key}.limit_mib"), limit_mib)?;
+            if !(config.guarantee_mib..=limit_mib).contains(&config.size_mib) {
+                return Err(wrong(
+                    format!(
+                        "{key}.size_mib = {} is not between guarantee_mib = {} and limit_mib = {limit_mib}",
+                        config.size_mib, config.guarantee_mib
+                    ),
+                    "change one of them",
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// 8 PiB. As much for each of [`VMS_MAX`] VMs still adds up to bytes in 64 bits.
+const MIB_MAX: u64 = 1 << 33;
+
+fn mib(count: u64) -> ByteCount {
+    ByteCount(count.saturating_mul(MIB))
+}
+
+fn within(key: &str, value_mib: u64) -> Result<(), ConfigError> {
+    if value_mib <= MIB_MAX {
+        return Ok(());
+    }
+    let what = format!("{key} = {value_mib} is more than any machine has");
+    Err(wrong(what, "give MiB"))
+}
+
+fn wrong(what: impl Into<String>, mend: &'static str) -> ConfigError {
+    ConfigError::Value {
+        what: what.into(),
+        mend,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const EXAMPLE: &str = include_str!("../../../packaging/host.toml");
+
+    fn checked(text: &str) -> Result<Config, String> {
+        let config: Config = toml::from_str(text).map_err(|e| e.to_string())?;
+        config.check().map_err(|e| e.to_string())?;
+        Ok(config)
+    }
+
+    #[test]
+    fn the_example_is_short_and_complete() {
+        let config = checked(EXAMPLE).unwrap();
+        assert_eq!(config.policy, Policy::Wss);
+        let vm = config.vms.values().next().unwrap();
+        assert_eq!(vm.provisioner, ProvisionerKind::DemeterBalloon);
+        assert_eq!(vm.nodes().slow, NodeId(1));
+        assert_eq!(vm.sizes().fast, mib(vm.fast.size_mib));
+        assert_eq!(vm.limits().slow, vm.slow.limit_mib.map(mib));
+    }
+
+    const GOOD: &str = r#"
+        pool = { fast_mib = 1000, slow_mib = 4000 }
+        [vm.a]
+        qmp = "/run/a.qmp"
+        agent = "/run/a.agent"
+        fast = { memdev = "m0", size_mib = 400 }
+        slow = { memdev = "m1", size_mib = 1600, guarantee_mib = 100, limit_mib = 2000 }
+        [vm.b]
+        qmp = "/run/b.qmp"
+        provisioner = "virtio-mem"
+        fast = { size_mib = 600 }
+        slow = { memdev = "m1", size_mib = 1600, node = 2 }
+    "#;
+
+    #[test]
+    fn bad_values_are_named_with_the_mend() {
+        checked(GOOD).unwrap();
+        for (good, bad, want) in [
+            ("[vm.a]", "[vm.\"a b\"]", "'a b' is no name"),
+            (
+                "pool =",
+                "policy = \"magic\"\npool =",
+                "static, shares and wss",
+            ),
+            (
+                "pool =",
+                "listen = \"[::1]:80\"\npool =",
+                "without token_file",
+            ),
+            ("pool =", "pol =", "unknown field `pol`"),
+            ("agent = \"/run/a.agent\"", "", "no agent socket"),
+            ("/run/b.qmp", "/run/a.agent", "/run/a.agent is used twice"),
+            ("node = 2", "node = 0", "both tiers are node 0"),
+            ("\"m0\"", "\"m1\"", "both tiers have the same memdev"),
+            ("memdev = \"m0\", ", "", "vm.a.fast.memdev is missing"),
+            (
+                "size_mib = 600",
+                "size_mib = 601",
+                "fast.size_mib add up to 1001",
+            ),
+            (
+                "guarantee_mib = 100",
+                "guarantee_mib = 1601",
+                "vm.a.slow.size_mib = 1600",
+            ),
+            (
+                "limit_mib = 2000",
+                "limit_mib = 1599",
+                "vm.a.slow.size_mib = 1600",
+            ),
+            (
+                "fast_mib = 1000",
+                "fast_mib = 9223372036854775807",
+                "any machine",
+            ),
+            ("provisioner = \"virtio-mem\"", "share = 0", "vm.b"),
+            (
+                "provisioner = \"virtio-mem\"",
+                "provisioner = \"hope\"",
+                "hope",
+            ),
+        ] {
+            assert!(GOOD.contains(good), "{good}");
+            let said = checked(&GOOD.replace(good, bad)).unwrap_err();
+            assert!(said.contains(want), "{bad}: {said}");
+        }
+        assert!(checked("pool = { fast_mib = 1, slow_mib = 1 }\nvm = {}").is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_survived(text in "\\PC{0,200}", number in any::<u64>()) {
+            let _ = checked(&text);
+            let _ = checked(&GOOD.replace("400", &number.to_string()));
+        }
+    }
+}

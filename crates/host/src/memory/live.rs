@@ -1,0 +1,366 @@
+//! The memory of a running VM, found anew with every connection to its QEMU.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use demeter_policy::{
+    ByteCount, GuestPhysAddr, PAGE_SIZE, PerTier, PhysRange, Pid, Tier, TierBytes,
+};
+
+use super::claims::{Claim, Claims};
+use super::file::{FileId, FileOffset, MemoryFile};
+use super::map::{MemoryMap, Overlap, Piece};
+use super::process::{self, ProcessError};
+use crate::backing::{Backing, Extent, NotInTier};
+use crate::qmp::commands::MemoryBackend;
+use crate::qmp::mtree::RamRange;
+use crate::qmp::{Connection, Qmp, QmpError};
+
+/// Why a VM's memory cannot be managed.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// QEMU does not say what is needed.
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+    /// A memory backend will not do.
+    #[error("memory backend {memdev:?} of QEMU at {path}: {why}")]
+    Backend {
+        /// The QMP socket.
+        path: PathBuf,
+        /// The backend's id.
+        memdev: String,
+        /// What is wrong with it.
+        why: BackendError,
+    },
+    /// A device would keep what we take away.
+    #[error(
+        "device {device:?} of QEMU at {path} keeps guest memory pinned; a VM with such a device cannot be ballooned"
+    )]
+    Pinned {
+        /// The QMP socket.
+        path: PathBuf,
+        /// The device.
+        device: String,
+    },
+    /// What QEMU and the kernel say does not fit together.
+    #[error("the memory of QEMU at {path} makes no sense: {source}")]
+    Overlap {
+        /// The QMP socket.
+        path: PathBuf,
+        /// What overlaps.
+        source: Overlap,
+    },
+}
+
+/// What is wrong with a memory backend.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    /// QEMU has none of this name.
+    #[error("there is none; there are: {0}; set memdev in the VM's configuration to one of them")]
+    Missing(String),
+    /// Other processes cannot reach this memory.
+    #[error("it is private; give its -object memory-backend-* the option share=on")]
+    Private,
+    /// The guest has it nowhere.
+    #[error("the guest has it nowhere in its memory; give it to a node: -numa node,memdev=..")]
+    NotInGuest,
+    /// It is mapped in a way that we cannot follow.
+    #[error("QEMU has mapped it in several parts")]
+    InParts,
+    /// The process behind the socket does not have this memory.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// The file does not answer.
+    #[error("{0}")]
+    File(#[from] io::Error),
+    /// Two VMs, or two tiers of one, share a file.
+    #[error("it is {file}, which is {other} already; give every memory backend a file of its own")]
+    Shared {
+        /// The file.
+        file: FileId,
+        /// Whose memory it is.
+        other: String,
+    },
+}
+
+/// The memory files of a running VM.
+#[derive(Debug)]
+pub struct LiveBacking {
+    map: MemoryMap,
+    sizes: TierBytes,
+    files: PerTier<MemoryFile>,
+    /// Held as long as the files may be punched.
+    _claims: PerTier<Claim>,
+}
+
+/// What is found out about one tier.
+struct Found {
+    size: ByteCount,
+    pieces: Vec<Piece>,
+    file: MemoryFile,
+    claim: Claim,
+}
+
+impl LiveBacking {
+    /// Finds the memory of a VM behind a connection. `memdev` names its backends, `vm` it itself
+    /// in messages; `root` is where /proc is below.
+    pub async fn find(
+        root: &Path,
+        vm: &str,
+        connection: &Connection,
+        memdev: &PerTier<String>,
+        claims: &Claims,
+    ) -> Result<Self, MemoryError> {
+        let qmp = &connection.qmp;
+        if let Some(device) = qmp.pinning_device().await? {
+            return Err(MemoryError::Pinned {
+                path: qmp.path().into(),
+                device,
+            });
+        }
+        let search = Search {
+            root,
+            vm,
+            qmp,
+            pid: connection.peer.pid,
+            backends: qmp.memory_backends().await?,
+            ranges: qmp.ram_ranges().await?,
+            claims,
+        };
+        let fast = search.tier(Tier::Fast, &memdev.fast).await?;
+        let slow = search.tier(Tier::Slow, &memdev.slow).await?;
+        let pieces = [fast.pieces, slow.pieces].concat();
+        let map = MemoryMap::new(pieces).map_err(|source| MemoryError::Overlap {
+            path: qmp.path().into(),
+            source,
+        })?;
+        Ok(Self {
+            map,
+            sizes: TierBytes {
+                fast: fast.size,
+                slow: slow.size,
+            },
+            files: PerTier {
+                fast: fast.file,
+                slow: slow.file,
+            },
+            _claims: PerTier {
+                fast: fast.claim,
+                slow: slow.claim,
+            },
+        })
+    }
+}
+
+impl Backing for LiveBacking {
+    fn size(&self, tier: Tier) -> ByteCount {
+        *self.sizes.get(tier)
+    }
+
+    fn resolve(&self, tier: Tier, range: PhysRange) -> Result<Extent, NotInTier> {
+        self.map.resolve(tier, range)
+    }
+
+    fn punch(&mut self, extent: Extent) -> io::Result<()> {
+        let file = self.files.get(extent.tier);
+        file.punch(FileOffset(extent.offset), extent.len)
+    }
+
+    fn backed(&self, tier: Tier) -> io::Result<ByteCount> {
+        self.files.get(tier).backed()
+    }
+}
+
+/// What QEMU says, and what a search in it needs.
+struct Search<'a> {
+    root: &'a Path,
+    vm: &'a str,
+    qmp: &'a Qmp,
+    pid: Pid,
+    backends: Vec<MemoryBackend>,
+    ranges: Vec<RamRange>,
+    claims: &'a Claims,
+}
+
+impl Search<'_> {
+    async fn tier(&self, tier: Tier, memdev: &str) -> Result<Found, MemoryError> {
+        let error = |why| MemoryError::Backend {
+            path: self.qmp.path().into(),
+            memdev: memdev.into(),
+            why,
+        };
+        let size = self.shared_size(memdev).map_err(error)?;
+        let mut pieces = vec![];
+        let mut id = None;
+        // Machine types before 4.0 name the region after the backend's place in QEMU's tree.
+        let named = |ram: &&RamRange| ram.region.trim_start_matches("/objects/") == memdev;
+        for ram in self.ranges.iter().filter(named) {
+            let first = self.qmp.host_address(ram.range.start()).await?;
+            let last = GuestPhysAddr(ram.range.end().0 - 1);
+            let last = self.qmp.host_address(last).await?;
+            if last.0.checked_sub(first.0) != Some(ram.range.len().0 - 1) {
+                return Err(error(BackendError::InParts));
+            }
+            let mapped = process::mapped(self.root, self.pid, first, ram.range.len())
+                .map_err(|source| error(source.into()))?;
+            if *id.get_or_insert(mapped.file) != mapped.file {
+                return Err(error(BackendError::InParts));
+            }
+            pieces.push(Piece {
+                range: ram.range,
+                tier,
+                offset: mapped.offset,
+            });
+        }
+        let id = id.ok_or_else(|| error(BackendError::NotInGuest))?;
+        let (file, claim) = self.open(tier, id).map_err(error)?;
+        Ok(Found {
+            size,
+            pieces,
+            file,
+            claim,
+        })
+    }
+
+    /// The size of a backend, if it is shared.
+    fn shared_size(&self, memdev: &str) -> Result<ByteCount, BackendError> {
+        let named = |backend: &&MemoryBackend| backend.id.as_deref() == Some(memdev);
+        match self.backends.iter().find(named) {
+            Some(backend) if backend.share => Ok(ByteCount(backend.size)),
+            Some(_) => Err(BackendError::Private),
+            None => {
+                let ids = self.backends.iter().filter_map(|b| b.id.as_deref());
+                Err(BackendError::Missing(ids.collect::<Vec<_>>().join(", ")))
+            }
+        }
+    }
+
+    fn open(&self, tier: Tier, id: FileId) -> Result<(MemoryFile, Claim), BackendError> {
+        let owner = format!("{tier} memory of VM {}", self.vm);
+        let claim = self
+            .claims
+            .claim(id, owner)
+            .map_err(|other| BackendError::Shared { file: id, other })?;
+        let file = MemoryFile::new(process::open(self.root, self.pid, id)?)?;
+        if file.page_bytes().0 > PAGE_SIZE {
+            tracing::info!(
+                "VM {}: {tier} memory lies in pages of {}; only whole ones return to the host",
+                self.vm,
+                file.page_bytes()
+            );
+        }
+        Ok((file, claim))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use demeter_policy::MIB;
+
+    use super::*;
+    use crate::qmp::Limits;
+    use crate::testing::FakeVm;
+
+    fn vm() -> FakeVm {
+        FakeVm::new(TierBytes {
+            fast: ByteCount(4 * MIB),
+            slow: ByteCount(8 * MIB),
+        })
+    }
+
+    async fn find(
+        vm: &FakeVm,
+        name: &str,
+        memdev: &PerTier<String>,
+        claims: &Claims,
+    ) -> Result<LiveBacking, String> {
+        let connection = Connection::open(&vm.qmp(), None, Limits::default())
+            .await
+            .unwrap();
+        let found = LiveBacking::find(Path::new("/"), name, &connection, memdev, claims).await;
+        found.map_err(|error| error.to_string())
+    }
+
+    fn range(start: u64, bytes: u64) -> PhysRange {
+        PhysRange::new(GuestPhysAddr(start), ByteCount(bytes)).unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_the_guest_names_is_what_is_punched() {
+        let vm = vm();
+        let claims = Claims::default();
+        let mut backing = find(&vm, "a", &FakeVm::memdev(), &claims).await.unwrap();
+        assert_eq!(backing.size(Tier::Slow), ByteCount(8 * MIB));
+        // The second half of slow memory lies behind a hole.
+        let high = range((4 << 30) + MIB, MIB);
+        let extent = backing.resolve(Tier::Slow, high).unwrap();
+        assert_eq!(extent.offset, 5 * MIB);
+        backing.punch(extent).unwrap();
+        assert_eq!(backing.backed(Tier::Slow).unwrap(), ByteCount(7 * MIB));
+        assert_eq!(backing.backed(Tier::Fast).unwrap(), ByteCount(4 * MIB));
+        let mut read = vec![0; 8 * MIB as usize];
+        vm.file(Tier::Slow).read_exact_at(&mut read, 0).unwrap();
+        let hole = 5 * MIB as usize..6 * MIB as usize;
+        let zero = |at: usize| hole.contains(&at);
+        assert!((0..read.len()).all(|at| (read[at] == 0) == zero(at)));
+
+        for (tier, range) in [
+            (Tier::Fast, high),
+            (Tier::Slow, range(0, MIB)),
+            (Tier::Slow, range(7 * MIB, 2 * MIB)),
+            (Tier::Slow, range(8 * MIB, MIB)),
+            (Tier::Fast, range(3 * MIB, 2 * MIB)),
+            (Tier::Slow, range(u64::MAX - MIB, MIB)),
+        ] {
+            assert!(backing.resolve(tier, range).is_err(), "{tier} {range}");
+        }
+    }
+
+    #[tokio::test]
+    async fn no_file_is_two_vms_memory() {
+        let vm = vm();
+        let claims = Claims::default();
+        let first = find(&vm, "a", &FakeVm::memdev(), &claims).await.unwrap();
+        let said = find(&vm, "b", &FakeVm::memdev(), &claims)
+            .await
+            .unwrap_err();
+        assert!(said.contains("fast memory of VM a already"), "{said}");
+        drop(first);
+        find(&vm, "b", &FakeVm::memdev(), &claims).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn memory_that_will_not_do_is_named_with_the_mend() {
+        let claims = Claims::default();
+        let memdev = |fast: &str| PerTier {
+            fast: fast.into(),
+            slow: "node1".into(),
+        };
+        let said = find(&vm(), "a", &memdev("m9"), &claims).await.unwrap_err();
+        assert!(
+            said.contains("\"m9\"") && said.contains("there are: node0, node1"),
+            "{said}"
+        );
+        let said = find(&vm(), "a", &memdev("node1"), &claims)
+            .await
+            .unwrap_err();
+        assert!(
+            said.contains("slow memory of VM a") || said.contains("fast memory of VM a"),
+            "{said}"
+        );
+        let private = vm();
+        private.state().private = true;
+        let said = find(&private, "a", &FakeVm::memdev(), &claims)
+            .await
+            .unwrap_err();
+        assert!(said.contains("share=on"), "{said}");
+        let pinned = vm();
+        pinned.state().pinned = true;
+        let said = find(&pinned, "a", &FakeVm::memdev(), &claims)
+            .await
+            .unwrap_err();
+        assert!(said.contains("\"gpu0\""), "{said}");
+    }
+}

@@ -1,0 +1,239 @@
+//! Which file backs an address of another process, from its `maps` and `fd` in /proc.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use demeter_policy::{ByteCount, Pid};
+
+use super::{FileId, FileOffset};
+use crate::qmp::commands::HostVirtAddr;
+
+/// Where in which file a piece of a process's memory lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Mapped {
+    pub file: FileId,
+    pub offset: FileOffset,
+}
+
+/// Why a process's memory cannot be traced to a file.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    /// Its files in /proc cannot be read.
+    #[error("cannot read {path}: {source}; run as root or as the user that QEMU runs as")]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The process does not have it.
+    #[error(
+        "process {pid} has nothing mapped at {addr:#x}; the QMP socket must be opened by QEMU itself (-qmp unix:PATH,server=on,wait=off)"
+    )]
+    NotMapped {
+        /// The process that listens on the QMP socket.
+        pid: Pid,
+        /// The address in it.
+        addr: u64,
+    },
+    /// Punching the file would not take this memory away, or there is no file.
+    #[error(
+        "it is private memory of QEMU (process {0}); give its -object memory-backend-memfd or -file the option share=on"
+    )]
+    Private(Pid),
+    /// No open file of the process is the mapped one.
+    #[error("process {pid} has mapped {file} but keeps it open no more")]
+    Closed {
+        /// QEMU.
+        pid: Pid,
+        /// The file.
+        file: FileId,
+    },
+}
+
+/// One line of /proc/PID/maps (proc(5)).
+struct Mapping {
+    start: u64,
+    end: u64,
+    shared: bool,
+    offset: u64,
+    file: FileId,
+}
+
+impl Mapping {
+    fn parse(line: &str) -> Option<Self> {
+        let mut fields = line.split_ascii_whitespace();
+        let (start, end) = fields.next()?.split_once('-')?;
+        let rights = fields.next()?;
+        let offset = fields.next()?;
+        let (major, minor) = fields.next()?.split_once(':')?;
+        let inode = fields.next()?.parse().ok()?;
+        let hex = |text| u64::from_str_radix(text, 16).ok();
+        let number = |text| u32::from_str_radix(text, 16).ok();
+        Some(Self {
+            start: hex(start)?,
+            end: hex(end)?,
+            shared: rights.ends_with('s'),
+            offset: hex(offset)?,
+            file: FileId {
+                device: libc::makedev(number(major)?, number(minor)?),
+                inode,
+            },
+        })
+    }
+}
+
+/// The file behind `[addr, addr + bytes)` of a process; `root` is where /proc is below. The
+/// kernel may keep one mapping in several pieces; they must be of one file without a gap.
+pub(super) fn mapped(
+    root: &Path,
+    pid: Pid,
+    addr: HostVirtAddr,
+    bytes: ByteCount,
+) -> Result<Mapped, ProcessError> {
+    let path = root.join(format!("proc/{pid}/maps"));
+    let text = fs::read_to_string(&path).map_err(|source| ProcessError::Read { path, source })?;
+    let not_mapped = |addr| ProcessError::NotMapped { pid, addr };
+    let end = addr
+        .0
+        .checked_add(bytes.0)
+        .ok_or_else(|| not_mapped(addr.0))?;
+    let mut found: Option<Mapped> = None;
+    let mut at = addr.0;
+    for mapping in text.lines().filter_map(Mapping::parse) {
+        if at >= end {
+            break;
+        }
+        if !(mapping.start..mapping.end).contains(&at) {
+            continue;
+        }
+        if !mapping.shared || mapping.file.inode == 0 {
+            return Err(ProcessError::Private(pid));
+        }
+        let here = mapping.offset + (at - mapping.start);
+        let first = *found.get_or_insert(Mapped {
+            file: mapping.file,
+            offset: FileOffset(here),
+        });
+        if first.file != mapping.file || first.offset.0 + (at - addr.0) != here {
+            return Err(not_mapped(at));
+        }
+        at = mapping.end;
+    }
+    match found {
+        Some(found) if at >= end => Ok(found),
+        _ => Err(not_mapped(at)),
+    }
+}
+
+/// Opens a file that a process has open, by any of its descriptors.
+pub(super) fn open(root: &Path, pid: Pid, file: FileId) -> Result<File, ProcessError> {
+    let folder = root.join(format!("proc/{pid}/fd"));
+    let error = |path: &Path| {
+        let path = path.to_owned();
+        |source| ProcessError::Read { path, source }
+    };
+    for entry in fs::read_dir(&folder).map_err(error(&folder))? {
+        let path = entry.map_err(error(&folder))?.path();
+        // A descriptor may be closed while we look.
+        let Ok(meta) = fs::metadata(&path) else {
+            continue;
+        };
+        if meta.is_file() && FileId::of(&meta) == file {
+            let opened = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(&path)
+                .map_err(error(&path))?;
+            let meta = opened.metadata().map_err(error(&path))?;
+            // The number may belong to another file by now.
+            if FileId::of(&meta) == file {
+                return Ok(opened);
+            }
+        }
+    }
+    Err(ProcessError::Closed { pid, file })
+}
+
+impl FileId {
+    pub(super) fn of(meta: &fs::Metadata) -> Self {
+        Self {
+            device: meta.dev(),
+            inode: meta.ino(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAPS: &str = "\
+7f0000000000-7f0040000000 rw-s 00000000 00:01 2061 /memfd:memory-backend-memfd (deleted)
+7f0040000000-7f0050000000 rw-s 40000000 00:01 2061 /memfd:memory-backend-memfd (deleted)
+7f0050000000-7f0060000000 rw-s 00000000 00:01 2062 /memfd:memory-backend-memfd (deleted)
+7f0060000000-7f0070000000 rw-p 00000000 00:00 0
+7f0070000000-7f0080000000 rw-p 00000000 08:01 77 /var/vm/memory
+7f0080000000-7f0090000000 rw-s 00000000 00:01 2063 /a name with blanks
+7f00a0000000-7f00b0000000 rw-s 20000000 00:01 2063 /a name with blanks
+nonsense
+";
+
+    fn root() -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("proc/9")).unwrap();
+        fs::write(root.path().join("proc/9/maps"), MAPS).unwrap();
+        root
+    }
+
+    #[test]
+    fn memory_is_traced_to_file_and_offset() {
+        let root = root();
+        let at = |addr, bytes| mapped(root.path(), Pid(9), HostVirtAddr(addr), ByteCount(bytes));
+        let file = |inode| FileId {
+            device: libc::makedev(0, 1),
+            inode,
+        };
+        let found = at(0x7f00_1000_0000, 0x4000_0000).unwrap();
+        assert_eq!(found.file, file(2061), "two pieces of one mapping");
+        assert_eq!(found.offset, FileOffset(0x1000_0000));
+        let found = at(0x7f00_a000_1000, 0x1000).unwrap();
+        assert_eq!(found.offset, FileOffset(0x2000_1000));
+        for (addr, bytes) in [
+            (0x7f00_1000_0000, 0x4000_1000), // runs into another file
+            (0x7f00_8000_0000, 0x3000_0000), // a gap
+            (0x7f00_b000_0000, 0x1000),
+            (0x7f00_a000_0000, 0x1000_1000),
+            (0x1000, 0x1000),
+            (u64::MAX, 0x1000),
+        ] {
+            let found = at(addr, bytes);
+            assert!(
+                matches!(found, Err(ProcessError::NotMapped { .. })),
+                "{addr:#x}: {found:?}"
+            );
+        }
+        for addr in [0x7f00_6000_0000, 0x7f00_7000_0000] {
+            assert!(matches!(at(addr, 0x1000), Err(ProcessError::Private(_))));
+        }
+        let said = mapped(root.path(), Pid(8), HostVirtAddr(0), ByteCount(1)).unwrap_err();
+        assert!(said.to_string().contains("proc/8/maps"), "{said}");
+    }
+
+    #[test]
+    fn a_file_is_opened_by_what_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("memory");
+        let file = File::create_new(&path).unwrap();
+        let id = FileId::of(&file.metadata().unwrap());
+        fs::remove_file(&path).unwrap();
+        let own = Pid(std::process::id());
+        let opened = open(Path::new("/"), own, id).unwrap();
+        assert_eq!(FileId::of(&opened.metadata().unwrap()), id);
+        drop((file, opened));
+        let closed = open(Path::new("/"), own, id);
+        assert!(matches!(closed, Err(ProcessError::Closed { .. })));
+    }
+}

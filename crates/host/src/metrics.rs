@@ -1,0 +1,179 @@
+//! The host's snapshot in Prometheus' text format (OpenMetrics).
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::view::{HostView, TierView, VmView};
+
+/// The metrics of a snapshot.
+pub fn text(view: Arc<HostView>) -> String {
+    let mut registry = Registry::with_prefix("demeter_host");
+    registry.register_collector(Box::new(Snapshot(view)));
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry)
+        .expect("writing to a string does not fail");
+    text
+}
+
+#[derive(Debug)]
+struct Snapshot(Arc<HostView>);
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TierLabel {
+    tier: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct VmLabel {
+    vm: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct VmTierLabel {
+    vm: String,
+    tier: &'static str,
+}
+
+fn tiers(view: TierView) -> [(&'static str, i64); 2] {
+    let gauge = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
+    [
+        ("fast", gauge(view.fast_bytes)),
+        ("slow", gauge(view.slow_bytes)),
+    ]
+}
+
+impl Collector for Snapshot {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let host = &*self.0;
+        let violations = ConstCounter::new(host.violations);
+        violations.encode(encoder.encode_descriptor(
+            "violations",
+            "How often more was promised than the pool has",
+            None,
+            violations.metric_type(),
+        )?)?;
+        for (name, help, view) in [
+            ("pool", "Memory to divide between VMs", host.pool),
+            ("promised", "Memory promised to VMs", host.counted),
+        ] {
+            let family = Family::<TierLabel, Gauge>::default();
+            for (tier, bytes) in tiers(view) {
+                family.get_or_create(&TierLabel { tier }).set(bytes);
+            }
+            let kind = family.metric_type();
+            family.encode(encoder.encode_descriptor(name, help, Some(&Unit::Bytes), kind)?)?;
+        }
+
+        let mut by_tier = |name, help, of: fn(&VmView) -> Option<TierView>| {
+            let family = Family::<VmTierLabel, Gauge>::default();
+            for vm in &host.vms {
+                for (tier, bytes) in of(vm).into_iter().flat_map(tiers) {
+                    let vm = vm.name.clone();
+                    family.get_or_create(&VmTierLabel { vm, tier }).set(bytes);
+                }
+            }
+            let kind = family.metric_type();
+            family.encode(encoder.encode_descriptor(name, help, Some(&Unit::Bytes), kind)?)
+        };
+        by_tier("vm_desired", "What a VM shall have", |vm| Some(vm.desired))?;
+        by_tier("vm_target", "What a VM shall own", |vm| Some(vm.target))?;
+        by_tier("vm_promised", "What a VM was promised", |vm| {
+            Some(vm.counted)
+        })?;
+        by_tier("vm_owned", "What a VM owns", |vm| vm.owned)?;
+
+        let mut by_vm = |name, help, of: fn(&VmView) -> Option<f64>| {
+            let family = Family::<VmLabel, Gauge<f64, AtomicU64>>::default();
+            for vm in &host.vms {
+                if let Some(value) = of(vm) {
+                    let vm = vm.name.clone();
+                    family.get_or_create(&VmLabel { vm }).set(value);
+                }
+            }
+            let kind = family.metric_type();
+            family.encode(encoder.encode_descriptor(name, help, None, kind)?)
+        };
+        by_vm(
+            "vm_up",
+            "Whether a VM can be reached and is trusted",
+            |vm| Some(if vm.state == "up" { 1.0 } else { 0.0 }),
+        )?;
+        by_vm(
+            "vm_fast_hit_ratio",
+            "Share of sampled accesses that fast memory served",
+            |vm| vm.fast_hit,
+        )?;
+        by_vm(
+            "vm_pressure_ratio",
+            "Share of time that some task of the guest waited for memory",
+            |vm| vm.pressure,
+        )?;
+
+        let returned = Family::<VmLabel, Counter>::default();
+        for vm in &host.vms {
+            let label = VmLabel {
+                vm: vm.name.clone(),
+            };
+            returned.get_or_create(&label).inc_by(vm.returned_bytes);
+        }
+        returned.encode(encoder.encode_descriptor(
+            "vm_returned",
+            "Memory that went back to the host",
+            Some(&Unit::Bytes),
+            returned.metric_type(),
+        )?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_snapshot_is_told_by_vm_and_tier() {
+        let tiers = |fast_bytes, slow_bytes| TierView {
+            fast_bytes,
+            slow_bytes,
+        };
+        let vm = VmView {
+            name: "db".into(),
+            state: "up".into(),
+            owned: Some(tiers(7, 8)),
+            returned_bytes: 9,
+            fast_hit: Some(0.5),
+            ..VmView::default()
+        };
+        let other = VmView {
+            name: "web".into(),
+            state: "down".into(),
+            ..VmView::default()
+        };
+        let text = text(Arc::new(HostView {
+            pool: tiers(100, 200),
+            counted: tiers(70, 80),
+            violations: 3,
+            vms: vec![vm, other],
+            ..HostView::default()
+        }));
+        for line in [
+            "demeter_host_violations_total 3",
+            "demeter_host_pool_bytes{tier=\"slow\"} 200",
+            "demeter_host_promised_bytes{tier=\"fast\"} 70",
+            "demeter_host_vm_owned_bytes{vm=\"db\",tier=\"slow\"} 8",
+            "demeter_host_vm_up{vm=\"web\"} 0.0",
+            "demeter_host_vm_fast_hit_ratio{vm=\"db\"} 0.5",
+            "demeter_host_vm_returned_bytes_total{vm=\"db\"} 9",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+        }
+        assert!(!text.contains("vm_owned_bytes{vm=\"web\""), "{text}");
+        assert!(text.ends_with("# EOF\n"));
+    }
+}

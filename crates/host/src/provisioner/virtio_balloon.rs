@@ -1,0 +1,107 @@
+//! Sizing by virtio-balloon, the baseline: one balloon for the whole VM, blind to tiers. The guest
+//! takes the pages where its allocator finds them, and nobody tells of which node they were.
+//!
+//! So what a VM owns of a tier is only known from above: memory that the balloon holds but that
+//! cannot all be holes of the other tier's file must be missing from this one. Counting the most
+//! it may own keeps the pool's promise; that it rarely comes to its target is what this baseline
+//! is there to show.
+
+use std::time::Duration;
+
+use demeter_policy::{ByteCount, Tier, TierBytes};
+use tokio::time::{Instant, timeout_at};
+
+use super::virtio_mem::within;
+use super::{Progress, ProvisionError, Provisioner};
+use crate::backing::Backing;
+use crate::qmp::Qmp;
+
+/// QEMU rations the events that tell of sizes to one a second: in between we look ourselves.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// The virtio balloon of one VM.
+#[derive(Debug)]
+pub struct VirtioBalloon<B> {
+    qmp: Qmp,
+    backing: B,
+    /// What each tier was last told to be.
+    wanted: TierBytes,
+}
+
+impl<B: Backing> VirtioBalloon<B> {
+    /// The balloon of a VM whose memory is `backing`.
+    pub fn new(qmp: Qmp, backing: B) -> Self {
+        let wanted = TierBytes::from_fn(|tier| backing.size(tier));
+        Self {
+            qmp,
+            backing,
+            wanted,
+        }
+    }
+
+    fn backed(&self, tier: Tier) -> Result<ByteCount, ProvisionError> {
+        let backed = self.backing.backed(tier);
+        backed.map_err(|source| ProvisionError::Backing { tier, source })
+    }
+
+    fn backed_in_all(&self) -> Result<u64, ProvisionError> {
+        Ok(self.backed(Tier::Fast)?.0 + self.backed(Tier::Slow)?.0)
+    }
+
+    /// The most that a guest of `guest` bytes can own of each tier.
+    fn at_most(&self, guest: ByteCount) -> Result<TierBytes, ProvisionError> {
+        let size = TierBytes::from_fn(|tier| self.backing.size(tier));
+        let held = (size.fast.0 + size.slow.0).saturating_sub(guest.0);
+        let own = |tier: Tier, other: Tier| {
+            let holes = size.get(other).0.saturating_sub(self.backed(other)?.0);
+            let missing = held.saturating_sub(holes);
+            Ok(ByteCount(size.get(tier).0.saturating_sub(missing)))
+        };
+        Ok(TierBytes {
+            fast: own(Tier::Fast, Tier::Slow)?,
+            slow: own(Tier::Slow, Tier::Fast)?,
+        })
+    }
+}
+
+impl<B: Backing> Provisioner for VirtioBalloon<B> {
+    fn name(&self) -> &'static str {
+        "virtio-balloon"
+    }
+
+    async fn actual(&mut self, deadline: Instant) -> Result<TierBytes, ProvisionError> {
+        let guest = within(&self.qmp, deadline, self.qmp.balloon_size()).await?;
+        self.at_most(guest)
+    }
+
+    async fn set(
+        &mut self,
+        tier: Tier,
+        target: ByteCount,
+        deadline: Instant,
+    ) -> Result<Progress, ProvisionError> {
+        let backed_before = self.backed_in_all()?;
+        *self.wanted.get_mut(tier) = target;
+        let whole = ByteCount(self.wanted.fast.0.saturating_add(self.wanted.slow.0));
+        within(&self.qmp, deadline, self.qmp.balloon(whole)).await?;
+        let guest = loop {
+            let change = self.qmp.size_change();
+            let guest = within(&self.qmp, deadline, self.qmp.balloon_size()).await?;
+            let now = Instant::now();
+            if guest == whole || now + LOOK_EVERY >= deadline {
+                break guest;
+            }
+            let _ = timeout_at(now + LOOK_EVERY, change).await;
+        };
+        let owned = *self.at_most(guest)?.get(tier);
+        // Which tier it takes memory from, another try does not change.
+        let reason =
+            (guest != whole).then(|| format!("the guest is at {guest} instead of {whole} in all"));
+        let returned = backed_before.saturating_sub(self.backed_in_all()?);
+        Ok(Progress {
+            owned,
+            returned_to_host: ByteCount(returned),
+            reason,
+        })
+    }
+}

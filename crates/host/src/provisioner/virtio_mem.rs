@@ -1,0 +1,182 @@
+//! Sizing by virtio-mem: each node of the guest has devices whose memory it takes or leaves on
+//! request. Works on stock guests (Linux 5.8 on x86-64), in steps of a device's blocks.
+//!
+//! QEMU discards a block before it tells a smaller size, so what a device shrinks by is what the
+//! host got back.
+
+use std::time::Duration;
+
+use demeter_policy::{ByteCount, NodeId, PerTier, Tier, TierBytes};
+use tokio::time::{Instant, timeout_at};
+
+use super::{Progress, ProvisionError, Provisioner};
+use crate::qmp::commands;
+use crate::qmp::{Qmp, QmpError};
+
+/// QEMU rations the events that tell of sizes to one a second: in between we look ourselves.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// The virtio-mem devices of one VM.
+#[derive(Debug)]
+pub struct VirtioMem {
+    qmp: Qmp,
+    nodes: PerTier<NodeId>,
+    /// What each node has besides its devices.
+    base: TierBytes,
+}
+
+impl VirtioMem {
+    /// Looks for the devices of a VM. `memdev` names the backends of the memory it was started
+    /// with, for nodes that have some.
+    pub async fn find(
+        qmp: Qmp,
+        nodes: PerTier<NodeId>,
+        memdev: &PerTier<Option<String>>,
+        deadline: Instant,
+    ) -> Result<Self, ProvisionError> {
+        let backends = within(&qmp, deadline, qmp.memory_backends()).await?;
+        let mut base = TierBytes::default();
+        for tier in Tier::ALL {
+            let Some(memdev) = memdev.get(tier) else {
+                continue;
+            };
+            let backend = backends.iter().find(|b| b.id.as_ref() == Some(memdev));
+            base.get_mut(tier).0 = backend
+                .ok_or_else(|| {
+                    ProvisionError::Refused(format!(
+                        "QEMU has no memory backend {memdev:?}, which the configuration names for {tier} memory"
+                    ))
+                })?
+                .size;
+        }
+        let found = Self { qmp, nodes, base };
+        for tier in Tier::ALL {
+            found.devices(tier, deadline).await?;
+        }
+        Ok(found)
+    }
+
+    /// The devices of a tier, by name.
+    async fn devices(&self, tier: Tier, deadline: Instant) -> Result<Vec<Device>, ProvisionError> {
+        let node = *self.nodes.get(tier);
+        let all = within(&self.qmp, deadline, self.qmp.virtio_mems()).await?;
+        let mut devices = vec![];
+        for info in all.into_iter().filter(|device| device.node() == node) {
+            let id = info.id.clone().ok_or_else(|| {
+                ProvisionError::Refused(format!(
+                    "a virtio-mem device of node {node} has no name; give its -device an id="
+                ))
+            })?;
+            devices.push(Device { id, info });
+        }
+        if devices.is_empty() {
+            return Err(ProvisionError::Refused(format!(
+                "QEMU has no virtio-mem device for the guest's node {node} ({tier} memory); add -device virtio-mem-pci,node={node},.."
+            )));
+        }
+        devices.sort_by(|a, b| a.id.cmp(&b.id));
+        Ok(devices)
+    }
+
+    fn owned(&self, tier: Tier, devices: &[Device]) -> ByteCount {
+        let plugged = devices.iter().map(|device| device.info.size);
+        ByteCount(plugged.fold(self.base.get(tier).0, u64::saturating_add))
+    }
+
+    /// Whether the guest has done what it was last asked. Waits for that until the deadline.
+    async fn settle(&self, tier: Tier, deadline: Instant) -> Result<Settled, ProvisionError> {
+        loop {
+            let change = self.qmp.size_change();
+            let devices = self.devices(tier, deadline).await?;
+            let done = devices.iter().all(|d| d.info.size == d.info.requested_size);
+            let now = Instant::now();
+            // The last answer must fit in before the deadline.
+            if done || now + LOOK_EVERY >= deadline {
+                return Ok(Settled { devices, done });
+            }
+            let _ = timeout_at(now + LOOK_EVERY, change).await;
+        }
+    }
+}
+
+struct Device {
+    id: String,
+    info: commands::VirtioMem,
+}
+
+struct Settled {
+    devices: Vec<Device>,
+    done: bool,
+}
+
+impl Provisioner for VirtioMem {
+    fn name(&self) -> &'static str {
+        "virtio-mem"
+    }
+
+    async fn actual(&mut self, deadline: Instant) -> Result<TierBytes, ProvisionError> {
+        let fast = self.devices(Tier::Fast, deadline).await?;
+        let slow = self.devices(Tier::Slow, deadline).await?;
+        Ok(TierBytes {
+            fast: self.owned(Tier::Fast, &fast),
+            slow: self.owned(Tier::Slow, &slow),
+        })
+    }
+
+    async fn set(
+        &mut self,
+        tier: Tier,
+        target: ByteCount,
+        deadline: Instant,
+    ) -> Result<Progress, ProvisionError> {
+        let before = self.devices(tier, deadline).await?;
+        let owned_before = self.owned(tier, &before);
+        let mut left = target.0.saturating_sub(self.base.get(tier).0);
+        for device in &before {
+            let share = left.min(device.info.max_size);
+            let share = share - share % device.info.block_size.max(1);
+            left -= share;
+            if device.info.requested_size != share {
+                let request = self.qmp.request_size(&device.id, ByteCount(share));
+                within(&self.qmp, deadline, request).await?;
+            }
+        }
+        let Settled { devices, done } = self.settle(tier, deadline).await?;
+        let owned = self.owned(tier, &devices);
+        let base = *self.base.get(tier);
+        let reason = if !done && owned > target {
+            Some("the guest does not leave more of it: it is in use".into())
+        } else if !done {
+            Some("the guest does not take more of it".into())
+        } else if target < base {
+            Some(format!("{base} of it belongs to no virtio-mem device"))
+        } else if devices.iter().all(|d| d.info.size == d.info.max_size) && owned < target {
+            Some("its virtio-mem devices are not larger".into())
+        } else {
+            // Whole blocks: nearer it does not get.
+            None
+        };
+        Ok(Progress {
+            owned,
+            returned_to_host: ByteCount(owned_before.0.saturating_sub(owned.0)),
+            reason,
+        })
+    }
+}
+
+/// A command that must be answered by `deadline`.
+pub(super) async fn within<T>(
+    qmp: &Qmp,
+    deadline: Instant,
+    command: impl Future<Output = Result<T, QmpError>>,
+) -> Result<T, ProvisionError> {
+    let silent = || ProvisionError::Timeout(format!("QEMU at {}", qmp.path().display()));
+    match timeout_at(deadline, command).await {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(QmpError::Timeout { .. })) | Err(_) => Err(silent()),
+        Ok(Err(error @ QmpError::Gone { .. })) => {
+            Err(ProvisionError::Unreachable(error.to_string()))
+        }
+        Ok(Err(error)) => Err(ProvisionError::Refused(error.to_string())),
+    }
+}

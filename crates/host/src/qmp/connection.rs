@@ -1,0 +1,415 @@
+//! One connection to one QEMU: commands out, answers and events in.
+//!
+//! A task of its own reads and writes the socket, so that a caller who gives up waiting leaves no
+//! half-written command behind. The connection ends with its last [`Qmp`] handle, or when QEMU
+//! goes away or says something that is not QMP; every waiting caller is told why. Connecting again
+//! is a new [`Connection`]: what was known of the old one may no longer hold.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::sync::{Notify, futures::Notified, mpsc, oneshot};
+use tokio::time::timeout;
+
+use super::decode::{DecodeError, Decoder, Event, Message};
+use super::socket::Peer;
+
+/// Commands that may wait to be sent, and commands that may wait for their answer.
+const COMMANDS_MAX: usize = 16;
+
+/// Events that may wait to be looked at.
+const EVENTS_MAX: usize = 256;
+
+/// How long to wait for QEMU.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// For the connection and the greeting.
+    pub greeting: Duration,
+    /// For the answer to a command.
+    pub command: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            greeting: Duration::from_secs(5),
+            command: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Why QEMU cannot be talked to, or does not do as told.
+#[derive(Debug, thiserror::Error)]
+pub enum QmpError {
+    /// Nobody listens, or we may not connect.
+    #[error(
+        "cannot connect to QEMU at {path}: {source}; start the VM with -qmp unix:{path},server=on,wait=off"
+    )]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The listener belongs to somebody else.
+    #[error(
+        "the socket {path} belongs to user {uid}, who is neither root nor us; if QEMU runs as that user, set owner_uid = {uid} for this VM"
+    )]
+    Foreign {
+        /// The socket.
+        path: PathBuf,
+        /// The user behind it.
+        uid: u32,
+    },
+    /// Nothing is said in time.
+    #[error(
+        "QEMU at {path} does not greet within {after:?}: another client holds this socket; give Demeter one of its own (a second -qmp option)"
+    )]
+    Silent {
+        /// The socket.
+        path: PathBuf,
+        /// How long we waited.
+        after: Duration,
+    },
+    /// A command has no answer in time.
+    #[error(
+        "QEMU at {path} does not answer {command} within {after:?}; is the VM's process stopped?"
+    )]
+    Timeout {
+        /// The socket.
+        path: PathBuf,
+        /// The command.
+        command: &'static str,
+        /// How long we waited.
+        after: Duration,
+    },
+    /// The connection has ended.
+    #[error("the connection to QEMU at {path} has ended: {why}")]
+    Gone {
+        /// The socket.
+        path: PathBuf,
+        /// What ended it.
+        why: String,
+    },
+    /// QEMU refuses a command.
+    #[error("QEMU at {path} refuses {command}: {desc}")]
+    Refused {
+        /// The socket.
+        path: PathBuf,
+        /// The command.
+        command: &'static str,
+        /// QEMU's words.
+        desc: String,
+    },
+    /// QEMU answers something else than its documentation says.
+    #[error("QEMU at {path} answers {command} with something unknown: {what}")]
+    Answer {
+        /// The socket.
+        path: PathBuf,
+        /// The command.
+        command: &'static str,
+        /// What is wrong with it.
+        what: String,
+    },
+}
+
+/// A fresh connection.
+#[derive(Debug)]
+pub struct Connection {
+    /// For commands.
+    pub qmp: Qmp,
+    /// For events.
+    pub events: Events,
+    /// Who listens.
+    pub peer: Peer,
+}
+
+/// A handle for commands; clones share the connection.
+#[derive(Debug, Clone)]
+pub struct Qmp {
+    shared: Arc<Shared>,
+    commands: mpsc::Sender<Command>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    path: PathBuf,
+    command_timeout: Duration,
+    /// Why the connection ended, once it has.
+    ended: OnceLock<String>,
+    /// Woken whenever a size may have changed.
+    size_change: Notify,
+}
+
+/// Resets and shutdowns that a connection tells of, in order.
+#[derive(Debug)]
+pub struct Events(mpsc::Receiver<Event>);
+
+impl Events {
+    /// The next one, or `None` when the connection has ended. May be dropped and called again
+    /// without losing one.
+    pub async fn next(&mut self) -> Option<Event> {
+        self.0.recv().await
+    }
+}
+
+#[derive(Debug)]
+struct Command {
+    name: &'static str,
+    arguments: Value,
+    answer: Answer,
+}
+
+/// Where an answer is waited for: what was returned, or QEMU's reason for refusing.
+type Answer = oneshot::Sender<Result<Value, String>>;
+
+impl Connection {
+    /// Connects, checks who listens, and negotiates. `owner_uid` is a user besides root and our
+    /// own whom to trust with a VM.
+    pub async fn open(
+        path: &Path,
+        owner_uid: Option<u32>,
+        limits: Limits,
+    ) -> Result<Self, QmpError> {
+        let handshake = async {
+            let connect_error = |source| QmpError::Connect {
+                path: path.into(),
+                source,
+            };
+            let mut stream = UnixStream::connect(path).await.map_err(connect_error)?;
+            let peer = Peer::of(&stream).map_err(connect_error)?;
+            // SAFETY: geteuid has no arguments and always succeeds.
+            let own_uid = unsafe { libc::geteuid() };
+            if !peer.is_trusted(own_uid, owner_uid) {
+                return Err(QmpError::Foreign {
+                    path: path.into(),
+                    uid: peer.uid,
+                });
+            }
+            let gone = |why: String| QmpError::Gone {
+                path: path.into(),
+                why,
+            };
+            let mut decoder = Decoder::default();
+            match first_message(&mut stream, &mut decoder).await {
+                Ok(Message::Greeting) => Ok((stream, peer, decoder)),
+                Ok(_) => Err(gone("it does not greet first".into())),
+                Err(why) => Err(gone(why)),
+            }
+        };
+        let (stream, peer, decoder) =
+            timeout(limits.greeting, handshake)
+                .await
+                .unwrap_or_else(|_| {
+                    Err(QmpError::Silent {
+                        path: path.into(),
+                        after: limits.greeting,
+                    })
+                })?;
+        let shared = Arc::new(Shared {
+            path: path.into(),
+            command_timeout: limits.command,
+            ended: OnceLock::new(),
+            size_change: Notify::new(),
+        });
+        let (commands, received) = mpsc::channel(COMMANDS_MAX);
+        let (events_in, events) = mpsc::channel(EVENTS_MAX);
+        let task = Task {
+            shared: shared.clone(),
+            stream,
+            decoder,
+            events: events_in,
+            pending: BTreeMap::new(),
+            last_id: 0,
+        };
+        tokio::spawn(task.run(received));
+        let qmp = Qmp { shared, commands };
+        let _: Value = qmp.execute("qmp_capabilities", json!({})).await?;
+        Ok(Self {
+            qmp,
+            events: Events(events),
+            peer,
+        })
+    }
+}
+
+async fn first_message(stream: &mut UnixStream, decoder: &mut Decoder) -> Result<Message, String> {
+    loop {
+        if let Some(message) = decoder.next_message().map_err(|error| error.to_string())? {
+            return Ok(message);
+        }
+        read_some(stream, decoder).await?;
+    }
+}
+
+async fn read_some(stream: &mut UnixStream, decoder: &mut Decoder) -> Result<(), String> {
+    let mut bytes = [0; 16 << 10];
+    match stream.read(&mut bytes).await {
+        Ok(0) => Err("QEMU closed it".into()),
+        Ok(count) => {
+            decoder.push(&bytes[..count]);
+            Ok(())
+        }
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+impl Qmp {
+    /// The socket's path, for messages.
+    pub fn path(&self) -> &Path {
+        &self.shared.path
+    }
+
+    /// Runs a command and reads its answer as `T`. A caller that stops waiting changes nothing
+    /// for others; QEMU may carry the command out all the same.
+    pub async fn execute<T: DeserializeOwned>(
+        &self,
+        command: &'static str,
+        arguments: Value,
+    ) -> Result<T, QmpError> {
+        let path = || self.shared.path.clone();
+        let gone = || QmpError::Gone {
+            path: path(),
+            why: self
+                .shared
+                .ended
+                .get()
+                .map_or("too many commands wait for an answer", String::as_str)
+                .into(),
+        };
+        let answered = async {
+            let (answer, waiting) = oneshot::channel();
+            let order = Command {
+                name: command,
+                arguments,
+                answer,
+            };
+            self.commands.send(order).await.map_err(|_| gone())?;
+            waiting.await.map_err(|_| gone())
+        };
+        let after = self.shared.command_timeout;
+        let answer = timeout(after, answered)
+            .await
+            .map_err(|_| QmpError::Timeout {
+                path: path(),
+                command,
+                after,
+            })??
+            .map_err(|desc| QmpError::Refused {
+                path: path(),
+                command,
+                desc,
+            })?;
+        serde_json::from_value(answer).map_err(|error| self.unknown(command, error.to_string()))
+    }
+
+    /// Waits until a memory device or the balloon changes its size, from the moment of this call
+    /// on; a connection that ends changes nothing any more.
+    pub fn size_change(&self) -> Notified<'_> {
+        self.shared.size_change.notified()
+    }
+
+    /// An answer that is not what it should be.
+    pub(super) fn unknown(&self, command: &'static str, what: String) -> QmpError {
+        QmpError::Answer {
+            path: self.shared.path.clone(),
+            command,
+            what,
+        }
+    }
+}
+
+/// What owns the socket.
+struct Task {
+    shared: Arc<Shared>,
+    stream: UnixStream,
+    decoder: Decoder,
+    events: mpsc::Sender<Event>,
+    pending: BTreeMap<u64, Answer>,
+    last_id: u64,
+}
+
+impl Task {
+    /// Works until the connection ends. The reason is told before those who wait are let go.
+    async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+        let why = loop {
+            let step = tokio::select! {
+                command = commands.recv() => match command {
+                    Some(command) => self.send(command).await,
+                    None => Err("nobody needs it any more".into()),
+                },
+                read = read_some(&mut self.stream, &mut self.decoder) => match read {
+                    Ok(()) => self.take_in(),
+                    error => error,
+                },
+            };
+            if let Err(why) = step {
+                break why;
+            }
+        };
+        tracing::debug!("{}: {why}", self.shared.path.display());
+        self.shared.ended.get_or_init(|| why);
+        // Only now `pending` goes, and those who wait for an answer hear of it.
+    }
+
+    async fn send(&mut self, command: Command) -> Result<(), String> {
+        self.pending.retain(|_, answer| !answer.is_closed());
+        if self.pending.len() >= COMMANDS_MAX {
+            // Dropped with its `answer`, which tells the caller.
+            return Ok(());
+        }
+        self.last_id += 1;
+        let text = json!({
+            "execute": command.name,
+            "arguments": command.arguments,
+            "id": self.last_id,
+        });
+        self.pending.insert(self.last_id, command.answer);
+        let line = format!("{text}\n");
+        let limit = self.shared.command_timeout;
+        match timeout(limit, self.stream.write_all(line.as_bytes())).await {
+            Ok(written) => written.map_err(|error| error.to_string()),
+            Err(_) => Err("QEMU reads nothing".into()),
+        }
+    }
+
+    /// Deals with all whole messages that have come in.
+    fn take_in(&mut self) -> Result<(), String> {
+        let error = |error: DecodeError| error.to_string();
+        while let Some(message) = self.decoder.next_message().map_err(error)? {
+            let (id, result) = match message {
+                Message::Return { id, value } => (id, Ok(value)),
+                Message::Error { id, desc } => (id, Err(desc)),
+                Message::Event(Event::Other) => continue,
+                Message::Event(Event::SizeChange) => {
+                    self.shared.size_change.notify_waiters();
+                    continue;
+                }
+                Message::Event(event) => {
+                    // An event that is not kept may be a reset that nobody hears of. A new
+                    // connection asks for everything anew.
+                    if let Err(mpsc::error::TrySendError::Full(_)) = self.events.try_send(event) {
+                        return Err("events come faster than they are looked at".into());
+                    }
+                    continue;
+                }
+                Message::Greeting => return Err("it greets twice".into()),
+            };
+            match self.pending.remove(&id) {
+                // The caller may have stopped waiting.
+                Some(answer) => drop(answer.send(result)),
+                // The answer to a command whose caller did so long ago.
+                None if id <= self.last_id => {}
+                None => return Err("it answers what was not asked".into()),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,233 @@
+//! Bytes from QEMU to messages. Total: whatever the bytes are, the answer is a message or an
+//! error, and no more than [`LINE_BYTES_MAX`] and what was pushed last are ever kept.
+
+use serde_json::{Map, Value};
+
+/// The longest line that is accepted. The longest real one, a memory tree of a large VM, is some
+/// tens of kilobytes.
+pub const LINE_BYTES_MAX: usize = 1 << 20;
+
+/// Why bytes are not QMP.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// A line does not end.
+    #[error("a line is longer than {LINE_BYTES_MAX} bytes")]
+    TooLong,
+    /// A line is not a JSON object.
+    #[error("a line is no JSON object: {0}")]
+    NotAnObject(String),
+    /// An object is no message that we know.
+    #[error("an object is neither greeting nor answer nor event: {0}")]
+    Unknown(String),
+}
+
+/// What QEMU says.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Message {
+    /// The first message.
+    Greeting,
+    /// The answer to a command that was carried out.
+    Return {
+        /// The command's number.
+        id: u64,
+        /// What it returned.
+        value: Value,
+    },
+    /// The answer to a command that was refused.
+    Error {
+        /// The command's number.
+        id: u64,
+        /// QEMU's words for people.
+        desc: String,
+    },
+    /// Something happened.
+    Event(Event),
+}
+
+/// What happens in a VM, as far as its memory is concerned. What an event tells beyond its name is
+/// not read: whoever hears of it asks for the present state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// The machine was reset: its memory is as after power-on, and its balloon is empty.
+    Reset,
+    /// The machine is going down.
+    Shutdown,
+    /// A memory device or the virtio balloon changed its size.
+    SizeChange,
+    /// Any other event; nothing that this crate looks at.
+    Other,
+}
+
+/// Cuts a stream of bytes into lines and lines into messages.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    buffer: Vec<u8>,
+    /// Bytes of `buffer` that are known to hold no end of line.
+    searched: usize,
+}
+
+impl Decoder {
+    /// Takes bytes in, as they came.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// The next message, or `None` when more bytes are needed. After an error the stream is of no
+    /// use any more.
+    pub fn next_message(&mut self) -> Result<Option<Message>, DecodeError> {
+        loop {
+            let unseen = &self.buffer[self.searched..];
+            let Some(end) = unseen.iter().position(|&byte| byte == b'\n') else {
+                self.searched = self.buffer.len();
+                return if self.searched > LINE_BYTES_MAX {
+                    Err(DecodeError::TooLong)
+                } else {
+                    Ok(None)
+                };
+            };
+            let end = self.searched + end;
+            if end > LINE_BYTES_MAX {
+                return Err(DecodeError::TooLong);
+            }
+            let message = match self.buffer[..end].trim_ascii() {
+                [] => None,
+                line => Some(message(line)),
+            };
+            self.buffer.drain(..=end);
+            self.searched = 0;
+            if let Some(message) = message {
+                return message.map(Some);
+            }
+        }
+    }
+}
+
+/// One line as a message.
+fn message(line: &[u8]) -> Result<Message, DecodeError> {
+    let mut object: Map<String, Value> = serde_json::from_slice(line)
+        .map_err(|error| DecodeError::NotAnObject(error.to_string()))?;
+    let id = object.get("id").and_then(Value::as_u64);
+    if let Some(name) = object.get("event") {
+        return Ok(Message::Event(event(name)));
+    }
+    match (object.remove("return"), object.get("error"), id) {
+        (Some(value), None, Some(id)) => Ok(Message::Return { id, value }),
+        (None, Some(error), Some(id)) => Ok(Message::Error {
+            id,
+            desc: error["desc"].as_str().unwrap_or("no reason given").into(),
+        }),
+        (None, None, _) if object.contains_key("QMP") => Ok(Message::Greeting),
+        _ => {
+            let keys: Vec<_> = object.keys().take(4).map(|key| brief(key)).collect();
+            Err(DecodeError::Unknown(keys.join(", ")))
+        }
+    }
+}
+
+/// The part of a foreign name that an error message can bear.
+fn brief(name: &str) -> String {
+    name.chars().take(20).collect()
+}
+
+fn event(name: &Value) -> Event {
+    match name.as_str() {
+        Some("RESET") => Event::Reset,
+        Some("SHUTDOWN") => Event::Shutdown,
+        Some("MEMORY_DEVICE_SIZE_CHANGE" | "BALLOON_CHANGE") => Event::SizeChange,
+        _ => Event::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn all(decoder: &mut Decoder) -> Result<Vec<Message>, DecodeError> {
+        std::iter::from_fn(|| decoder.next_message().transpose()).collect()
+    }
+
+    fn decode(text: &str) -> Result<Vec<Message>, DecodeError> {
+        let mut decoder = Decoder::default();
+        decoder.push(text.as_bytes());
+        all(&mut decoder)
+    }
+
+    const SESSION: &str = concat!(
+        r#"{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}}, "capabilities": ["oob"]}}"#,
+        "\r\n\r\n",
+        r#"{"return": {}, "id": 1}"#,
+        "\r\n",
+        r#"{"timestamp": {"seconds": 1, "microseconds": 2}, "event": "RESET", "data": {"guest": true}}"#,
+        "\n",
+        r#"{"id": 2, "error": {"class": "GenericError", "desc": "no such device"}}"#,
+        "\n",
+        r#"{"event": "MEMORY_DEVICE_SIZE_CHANGE", "data": {"id": "vm0", "size": 4096, "qom-path": "/x"}}"#,
+        "\n",
+        r#"{"event": ["BALLOON_CHANGE"]}"#,
+        "\n",
+    );
+
+    fn session() -> Vec<Message> {
+        vec![
+            Message::Greeting,
+            Message::Return {
+                id: 1,
+                value: serde_json::json!({}),
+            },
+            Message::Event(Event::Reset),
+            Message::Error {
+                id: 2,
+                desc: "no such device".into(),
+            },
+            Message::Event(Event::SizeChange),
+            Message::Event(Event::Other),
+        ]
+    }
+
+    #[test]
+    fn what_is_not_qmp_is_named() {
+        for (text, want) in [
+            ("HTTP/1.1 400 Bad Request\n", "no JSON object"),
+            ("[]\n", "no JSON object"),
+            ("{\"return\": {}}\n", "neither greeting nor answer"),
+            ("{\"return\": 1, \"error\": 2, \"id\": 3}\n", "neither"),
+            ("{\"id\": -1, \"return\": {}}\n", "neither"),
+        ] {
+            let said = decode(text).unwrap_err().to_string();
+            assert!(said.contains(want), "{text}: {said}");
+        }
+        let endless = "x".repeat(LINE_BYTES_MAX + 1);
+        assert_eq!(decode(&endless), Err(DecodeError::TooLong));
+        assert_eq!(decode(&(endless + "\n")), Err(DecodeError::TooLong));
+    }
+
+    proptest! {
+        #[test]
+        fn any_split_of_the_bytes_decodes_the_same(cuts in prop::collection::vec(0..SESSION.len(), 0..20)) {
+            let mut cuts = cuts;
+            cuts.extend([0, SESSION.len()]);
+            cuts.sort_unstable();
+            let mut decoder = Decoder::default();
+            let mut messages = vec![];
+            for cut in cuts.windows(2) {
+                decoder.push(&SESSION.as_bytes()[cut[0]..cut[1]]);
+                messages.extend(all(&mut decoder).unwrap());
+            }
+            prop_assert_eq!(messages, session());
+        }
+
+        #[test]
+        fn any_bytes_are_survived(chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 0..8)) {
+            let mut decoder = Decoder::default();
+            for chunk in chunks {
+                decoder.push(&chunk);
+                if all(&mut decoder).is_err() {
+                    break;
+                }
+                prop_assert!(!decoder.buffer.contains(&b'\n'));
+            }
+        }
+    }
+}

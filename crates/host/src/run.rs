@@ -1,0 +1,136 @@
+//! The host's process: one task that decides, one for each VM, and the API.
+//!
+//! Whoever decides takes in news of VMs and orders of the API, writes down what was promised, and
+//! only then sends commands. Killed at any point, it starts again from what is on disk and asks
+//! the VMs for the rest.
+
+mod deciding;
+mod known;
+
+use std::collections::BTreeMap;
+use std::future;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+
+use crate::VmName;
+use crate::api::{self, Handle, ListenError, Token};
+use crate::config::Config;
+use crate::controller::Refusal;
+use crate::memory::Claims;
+use crate::store::{Store, StoreError};
+use crate::view::{EventLog, HostView};
+use crate::vm::VmTask;
+use deciding::Deciding;
+
+/// News of VMs and orders of the API that may wait.
+const QUEUE_MAX: usize = 64;
+
+/// Why the host controller does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// What was promised cannot be read or written.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The API cannot be offered.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// What is kept and what is configured do not go together.
+    #[error("configuration: VM {vm}: {refusal}")]
+    Refused {
+        /// Whose.
+        vm: VmName,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// The system does not give what the process needs.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What it was to do.
+        what: &'static str,
+        /// What it said.
+        source: io::Error,
+    },
+}
+
+/// Runs the host controller until SIGTERM or SIGINT. VMs stay as they are then.
+pub fn run(config: &Config) -> Result<(), RunError> {
+    let system = |what| move |source| RunError::System { what, source };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        // One may be busy giving memory back while the other serves the rest.
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(system("start"))?;
+    runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate()).map_err(system("catch signals"))?;
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(system("catch signals"))?;
+        serve(config, Path::new("/"), async {
+            tokio::select! { _ = terminate.recv() => (), _ = interrupt.recv() => () }
+        })
+        .await
+    })
+}
+
+/// Runs the host controller until `stop`; `root` is where /proc is below.
+pub async fn serve(
+    config: &Config,
+    root: &Path,
+    stop: impl Future<Output = ()>,
+) -> Result<(), RunError> {
+    let token = config.token_file.as_deref().map(Token::load).transpose()?;
+    // The socket is also what keeps a second controller away from the state file.
+    let (listener, _socket) = api::unix(&config.socket)?;
+    let tcp = match config.listen {
+        Some(address) => Some(api::tcp(address).await?),
+        None => None,
+    };
+    let (store, ledger) = Store::open(&config.state)?;
+    let log = EventLog::default();
+    let (view_in, view) = watch::channel(Arc::new(HostView::default()));
+    let (news_in, news) = mpsc::channel(QUEUE_MAX);
+    let (orders_in, orders) = mpsc::channel(QUEUE_MAX);
+    let claims = Claims::default();
+    // Everything that was started ends with this function, whatever way it ends.
+    let mut tasks = JoinSet::new();
+    let mut commands = BTreeMap::new();
+    for (name, vm) in &config.vms {
+        let (commands_in, received) = mpsc::channel(1);
+        commands.insert(name.clone(), commands_in);
+        let task = VmTask {
+            name: name.clone(),
+            config: vm.clone(),
+            root: root.into(),
+            claims: claims.clone(),
+            commands: received,
+            news: news_in.clone(),
+        };
+        tasks.spawn(task.run());
+    }
+    let deciding = Deciding::new(config, store, ledger, commands, log.clone(), view_in)?;
+    let handle = Handle {
+        view,
+        log,
+        orders: orders_in,
+    };
+    let tcp = async {
+        match tcp.zip(token) {
+            Some((listener, token)) => api::serve_tcp(listener, handle.clone(), token).await,
+            None => future::pending().await,
+        }
+    };
+    let system = |what| move |source| RunError::System { what, source };
+    tokio::select! {
+        () = stop => Ok(()),
+        ended = deciding.run(news, orders) => match ended {},
+        ended = api::serve_unix(listener, handle.clone()) => ended.map_err(system("serve the API")),
+        ended = tcp => ended.map_err(system("serve the API over TCP")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,340 @@
+//! The one task that decides: the controller, the policy, and what is kept on disk.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use demeter_policy::provision::{self, Policy};
+use demeter_policy::{ByteCount, MIB, PerTier, Tier, TierBytes};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+
+use super::RunError;
+use super::known::Known;
+use crate::VmName;
+use crate::api::{self, Order};
+use crate::config::{Config, VmConfig};
+use crate::controller::{Command, Controller, Limits, Millis, Report, State, VmStatus};
+use crate::store::{Ledger, Store};
+use crate::view::{EventLog, HostView, VmView};
+use crate::vm::News;
+
+/// How often the policy is asked.
+const POLICY_EVERY: Duration = Duration::from_secs(1);
+
+/// The least that a policy moves.
+const STEP_MIN: ByteCount = ByteCount(16 * MIB);
+
+/// How often the view is made anew, at most.
+const VIEW_EVERY: Duration = Duration::from_millis(50);
+
+/// When nothing is due.
+const FAR: Duration = Duration::from_secs(3600);
+
+/// The controller and what it needs of the world.
+pub(super) struct Deciding {
+    controller: Controller,
+    policy: Policy,
+    /// Chosen while running, now or before.
+    policy_chosen: bool,
+    store: Store,
+    commands: BTreeMap<VmName, mpsc::Sender<Command>>,
+    known: BTreeMap<VmName, Known>,
+    log: EventLog,
+    view: watch::Sender<Arc<HostView>>,
+    started: Instant,
+    /// Why what was promised is not on disk. As long as it is not, nothing is ordered.
+    unsaved: Option<String>,
+    /// Something may have happened since the view was made.
+    stale: bool,
+}
+
+impl Deciding {
+    /// Takes on the configured VMs with what was kept of them.
+    pub(super) fn new(
+        config: &Config,
+        store: Store,
+        ledger: Ledger,
+        commands: BTreeMap<VmName, mpsc::Sender<Command>>,
+        log: EventLog,
+        view: watch::Sender<Arc<HostView>>,
+    ) -> Result<Self, RunError> {
+        let pools = config.pool.sizes();
+        let mut controller = Controller::new(pools);
+        for (name, vm) in &config.vms {
+            let kept = ledger.accounts.get(name).copied();
+            controller
+                .add(name.clone(), limits(vm), kept, vm.sizes())
+                .map_err(|refusal| RunError::Refused {
+                    vm: name.clone(),
+                    refusal,
+                })?;
+        }
+        for name in ledger.accounts.keys() {
+            if !config.vms.contains_key(name) {
+                tracing::warn!(
+                    "VM {name} is not in the configuration any more; what it has counts no longer"
+                );
+            }
+        }
+        let known = |(name, vm): (&VmName, &VmConfig)| (name.clone(), Known::new(vm));
+        Ok(Self {
+            controller,
+            policy: ledger.policy.unwrap_or(config.policy),
+            policy_chosen: ledger.policy.is_some(),
+            store,
+            commands,
+            known: config.vms.iter().map(known).collect(),
+            log,
+            view,
+            started: Instant::now(),
+            unsaved: None,
+            stale: false,
+        })
+    }
+
+    /// Decides until cancelled.
+    pub(super) async fn run(
+        mut self,
+        mut news: mpsc::Receiver<(VmName, News)>,
+        mut orders: mpsc::Receiver<Order>,
+    ) -> Infallible {
+        let mut policy_due = interval(POLICY_EVERY);
+        policy_due.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        self.publish();
+        let mut view_due = interval(VIEW_EVERY);
+        view_due.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            self.advance();
+            let due = self.controller.wake_at();
+            let due = due.map_or(FAR, |at| Duration::from_millis(at.0));
+            // Both channels' other ends live as long as this task.
+            tokio::select! {
+                Some((name, news)) = news.recv() => self.take_in(&name, news),
+                Some(order) = orders.recv() => self.obey(order),
+                _ = policy_due.tick() => self.ask_policy(),
+                _ = view_due.tick(), if self.stale => self.publish(),
+                () = sleep_until(self.started + due) => {}
+            }
+        }
+    }
+
+    fn now(&self) -> Millis {
+        Millis(self.started.elapsed().as_millis() as u64)
+    }
+
+    fn take_in(&mut self, name: &VmName, news: News) {
+        let now = self.now();
+        self.stale = true;
+        let Some(known) = self.known.get_mut(name) else {
+            return;
+        };
+        match news {
+            News::Report(report) => {
+                known.heard(&report);
+                self.controller.observe(now, name, report);
+            }
+            News::Returned(bytes) => known.returned.0 += bytes.0,
+            News::Usage(stats) => {
+                if known.used(&stats) {
+                    self.controller.observe(now, name, Report::Stirred);
+                }
+            }
+            News::Trouble(why) => {
+                if known.trouble.as_ref() != Some(&why) {
+                    tracing::warn!("VM {name}: {why}");
+                    self.log
+                        .push(unix_ms(), Some(name.to_string()), why.clone());
+                    known.trouble = Some(why);
+                }
+            }
+        }
+    }
+
+    /// Carries an order out as far as the disk, and answers.
+    fn obey(&mut self, order: Order) {
+        let (answer, refusal) = match order {
+            Order::SetTiers { vm, tiers, answer } => (answer, self.set_tiers(&vm, tiers).err()),
+            Order::SetPolicy { policy, answer } => {
+                self.policy = policy;
+                self.policy_chosen = true;
+                self.log
+                    .push(unix_ms(), None, format!("policy {policy} from now on"));
+                self.save();
+                self.ask_policy();
+                (answer, None)
+            }
+        };
+        self.advance();
+        self.publish();
+        let unsaved = || self.unsaved.clone().map(api::Refusal::State);
+        // Whoever asked may have stopped waiting.
+        let _ = answer.send(refusal.or_else(unsaved).map_or(Ok(()), Err));
+    }
+
+    fn set_tiers(
+        &mut self,
+        name: &VmName,
+        tiers: PerTier<Option<ByteCount>>,
+    ) -> Result<(), api::Refusal> {
+        let vm = self.controller.vms().find(|(vm, _)| *vm == name);
+        let (_, vm) = vm.ok_or_else(|| api::Refusal::NoVm(name.clone()))?;
+        if self.policy != Policy::Static {
+            return Err(api::Refusal::Conflict(format!(
+                "policy {} decides about sizes; choose policy static first",
+                self.policy
+            )));
+        }
+        let wish = TierBytes::from_fn(|tier| tiers.get(tier).unwrap_or(*vm.desired.get(tier)));
+        self.controller
+            .desire(self.now(), &[(name.clone(), wish)])
+            .map_err(|refusal| api::Refusal::Conflict(refusal.to_string()))
+    }
+
+    /// Wishes what the policy gives.
+    fn ask_policy(&mut self) {
+        if self.policy == Policy::Static {
+            return;
+        }
+        let pools = TierBytes::from_fn(|tier| self.controller.pool(tier));
+        let vms: Vec<_> = self.controller.vms().collect();
+        let claims: Vec<_> = vms
+            .iter()
+            .map(|(name, vm)| claim(vm, &self.known[*name]))
+            .collect();
+        let wishes: Vec<_> = match provision::allocate(self.policy, pools, &claims, STEP_MIN) {
+            Ok(grants) => vms
+                .iter()
+                .zip(&claims)
+                .zip(grants)
+                .filter(|((_, claim), _)| !claim.pinned)
+                .map(|(((name, _), _), grant)| ((*name).clone(), grant))
+                .collect(),
+            Err(overbooked) => {
+                tracing::warn!("policy {}: {overbooked}", self.policy);
+                return;
+            }
+        };
+        if let Err(refusal) = self.controller.desire(self.now(), &wishes) {
+            tracing::warn!("policy {}: {refusal}", self.policy);
+        }
+    }
+
+    /// Does what is due: on disk first, then to the VMs.
+    fn advance(&mut self) {
+        let step = self.controller.step(self.now());
+        self.stale |= step.accounts_changed || !step.log.is_empty();
+        for entry in step.log {
+            let vm = entry.vm.map(|vm| vm.to_string());
+            tracing::debug!("{}: {}", vm.as_deref().unwrap_or("host"), entry.what);
+            self.log.push(unix_ms(), vm, entry.what.to_string());
+        }
+        if step.accounts_changed || self.unsaved.is_some() {
+            self.save();
+        }
+        if self.unsaved.is_none() {
+            for command in step.commands {
+                // A task that is still busy, or that gave up meanwhile, is asked again when the
+                // report is overdue.
+                let _ = self.commands[&command.vm].try_send(command);
+            }
+        }
+    }
+
+    fn save(&mut self) {
+        let ledger = Ledger {
+            policy: self.policy_chosen.then_some(self.policy),
+            accounts: self.controller.accounts(),
+        };
+        let failed = self
+            .store
+            .save(&ledger)
+            .err()
+            .map(|error| error.to_string());
+        if let Some(why) = &failed
+            && self.unsaved.is_none()
+        {
+            tracing::error!("{why}; no VM is told anything until that is mended");
+            self.log.push(unix_ms(), None, why.clone());
+        }
+        self.unsaved = failed;
+    }
+
+    fn publish(&mut self) {
+        self.stale = false;
+        let vms = self.controller.vms();
+        let view = HostView {
+            version: env!("CARGO_PKG_VERSION").into(),
+            policy: self.policy.to_string(),
+            pool: TierBytes::from_fn(|tier| self.controller.pool(tier)).into(),
+            counted: TierBytes::from_fn(|tier| self.controller.counted(tier)).into(),
+            violations: self.controller.violations(),
+            vms: vms
+                .map(|(name, vm)| vm_view(name, vm, &self.known[name]))
+                .collect(),
+        };
+        self.view.send_replace(Arc::new(view));
+    }
+}
+
+fn limits(vm: &VmConfig) -> Limits {
+    let limits = vm.limits();
+    Limits {
+        guarantee: vm.guarantees(),
+        limit: TierBytes::from_fn(|tier| limits.get(tier).unwrap_or(ByteCount(u64::MAX))),
+        oom: vm.oom(),
+    }
+}
+
+/// A VM as the policy sees it.
+fn claim(vm: &VmStatus, known: &Known) -> provision::Claim {
+    let pinned = vm.state != State::Here;
+    provision::Claim {
+        share: known.share,
+        guarantee: vm.limits.guarantee,
+        limit: vm.limits.limit,
+        current: match vm.state {
+            // It keeps what it has, whatever it was to have.
+            State::Hostile(_) => {
+                TierBytes::from_fn(|tier| *vm.desired.get(tier).max(vm.counted.get(tier)))
+            }
+            _ => vm.desired,
+        },
+        usage: known.usage,
+        pinned,
+    }
+}
+
+fn vm_view(name: &VmName, vm: VmStatus, known: &Known) -> VmView {
+    let oom = |tier| match tier {
+        Tier::Fast => 0,
+        Tier::Slow => vm.limits.oom.0,
+    };
+    let target = |tier| ByteCount(vm.desired.get(tier).0.saturating_sub(oom(tier)));
+    let (state, lie) = match vm.state {
+        State::Here => ("up", None),
+        State::Away => ("down", None),
+        State::Hostile(lie) => ("marked", Some(lie)),
+    };
+    VmView {
+        name: name.to_string(),
+        provisioner: known.provisioner.into(),
+        state: state.into(),
+        desired: vm.desired.into(),
+        target: TierBytes::from_fn(target).into(),
+        counted: vm.counted.into(),
+        owned: vm.owned.map(Into::into),
+        returned_bytes: known.returned.0,
+        fast_hit: known.fast_hit,
+        working_set_bytes: known.usage.map(|usage| usage.working_set.0),
+        pressure: known.pressure,
+        problem: lie.or_else(|| known.trouble.clone()).or(vm.reason),
+    }
+}
+
+/// Milliseconds since 1970, for people.
+fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
+}

@@ -1,0 +1,143 @@
+//! What is known of a VM besides what the controller knows: for the policy and for people.
+
+use demeter_policy::provision::{Smoothed, Usage};
+use demeter_policy::{ByteCount, NodeId, PerTier, TierBytes};
+use demeter_proto::{NodeStats, Stats};
+
+use crate::config::VmConfig;
+use crate::controller::Report;
+
+/// From so much of the time on in which some task of a guest waits for memory, it is pressed.
+const PRESSED_PERMILLE: u16 = 100;
+
+/// One VM.
+#[derive(Debug)]
+pub(super) struct Known {
+    pub share: u32,
+    pub provisioner: &'static str,
+    nodes: PerTier<NodeId>,
+    /// What went back to the host.
+    pub returned: ByteCount,
+    /// Why it cannot be managed.
+    pub trouble: Option<String>,
+    /// How it uses its memory, smoothed; `None` until it says so.
+    pub usage: Option<Usage>,
+    working_set: Smoothed,
+    /// Share of sampled accesses that fast memory served.
+    pub fast_hit: Option<f64>,
+    /// Share of time that some task waited for memory.
+    pub pressure: Option<f64>,
+    /// What the driver took back by itself since the guest began.
+    oom_returned: ByteCount,
+}
+
+impl Known {
+    pub fn new(config: &VmConfig) -> Self {
+        Self {
+            share: config.share,
+            provisioner: config.provisioner.name(),
+            nodes: config.nodes(),
+            returned: ByteCount(0),
+            trouble: None,
+            usage: None,
+            working_set: Smoothed::default(),
+            fast_hit: None,
+            pressure: None,
+            oom_returned: ByteCount(0),
+        }
+    }
+
+    /// Takes in that the VM came, went, or began anew.
+    pub fn heard(&mut self, report: &Report) {
+        if matches!(report, Report::Here) {
+            self.trouble = None;
+        }
+        if matches!(report, Report::Lost | Report::Gone | Report::Reset) {
+            self.usage = None;
+            self.working_set = Smoothed::default();
+            self.fast_hit = None;
+            self.pressure = None;
+            self.oom_returned = ByteCount(0);
+        }
+    }
+
+    /// Takes in what the guest says of itself, and says whether it took memory back by itself. It
+    /// can lie; then it gets what its share, guarantee and limit make of the lie.
+    pub fn used(&mut self, stats: &Stats) -> bool {
+        let of_node = |node: NodeId| stats.nodes.iter().find(|of| of.node == node);
+        let in_use = |of: &NodeStats| {
+            let not_used = of.free.0.saturating_add(of.held.0);
+            ByteCount(of.total.0.saturating_sub(not_used))
+        };
+        let measured = stats.nodes.iter().map(|of| of.working_set.0);
+        let working_set = ByteCount(measured.fold(0, u64::saturating_add));
+        self.usage = Some(Usage {
+            used: TierBytes::from_fn(|tier| {
+                of_node(*self.nodes.get(tier))
+                    .map(in_use)
+                    .unwrap_or_default()
+            }),
+            working_set: self.working_set.update(working_set),
+            pressed: stats.psi_some.get() >= PRESSED_PERMILLE,
+        });
+        let share = |permille: demeter_proto::Permille| f64::from(permille.get()) / 1000.0;
+        self.fast_hit = stats.fast_hit.map(share);
+        self.pressure = Some(share(stats.psi_some));
+        let before = std::mem::replace(&mut self.oom_returned, stats.oom_returned);
+        before != stats.oom_returned
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use demeter_policy::MIB;
+    use demeter_proto::Permille;
+
+    use super::*;
+
+    #[test]
+    fn usage_is_by_tier_and_forgotten_with_the_guest() {
+        let config = toml::from_str(
+            "qmp = \"/q\"\nfast = { size_mib = 1, node = 4 }\nslow = { size_mib = 1 }",
+        );
+        let mut known = Known::new(&config.unwrap());
+        let node = |node, total, free, held, working_set| NodeStats {
+            node: NodeId(node),
+            total: ByteCount(total * MIB),
+            free: ByteCount(free * MIB),
+            held: ByteCount(held * MIB),
+            working_set: ByteCount(working_set * MIB),
+        };
+        let mut stats = Stats {
+            psi_some: Permille::new(100),
+            psi_full: Permille::new(0),
+            fast_hit: Some(Permille::new(750)),
+            oom_returned: ByteCount(0),
+            nodes: vec![
+                node(1, 100, 20, 50, 3),
+                node(4, 100, 10, 0, 40),
+                node(7, 9, 0, 0, 0),
+            ],
+        };
+        assert!(!known.used(&stats));
+        let usage = known.usage.unwrap();
+        assert_eq!(usage.used.fast, ByteCount(90 * MIB));
+        assert_eq!(usage.used.slow, ByteCount(30 * MIB));
+        assert_eq!(usage.working_set, ByteCount(43 * MIB));
+        assert!(usage.pressed);
+        assert_eq!((known.fast_hit, known.pressure), (Some(0.75), Some(0.1)));
+
+        // Sums beyond all bounds are a lie, but no reason to fall over.
+        stats.nodes = vec![node(4, 1, u64::MAX / MIB, u64::MAX / MIB, u64::MAX / MIB); 8];
+        stats.oom_returned = ByteCount(1);
+        assert!(known.used(&stats));
+        assert!(!known.used(&stats));
+        assert_eq!(known.usage.unwrap().used.fast, ByteCount(0));
+
+        known.trouble = Some("nobody listens".into());
+        known.heard(&Report::Reset);
+        assert!(known.usage.is_none() && known.fast_hit.is_none());
+        known.heard(&Report::Here);
+        assert!(known.trouble.is_none());
+    }
+}

@@ -1,0 +1,282 @@
+//! The whole host, over its API, with VMs that are simulated and memory that is real.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use demeter_policy::{ByteCount, MIB, Tier, TierBytes};
+use tokio::net::UnixStream;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::*;
+use crate::api::tests::ask;
+use crate::testing::{FakeGuest, FakeVm};
+use crate::view::{EventView, TierView, VmView};
+
+const SIZE: TierBytes = TierBytes {
+    fast: ByteCount(64 * MIB),
+    slow: ByteCount(128 * MIB),
+};
+
+/// A host and its folder. Aborted when dropped, as by kill -9.
+struct Host {
+    folder: Arc<tempfile::TempDir>,
+    task: JoinHandle<Result<(), RunError>>,
+    stop: Option<tokio::sync::oneshot::Sender<()>>,
+}
+
+impl Host {
+    /// `vms` are the sections of VMs.
+    async fn start(folder: Arc<tempfile::TempDir>, vms: &str) -> Self {
+        let text = format!(
+            "socket = \"{0}/host.sock\"\nstate = \"{0}/state.json\"\n\
+             pool = {{ fast_mib = 200, slow_mib = 500 }}\n{vms}",
+            folder.path().display()
+        );
+        let path = folder.path().join("host.toml");
+        std::fs::write(&path, text).unwrap();
+        let config = Config::load(&path).unwrap();
+        let (stop, stopped) = tokio::sync::oneshot::channel();
+        let task = tokio::spawn(async move {
+            let stop = async { drop(stopped.await) };
+            serve(&config, Path::new("/"), stop).await
+        });
+        let host = Self {
+            folder,
+            task,
+            stop: Some(stop),
+        };
+        let up = async {
+            while UnixStream::connect(host.socket()).await.is_err() {
+                assert!(!host.task.is_finished(), "it does not start");
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        soon(up).await;
+        host
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("host.sock")
+    }
+
+    async fn ask(&self, request: &str, body: &str) -> String {
+        ask(
+            UnixStream::connect(self.socket()).await.unwrap(),
+            request,
+            body,
+        )
+        .await
+    }
+
+    async fn view(&self) -> HostView {
+        let answer = self.ask("GET /v1/vms", "").await;
+        let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+        serde_json::from_str(body).unwrap()
+    }
+
+    async fn events(&self) -> Vec<EventView> {
+        let answer = self.ask("GET /v1/events", "").await;
+        let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+        serde_json::from_str(body).unwrap()
+    }
+
+    /// Waits until a VM is as described; never once may more be promised than there is.
+    async fn until(&self, vm: &str, what: &str, is: impl Fn(&VmView) -> bool) -> VmView {
+        let end = Instant::now() + Duration::from_secs(20);
+        loop {
+            let view = self.view().await;
+            assert_eq!(view.violations, 0);
+            let found = view.vms.into_iter().find(|of| of.name == vm).unwrap();
+            if is(&found) {
+                return found;
+            }
+            let events = self.events().await;
+            assert!(
+                Instant::now() < end,
+                "{vm} is never {what}: {found:?} {events:#?}"
+            );
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    async fn until_owns(&self, vm: &str, fast_mib: u64, slow_mib: u64) -> VmView {
+        let want = Some(TierView {
+            fast_bytes: fast_mib * MIB,
+            slow_bytes: slow_mib * MIB,
+        });
+        let what = format!("at {fast_mib} and {slow_mib} MiB");
+        self.until(vm, &what, |vm| vm.owned == want).await
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    timeout(Duration::from_secs(20), future)
+        .await
+        .expect("in time")
+}
+
+fn folder() -> Arc<tempfile::TempDir> {
+    Arc::new(tempfile::tempdir().unwrap())
+}
+
+/// A VM's section: 32 of 64 MiB fast and 96 of 128 MiB slow memory to begin with.
+fn section(name: &str, vm: &FakeVm, more: &str) -> String {
+    let folder = vm.folder().display();
+    format!(
+        "[vm.{name}]\nqmp = \"{folder}/qmp\"\nagent = \"{folder}/agent\"\noom_mib = 0\n{more}\n\
+         fast = {{ memdev = \"node0\", size_mib = 32, guarantee_mib = 16 }}\n\
+         slow = {{ memdev = \"node1\", size_mib = 96, limit_mib = 128 }}\n"
+    )
+}
+
+fn guest(vm: &FakeVm) -> FakeGuest {
+    FakeGuest::new(vm.folder().join("agent"), &vm.guest_ranges())
+}
+
+fn backed(vm: &FakeVm, tier: Tier) -> u64 {
+    vm.file(tier).metadata().unwrap().blocks() * 512
+}
+
+#[tokio::test]
+async fn a_vm_gets_what_is_wished_and_its_memory_really_returns() {
+    let vm = FakeVm::new(SIZE);
+    let _guest = guest(&vm);
+    let host = Host::start(folder(), &section("db", &vm, "")).await;
+    let db = host.until_owns("db", 32, 96).await;
+    assert_eq!(db.returned_bytes, 64 * MIB);
+    assert_eq!(backed(&vm, Tier::Fast), 32 * MIB);
+    assert_eq!(backed(&vm, Tier::Slow), 96 * MIB);
+    host.until("db", "heard of", |vm| vm.fast_hit == Some(0.9))
+        .await;
+
+    let set = |body: &'static str| host.ask("PUT /v1/vms/db/tiers", body);
+    assert!(set("{\"fast_mib\": 64}").await.starts_with("204"));
+    host.until_owns("db", 64, 96).await;
+    assert!(
+        set("{\"fast_mib\": 16, \"slow_mib\": 64}")
+            .await
+            .starts_with("204")
+    );
+    host.until_owns("db", 16, 64).await;
+    assert_eq!(backed(&vm, Tier::Fast), 16 * MIB);
+    for (body, why) in [
+        ("{\"fast_mib\": 201}", "the pool's 200 MiB"),
+        ("{\"fast_mib\": 15}", "guarantee of 16 MiB"),
+        ("{\"slow_mib\": 129}", "limit of 128 MiB"),
+    ] {
+        let refused = set(body).await;
+        assert!(
+            refused.starts_with("409") && refused.contains(why),
+            "{refused}"
+        );
+    }
+    host.until_owns("db", 16, 64).await;
+}
+
+#[tokio::test]
+async fn what_was_wished_outlives_a_kill_and_an_end_is_clean() {
+    let vm = FakeVm::new(SIZE);
+    let _guest = guest(&vm);
+    let folder = folder();
+    let section = section("db", &vm, "");
+    let host = Host::start(folder.clone(), &section).await;
+    let answer = host.ask("PUT /v1/vms/db/tiers", "{\"fast_mib\": 48}").await;
+    assert!(answer.starts_with("204"), "{answer}");
+    // As by kill -9: nothing is said, nothing removed but what the system closes.
+    drop(host);
+    let mut host = Host::start(folder, &section).await;
+    host.until_owns("db", 48, 96).await;
+    host.stop.take().unwrap().send(()).unwrap();
+    soon(&mut host.task).await.unwrap().unwrap();
+    assert!(!host.socket().exists());
+}
+
+#[tokio::test]
+async fn a_silent_vm_delays_no_other() {
+    let (silent, lively) = (FakeVm::new(SIZE), FakeVm::new(SIZE));
+    let (quiet_guest, _guest) = (guest(&silent), guest(&lively));
+    let vms = section("silent", &silent, "") + &section("lively", &lively, "");
+    let host = Host::start(folder(), &vms).await;
+    host.until_owns("silent", 32, 96).await;
+    host.until_owns("lively", 32, 96).await;
+    quiet_guest.fall_silent();
+    let set = |vm: &'static str| host.ask(vm, "{\"fast_mib\": 16}");
+    assert!(set("PUT /v1/vms/silent/tiers").await.starts_with("204"));
+    let begun = Instant::now();
+    assert!(set("PUT /v1/vms/lively/tiers").await.starts_with("204"));
+    host.until_owns("lively", 16, 96).await;
+    assert!(begun.elapsed() < Duration::from_secs(2));
+    let silent = host
+        .until("silent", "in trouble", |vm| vm.problem.is_some())
+        .await;
+    // What it may still have counts.
+    assert_eq!(silent.counted.fast_bytes, 32 * MIB);
+}
+
+#[tokio::test]
+async fn a_reset_empties_the_balloon_and_an_end_frees_the_pool() {
+    let vm = FakeVm::new(SIZE);
+    let _guest = guest(&vm);
+    let host = Host::start(folder(), &section("db", &vm, "")).await;
+    host.until_owns("db", 32, 96).await;
+    vm.tell("RESET");
+    let told = async {
+        while !host
+            .events()
+            .await
+            .iter()
+            .any(|event| event.text.contains("reset"))
+        {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon(told).await;
+    host.until_owns("db", 32, 96).await;
+    vm.kill();
+    host.until("db", "down", |vm| vm.state == "down").await;
+}
+
+#[tokio::test]
+async fn vms_that_cannot_be_managed_say_why() {
+    let (one, two, three) = (FakeVm::new(SIZE), FakeVm::new(SIZE), FakeVm::new(SIZE));
+    one.state().private = true;
+    two.state().pinned = true;
+    let absent = section("absent", &three, "").replace("/qmp", "/nothing");
+    let vms = section("private", &one, "") + &section("pinned", &two, "") + &absent;
+    let vms = vms.replace("size_mib = 96", "size_mib = 64");
+    let host = Host::start(folder(), &vms).await;
+    for (name, why) in [
+        ("private", "share=on"),
+        ("pinned", "\"gpu0\""),
+        ("absent", "start the VM with -qmp"),
+    ] {
+        let in_trouble = |vm: &VmView| vm.problem.as_ref().is_some_and(|p| p.contains(why));
+        host.until(name, why, in_trouble).await;
+    }
+}
+
+#[tokio::test]
+async fn a_policy_divides_and_is_remembered() {
+    let vm = FakeVm::new(SIZE);
+    let folder = folder();
+    let section =
+        section("db", &vm, "provisioner = \"virtio-mem\"\nshare = 5").replace("agent", "#");
+    let host = Host::start(folder.clone(), &section).await;
+    let answer = host.ask("PUT /v1/policy", "{\"policy\": \"shares\"}").await;
+    assert!(answer.starts_with("204"), "{answer}");
+    // All of the pool, as far as there are limits and devices.
+    host.until_owns("db", 128, 128).await;
+    let refused = host.ask("PUT /v1/vms/db/tiers", "{\"fast_mib\": 16}").await;
+    assert!(refused.contains("policy shares decides"), "{refused}");
+    drop(host);
+    let host = Host::start(folder, &section).await;
+    assert_eq!(host.view().await.policy, "shares");
+}

@@ -1,0 +1,185 @@
+//! A guest's agent that behaves, with a driver that holds whole blocks.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, NodeId};
+use demeter_proto::{
+    Done, GpaRange, Message, NodeStats, Outcome, Permille, Ranges, RequestId, Resize, Stats,
+};
+use tokio::net::UnixListener;
+use tokio::task::JoinHandle;
+
+use crate::agent::tests::{Pipe, hello};
+
+/// What the guest's driver has of a node: blocks by address, and whether they are held.
+type Node = BTreeMap<u64, bool>;
+
+#[derive(Debug, Default)]
+struct State {
+    nodes: BTreeMap<NodeId, Node>,
+    /// Blocks that the guest would not give.
+    in_use: BTreeMap<NodeId, usize>,
+    silent: bool,
+}
+
+/// The guest; its agent answers until dropped.
+pub(crate) struct FakeGuest {
+    state: Arc<Mutex<State>>,
+    agent: JoinHandle<()>,
+}
+
+impl FakeGuest {
+    /// A guest whose nodes are made of these ranges. It serves what QEMU would: the host's end
+    /// of its port.
+    pub fn new(socket: PathBuf, ranges: &[(NodeId, GpaRange)]) -> Self {
+        let mut state = State::default();
+        for (node, range) in ranges {
+            let blocks =
+                (range.start.0..range.start.0 + range.bytes.0).step_by(BLOCK_SIZE as usize);
+            let node = state.nodes.entry(*node).or_default();
+            node.extend(blocks.map(|block| (block, false)));
+        }
+        let state = Arc::new(Mutex::new(state));
+        let listener = UnixListener::bind(socket).unwrap();
+        let agent = tokio::spawn(serve(listener, state.clone()));
+        Self { state, agent }
+    }
+
+    /// From now on the guest keeps so much of a node, whatever is asked.
+    pub fn use_memory(&self, node: NodeId, bytes: ByteCount) {
+        let blocks = (bytes.0 / BLOCK_SIZE) as usize;
+        self.state.lock().unwrap().in_use.insert(node, blocks);
+    }
+
+    /// Says nothing any more.
+    pub fn fall_silent(&self) {
+        self.state.lock().unwrap().silent = true;
+    }
+}
+
+impl Drop for FakeGuest {
+    fn drop(&mut self) {
+        self.agent.abort();
+    }
+}
+
+async fn serve(listener: UnixListener, state: Arc<Mutex<State>>) {
+    for session in 1.. {
+        let mut pipe = Pipe::accept(&listener).await;
+        pipe.say(&Message::Hello(hello(1, session))).await;
+        let stats = stats(&state.lock().unwrap());
+        pipe.say(&stats).await;
+        while let Some(message) = pipe.hear().await {
+            let answers = {
+                let mut state = state.lock().unwrap();
+                if state.silent {
+                    vec![]
+                } else {
+                    state.answer(message)
+                }
+            };
+            for answer in answers {
+                pipe.say(&answer).await;
+            }
+        }
+    }
+}
+
+fn stats(state: &State) -> Message {
+    let node = |(node, blocks): (&NodeId, &Node)| NodeStats {
+        node: *node,
+        total: ByteCount(blocks.len() as u64 * BLOCK_SIZE),
+        free: ByteCount(0),
+        held: ByteCount(0),
+        working_set: ByteCount(BLOCK_SIZE),
+    };
+    Message::Stats(Stats {
+        psi_some: Permille::new(0),
+        psi_full: Permille::new(0),
+        fast_hit: Some(Permille::new(900)),
+        oom_returned: ByteCount(0),
+        nodes: state.nodes.iter().map(node).collect(),
+    })
+}
+
+impl State {
+    fn answer(&mut self, message: Message) -> Vec<Message> {
+        match message {
+            Message::Ping { nonce } => vec![Message::Pong { nonce }],
+            Message::List { request, node } => {
+                let held = self.held(node);
+                let part = Message::Held(ranges(request, node, &held));
+                vec![part, self.done(request, node, 0, true)]
+            }
+            Message::Inflate(Resize {
+                request,
+                node,
+                bytes,
+            }) => {
+                let wanted = (bytes.0 / BLOCK_SIZE) as usize;
+                let free = self.nodes[&node].len() - self.held(node).len();
+                let give =
+                    wanted.min(free.saturating_sub(self.in_use.get(&node).copied().unwrap_or(0)));
+                let taken = self.turn(node, give, true);
+                let part = Message::Inflated(ranges(request, node, &taken));
+                vec![part, self.done(request, node, taken.len(), give == wanted)]
+            }
+            Message::Deflate(Resize {
+                request,
+                node,
+                bytes,
+            }) => {
+                let wanted = (bytes.0 / BLOCK_SIZE) as usize;
+                let given = self.turn(node, wanted, false);
+                vec![self.done(request, node, given.len(), given.len() == wanted)]
+            }
+            _ => vec![],
+        }
+    }
+
+    fn held(&self, node: NodeId) -> Vec<u64> {
+        let blocks = self.nodes[&node].iter();
+        blocks
+            .filter(|(_, held)| **held)
+            .map(|(block, _)| *block)
+            .collect()
+    }
+
+    /// Makes `count` blocks held, or free; says which.
+    fn turn(&mut self, node: NodeId, count: usize, held: bool) -> Vec<u64> {
+        let blocks = self.nodes.entry(node).or_default().iter_mut();
+        let others = blocks.filter(|(_, now)| **now != held).take(count);
+        others
+            .map(|(block, now)| {
+                *now = held;
+                *block
+            })
+            .collect()
+    }
+
+    fn done(&self, request: RequestId, node: NodeId, moved: usize, all: bool) -> Message {
+        Message::Done(Done {
+            request,
+            node,
+            moved: ByteCount(moved as u64 * BLOCK_SIZE),
+            held: ByteCount(self.held(node).len() as u64 * BLOCK_SIZE),
+            outcome: if all { Outcome::Ok } else { Outcome::Partial },
+            reason: if all { "" } else { "the rest is in use" }.into(),
+        })
+    }
+}
+
+fn ranges(request: RequestId, node: NodeId, blocks: &[u64]) -> Ranges {
+    let range = |&block| GpaRange {
+        start: GuestPhysAddr(block),
+        bytes: ByteCount(BLOCK_SIZE),
+    };
+    Ranges {
+        request,
+        node,
+        more: false,
+        ranges: blocks.iter().map(range).collect(),
+    }
+}

@@ -1,0 +1,329 @@
+//! A VM's task: connects to its QEMU, finds its memory, carries out what the controller orders,
+//! and tells it what happens. Each VM has its own, so that one that does not answer delays no
+//! other.
+
+use std::future;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::time::Duration;
+
+use demeter_policy::{ByteCount, PerTier};
+use demeter_proto::{BootId, RequestId, Stats};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until};
+
+use crate::VmName;
+use crate::agent::{Agent, Peer};
+use crate::config::{ProvisionerKind, VmConfig};
+use crate::controller::{Command, PATIENCE, Report};
+use crate::memory::{Claims, LiveBacking, MemoryError};
+use crate::process::Process;
+use crate::provisioner::balloon::Balloon;
+use crate::provisioner::virtio_balloon::VirtioBalloon;
+use crate::provisioner::virtio_mem::VirtioMem;
+use crate::provisioner::{ProvisionError, Provisioner, carry_out};
+use crate::qmp::{self, Connection, Event, Events, QmpError};
+
+/// The first pause before QEMU is looked for again; it doubles up to [`PAUSE_MAX`].
+const PAUSE: Duration = Duration::from_millis(250);
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// How long a QEMU whose connection has ended may take to end itself.
+const LAST_BREATH: Duration = Duration::from_secs(2);
+
+/// What a VM's task tells.
+#[derive(Debug)]
+pub(crate) enum News {
+    /// For the controller.
+    Report(Report),
+    /// So much went back to the host.
+    Returned(ByteCount),
+    /// How the guest uses its memory.
+    Usage(Stats),
+    /// Why the VM cannot be managed; it is tried again.
+    Trouble(String),
+}
+
+/// What a VM's task needs.
+#[derive(Debug)]
+pub(crate) struct VmTask {
+    /// The VM.
+    pub name: VmName,
+    /// Its configuration.
+    pub config: VmConfig,
+    /// Where /proc is below.
+    pub root: PathBuf,
+    /// The memory files of all VMs.
+    pub claims: Claims,
+    /// What the controller orders.
+    pub commands: mpsc::Receiver<Command>,
+    /// Where to tell what happens.
+    pub news: mpsc::Sender<(VmName, News)>,
+}
+
+/// Why a VM is not managed any more.
+#[derive(Debug)]
+enum End {
+    /// The controller has gone, and with it whom the task works for.
+    Stopped,
+    /// The VM cannot be managed now.
+    Trouble(Trouble),
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Trouble {
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Provision(#[from] ProvisionError),
+    #[error("cannot watch QEMU's process: {0}")]
+    Process(#[from] io::Error),
+}
+
+impl<T: Into<Trouble>> From<T> for End {
+    fn from(trouble: T) -> Self {
+        Self::Trouble(trouble.into())
+    }
+}
+
+/// What a VM's QEMU and its guest tell by themselves.
+struct Watch {
+    events: Events,
+    guest: Option<Guest>,
+}
+
+/// What the guest's agent tells.
+struct Guest {
+    peer: watch::Receiver<Option<Peer>>,
+    stats: watch::Receiver<Option<Stats>>,
+    /// The guest's boot that was last told of.
+    boot: Option<BootId>,
+    /// Whether the VM is here only while its agent is.
+    needed: bool,
+}
+
+impl Watch {
+    /// The next news, or `None` when the connection to QEMU has ended. May be dropped and called
+    /// again without losing any.
+    async fn next(&mut self) -> Option<News> {
+        loop {
+            let guest = async {
+                match &mut self.guest {
+                    Some(guest) => guest.next().await,
+                    None => future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                event = self.events.next() => match event? {
+                    Event::Reset => return Some(News::Report(Report::Reset)),
+                    // The end of the connection follows, unless QEMU was told to stay.
+                    Event::Shutdown | Event::SizeChange | Event::Other => {}
+                },
+                news = guest => return Some(news),
+            }
+        }
+    }
+}
+
+impl Guest {
+    /// Whether the VM counts as not here for want of its agent.
+    fn is_missed(&self) -> bool {
+        self.needed && self.peer.borrow().is_none()
+    }
+
+    async fn next(&mut self) -> News {
+        loop {
+            tokio::select! {
+                biased;
+                Ok(()) = self.peer.changed() => {
+                    let boot = self.peer.borrow_and_update().as_ref().map(|peer| peer.boot_id);
+                    let before = std::mem::replace(&mut self.boot, boot);
+                    match (before, boot) {
+                        _ if !self.needed => {}
+                        (_, None) => return News::Report(Report::Lost),
+                        (Some(before), Some(boot)) if before != boot => {
+                            return News::Report(Report::Reset);
+                        }
+                        // The agent came, or was started anew: all is to be asked again.
+                        (_, Some(_)) => return News::Report(Report::Here),
+                    }
+                }
+                Ok(()) = self.stats.changed() => {
+                    if let Some(stats) = self.stats.borrow_and_update().clone() {
+                        return News::Usage(stats);
+                    }
+                }
+                // The link has ended; nothing comes of it any more.
+                else => future::pending().await,
+            }
+        }
+    }
+}
+
+impl VmTask {
+    /// Works until the controller drops its end of `commands` or `news`.
+    pub(crate) async fn run(mut self) {
+        let mut pause = PAUSE;
+        loop {
+            match self.session().await {
+                Ok(()) => pause = PAUSE,
+                Err(End::Stopped) => return,
+                Err(End::Trouble(trouble)) => {
+                    if self.tell(News::Trouble(trouble.to_string())).await.is_err() {
+                        return;
+                    }
+                }
+            }
+            if self.rest(pause).await.is_err() {
+                return;
+            }
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// One connection to QEMU, from its beginning to its end.
+    async fn session(&mut self) -> Result<(), End> {
+        let limits = qmp::Limits::default();
+        let connection = Connection::open(&self.config.qmp, self.config.owner_uid, limits).await?;
+        let process = Process::open(connection.peer.pid)?;
+        // When it returns it has let go of the memory files: nothing of a VM that ended is kept.
+        self.manage(connection).await?;
+        let ended = process.ends_within(LAST_BREATH).await;
+        let report = if ended { Report::Gone } else { Report::Lost };
+        self.tell(News::Report(report)).await
+    }
+
+    /// Manages the VM by its provisioner until the connection ends.
+    async fn manage(&mut self, connection: Connection) -> Result<(), End> {
+        let nodes = self.config.nodes();
+        let deadline = Instant::now() + PATIENCE;
+        let agent = self.config.agent.clone();
+        let agent = agent.map(|socket| Agent::connect(socket, anywhere()));
+        let needed = self.config.provisioner == ProvisionerKind::DemeterBalloon;
+        let guest = agent.as_ref().map(|agent| Guest {
+            peer: agent.peer(),
+            stats: agent.stats(),
+            boot: None,
+            needed,
+        });
+        match (self.config.provisioner, agent) {
+            (ProvisionerKind::DemeterBalloon, Some(agent)) => {
+                let backing = self.backing(&connection).await?;
+                let balloon = Balloon::new(agent, backing, nodes, self.config.oom());
+                self.serve(balloon, connection.events, guest).await
+            }
+            (ProvisionerKind::DemeterBalloon, None) => {
+                let why = "demeter-balloon needs the agent's socket".into();
+                Err(ProvisionError::Refused(why).into())
+            }
+            // The agent, if there is one, stays for what it reports.
+            (ProvisionerKind::VirtioMem, _agent) => {
+                let memdev = PerTier::from_fn(|tier| self.config.tier(tier).memdev.clone());
+                let found = VirtioMem::find(connection.qmp, nodes, &memdev, deadline).await?;
+                self.serve(found, connection.events, guest).await
+            }
+            (ProvisionerKind::VirtioBalloon, _agent) => {
+                let backing = self.backing(&connection).await?;
+                let balloon = VirtioBalloon::new(connection.qmp, backing);
+                self.serve(balloon, connection.events, guest).await
+            }
+        }
+    }
+
+    async fn backing(&self, connection: &Connection) -> Result<LiveBacking, MemoryError> {
+        let memdev = |tier| self.config.tier(tier).memdev.clone().unwrap_or_default();
+        let memdev = PerTier::from_fn(memdev);
+        LiveBacking::find(
+            &self.root,
+            self.name.as_str(),
+            connection,
+            &memdev,
+            &self.claims,
+        )
+        .await
+    }
+
+    /// Carries out orders until the connection ends.
+    async fn serve(
+        &mut self,
+        mut provisioner: impl Provisioner,
+        events: Events,
+        guest: Option<Guest>,
+    ) -> Result<(), End> {
+        tracing::info!("VM {}: managed by {}", self.name, provisioner.name());
+        let news = match guest.as_ref().is_some_and(Guest::is_missed) {
+            false => News::Report(Report::Here),
+            true => News::Trouble(
+                "the guest's agent is not there yet; run demeter guest in the VM, which needs a \
+                 virtserialport named org.demeter.0"
+                    .into(),
+            ),
+        };
+        self.tell(news).await?;
+        let mut watch = Watch { events, guest };
+        loop {
+            let command = tokio::select! {
+                biased;
+                news = watch.next() => match news {
+                    Some(news) => {
+                        self.tell(news).await?;
+                        continue;
+                    }
+                    None => return Ok(()),
+                },
+                command = self.commands.recv() => command.ok_or(End::Stopped)?,
+            };
+            let mut work = pin!(carry_out(&mut provisioner, &command));
+            loop {
+                tokio::select! {
+                    // A reset comes before what is being carried out: that must stop.
+                    biased;
+                    news = watch.next() => match news {
+                        Some(news) => {
+                            let disturbed = matches!(news, News::Report(_));
+                            self.tell(news).await?;
+                            if disturbed {
+                                break;
+                            }
+                        }
+                        None => return Ok(()),
+                    },
+                    (report, returned) = &mut work => {
+                        if returned > ByteCount(0) {
+                            self.tell(News::Returned(returned)).await?;
+                        }
+                        self.tell(News::Report(report)).await?;
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits; what is ordered meanwhile comes to nothing.
+    async fn rest(&mut self, pause: Duration) -> Result<(), End> {
+        let until = Instant::now() + pause;
+        loop {
+            tokio::select! {
+                command = self.commands.recv() => drop(command.ok_or(End::Stopped)?),
+                () = sleep_until(until) => return Ok(()),
+            }
+        }
+    }
+
+    async fn tell(&self, news: News) -> Result<(), End> {
+        let sent = self.news.send((self.name.clone(), news)).await;
+        sent.map_err(|_| End::Stopped)
+    }
+}
+
+/// Where the ids of requests start.
+fn anywhere() -> RequestId {
+    // Its keys are random; what they make of nothing is so, too.
+    RequestId(RandomState::new().build_hasher().finish())
+}

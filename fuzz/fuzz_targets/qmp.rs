@@ -1,0 +1,30 @@
+//! Any bytes on a QMP socket, in any pieces, are messages or refused; any text of a memory tree
+//! is ranges or refused.
+
+#![no_main]
+
+use demeter_host::qmp::decode::{Decoder, Message};
+use demeter_host::qmp::mtree;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|pieces: Vec<&[u8]>| {
+    let mut decoder = Decoder::default();
+    for piece in pieces {
+        if let Ok(text) = std::str::from_utf8(piece) {
+            let _ = mtree::parse(text);
+        }
+        decoder.push(piece);
+        loop {
+            match decoder.next_message() {
+                Ok(Some(Message::Return { value, .. })) => {
+                    if let Some(text) = value.as_str() {
+                        let _ = mtree::parse(text);
+                    }
+                }
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(_) => return,
+            }
+        }
+    }
+});
