@@ -41,8 +41,8 @@ use ask::away;
 /// The most that is asked for at once, so that an answer comes in time.
 const ASK_MAX: ByteCount = ByteCount(256 << 20);
 
-/// No new question is asked when less than this is left until the deadline: a guest may take one
-/// and a half seconds to find memory that it can do without.
+/// No further question is asked when less than this is left until the deadline: a guest may take
+/// one and a half seconds to find memory that it can do without.
 const MARGIN: Duration = Duration::from_millis(1800);
 
 /// A VM whose guest has the balloon driver and an agent.
@@ -169,25 +169,24 @@ impl<B: Backing> Balloon<B> {
         self.returned = ByteCount(0);
         let mut view = self.view().await?;
         let reason = loop {
-            let owned = self.owned(&view, tier);
-            if owned == target {
-                break None;
-            }
-            if Instant::now() + MARGIN > deadline {
-                break Some("there was not enough time for all of it".to_owned());
-            }
-            let reason = if owned > target {
-                let bytes = ASK_MAX.min(ByteCount(owned.0 - target.0));
+            let before = self.owned(&view, tier);
+            let partly = if before > target {
+                let bytes = ASK_MAX.min(ByteCount(before.0 - target.0));
                 self.inflate(&mut view, tier, bytes).await?
-            } else {
-                let bytes = ASK_MAX.min(ByteCount(target.0 - owned.0));
+            } else if before < target {
+                let bytes = ASK_MAX.min(ByteCount(target.0 - before.0));
                 self.deflate(&mut view, tier, bytes).await?
+            } else {
+                break None;
             };
-            let stuck = self.owned(&view, tier) == owned;
-            let stuck = stuck.then(|| "the guest did nothing".to_owned());
-            if let Some(reason) = reason.or(stuck) {
-                break Some(reason);
-            }
+            let owned = self.owned(&view, tier);
+            let why = match partly {
+                Some(why) => why,
+                None if owned == before => "the guest did nothing".to_owned(),
+                None if owned == target || Instant::now() + MARGIN < deadline => continue,
+                None => "there was not enough time for all of it".to_owned(),
+            };
+            break Some(why);
         };
         let owned = self.owned(&view, tier);
         if tier == Tier::Slow {
