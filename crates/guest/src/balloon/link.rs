@@ -98,17 +98,19 @@ impl Link {
     pub fn over(
         port: Port,
         root: &Path,
-        open: Opener,
+        mut open: Opener,
         agent: Option<BesideAgent>,
     ) -> Result<Self, LinkError> {
+        let topology = Topology::read(root)?;
+        let mut balloon = open().ok();
         let kernel = |what| move |source| LinkError::Kernel { what, source };
         let hello = Hello {
             boot_id: readings::boot_id(root).map_err(kernel("the boot's id"))?,
             session: session().map_err(kernel("random numbers"))?,
             driver: false,
-            nodes: readings::totals(root)?,
+            nodes: readings::totals(&topology, balloon.as_deref_mut()),
         };
-        let oom_node = oom_node(&Topology::read(root)?);
+        let oom_node = oom_node(&topology);
         let room = agent.as_ref().map(BesideAgent::room_maker);
         let worker = Worker {
             root: root.to_owned(),
@@ -199,12 +201,16 @@ impl Worker {
                 return;
             }
             let now = Instant::now();
-            self.follow(&ready, &mut out);
-            if ready.event && self.took_event() || now >= tick {
-                self.report(&mut out);
-            }
-            if now >= tick {
+            let is_due = now >= tick;
+            if is_due {
                 tick = now + TICK;
+            }
+            let is_news = ready.event && self.took_event();
+            let was_connected = self.connected;
+            self.follow(&ready, &mut out);
+            // A host that has just come is greeted already.
+            if was_connected && (is_due || is_news) {
+                self.report(&mut out);
             }
             if self.connected && self.has_room() {
                 self.relay.step(now, &mut out);
@@ -227,11 +233,13 @@ impl Worker {
     fn wait(&self, stop: BorrowedFd<'_>, timeout: Duration) -> io::Result<Ready> {
         let port = self.port.as_ref().map(|p| p.as_fd().as_raw_fd());
         let event = self.relay.event_fd();
-        let writable = if self.unsent.is_empty() {
-            0
-        } else {
-            libc::POLLOUT
-        };
+        let mut wanted = 0;
+        if self.has_room() {
+            wanted |= libc::POLLIN;
+        }
+        if !self.unsent.is_empty() {
+            wanted |= libc::POLLOUT;
+        }
         let poll_fd = |fd: Option<RawFd>, events| libc::pollfd {
             // A negative number is passed over.
             fd: fd.unwrap_or(-1),
@@ -241,7 +249,7 @@ impl Worker {
         let waited_for = port.filter(|_| self.connected);
         let mut fds = [
             poll_fd(Some(stop.as_raw_fd()), libc::POLLIN),
-            poll_fd(waited_for, libc::POLLIN | writable),
+            poll_fd(waited_for, wanted),
             poll_fd(event, libc::POLLIN),
         ];
         // Rounded up: a wait that is a little short would be followed by an empty turn.

@@ -6,6 +6,8 @@ use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
+use demeter_guest::balloon::port;
+
 use super::fault::Fault;
 use super::job;
 use crate::link::{GO, JOB_PATH, Job, LINE_MAX_BYTES, LineReader, PORT_NAME, Report};
@@ -178,19 +180,9 @@ impl Link {
 
 /// The device's name under /dev, by the name that the host gave the port.
 fn find_port(root: &Path) -> Result<String, Fault> {
-    let class = root.join("sys/class/virtio-ports");
-    for entry in fs::read_dir(&class).map_err(Fault::io("list", &class))? {
-        let entry = entry.map_err(Fault::io("list", &class))?;
-        let name = fs::read_to_string(entry.path().join("name")).unwrap_or_default();
-        if name.trim() == PORT_NAME {
-            return Ok(entry.file_name().to_string_lossy().into_owned());
-        }
-    }
-    Err(Fault::Unsupported {
-        what: format!(
-            "no virtio-serial port named {PORT_NAME} in {}",
-            class.display()
-        ),
+    let found = port::find(root, PORT_NAME).map_err(Fault::io("find the port", PORT_NAME))?;
+    found.ok_or_else(|| Fault::Unsupported {
+        what: format!("there is no virtio-serial port named {PORT_NAME}"),
         mend: "use a kernel with virtio_console built in",
     })
 }
@@ -200,24 +192,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_port_is_found_by_its_name() {
+    fn a_port_that_is_missing_is_named() {
         let root = tempfile::tempdir().unwrap();
-        let class = root.path().join("sys/class/virtio-ports");
-        for (device, name) in [
-            ("vport0p1", "org.qemu.other\n"),
-            ("vport0p2", "org.demeter.lab\n"),
-        ] {
-            fs::create_dir_all(class.join(device)).unwrap();
-            fs::write(class.join(device).join("name"), name).unwrap();
-        }
-        assert_eq!(find_port(root.path()).unwrap(), "vport0p2");
-        fs::remove_dir_all(class.join("vport0p2")).unwrap();
-        assert!(
-            find_port(root.path())
-                .unwrap_err()
-                .to_string()
-                .contains(PORT_NAME)
-        );
+        let said = find_port(root.path()).unwrap_err().to_string();
+        assert!(said.contains(PORT_NAME), "{said}");
     }
 
     #[test]
