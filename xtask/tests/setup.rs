@@ -44,6 +44,7 @@ const ALL: [(&str, &str); 5] = [
     ("qemu-x86_64", ""),
     ("dpkg-deb", ""),
     ("xz", ""),
+    ("make", ""),
 ];
 const ROOT: (&str, &str) = ("id", "echo 0");
 const LISTS: (&str, &str) = ("apt-cache", "echo linux-image-6.12-cloud-amd64");
@@ -116,19 +117,19 @@ fn who_cannot_install_is_told_what_and_how() {
         (
             no_root,
             "only root",
-            "sudo apt-get install qemu-system-x86 qemu-user xz-utils",
+            "sudo apt-get install qemu-system-x86 qemu-user xz-utils make libelf1",
         ),
         (
             no_network,
             "network",
-            "apt-get install qemu-system-x86 qemu-user xz-utils",
+            "apt-get install qemu-system-x86 qemu-user xz-utils make libelf1",
         ),
     ] {
         let output = setup(&machine, &[]);
         assert_eq!(output.status.code(), Some(1));
         let said = stderr(&output);
         assert!(
-            said.starts_with("error: missing: qemu-system-x86 qemu-user xz-utils: "),
+            said.starts_with("error: missing: qemu-system-x86 qemu-user xz-utils make libelf1: "),
             "{said}"
         );
         assert!(said.contains(why) && said.contains(mend), "{said}");

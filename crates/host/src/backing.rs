@@ -27,8 +27,7 @@ pub struct NotInTier {
 
 /// The files behind a VM's memory: one per tier, shared with the hypervisor.
 ///
-/// What lies where in guest-physical space comes from the hypervisor. The one implementation that
-/// touches memory is [`memory`](crate) on files; tests record what they are asked.
+/// What lies where in guest-physical space is the hypervisor's to say, never assumed.
 pub trait Backing: Send {
     /// What the VM has of a tier with an empty balloon: the length of its file.
     fn size(&self, tier: Tier) -> ByteCount;

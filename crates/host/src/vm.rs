@@ -10,9 +10,9 @@ use std::pin::pin;
 use std::time::Duration;
 
 use demeter_policy::{ByteCount, PerTier};
-use demeter_proto::{RequestId, Stats};
+use demeter_proto::{BootId, RequestId, Stats};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::VmName;
 use crate::agent::{Agent, Peer};
@@ -32,6 +32,13 @@ const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// How long a QEMU whose connection has ended may take to end itself.
 const LAST_BREATH: Duration = Duration::from_secs(2);
+
+/// How long a guest's agent may take to introduce itself before it is missed: it does so every
+/// second.
+const FIRST_WORD: Duration = Duration::from_secs(2);
+
+const NO_AGENT: &str = "the guest's agent is not there yet; run demeter guest in the VM, which \
+                        needs a virtserialport named org.demeter.0";
 
 /// What a VM's task tells.
 #[derive(Debug)]
@@ -100,6 +107,8 @@ struct Watch {
 struct Guest {
     peer: watch::Receiver<Option<Peer>>,
     stats: watch::Receiver<Option<Stats>>,
+    /// The guest's boot that was last told of.
+    boot: Option<BootId>,
     /// Whether the VM is here only while its agent is.
     needed: bool,
 }
@@ -129,14 +138,36 @@ impl Watch {
 }
 
 impl Guest {
+    /// Waits for the agent if it is needed, no longer than `limit`; says whether the VM can be
+    /// spoken to.
+    async fn arrives_within(&mut self, limit: Duration) -> bool {
+        if !self.needed {
+            return true;
+        }
+        match timeout(limit, self.peer.wait_for(Option::is_some)).await {
+            Ok(Ok(peer)) => {
+                self.boot = peer.as_ref().map(|peer| peer.boot_id);
+                true
+            }
+            Ok(Err(_)) | Err(_) => false,
+        }
+    }
+
     async fn next(&mut self) -> News {
         loop {
             tokio::select! {
                 biased;
                 Ok(()) = self.peer.changed() => {
-                    let here = self.peer.borrow_and_update().is_some();
-                    if self.needed {
-                        return News::Report(if here { Report::Here } else { Report::Lost });
+                    let boot = self.peer.borrow_and_update().as_ref().map(|peer| peer.boot_id);
+                    let before = std::mem::replace(&mut self.boot, boot);
+                    match (before, boot) {
+                        _ if !self.needed => {}
+                        (_, None) => return News::Report(Report::Lost),
+                        (Some(before), Some(boot)) if before != boot => {
+                            return News::Report(Report::Reset);
+                        }
+                        // The agent came, or was started anew: all is to be asked again.
+                        (_, Some(_)) => return News::Report(Report::Here),
                     }
                 }
                 Ok(()) = self.stats.changed() => {
@@ -194,6 +225,7 @@ impl VmTask {
         let guest = agent.as_ref().map(|agent| Guest {
             peer: agent.peer(),
             stats: agent.stats(),
+            boot: None,
             needed,
         });
         match (self.config.provisioner, agent) {
@@ -238,13 +270,19 @@ impl VmTask {
         &mut self,
         mut provisioner: impl Provisioner,
         events: Events,
-        guest: Option<Guest>,
+        mut guest: Option<Guest>,
     ) -> Result<(), End> {
         tracing::info!("VM {}: managed by {}", self.name, provisioner.name());
-        let absent = |guest: &Guest| guest.needed && guest.peer.borrow().is_none();
-        if !guest.as_ref().is_some_and(absent) {
-            self.tell(News::Report(Report::Here)).await?;
-        }
+        let here = match guest.as_mut() {
+            Some(guest) => guest.arrives_within(FIRST_WORD).await,
+            None => true,
+        };
+        self.tell(if here {
+            News::Report(Report::Here)
+        } else {
+            News::Trouble(NO_AGENT.into())
+        })
+        .await?;
         let mut watch = Watch { events, guest };
         loop {
             let command = tokio::select! {

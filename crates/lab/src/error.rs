@@ -53,18 +53,21 @@ pub enum Error {
     #[error("the lab cannot run {0}: leave it out with --system, or use --on sim")]
     SimulatedOnly(System),
     /// A VM went wrong.
-    #[error("system {system}: {fault}; logs kept in {}", logs.display())]
+    #[error("{run}: {fault}; logs kept in {}", logs.display())]
     Vm {
-        /// The system that ran in it.
-        system: System,
+        /// What ran in it: the system's name, or that of the run and the VM.
+        run: String,
         /// What went wrong.
         fault: VmFault,
         /// The folder with its console log and the agent's.
         logs: PathBuf,
     },
     /// A VM said that it had finished but not what it had measured.
-    #[error("system {0}: the VM finished without a full report; build all programs anew")]
-    Incomplete(System),
+    #[error("{0}: the VM finished without a full report; build all programs anew")]
+    Incomplete(String),
+    /// The host controller does not do what the run needs.
+    #[error("the host controller {0}; --keep-logs keeps its log")]
+    Controller(String),
     /// The person asked us to stop.
     #[error("interrupted")]
     Interrupted,

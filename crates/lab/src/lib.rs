@@ -6,8 +6,10 @@
 //! access that it makes.
 
 mod error;
+mod http;
 pub mod inside;
 pub mod link;
+mod provision;
 mod record;
 mod run;
 mod summary;

@@ -13,7 +13,7 @@ use demeter_policy::GuestVirtAddr;
 
 use crate::error::Error;
 use crate::vm::Lab;
-use crate::vm::child::die_with_us;
+use crate::vm::dies_with_this_thread;
 use crate::vm::plugin::trace_plugin;
 
 /// Accesses of the plugin's largest message.
@@ -94,7 +94,7 @@ impl Recorder {
             .arg(plugin_option)
             .arg(&program)
             .args(args);
-        die_with_us(&mut command);
+        dies_with_this_thread(&mut command);
         let socket = theirs.as_raw_fd();
         // SAFETY: dup2 is async-signal-safe, takes two numbers, and nothing is allocated.
         unsafe {

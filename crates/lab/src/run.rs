@@ -1,15 +1,16 @@
-//! A scenario in the lab: one VM for each system, one result for all.
+//! A scenario in the lab: one VM, or several side by side, for each system; one result for all.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use demeter_report::{RunResult, SCHEMA};
+use demeter_report::{RunResult, SCHEMA, SystemResult};
 use demeter_scenario::{Scenario, System};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::error::Error;
 use crate::link::Report;
+use crate::provision;
 use crate::summary::Trace;
 use crate::vm::Lab;
 
@@ -30,41 +31,22 @@ impl Outcome {
 }
 
 /// Runs every system of the scenario, one after the other, because VMs side by side would
-/// measure each other. A system that fails ends the run; what was measured before it stays.
+/// measure each other, unless the scenario wants them so. A system that fails ends the run; what
+/// was measured before it stays.
 ///
-/// `progress` sees each report as it comes. Once `stop` is set the running VM is killed and the
-/// run ends with [`Error::Interrupted`]. A workload that only the simulator knows is refused.
+/// `progress` sees each report as it comes, and whose it is. Once `stop` is set the running VM is
+/// killed and the run ends with [`Error::Interrupted`]. What only the simulator knows is refused.
 pub fn run(
     scenario: &Scenario,
     lab: &Lab,
     stop: &AtomicBool,
-    progress: &mut dyn FnMut(System, &Report),
+    progress: &mut dyn FnMut(&str, &Report),
 ) -> Outcome {
-    let mut traces: Vec<(System, Trace)> = Vec::new();
-    let mut ended = refuse_the_simulated(scenario);
-    for &system in &scenario.systems {
-        if ended.is_err() {
-            break;
-        }
-        let mut trace = Trace::default();
-        ended = lab
-            .run_vm(scenario, system, stop, &mut |report| {
-                progress(system, &report);
-                trace.add(report)
-            })
-            .and_then(|()| match trace.is_complete() {
-                true => Ok(()),
-                false => Err(Error::Incomplete(system)),
-            });
-        if ended.is_ok() {
-            traces.push((system, trace));
-        }
-    }
-    let baseline = traces.iter().find(|(system, _)| *system == System::None);
-    let systems = traces
-        .iter()
-        .filter_map(|(system, trace)| trace.summarise(*system, baseline.map(|(_, trace)| trace)))
-        .collect();
+    let mut systems = vec![];
+    let ended = refuse_the_simulated(scenario).and_then(|()| match &scenario.provision {
+        Some(provision) => provision::run(scenario, provision, lab, stop, progress, &mut systems),
+        None => run_systems(scenario, lab, stop, progress, &mut systems),
+    });
     let result = RunResult {
         schema: SCHEMA,
         scenario: scenario.name.clone(),
@@ -86,6 +68,40 @@ fn refuse_the_simulated(scenario: &Scenario) -> Result<(), Error> {
         return Err(Error::SimOnly(scenario.workload.kind()));
     }
     Ok(())
+}
+
+/// One VM for each system. What was measured is in `results` even when one fails.
+fn run_systems(
+    scenario: &Scenario,
+    lab: &Lab,
+    stop: &AtomicBool,
+    progress: &mut dyn FnMut(&str, &Report),
+    results: &mut Vec<SystemResult>,
+) -> Result<(), Error> {
+    let mut traces: Vec<(System, Trace)> = Vec::new();
+    let mut ended = Ok(());
+    for &system in &scenario.systems {
+        let mut trace = Trace::default();
+        let name = system.to_string();
+        ended = lab
+            .run_vm(scenario, system, stop, &mut |report| {
+                progress(&name, &report);
+                trace.add(report)
+            })
+            .and_then(|()| match trace.is_complete() {
+                true => Ok(()),
+                false => Err(Error::Incomplete(name.clone())),
+            });
+        if ended.is_err() {
+            break;
+        }
+        traces.push((system, trace));
+    }
+    let baseline = traces.iter().find(|(system, _)| *system == System::None);
+    let baseline = baseline.map(|(_, trace)| trace);
+    let of = |(system, trace): &(System, Trace)| trace.summarise(&system.to_string(), baseline);
+    results.extend(traces.iter().filter_map(of));
+    ended
 }
 
 /// A flag that SIGINT and SIGTERM set, for [`run`].

@@ -4,12 +4,15 @@
 
 mod check;
 mod grid;
+mod provision;
+mod provision_check;
 mod scenario;
 mod workload;
 
 pub use grid::{Axis, Grid, NoAxis, Point, plain};
+pub use provision::{Crashes, Policy, Provision, Provisioner, Swing, Variant, Vm};
 pub use scenario::{
-    Cpu, Error, Gups, Lab, Machine, Memlat, Scenario, Sim, System, Thp, Tier, UnknownSystem,
+    Cpu, Error, Gups, Lab, Machine, Memlat, Phase, Scenario, Sim, System, Thp, Tier, UnknownSystem,
     Workload,
 };
 pub use workload::{App, Silo, SiloMix, Trace};

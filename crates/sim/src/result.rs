@@ -59,6 +59,7 @@ pub(crate) fn summarise(name: &str, snapshots: &[Snapshot], asked: Asked) -> Opt
                 mops: speed.filter(|_| !asked.as_latency),
                 latency_ns: speed.filter(|_| asked.as_latency),
                 hot_in_fast: pair[1].hot_in_fast,
+                fast_bytes: None,
             }
         })
         .collect();

@@ -1,7 +1,7 @@
 //! The link to a guest's agent.
 //!
 //! The guest's end is a virtio-serial port, the host's end a Unix socket that the hypervisor
-//! serves. A task of its own ([`link`]) keeps the connection, answers what needs no decision
+//! serves. A task of its own (`link.rs`) keeps the connection, answers what needs no decision
 //! and passes the rest on; an [`Agent`] asks one thing at a time.
 
 mod link;

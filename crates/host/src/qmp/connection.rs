@@ -187,7 +187,7 @@ impl Connection {
             let peer = Peer::of(&stream).map_err(connect_error)?;
             // SAFETY: geteuid has no arguments and always succeeds.
             let own_uid = unsafe { libc::geteuid() };
-            if ![own_uid, 0].contains(&peer.uid) && owner_uid != Some(peer.uid) {
+            if !peer.is_trusted(own_uid, owner_uid) {
                 return Err(QmpError::Foreign {
                     path: path.into(),
                     uid: peer.uid,

@@ -15,6 +15,12 @@ pub struct Peer {
 }
 
 impl Peer {
+    /// Whether to believe what it says: it runs as root, as we do, or as the user that the
+    /// configuration names for its VM.
+    pub(super) fn is_trusted(&self, own_uid: u32, owner_uid: Option<u32>) -> bool {
+        [own_uid, 0].contains(&self.uid) || owner_uid == Some(self.uid)
+    }
+
     /// The peer of a connected socket.
     pub fn of(socket: impl AsFd) -> io::Result<Self> {
         let mut credentials = libc::ucred {
@@ -48,5 +54,23 @@ impl Peer {
                 "the process behind it is outside of this PID namespace",
             )),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_of_somebody_else_is_not_trusted() {
+        let trusted = |uid, own, owner| {
+            let pid = Pid(1);
+            Peer { pid, uid }.is_trusted(own, owner)
+        };
+        assert!(trusted(0, 1000, None), "root may do anything anyway");
+        assert!(trusted(1000, 1000, None));
+        assert!(trusted(107, 0, Some(107)));
+        assert!(!trusted(107, 0, None));
+        assert!(!trusted(107, 1000, Some(1000)));
     }
 }

@@ -26,6 +26,9 @@ const POLICY_EVERY: Duration = Duration::from_secs(1);
 /// The least that a policy moves.
 const STEP_MIN: ByteCount = ByteCount(16 * MIB);
 
+/// How often the view is made anew, at most.
+const VIEW_EVERY: Duration = Duration::from_millis(50);
+
 /// When nothing is due.
 const FAR: Duration = Duration::from_secs(3600);
 
@@ -43,6 +46,8 @@ pub(super) struct Deciding {
     started: Instant,
     /// Why what was promised is not on disk. As long as it is not, nothing is ordered.
     unsaved: Option<String>,
+    /// Something may have happened since the view was made.
+    stale: bool,
 }
 
 impl Deciding {
@@ -66,6 +71,13 @@ impl Deciding {
                     refusal,
                 })?;
         }
+        for name in ledger.accounts.keys() {
+            if !config.vms.contains_key(name) {
+                tracing::warn!(
+                    "VM {name} is not in the configuration any more; what it has counts no longer"
+                );
+            }
+        }
         let known = |(name, vm): (&VmName, &VmConfig)| (name.clone(), Known::new(vm));
         Ok(Self {
             controller,
@@ -78,6 +90,7 @@ impl Deciding {
             view,
             started: Instant::now(),
             unsaved: None,
+            stale: false,
         })
     }
 
@@ -89,6 +102,9 @@ impl Deciding {
     ) -> Infallible {
         let mut policy_due = interval(POLICY_EVERY);
         policy_due.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        self.publish();
+        let mut view_due = interval(VIEW_EVERY);
+        view_due.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             self.advance();
             let due = self.controller.wake_at();
@@ -98,6 +114,7 @@ impl Deciding {
                 Some((name, news)) = news.recv() => self.take_in(&name, news),
                 Some(order) = orders.recv() => self.obey(order),
                 _ = policy_due.tick() => self.ask_policy(),
+                _ = view_due.tick(), if self.stale => self.publish(),
                 () = sleep_until(self.started + due) => {}
             }
         }
@@ -109,6 +126,7 @@ impl Deciding {
 
     fn take_in(&mut self, name: &VmName, news: News) {
         let now = self.now();
+        self.stale = true;
         let Some(known) = self.known.get_mut(name) else {
             return;
         };
@@ -149,6 +167,7 @@ impl Deciding {
             }
         };
         self.advance();
+        self.publish();
         let unsaved = || self.unsaved.clone().map(api::Refusal::State);
         // Whoever asked may have stopped waiting.
         let _ = answer.send(refusal.or_else(unsaved).map_or(Ok(()), Err));
@@ -205,6 +224,7 @@ impl Deciding {
     /// Does what is due: on disk first, then to the VMs.
     fn advance(&mut self) {
         let step = self.controller.step(self.now());
+        self.stale |= step.accounts_changed || !step.log.is_empty();
         for entry in step.log {
             let vm = entry.vm.map(|vm| vm.to_string());
             tracing::debug!("{}: {}", vm.as_deref().unwrap_or("host"), entry.what);
@@ -220,7 +240,6 @@ impl Deciding {
                 let _ = self.commands[&command.vm].try_send(command);
             }
         }
-        self.publish();
     }
 
     fn save(&mut self) {
@@ -242,7 +261,8 @@ impl Deciding {
         self.unsaved = failed;
     }
 
-    fn publish(&self) {
+    fn publish(&mut self) {
+        self.stale = false;
         let vms = self.controller.vms();
         let view = HostView {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -307,7 +327,7 @@ fn vm_view(name: &VmName, vm: VmStatus, known: &Known) -> VmView {
         owned: vm.owned.map(Into::into),
         returned_bytes: known.returned.0,
         fast_hit: known.fast_hit,
-        working_set_bytes: known.usage.map(|usage| usage.working_set.0),
+        working_set_bytes: known.usage.and_then(|usage| Some(usage.working_set?.0)),
         pressure: known.pressure,
         problem: lie.or_else(|| known.trouble.clone()).or(vm.reason),
     }

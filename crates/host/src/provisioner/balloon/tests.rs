@@ -5,14 +5,14 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::{Arc, LazyLock, Mutex};
 
-use demeter_policy::{GuestPhysAddr, MIB};
-use demeter_proto::{Done, Ranges, RequestId};
+use demeter_policy::{GuestPhysAddr, MIB, PAGE_SIZE, PhysRange};
+use demeter_proto::{Done, GpaRange, Outcome, Ranges, RequestId, Resize};
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 
 use super::*;
 use crate::agent::tests::{Pipe, hello, soon};
-use crate::backing::NotInTier;
+use crate::backing::{Extent, NotInTier};
 
 /// Guest-physical start, length, tier, offset in its file; all in MiB. The first node has a hole.
 const LAYOUT: [(u64, u64, Tier, u64); 3] = [
@@ -474,13 +474,20 @@ async fn a_reset_between_answer_and_punch_destroys_nothing() {
 }
 
 #[tokio::test]
-async fn a_guest_without_the_driver_is_told_apart() {
-    let (mut vm, driver) = honest().await;
-    drop(driver);
-    let node = NodeId(7);
-    vm.balloon.nodes.slow = node;
+async fn what_a_guest_does_not_have_is_told() {
+    let (mut vm, _driver) = honest().await;
+    vm.balloon.nodes.slow = NodeId(7);
     let error = vm.balloon.actual(deadline()).await.unwrap_err();
     assert_eq!(error.to_string(), "refused: the guest has no node 7");
+
+    let mut without = self::vm(|message| match message {
+        Message::List { request, node } => vec![done(request, node, Outcome::NoDriver)],
+        _ => vec![],
+    })
+    .await;
+    let error = without.balloon.actual(deadline()).await.unwrap_err();
+    assert!(matches!(error, ProvisionError::NoDriver), "{error}");
+    assert!(error.to_string().contains("load demeter_balloon"));
 }
 
 /// What a hostile guest names when it is asked for 1 MiB of fast memory: as (lie, ranges).

@@ -1,0 +1,47 @@
+//! Scenarios whose VMs get and lose memory while they run: one run for each mechanism and policy.
+
+mod backing;
+mod controller;
+mod crash;
+mod fleet;
+mod result;
+mod sizing;
+
+use std::sync::atomic::AtomicBool;
+
+use demeter_report::SystemResult;
+use demeter_scenario::{Provision, Scenario};
+
+use crate::error::Error;
+use crate::link::Report;
+use crate::vm::Lab;
+
+/// Runs every variant of the scenario, one after the other; see [`crate::run()`]. What was measured
+/// is in `results` even when one fails.
+pub fn run(
+    scenario: &Scenario,
+    provision: &Provision,
+    lab: &Lab,
+    stop: &AtomicBool,
+    progress: &mut dyn FnMut(&str, &Report),
+    results: &mut Vec<SystemResult>,
+) -> Result<(), Error> {
+    for (name, variant) in provision.variants() {
+        let run = fleet::Run {
+            name: &name,
+            variant,
+            scenario,
+            provision,
+            lab,
+            stop,
+        };
+        results.push(match provision.crashes {
+            Some(crashes) => crash::run(run, crashes, progress)?,
+            None => {
+                let trace = fleet::run(run, progress)?;
+                result::summarise(&name, variant, &trace).ok_or(Error::Incomplete(name))?
+            }
+        });
+    }
+    Ok(())
+}
