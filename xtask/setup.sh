@@ -15,6 +15,8 @@ if [ "${1-}" != compiler ]; then
     command -v qemu-system-x86_64 >/dev/null || need qemu-system-x86
     command -v dpkg-deb >/dev/null || need dpkg
     command -v xz >/dev/null || need xz-utils
+    # The balloon driver is built for the VMs' kernel, with programs of the kernel's headers.
+    command -v make >/dev/null || need "make libelf1"
 fi
 packages=${packages# }
 

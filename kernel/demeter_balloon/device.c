@@ -190,8 +190,11 @@ static int __init balloon_init(void)
 	err = create_nodes(&balloon_device.this_device->kobj);
 	if (!err)
 		err = register_oom_notifier(&oom_block);
-	if (!err)
+	if (!err) {
+		if (want_init_on_alloc(GFP_KERNEL))
+			pr_info("this kernel clears pages before we hold them, which takes long; boot it with init_on_alloc=0 to avoid that\n");
 		return 0;
+	}
 	destroy_nodes();
 	misc_deregister(&balloon_device);
 free:

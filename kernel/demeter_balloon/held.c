@@ -7,7 +7,8 @@
  * the host has taken its memory away, and would have to find new memory for it. They are marked
  * PageOffline, so that dumps (kcore, kdump) leave them out for the same reason. They cannot be
  * migrated, because the host knows them by address; memory with held pages cannot be taken
- * offline, and ZONE_MOVABLE has nothing for us.
+ * offline, and ZONE_MOVABLE has nothing for us. They are taken out of what the page allocator
+ * manages, so that MemTotal says what the guest has and watermarks can follow it.
  *
  * The caller holds the driver's mutex.
  */
@@ -97,6 +98,7 @@ static int take_one(struct balloon_node *node, unsigned int order, bool reclaim,
 	}
 	for (i = 0; i < count; i++)
 		__SetPageOffline(pfn_to_page(*pfn + i));
+	adjust_managed_page_count(page, -(long)count);
 	node->held_pages += count;
 	node->inflated_pages += count;
 	if (order)
@@ -112,6 +114,7 @@ static void give_one(struct balloon_node *node, unsigned long pfn, unsigned int 
 	xa_erase(&node->pages, pfn);
 	for (i = 0; i < count; i++)
 		__ClearPageOffline(pfn_to_page(pfn + i));
+	adjust_managed_page_count(pfn_to_page(pfn), count);
 	__free_pages(pfn_to_page(pfn), order);
 	node->held_pages -= count;
 	node->deflated_pages += count;

@@ -71,7 +71,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 }
 
 /// One line of progress on standard error.
-fn show(system: System, report: &Report) {
+fn show(run: &str, report: &Report) {
     let line = match report {
         Report::Booted {
             kernel,
@@ -79,6 +79,12 @@ fn show(system: System, report: &Report) {
             slow_free_mib,
         } => format!(
             "Linux {kernel}, {fast_free_mib} MiB of fast and {slow_free_mib} MiB of slow memory free"
+        ),
+        Report::Sized {
+            fast_free_mib,
+            slow_free_mib,
+        } => format!(
+            "resized to {fast_free_mib} MiB of fast and {slow_free_mib} MiB of slow memory free"
         ),
         Report::Start { hot_in_fast, .. } => {
             format!(
@@ -99,10 +105,10 @@ fn show(system: System, report: &Report) {
                 mib(interval.totals.demoted_bytes),
             )
         }
-        Report::Shift { t_s } => format!("{t_s:4.0} s  the hot set jumps"),
+        Report::Shift { t_s } => format!("{t_s:4.0} s  the hot set changes"),
         Report::Done { rate, .. } => format!("done, mean {rate}"),
         Report::Verified { words, errors } => format!("{words} words verified, {errors} wrong"),
         Report::AgentLog { .. } | Report::Failed { .. } | Report::Finished => return,
     };
-    eprintln!("{:13} {line}", system.to_string());
+    eprintln!("{run:13} {line}");
 }

@@ -3,12 +3,13 @@
  * A QEMU plugin that gives a TCG guest slow memory and a sampling unit.
  *
  *   -plugin demeter_lab.so,shm=PATH,fast_mib=F,slow_mib=S,fast_ns=80,slow_ns=250,
- *           hidden_ns=80,fast_gbps=100,slow_gbps=20,dilation=8
+ *           plug_mib=0,hidden_ns=80,fast_gbps=100,slow_gbps=20,dilation=8
  *
  * shm        file shared with the guest (shared_page.h); made, sized and emptied here. QEMU gets
  *            it as the memory-backend-file of an ivshmem-plain device. No comma in the path.
  * fast_mib   size of node 0, the fast tier, MiB
  * slow_mib   size of node 1, the slow tier, MiB
+ * plug_mib   size of a memory device in each node, MiB; 0 for none
  * *_ns       latency of a load that leaves the caches, nanoseconds
  * hidden_ns  part of a latency that the emulator's own slowness stands for, at most fast_ns; with
  *            fast_ns the fast tier is not delayed at all, less damps the emulator's own noise
@@ -16,7 +17,9 @@
  * dilation   how many times slower than hardware the emulated CPU is: delays are stretched by it
  *
  * All are required, whole numbers. What the plugin relies on: `-machine pc`; the nodes' memory
- * backends are the first two memory backends on the command line, node 0's first.
+ * backends are the first two memory backends on the command line, node 0's first; those of the
+ * memory devices come next in the same order, and the devices' addresses are as memory_model.h
+ * says.
  *
  * While the guest has set `armed`, a load or store that misses the cache filter is delayed by
  * (its tier's latency - hidden_ns) x dilation; or, when it takes the next line of a stream, by
@@ -94,14 +97,14 @@ static void miss(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, u
 	if (!hwaddr || qemu_plugin_hwaddr_is_io(hwaddr))
 		return;
 	uint64_t reported = qemu_plugin_hwaddr_phys_addr(hwaddr);
-	const struct tier *tier = machine_tier(&machine, reported);
+	const struct range *range = machine_range(&machine, reported);
 	vcpu->misses++;
-	if (!tier) {
+	if (!range) {
 		vcpu->strays++;
 		return;
 	}
 
-	const struct cost *cost = predicted ? &tier->predicted : &tier->random;
+	const struct cost *cost = predicted ? &range->tier->predicted : &range->tier->random;
 	if (armed && cost->delay)
 		pay(vcpu, cost->delay);
 
@@ -114,7 +117,7 @@ static void miss(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, u
 	vcpu->loads_since_sample = 0;
 	ring_push(&vcpu->ring, &(struct demeter_record){
 		.gva = gva,
-		.gpa = machine_gpa(&machine, tier, reported),
+		.gpa = machine_gpa(&machine, range, reported),
 		.ip = ip,
 		.latency_ns = cost->latency_ns,
 		.vcpu = index,
@@ -187,7 +190,7 @@ static double measure_ticks_per_ns(void)
 
 struct arguments {
 	const char *shm;
-	uint64_t fast_mib, slow_mib, fast_ns, slow_ns, hidden_ns, fast_gbps, slow_gbps, dilation;
+	uint64_t fast_mib, slow_mib, plug_mib, fast_ns, slow_ns, hidden_ns, fast_gbps, slow_gbps, dilation;
 };
 
 /* Reads key=value arguments; all keys are required. */
@@ -200,6 +203,7 @@ static bool parse(struct arguments *arguments, int argc, char **argv)
 	} numbers[] = {
 		{ "fast_mib", &arguments->fast_mib, 1, TIER_MIB_MAX },
 		{ "slow_mib", &arguments->slow_mib, 1, TIER_MIB_MAX },
+		{ "plug_mib", &arguments->plug_mib, 0, TIER_MIB_MAX },
 		{ "fast_ns", &arguments->fast_ns, 1, NS_MAX },
 		{ "slow_ns", &arguments->slow_ns, 1, NS_MAX },
 		{ "hidden_ns", &arguments->hidden_ns, 0, NS_MAX },
@@ -332,7 +336,8 @@ EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_t *info, int
 	}
 	if (!parse(&arguments, argc, argv))
 		return 1;
-	machine_layout(&machine, arguments.fast_mib << MIB_SHIFT, arguments.slow_mib << MIB_SHIFT);
+	machine_layout(&machine, arguments.fast_mib << MIB_SHIFT, arguments.slow_mib << MIB_SHIFT,
+		       arguments.plug_mib << MIB_SHIFT);
 	set_costs(&arguments);
 	if (!share(arguments.shm, (unsigned int)info->system.smp_vcpus))
 		return 1;

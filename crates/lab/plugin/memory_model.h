@@ -78,63 +78,106 @@ struct cost {
 };
 
 struct tier {
-	uint64_t start; /* [start, end) as the emulator reports physical addresses */
-	uint64_t end;
-	uint64_t ram_offset; /* of `start` in the machine's RAM */
 	struct cost random;
 	struct cost predicted;
 };
 
+/* Memory of one tier that lies in one piece. */
+struct range {
+	uint64_t start; /* [start, end) as the emulator reports physical addresses */
+	uint64_t end;
+	uint64_t offset; /* of `start`: in the machine's RAM, or gPA where that is all there is to it */
+	bool is_ram;     /* else it is plugged in */
+	const struct tier *tier;
+};
+
+#define RANGES_MAX 4u
+
 /*
  * The PC's RAM is one run of bytes, node 0's before node 1's, of which the guest sees the part
- * beyond `below_4g` from 4 GiB on.
+ * beyond `below_4g` from 4 GiB on. Beyond all RAM lies what is plugged in.
  */
 struct machine {
 	struct tier fast;
 	struct tier slow;
+	struct range ranges[RANGES_MAX];
+	unsigned int range_count;
 	uint64_t below_4g;
 };
 
 /* The emulator's 256 KiB grain when it lays out RAM blocks. */
 #define RAM_BLOCK_ALIGN (1ull << 18)
+/* Memory devices begin so far, rounded up, beyond the first address that is theirs. */
+#define PLUG_ALIGN (128ull << MIB_SHIFT)
+/* With less RAM than this all of it lies below 4 GiB, else what is beyond 3 GiB lies above. */
+#define RAM_LOW_MAX 0xe0000000ull
+
+static inline uint64_t round_up(uint64_t bytes, uint64_t to)
+{
+	return (bytes + to - 1) / to * to;
+}
 
 /*
  * Lays out both tiers as QEMU 7.2's qemu_plugin_hwaddr_phys_addr reports them. Its answer is not
- * the gPA but block offset + offset in the block + the block's place in the machine's RAM. The
- * blocks' offsets follow the order in which they are made: node 0's backend first (0), then node
- * 1's (after it); and node 1's place in RAM is the size of node 0.
+ * the gPA but block offset + offset in the block + the block's place in its container, which is
+ * the machine's RAM or the memory devices' region. The blocks' offsets follow the order in which
+ * they are made: node 0's backend first (0), then node 1's, then those of both memory devices.
+ * Node 1's place in RAM is the size of node 0. The devices lie `gap` bytes into their region:
+ * without the gap the first one would be reported where node 1 is.
  */
-static inline void machine_layout(struct machine *machine, uint64_t fast_bytes, uint64_t slow_bytes)
+static inline void machine_layout(struct machine *machine, uint64_t fast_bytes, uint64_t slow_bytes,
+				  uint64_t plug_bytes)
 {
-	uint64_t slow_block = (fast_bytes + RAM_BLOCK_ALIGN - 1) / RAM_BLOCK_ALIGN * RAM_BLOCK_ALIGN;
+	uint64_t slow_block = round_up(fast_bytes, RAM_BLOCK_ALIGN);
+	uint64_t plug_block = slow_block + round_up(slow_bytes, RAM_BLOCK_ALIGN);
+	uint64_t gap = round_up(fast_bytes, PLUG_ALIGN);
+	uint64_t ram_bytes = fast_bytes + slow_bytes;
 
-	machine->fast.start = 0;
-	machine->fast.end = fast_bytes;
-	machine->fast.ram_offset = 0;
-	machine->slow.start = slow_block + fast_bytes;
-	machine->slow.end = machine->slow.start + slow_bytes;
-	machine->slow.ram_offset = fast_bytes;
 	/* -machine pc: 3.5 GiB and more are split at 3 GiB. */
-	machine->below_4g = fast_bytes + slow_bytes >= 0xe0000000ull ? 0xc0000000ull : UINT64_MAX;
+	machine->below_4g = ram_bytes >= RAM_LOW_MAX ? 0xc0000000ull : UINT64_MAX;
+	machine->range_count = plug_bytes ? 4 : 2;
+	machine->ranges[0] = (struct range){
+		.end = fast_bytes, .is_ram = true, .tier = &machine->fast,
+	};
+	machine->ranges[1] = (struct range){
+		.start = slow_block + fast_bytes, .end = slow_block + fast_bytes + slow_bytes,
+		.offset = fast_bytes, .is_ram = true, .tier = &machine->slow,
+	};
+	/* The memory devices' region: from the first whole GiB behind RAM and 4 GiB on. */
+	uint64_t above_4g = ram_bytes >= RAM_LOW_MAX ? ram_bytes - machine->below_4g : 0;
+	uint64_t plug_gpa = (4ull << 30) + round_up(above_4g, 1ull << 30) + gap;
+	for (unsigned int i = 0; i < 2; i++) {
+		uint64_t start = plug_block + gap + 2 * i * plug_bytes;
+
+		machine->ranges[2 + i] = (struct range){
+			.start = start, .end = start + plug_bytes,
+			.offset = plug_gpa + i * plug_bytes,
+			.tier = i ? &machine->slow : &machine->fast,
+		};
+	}
 }
 
-/* The tier of an address as the emulator reports it; NULL for ROM, video memory and the like. */
-static inline const struct tier *machine_tier(const struct machine *machine, uint64_t reported)
+/* The range of an address as the emulator reports it; NULL for ROM, video memory and the like. */
+static inline const struct range *machine_range(const struct machine *machine, uint64_t reported)
 {
-	if (reported - machine->fast.start < machine->fast.end - machine->fast.start)
-		return &machine->fast;
-	if (reported - machine->slow.start < machine->slow.end - machine->slow.start)
-		return &machine->slow;
+	for (unsigned int i = 0; i < machine->range_count; i++) {
+		const struct range *range = &machine->ranges[i];
+
+		if (reported - range->start < range->end - range->start)
+			return range;
+	}
 	return NULL;
 }
 
-/* The true gPA of an address that the emulator reports in `tier`. */
-static inline uint64_t machine_gpa(const struct machine *machine, const struct tier *tier,
+/* The true gPA of an address that the emulator reports in `range`. */
+static inline uint64_t machine_gpa(const struct machine *machine, const struct range *range,
 				   uint64_t reported)
 {
-	uint64_t offset = reported - tier->start + tier->ram_offset;
+	uint64_t offset = reported - range->start + range->offset;
 
-	return offset < machine->below_4g ? offset : offset - machine->below_4g + (1ull << 32);
+	if (!range->is_ram || offset < machine->below_4g)
+		return offset;
+	return offset - machine->below_4g + (1ull << 32);
 }
 
 #endif

@@ -116,26 +116,54 @@ static void test_streams(void)
 	assert(!streams_predicted(&streams, 101000));
 }
 
+static const struct tier *tier_at(const struct machine *machine, uint64_t reported)
+{
+	const struct range *range = machine_range(machine, reported);
+
+	return range ? range->tier : NULL;
+}
+
+static uint64_t gpa_at(const struct machine *machine, uint64_t reported)
+{
+	return machine_gpa(machine, machine_range(machine, reported), reported);
+}
+
 static void test_layout(void)
 {
 	const uint64_t mib = 1u << 20, gib = 1u << 30;
 	struct machine small = { 0 }, large = { 0 };
 
-	machine_layout(&small, 300 * mib, 1000 * mib);
-	assert(machine_tier(&small, 0) == &small.fast);
-	assert(machine_tier(&small, 300 * mib - 1) == &small.fast);
+	machine_layout(&small, 300 * mib, 1000 * mib, 0);
+	assert(tier_at(&small, 0) == &small.fast);
+	assert(tier_at(&small, 300 * mib - 1) == &small.fast);
 	/* Node 1 is reported at twice the size of node 0; nothing lies between. */
-	assert(!machine_tier(&small, 300 * mib) && !machine_tier(&small, 600 * mib - 1));
-	assert(machine_tier(&small, 600 * mib) == &small.slow);
-	assert(machine_tier(&small, 1600 * mib - 1) == &small.slow);
-	assert(!machine_tier(&small, 1600 * mib) && !machine_tier(&small, UINT64_MAX));
-	assert(machine_gpa(&small, &small.slow, 600 * mib) == 300 * mib);
+	assert(!tier_at(&small, 300 * mib) && !tier_at(&small, 600 * mib - 1));
+	assert(tier_at(&small, 600 * mib) == &small.slow);
+	assert(tier_at(&small, 1600 * mib - 1) == &small.slow);
+	assert(!tier_at(&small, 1600 * mib) && !tier_at(&small, UINT64_MAX));
+	assert(gpa_at(&small, 600 * mib) == 300 * mib);
 
 	/* RAM beyond 3 GiB continues at 4 GiB when there is as much as 3.5 GiB. */
-	machine_layout(&large, gib, 4 * gib);
-	assert(machine_gpa(&large, &large.slow, 2 * gib) == gib);
-	assert(machine_gpa(&large, &large.slow, 4 * gib - 1) == 3 * gib - 1);
-	assert(machine_gpa(&large, &large.slow, 4 * gib) == 4 * gib);
+	machine_layout(&large, gib, 4 * gib, 0);
+	assert(gpa_at(&large, 2 * gib) == gib);
+	assert(gpa_at(&large, 4 * gib - 1) == 3 * gib - 1);
+	assert(gpa_at(&large, 4 * gib) == 4 * gib);
+
+	/*
+	 * Memory devices of 256 MiB: their blocks follow RAM's (1300 and 1556 MiB), and they lie
+	 * 384 and 640 MiB into the region that begins at 4 GiB.
+	 */
+	machine_layout(&small, 300 * mib, 1000 * mib, 256 * mib);
+	assert(tier_at(&small, 600 * mib) == &small.slow && !tier_at(&small, 1600 * mib));
+	assert(!tier_at(&small, 1684 * mib - 1) && tier_at(&small, 1684 * mib) == &small.fast);
+	assert(tier_at(&small, 1940 * mib - 1) == &small.fast && !tier_at(&small, 1940 * mib));
+	assert(!tier_at(&small, 2196 * mib - 1) && tier_at(&small, 2196 * mib) == &small.slow);
+	assert(tier_at(&small, 2452 * mib - 1) == &small.slow && !tier_at(&small, 2452 * mib));
+	assert(gpa_at(&small, 1684 * mib) == 4 * gib + 384 * mib);
+	assert(gpa_at(&small, 2196 * mib) == 4 * gib + 640 * mib);
+	/* RAM above 4 GiB (5 - 3 GiB) comes before them. */
+	machine_layout(&large, gib, 4 * gib, gib);
+	assert(gpa_at(&large, 6 * gib) == 4 * gib + 2 * gib + gib);
 }
 
 static void test_ring(void)
@@ -181,7 +209,7 @@ static int install(const qemu_info_t *info, const char *shm, const char *last)
 	char shm_argument[4096];
 	char last_argument[64];
 	char *argv[] = {
-		shm_argument, "fast_mib=300", "slow_mib=1000", "fast_ns=80", "slow_ns=250",
+		shm_argument, "fast_mib=300", "slow_mib=1000", "plug_mib=0", "fast_ns=80", "slow_ns=250",
 		"hidden_ns=80", "fast_gbps=100", "slow_gbps=20", last_argument,
 	};
 

@@ -4,8 +4,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use demeter_scenario::System;
-
 /// Why a run failed. Each message names the thing and, where there is one, the mend.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -47,18 +45,21 @@ pub enum Error {
         mend: String,
     },
     /// A VM went wrong.
-    #[error("system {system}: {fault}; logs kept in {}", logs.display())]
+    #[error("{run}: {fault}; logs kept in {}", logs.display())]
     Vm {
-        /// The system that ran in it.
-        system: System,
+        /// What ran in it: the system's name, or that of the run and the VM.
+        run: String,
         /// What went wrong.
         fault: VmFault,
         /// The folder with its console log and the agent's.
         logs: PathBuf,
     },
     /// A VM said that it had finished but not what it had measured.
-    #[error("system {0}: the VM finished without a full report; build all programs anew")]
-    Incomplete(System),
+    #[error("{0}: the VM finished without a full report; build all programs anew")]
+    Incomplete(String),
+    /// The host controller does not do what the run needs.
+    #[error("the host controller {0}; --keep-logs keeps its log")]
+    Controller(String),
     /// The person asked us to stop.
     #[error("interrupted")]
     Interrupted,

@@ -5,8 +5,10 @@
 //! are measured there in [`workload`].
 
 mod error;
+mod http;
 pub mod inside;
 pub mod link;
+mod provision;
 mod run;
 mod summary;
 mod vm;

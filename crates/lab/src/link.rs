@@ -1,13 +1,14 @@
 //! What a lab VM and its host say to each other.
 //!
 //! The host packs a [`Job`] into the VM's initramfs; the VM answers with one [`Report`] a line,
-//! as JSON, over a virtio-serial port. Neither side trusts the other: lines are bounded, and what
-//! does not decode is an error, never a guess.
+//! as JSON, over a virtio-serial port. A VM whose memory is changed from outside waits where its
+//! host has something to do first, until the host sends [`GO`]. Neither side trusts the other:
+//! lines are bounded, and what does not decode is an error, never a guess.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
 
-use demeter_scenario::{Scenario, System};
+use demeter_scenario::{Provisioner, Scenario, System};
 use serde::{Deserialize, Serialize};
 
 use crate::workload::Rate;
@@ -24,6 +25,15 @@ pub const AGENT_CONFIG_PATH: &str = "/etc/demeter/demeter.toml";
 /// The agent's socket in the VM.
 pub const AGENT_SOCKET_PATH: &str = "/run/demeter/guest.sock";
 
+/// What lets a VM go on that waits.
+pub const GO: &str = "go";
+
+/// What makes a VM that runs rounds kill its agent.
+pub const KILL_AGENT: &str = "kill-agent";
+
+/// Where the VM finds the kernel modules that it loads first.
+pub const MODULES_DIR: &str = "/lib/modules";
+
 /// Longest line on the link, bytes.
 pub const LINE_MAX_BYTES: usize = 256 * 1024;
 
@@ -35,6 +45,14 @@ pub struct Job {
     pub system: System,
     /// The scenario that it runs.
     pub scenario: Scenario,
+    /// What changes its memory from outside. It then waits for [`GO`] after [`Report::Booted`]
+    /// and after [`Report::Start`].
+    #[serde(default)]
+    pub provisioner: Option<Provisioner>,
+    /// Whether the VM runs the workload again and again, to survive what is done to it; it then
+    /// waits for nothing and answers [`KILL_AGENT`].
+    #[serde(default)]
+    pub rounds: bool,
 }
 
 /// One line from the VM.
@@ -46,6 +64,13 @@ pub enum Report {
         /// The kernel's release.
         kernel: String,
         /// Memory that programs can still take from the fast node, MiB.
+        fast_free_mib: u64,
+        /// The same for the slow node.
+        slow_free_mib: u64,
+    },
+    /// The VM's memory was changed from outside before anything ran in it.
+    Sized {
+        /// Memory that programs can now take from the fast node, MiB.
         fast_free_mib: u64,
         /// The same for the slow node.
         slow_free_mib: u64,
@@ -130,6 +155,13 @@ pub struct LineReader<R> {
     source: R,
     pending: Vec<u8>,
     searched: usize,
+}
+
+impl<R> LineReader<R> {
+    /// Where the lines come from.
+    pub fn source(&self) -> &R {
+        &self.source
+    }
 }
 
 impl<R: Read> LineReader<R> {

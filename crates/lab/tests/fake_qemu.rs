@@ -29,7 +29,7 @@ impl Fake {
             &format!(
                 "if [ \"$1\" = --version ]; then echo 'QEMU emulator version 7.2.0'; exit; fi\n\
                  echo $$ >{pid}\n\
-                 for arg; do case $arg in file:*console.log) console=${{arg#file:}};; esac; done\n\
+                 for arg; do case $arg in file,*console.log) console=${{arg##*path=}};; esac; done\n\
                  echo \"$console\" >{console}\n\
                  say() {{ echo \"$1\" >&0; }}\n\
                  {body}\n",
@@ -73,11 +73,8 @@ impl Fake {
 
     fn fault(&self) -> VmFault {
         match self.run() {
-            Err(Error::Vm {
-                fault,
-                logs,
-                system: System::None,
-            }) => {
+            Err(Error::Vm { fault, logs, run }) => {
+                assert_eq!(run, "none");
                 assert_eq!(logs, self.folder.path().join("logs"));
                 assert!(logs.join("ci-none-qemu.log").exists());
                 fault
@@ -213,7 +210,7 @@ fn a_full_report_becomes_a_result() {
     // A VM that says it has finished without that is not believed.
     let outcome = Fake::new(r#"say '{"report":"finished"}'"#).run();
     assert!(
-        matches!(outcome, Err(Error::Incomplete(System::None))),
+        matches!(&outcome, Err(Error::Incomplete(run)) if run == "none"),
         "{outcome:?}"
     );
 }

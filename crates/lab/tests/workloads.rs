@@ -24,6 +24,37 @@ fn events(output: &Output) -> Vec<Event> {
 }
 
 #[test]
+fn gups_resizes_its_hot_set_on_schedule() {
+    let common = ["--size=16MiB", "--hot=2MiB", "--reverse", "--duration=0.3"];
+    let phases = ["--phase=0.1:8MiB", "--phase=0.2:1MiB", "--verify", "--json"];
+    let output = run(GUPS, &[&common[..], &phases[..]].concat());
+    assert!(output.status.success(), "{output:?}");
+    let hot_sizes: Vec<u64> = events(&output)
+        .iter()
+        .filter_map(|event| match event {
+            Event::Ready { hot_bytes, .. } | Event::Shift { hot_bytes, .. } => Some(*hot_bytes),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(hot_sizes, [2 << 20, 8 << 20, 1 << 20]);
+    for (bad, why) in [
+        (["--phase=0.2:1MiB", "--phase=0.1:1MiB"], "order of time"),
+        (["--phase=0.1:1MiB", "--phase=0.3:1MiB"], "before the end"),
+        (["--phase=0.1:1MiB", "--phase=0.2:17MiB"], "at most --size"),
+        (["--phase=0.1:1MiB", "--phase=1MiB"], "S:SIZE"),
+        (
+            ["--phase=0.1:1MiB", "--shift-at=0.2"],
+            "cannot be used with",
+        ),
+    ] {
+        let output = run(GUPS, &[&common[..], &bad[..]].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(why) && said.lines().count() == 1, "{said}");
+    }
+}
+
+#[test]
 fn gups_loses_no_update_with_threads_and_a_jump() {
     let output = run(
         GUPS,

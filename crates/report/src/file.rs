@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use crate::provision::Provisioning;
 use crate::schema::{Point, RunResult, SCHEMA, SystemResult};
 
 /// Longest result file that is read, bytes: a thousand systems with an hour of seconds each.
@@ -184,19 +185,57 @@ impl SystemResult {
         for (cause, &cpu_s) in &self.cpu_s {
             amount(Some(cpu_s), || format!("{place}.cpu_s.{cause}"))?;
         }
-        for (index, point) in self.series.iter().enumerate() {
-            point.check(&format!("{place}.series[{index}]"))?;
+        check_series(&self.series, place)?;
+        match &self.provisioning {
+            Some(provisioning) => provisioning.check(&format!("{place}.provisioning")),
+            None => Ok(()),
         }
-        for (index, pair) in self.series.windows(2).enumerate() {
-            require(
-                pair[0].t_s < pair[1].t_s,
-                pair[1].t_s,
-                "later than the point before",
-                || format!("{place}.series[{}].t_s", index + 1),
-            )?;
+    }
+}
+
+impl Provisioning {
+    fn check(&self, place: &str) -> Result<(), ContentError> {
+        let amounts = [
+            ("inflate_s", self.inflate_s),
+            ("inflate_gib_per_s", self.inflate_gib_per_s),
+            ("p99_resizing_mops", self.p99_resizing_mops),
+            ("p99_other_mops", self.p99_other_mops),
+        ];
+        for (name, value) in amounts {
+            amount(value, || format!("{place}.{name}"))?;
+        }
+        for (index, resize) in self.resizes.iter().enumerate() {
+            let place = |name| format!("{place}.resizes[{index}].{name}");
+            amount(Some(resize.t_s), || place("t_s"))?;
+            amount(resize.took_s, || place("took_s"))?;
+        }
+        if let Some(crashes) = &self.crashes {
+            amount(Some(crashes.recovered_max_s), || {
+                format!("{place}.crashes.recovered_max_s")
+            })?;
+        }
+        for (index, vm) in self.vms.iter().enumerate() {
+            let place = format!("{place}.vms[{index}]");
+            amount(vm.mean_mops, || format!("{place}.mean_mops"))?;
+            check_series(&vm.series, &place)?;
         }
         Ok(())
     }
+}
+
+fn check_series(series: &[Point], place: &str) -> Result<(), ContentError> {
+    for (index, point) in series.iter().enumerate() {
+        point.check(&format!("{place}.series[{index}]"))?;
+    }
+    for (index, pair) in series.windows(2).enumerate() {
+        require(
+            pair[0].t_s < pair[1].t_s,
+            pair[1].t_s,
+            "later than the point before",
+            || format!("{place}.series[{}].t_s", index + 1),
+        )?;
+    }
+    Ok(())
 }
 
 impl Point {

@@ -9,6 +9,8 @@ use crate::summary::shows_latency;
 use crate::svg::{Px, Size, Svg};
 use crate::text;
 
+/// Bytes in a mebibyte.
+const MIB: f64 = (1u64 << 20) as f64;
 /// Most systems that are drawn: more lines say nothing. The table has them all.
 pub(crate) const SYSTEMS_MAX: usize = 12;
 /// Most points of a line: about two for each pixel that a picture is wide.
@@ -29,6 +31,8 @@ pub(crate) enum Quantity {
     Latency,
     /// Share of the hot set in fast memory, percent.
     HotShare,
+    /// Fast memory owned, MiB.
+    FastMemory,
 }
 
 impl Quantity {
@@ -47,6 +51,7 @@ impl Quantity {
             Self::Throughput => "Throughput over time",
             Self::Latency => "Latency over time",
             Self::HotShare => "How much of the hot set lies in fast memory",
+            Self::FastMemory => "Fast memory over time",
         }
     }
 
@@ -56,6 +61,7 @@ impl Quantity {
             Self::Throughput => "million updates per second, more is better",
             Self::Latency => "nanoseconds per dependent load, less is better",
             Self::HotShare => "percent of its bytes",
+            Self::FastMemory => "MiB owned",
         }
     }
 
@@ -64,6 +70,7 @@ impl Quantity {
             Self::Throughput => point.mops,
             Self::Latency => point.latency_ns,
             Self::HotShare => Some(point.hot_in_fast * 100.0),
+            Self::FastMemory => point.fast_bytes.map(|bytes| bytes as f64 / MIB),
         };
         value.filter(|value| value.is_finite())
     }

@@ -7,8 +7,8 @@ use crate::bars::{self, Causes};
 use crate::lines::{self, Quantity, SYSTEMS_MAX};
 use crate::number::{count, percent};
 use crate::palette;
-use crate::schema::RunResult;
-use crate::summary::{EXPLANATION, Summary, steady_of_oracle};
+use crate::schema::{RunResult, SystemResult};
+use crate::summary::{Summary, explanation, steady_of_oracle};
 use crate::svg::Size;
 use crate::text::{self, Escaped};
 
@@ -37,6 +37,8 @@ pub fn html(result: &RunResult) -> String {
     page.head(result, &scenario);
     page.performance(result);
     page.hot_share(result);
+    page.fast_memory(result);
+    page.vms(result);
     page.cpu(result);
     page.figures(result);
     page.facts(result);
@@ -122,6 +124,42 @@ impl Page {
         self.over_time(result, quantity, 260.0);
     }
 
+    fn fast_memory(&mut self, result: &RunResult) {
+        let quantity = Quantity::FastMemory;
+        let points = result.systems.iter().flat_map(|system| &system.series);
+        let is_known = points.clone().any(|point| point.fast_bytes.is_some());
+        if is_known {
+            self.section(quantity.title(), &format!("In {}.", quantity.unit()));
+            self.over_time(result, quantity, 220.0);
+        }
+    }
+
+    /// The VMs of each run that had several: a run's picture shows its VMs as another's shows
+    /// systems.
+    fn vms(&mut self, result: &RunResult) {
+        let runs = result.systems.iter().take(SYSTEMS_MAX);
+        for run in runs {
+            let Some(provisioning) = run.provisioning.as_ref().filter(|p| !p.vms.is_empty()) else {
+                continue;
+            };
+            let name = text::name(&run.name);
+            let systems = provisioning.vms.iter().map(|vm| SystemResult {
+                name: vm.name.clone(),
+                series: vm.series.clone(),
+                ..SystemResult::default()
+            });
+            let vms = RunResult {
+                systems: systems.collect(),
+                ..result.clone()
+            };
+            for quantity in [Quantity::Throughput, Quantity::FastMemory] {
+                let title = format!("{name}: {} of each VM", quantity.title().to_lowercase());
+                self.section(&title, &format!("In {}.", quantity.unit()));
+                self.over_time(&vms, quantity, 220.0);
+            }
+        }
+    }
+
     fn cpu(&mut self, result: &RunResult) {
         let causes = Causes::of(result);
         if causes.0.is_empty() {
@@ -146,7 +184,7 @@ impl Page {
 
     fn figures(&mut self, result: &RunResult) {
         let Summary { columns, rows } = Summary::new(result);
-        self.section("Figures", EXPLANATION);
+        self.section("Figures", explanation(result));
         self.add(format_args!(
             "<div class=\"scroll\">\n<table class=\"figures\">\n<thead>\n<tr>"
         ));

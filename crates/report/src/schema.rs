@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::provision::Provisioning;
+
 /// Version of the schema that this crate writes and reads.
 pub const SCHEMA: u32 = 1;
 
@@ -89,6 +91,10 @@ pub struct SystemResult {
     /// Differences of kernel counters over the timed phase, by their name in /proc/vmstat.
     #[serde(default)]
     pub counters: BTreeMap<String, u64>,
+    /// How memory was provisioned, where the scenario compares that. The system's name is then
+    /// that of the mechanism or of the policy; with several VMs its throughput is their sum.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub provisioning: Option<Provisioning>,
     /// One point per reporting interval.
     pub series: Vec<Point>,
 }
@@ -105,4 +111,8 @@ pub struct Point {
     pub latency_ns: Option<f64>,
     /// Share of the hot set that lay in fast memory at the end of the interval, 0 to 1.
     pub hot_in_fast: f64,
+    /// Fast memory that the VM owned then, bytes; with several VMs that of all. Null where it
+    /// does not change.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fast_bytes: Option<u64>,
 }

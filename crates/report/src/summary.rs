@@ -1,6 +1,7 @@
 //! The figures that people compare, as text: what the terminal's table and the page's both show.
 
 use crate::number::{count, percent, short};
+use crate::provision::CrashFigures;
 use crate::schema::{RunResult, SystemResult};
 use crate::text;
 
@@ -18,6 +19,18 @@ pub(crate) struct Column {
     pub title: &'static str,
 }
 
+/// The same for runs that compare how memory is provisioned.
+const EXPLANATION_PROVISIONED: &str = "The end (steady) is the last third of the run; before it the VM was \
+     sized: how fast memory was taken, how much of that the host has back, and what programs then \
+     found free in each tier; p99 is what 99 % of the intervals reached, in which a resize was under \
+     way and in all others; late is the longest resize, - if one was never done in full; over pool \
+     counts the moments at which the host had promised more than it has.";
+
+/// The same for runs that crash things.
+const EXPLANATION_CRASHES: &str = "Agent, host controller or VM was killed, or the VM reset, at a random \
+     point after its sizes were changed; well again means: the VM owns what it should and its workload \
+     has verified a round that began after the crash (the longest is shown).";
+
 /// What a figure needs besides the system itself.
 struct Context<'a> {
     result: &'a RunResult,
@@ -27,7 +40,17 @@ struct Context<'a> {
 type Figure = fn(&Context, &SystemResult) -> Option<String>;
 
 /// Says how to read the figures, in one sentence.
-pub(crate) const EXPLANATION: &str = "The end (steady) is the last third of the run; the oracle had its hot \
+pub(crate) fn explanation(result: &RunResult) -> &'static str {
+    if result.systems.iter().any(|s| crashes(s).is_some()) {
+        EXPLANATION_CRASHES
+    } else if is_provisioned(result) {
+        EXPLANATION_PROVISIONED
+    } else {
+        EXPLANATION
+    }
+}
+
+const EXPLANATION: &str = "The end (steady) is the last third of the run; the oracle had its hot \
      set placed in fast memory from the start; t90 is the time until 90 % of the (first, second) hot \
      set was there; management CPU is the VM's system time plus the agent's user time, less the system \
      time of none, in seconds and in % of one CPU.";
@@ -69,6 +92,9 @@ pub(crate) fn steady_of_oracle(result: &RunResult, system: &SystemResult) -> Opt
 }
 
 fn figures(result: &RunResult) -> Vec<(Column, Figure)> {
+    if is_provisioned(result) {
+        return provisioned_figures(result);
+    }
     let mut figures: Vec<(Column, Figure)> = Vec::new();
     let mut add = |group, title, figure: Figure| figures.push((Column { group, title }, figure));
 
@@ -106,6 +132,96 @@ fn figures(result: &RunResult) -> Vec<(Column, Figure)> {
     add("kswapd", "scanned", |_, s| Some(count(s.kswapd_scanned)));
     add("moved MiB", "up", |_, s| s.bytes_promoted.map(mib));
     add("moved MiB", "down", |_, s| s.bytes_demoted.map(mib));
+    add("wrong", "words", |_, s| s.verify_errors.map(count));
+    figures
+}
+
+fn is_provisioned(result: &RunResult) -> bool {
+    result.systems.iter().any(|s| s.provisioning.is_some())
+}
+
+fn crashes(system: &SystemResult) -> Option<&CrashFigures> {
+    system.provisioning.as_ref()?.crashes.as_ref()
+}
+
+fn crash_figures() -> Vec<(Column, Figure)> {
+    let mut figures: Vec<(Column, Figure)> = Vec::new();
+    let mut add = |group, title, figure: Figure| figures.push((Column { group, title }, figure));
+
+    add("", "memory by", |_, s| Some(text::name(&s.name)));
+    add("", "crashes", |_, s| Some(count(crashes(s)?.cycles)));
+    for (title, figure) in [
+        ("agent", (|_, s| of_victim(s, "kill agent")) as Figure),
+        ("host", |_, s| of_victim(s, "kill host")),
+        ("VM", |_, s| of_victim(s, "kill vm")),
+        ("reset", |_, s| of_victim(s, "reset vm")),
+    ] {
+        add("of these", title, figure);
+    }
+    add("well again", "after s", |_, s| {
+        Some(seconds(crashes(s)?.recovered_max_s))
+    });
+    add("verified", "rounds", |_, s| Some(count(crashes(s)?.rounds)));
+    add("verified", "words", |_, s| Some(count(crashes(s)?.words)));
+    add("wrong", "words", |_, s| {
+        Some(count(crashes(s)?.wrong_words))
+    });
+    add("over", "pool", |_, s| Some(count(crashes(s)?.violations)));
+    figures
+}
+
+fn of_victim(system: &SystemResult, victim: &str) -> Option<String> {
+    Some(count(*crashes(system)?.by_victim.get(victim).unwrap_or(&0)))
+}
+
+fn provisioned_figures(result: &RunResult) -> Vec<(Column, Figure)> {
+    if result.systems.iter().any(|s| crashes(s).is_some()) {
+        return crash_figures();
+    }
+    let mut figures: Vec<(Column, Figure)> = Vec::new();
+    let mut add = |group, title, figure: Figure| figures.push((Column { group, title }, figure));
+
+    add("", "memory by", |_, s| Some(text::name(&s.name)));
+    add("Mops", "mean", |_, s| s.mean_mops.map(short));
+    add("Mops", "end", |_, s| s.steady_mops.map(short));
+    if result.systems.iter().any(|s| s.name == "static") {
+        add("% of", "static", |c, s| {
+            let fixed = c.result.systems.iter().find(|s| s.name == "static")?;
+            ratio(s.mean_mops, fixed.mean_mops).map(percent)
+        });
+    }
+    add("hot in", "fast%", |_, s| Some(percent(s.hot_in_fast_final)));
+    add("taken", "GiB/s", |_, s| {
+        s.provisioning.as_ref()?.inflate_gib_per_s.map(short)
+    });
+    add("returned", "%", |_, s| {
+        let p = s.provisioning.as_ref()?;
+        let bytes = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64);
+        ratio(bytes(p.host_bytes_returned), bytes(p.bytes_inflated)).map(percent)
+    });
+    add("free MiB", "fast", |_, s| {
+        s.provisioning.as_ref()?.fast_free_bytes.map(mib)
+    });
+    add("free MiB", "slow", |_, s| {
+        s.provisioning.as_ref()?.slow_free_bytes.map(mib)
+    });
+    add("p99 Mops", "resizing", |_, s| {
+        s.provisioning.as_ref()?.p99_resizing_mops.map(short)
+    });
+    add("p99 Mops", "else", |_, s| {
+        s.provisioning.as_ref()?.p99_other_mops.map(short)
+    });
+    add("resized", "late, s", |_, s| {
+        let resizes = &s.provisioning.as_ref()?.resizes;
+        let longest = resizes
+            .iter()
+            .map(|r| r.took_s)
+            .try_fold(0.0, |longest: f64, took_s| Some(longest.max(took_s?)));
+        longest.filter(|_| !resizes.is_empty()).map(short)
+    });
+    add("over", "pool", |_, s| {
+        s.provisioning.as_ref()?.pool_violations.map(count)
+    });
     add("wrong", "words", |_, s| s.verify_errors.map(count));
     figures
 }

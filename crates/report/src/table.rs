@@ -1,7 +1,7 @@
 //! The table in the terminal.
 
 use crate::schema::RunResult;
-use crate::summary::{Column, EXPLANATION, Summary};
+use crate::summary::{Column, Summary, explanation};
 
 /// Width that tables of ordinary figures and the text below them keep to, characters.
 const WIDTH: usize = 100;
@@ -22,7 +22,7 @@ pub fn table(result: &RunResult) -> String {
     let mut lines = vec![groups, line(&columns, &widths, &titles)];
     lines.extend(rows.iter().map(|row| line(&columns, &widths, row)));
     lines.push(String::new());
-    lines.extend(wrap(EXPLANATION));
+    lines.extend(wrap(explanation(result)));
     lines.push(String::new());
     lines.join("\n")
 }

@@ -94,6 +94,7 @@ fn any_system() -> impl Strategy<Value = SystemResult> {
                     mops,
                     latency_ns: mops,
                     hot_in_fast,
+                    fast_bytes: None,
                 })
                 .collect();
             series.sort_by(|a, b| a.t_s.total_cmp(&b.t_s));

@@ -1,5 +1,6 @@
 //! Checks that types alone cannot say: each failure names the key and its mend.
 
+use crate::provision_check::provision_fault;
 use crate::{Error, Gups, Memlat, Scenario, Tier, Workload};
 
 /// Longest timed phase, seconds: an hour of an emulated machine proves what there is to prove.
@@ -12,6 +13,8 @@ const VCPUS_MAX: u32 = 16;
 const DILATION_MAX: u64 = 1000;
 /// Longest latency of a tier, nanoseconds.
 const LATENCY_MAX_NS: u64 = 1_000_000;
+/// Most changes of a hot set's size.
+const PHASES_MAX: usize = 100;
 
 impl Scenario {
     /// Checks what types alone cannot say.
@@ -41,11 +44,7 @@ impl Scenario {
     }
 
     fn find_fault(&self) -> Option<String> {
-        let name_is_plain = self
-            .name
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
-        if self.name.is_empty() || self.name.len() > 64 || !name_is_plain {
+        if !is_plain_name(&self.name) {
             return Some("name: 1 to 64 letters, digits, - or _ (files are named after it)".into());
         }
         if !(1..=DURATION_MAX_S).contains(&self.duration_s) {
@@ -62,6 +61,7 @@ impl Scenario {
             })
             .or_else(|| self.fit_fault())
             .or_else(|| self.lab_fault())
+            .or_else(|| provision_fault(self))
     }
 
     fn systems_fault(&self) -> Option<String> {
@@ -134,6 +134,12 @@ impl Scenario {
     }
 }
 
+/// Whether a file, a socket or a heading may be named so.
+pub(crate) fn is_plain_name(name: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    (1..=64).contains(&name.len()) && name.chars().all(is_plain)
+}
+
 fn tier_fault(name: &str, tier: &Tier) -> Option<String> {
     if !(1..=TIER_MAX_MIB).contains(&tier.usable_mib) {
         return Some(format!(
@@ -155,7 +161,7 @@ fn tier_fault(name: &str, tier: &Tier) -> Option<String> {
     })
 }
 
-fn gups_fault(gups: &Gups, duration_s: u64) -> Option<String> {
+pub(crate) fn gups_fault(gups: &Gups, duration_s: u64) -> Option<String> {
     if gups.size_mib == 0 || gups.hot_mib == 0 {
         return Some("workload.size_mib and workload.hot_mib must be at least 1".into());
     }
@@ -177,6 +183,9 @@ fn gups_fault(gups: &Gups, duration_s: u64) -> Option<String> {
             gups.threads
         ));
     }
+    if let Some(fault) = phases_fault(gups, duration_s) {
+        return Some(fault);
+    }
     let shift_at_s = gups.shift_at_s?;
     if !(1..duration_s).contains(&shift_at_s) {
         return Some(format!(
@@ -193,6 +202,32 @@ fn gups_fault(gups: &Gups, duration_s: u64) -> Option<String> {
     })
 }
 
+fn phases_fault(gups: &Gups, duration_s: u64) -> Option<String> {
+    if gups.phases.len() > PHASES_MAX {
+        return Some(format!("workload.phases: at most {PHASES_MAX}"));
+    }
+    if gups.shift_at_s.is_some() && !gups.phases.is_empty() {
+        return Some("workload.shift_at_s and workload.phases exclude each other".into());
+    }
+    let mut last_s = 0;
+    gups.phases.iter().find_map(|phase| {
+        if !(last_s + 1..duration_s).contains(&phase.at_s) {
+            return Some(format!(
+                "workload.phases: at_s = {}: must be above {last_s}, as phases follow in order \
+                 of time, and below duration_s = {duration_s}",
+                phase.at_s
+            ));
+        }
+        last_s = phase.at_s;
+        (!(1..gups.size_mib).contains(&phase.hot_mib)).then(|| {
+            format!(
+                "workload.phases: hot_mib = {}: must be at least 1 and below size_mib = {}",
+                phase.hot_mib, gups.size_mib
+            )
+        })
+    })
+}
+
 fn memlat_fault(memlat: &Memlat) -> Option<String> {
     (memlat.size_mib == 0).then(|| "workload.size_mib must be at least 1".into())
 }
@@ -202,7 +237,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Lab, Machine, System, Thp};
+    use crate::{Lab, Machine, Phase, System, Thp};
 
     fn scenario() -> Scenario {
         let tier = |usable_mib, latency_ns| Tier {
@@ -223,6 +258,7 @@ mod tests {
                 slow: tier(900, 250),
             },
             workload: Workload::Gups(gups()),
+            provision: None,
             agent: toml::Table::new(),
             lab: Lab::default(),
         }
@@ -236,6 +272,7 @@ mod tests {
             reverse: true,
             threads: 1,
             shift_at_s: Some(30),
+            phases: vec![],
         }
     }
 
@@ -299,6 +336,23 @@ mod tests {
         refused_gups("workload.threads", |g| g.threads = 0);
         refused_gups("workload.shift_at_s", |g| g.shift_at_s = Some(60));
         refused_gups("workload.shift_at_s", |g| g.shift_at_s = Some(0));
+        let phases = |phases: &[(u64, u64)]| {
+            let phases: Vec<Phase> = phases
+                .iter()
+                .map(|&(at_s, hot_mib)| Phase { at_s, hot_mib })
+                .collect();
+            move |g: &mut Gups| (g.shift_at_s, g.phases) = (None, phases)
+        };
+        refused_gups("at_s = 60", phases(&[(60, 10)]));
+        refused_gups("at_s = 10", phases(&[(10, 10), (10, 20)]));
+        refused_gups("hot_mib = 0", phases(&[(10, 0)]));
+        refused_gups("hot_mib = 800", phases(&[(10, 800)]));
+        refused_gups("workload.shift_at_s", |g| {
+            g.phases = vec![Phase {
+                at_s: 1,
+                hot_mib: 1,
+            }]
+        });
         refused("workload.size_mib", |s| {
             s.workload = Workload::Memlat(Memlat {
                 size_mib: 0,

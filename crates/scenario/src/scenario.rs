@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::Provision;
+
 /// A scenario: one workload on one machine under several systems.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -26,6 +28,9 @@ pub struct Scenario {
     pub machine: Machine,
     /// What runs on it.
     pub workload: Workload,
+    /// Who gives VMs their memory; without it they are booted with what `machine` says.
+    #[serde(default)]
+    pub provision: Option<Provision>,
     /// Keys of the agent's own configuration that differ from its defaults.
     #[serde(default)]
     pub agent: toml::Table,
@@ -171,6 +176,19 @@ pub struct Gups {
     /// Second of the timed phase at which the hot set jumps to the array's middle.
     #[serde(default)]
     pub shift_at_s: Option<u64>,
+    /// How the hot set's size changes, in order of time.
+    #[serde(default)]
+    pub phases: Vec<Phase>,
+}
+
+/// From some moment on the hot set has another size; it keeps its end of the array.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Phase {
+    /// Second of the timed phase.
+    pub at_s: u64,
+    /// Size of the hot set from then on, MiB.
+    pub hot_mib: u64,
 }
 
 /// Parameters of memlat.
@@ -249,6 +267,27 @@ impl Scenario {
         })?;
         scenario.check()?;
         Ok(scenario)
+    }
+
+    /// What each VM of a run executes, with its name: one VM for most scenarios, those of
+    /// `provision.vms` where there are any. VMs side by side have different seeds.
+    pub fn vms(&self) -> Vec<(String, Self)> {
+        let vms = self.provision.as_ref().map_or(&[][..], |p| &p.vms);
+        let own = vms.iter().zip(0u64..).map(|(vm, number)| {
+            let mut scenario = self.clone();
+            scenario.seed = self.seed.wrapping_add(number);
+            if let Workload::Gups(gups) = &mut scenario.workload {
+                gups.hot_mib = vm.hot_mib;
+                gups.phases.clone_from(&vm.phases);
+            }
+            (vm.name.clone(), scenario)
+        });
+        let own: Vec<_> = own.collect();
+        if own.is_empty() {
+            vec![("vm".into(), self.clone())]
+        } else {
+            own
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use demeter_proto::{Decoder, Hello, Message, SessionId, encode};
 
 use super::port::{PORT_NAME, Port, Transfer};
 use super::relay::{Opener, Relay, RoomMaker};
-use super::{Balloon, LiveBalloon, readings};
+use super::{Balloon, LiveBalloon, readings, watermarks};
 use crate::agent::Command;
 use crate::nodes::{NodesError, Topology};
 use crate::status::StatusCell;
@@ -98,17 +98,19 @@ impl Link {
     pub fn over(
         port: Port,
         root: &Path,
-        open: Opener,
+        mut open: Opener,
         agent: Option<BesideAgent>,
     ) -> Result<Self, LinkError> {
+        let topology = Topology::read(root)?;
+        let mut balloon = open().ok();
         let kernel = |what| move |source| LinkError::Kernel { what, source };
         let hello = Hello {
             boot_id: readings::boot_id(root).map_err(kernel("the boot's id"))?,
             session: session().map_err(kernel("random numbers"))?,
             driver: false,
-            nodes: readings::totals(root)?,
+            nodes: readings::totals(&topology, balloon.as_deref_mut()),
         };
-        let oom_node = oom_node(&Topology::read(root)?);
+        let oom_node = oom_node(&topology);
         let room = agent.as_ref().map(BesideAgent::room_maker);
         let worker = Worker {
             root: root.to_owned(),
@@ -153,6 +155,11 @@ fn session() -> io::Result<SessionId> {
     Ok(SessionId(u64::from_ne_bytes(bytes)))
 }
 
+/// Whether it tells of memory that changed hands.
+fn has_moved(message: &Message) -> bool {
+    matches!(message, Message::Done(done) if done.moved.0 > 0)
+}
+
 struct Worker {
     root: PathBuf,
     /// `None` after it failed, until it can be opened again.
@@ -194,15 +201,24 @@ impl Worker {
                 return;
             }
             let now = Instant::now();
-            self.follow(&ready, &mut out);
-            if ready.event && self.took_event() || now >= tick {
-                self.report(&mut out);
-            }
-            if now >= tick {
+            let is_due = now >= tick;
+            if is_due {
                 tick = now + TICK;
+            }
+            let is_news = ready.event && self.took_event();
+            let was_connected = self.connected;
+            self.follow(&ready, &mut out);
+            // A host that has just come is greeted already.
+            if was_connected && (is_due || is_news) {
+                self.report(&mut out);
             }
             if self.connected && self.has_room() {
                 self.relay.step(now, &mut out);
+            }
+            if out.iter().any(has_moved)
+                && let Err(error) = watermarks::deal_out(&self.root)
+            {
+                tracing::debug!("the kernel's watermarks stay as they are: {error}");
             }
             self.send(&mut out);
         }
@@ -217,11 +233,13 @@ impl Worker {
     fn wait(&self, stop: BorrowedFd<'_>, timeout: Duration) -> io::Result<Ready> {
         let port = self.port.as_ref().map(|p| p.as_fd().as_raw_fd());
         let event = self.relay.event_fd();
-        let writable = if self.unsent.is_empty() {
-            0
-        } else {
-            libc::POLLOUT
-        };
+        let mut wanted = 0;
+        if self.has_room() {
+            wanted |= libc::POLLIN;
+        }
+        if !self.unsent.is_empty() {
+            wanted |= libc::POLLOUT;
+        }
         let poll_fd = |fd: Option<RawFd>, events| libc::pollfd {
             // A negative number is passed over.
             fd: fd.unwrap_or(-1),
@@ -231,7 +249,7 @@ impl Worker {
         let waited_for = port.filter(|_| self.connected);
         let mut fds = [
             poll_fd(Some(stop.as_raw_fd()), libc::POLLIN),
-            poll_fd(waited_for, libc::POLLIN | writable),
+            poll_fd(waited_for, wanted),
             poll_fd(event, libc::POLLIN),
         ];
         // Rounded up: a wait that is a little short would be followed by an empty turn.

@@ -13,6 +13,7 @@ pub mod readings;
 pub mod relay;
 #[cfg(test)]
 pub(crate) mod simulated;
+mod watermarks;
 
 use std::io;
 use std::os::fd::BorrowedFd;

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use demeter_policy::ByteCount;
+use demeter_policy::{ByteCount, NodeId};
 use demeter_proto::{BootId, NODES_MAX, NodeStats, NodeTotal, Permille, Stats};
 
 use super::{Balloon, NodeBalloon};
@@ -20,14 +20,27 @@ pub fn boot_id(root: &Path) -> io::Result<BootId> {
     Ok(BootId(number.to_be_bytes()))
 }
 
-/// The sizes of the nodes that hold memory.
-pub fn totals(root: &Path) -> Result<Vec<NodeTotal>, NodesError> {
-    let topology = Topology::read(root)?;
+/// The sizes of the nodes that hold memory, with what the balloon holds of it.
+pub fn totals(
+    topology: &Topology,
+    mut balloon: Option<&mut (dyn Balloon + 'static)>,
+) -> Vec<NodeTotal> {
     let totals = topology.with_memory().map(|node| NodeTotal {
         node: node.id,
-        total: node.total,
+        total: with_held(node.total, of_driver(&mut balloon, node.id).held),
     });
-    Ok(totals.take(NODES_MAX).collect())
+    totals.take(NODES_MAX).collect()
+}
+
+/// The driver takes what it holds out of what the kernel counts.
+fn with_held(counted: ByteCount, held: ByteCount) -> ByteCount {
+    ByteCount(counted.0.saturating_add(held.0))
+}
+
+/// What the driver says of a node; nothing where there is none.
+fn of_driver(balloon: &mut Option<&mut (dyn Balloon + 'static)>, node: NodeId) -> NodeBalloon {
+    let stats = balloon.as_mut().and_then(|b| b.stats(node).ok());
+    stats.unwrap_or_default()
 }
 
 /// How memory is used now. `status` is the agent's, if one runs beside the relay.
@@ -41,11 +54,10 @@ pub fn stats(
     let mut told = Vec::with_capacity(nodes.len());
     for &NodeTotal { node, .. } in nodes {
         let usage = NodeUsage::read(root, node)?;
-        let of_driver = balloon.as_mut().and_then(|b| b.stats(node).ok());
         let NodeBalloon {
             held,
             oom_returned: returned,
-        } = of_driver.unwrap_or_default();
+        } = of_driver(&mut balloon, node);
         oom_returned += returned.0;
         let working_set = match status {
             Some(s) if s.fast_node == node.0 => s.working_set_fast_bytes,
@@ -54,7 +66,7 @@ pub fn stats(
         };
         told.push(NodeStats {
             node,
-            total: usage.total,
+            total: with_held(usage.total, held),
             free: usage.free,
             held,
             working_set: ByteCount(working_set),
@@ -88,7 +100,7 @@ fn pressure(root: &Path) -> (Permille, Permille) {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use demeter_policy::{MIB, NodeId, PAGE_SIZE};
+    use demeter_policy::{MIB, PAGE_SIZE};
 
     use super::super::simulated::SimulatedBalloon;
     use super::*;
@@ -134,11 +146,14 @@ pub(super) mod tests {
         assert_eq!(boot_id[..4], [0x01, 0x23, 0xab, 0xcd]);
         assert_eq!(boot_id[15], 0xff);
 
-        let nodes = totals(root.path()).unwrap();
         let mut balloon = SimulatedBalloon::new(1000);
         balloon
             .inflate(NodeId(1), ByteCount(3 * PAGE_SIZE), false)
             .unwrap();
+        let topology = Topology::read(root.path()).unwrap();
+        let nodes = totals(&topology, Some(&mut balloon));
+        assert_eq!(nodes[0].total, ByteCount(200 * MIB));
+        assert_eq!(nodes[1].total, ByteCount(800 * MIB + 3 * PAGE_SIZE));
         let status = Status {
             fast_node: 0,
             slow_node: 1,
@@ -155,6 +170,7 @@ pub(super) mod tests {
         assert_eq!(node(0).free, ByteCount(MIB));
         assert_eq!(node(0).working_set, ByteCount(5));
         assert_eq!(node(1).held, ByteCount(3 * PAGE_SIZE));
+        assert_eq!(node(1).total, ByteCount(800 * MIB + 3 * PAGE_SIZE));
         assert_eq!(node(1).working_set, ByteCount(7));
     }
 
@@ -162,7 +178,7 @@ pub(super) mod tests {
     fn without_an_agent_nothing_is_known_of_accesses() {
         let root = root();
         fs::remove_dir_all(root.path().join("proc/pressure")).unwrap();
-        let nodes = totals(root.path()).unwrap();
+        let nodes = totals(&Topology::read(root.path()).unwrap(), None);
         let stats = stats(root.path(), &nodes, None, None).unwrap();
         assert_eq!(stats.fast_hit, None);
         assert_eq!(stats.psi_some, Permille::default());

@@ -7,6 +7,8 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use crate::balloon::port::{self, PORT_NAME};
+use crate::balloon::{BalloonError, LiveBalloon};
 use crate::nodes::{Node, NodesError, TierOrder, Topology};
 use crate::tracker::{Settings, TrackerError, try_all};
 
@@ -33,6 +35,8 @@ pub struct Report {
     pub demotion_enabled: Option<bool>,
     /// The kernel has DAMON's interface.
     pub damon: bool,
+    /// The balloon driver, by which the host takes memory back.
+    pub balloon: BalloonReport,
     /// What stands in the way, each with its mend, the gravest first.
     pub advice: Vec<Advice>,
 }
@@ -78,6 +82,17 @@ pub struct TrackerReport {
     pub why_not: Option<String>,
     /// How to mend that.
     pub mend: Option<String>,
+}
+
+/// Whether the host can take memory back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct BalloonReport {
+    /// The VM has a port to the host.
+    pub port: bool,
+    /// Why the driver cannot be used, if so.
+    pub why_not: Option<String>,
+    /// How to mend that.
+    pub mend: Option<&'static str>,
 }
 
 /// What the process may do.
@@ -140,6 +155,7 @@ pub fn probe(root: &Path) -> Report {
         demotion_enabled: line("sys/kernel/mm/numa/demotion_enabled")
             .map(|text| matches!(text.as_str(), "true" | "1")),
         damon: root.join("sys/kernel/mm/damon/admin").exists(),
+        balloon: BalloonReport::read(root),
         advice: Vec::new(),
     };
     report.advice = advice(&report, topology.err(), order.err());
@@ -212,6 +228,15 @@ fn advice(
             "describe the slow node's latency in ACPI HMAT (QEMU: -machine hmat=on, -numa hmat-lb)",
         );
     }
+    if report.balloon.port
+        && let (Some(why_not), Some(mend)) = (&report.balloon.why_not, report.balloon.mend)
+    {
+        add(
+            false,
+            format!("the host cannot take memory back: {why_not}"),
+            mend,
+        );
+    }
     advice.sort_by_key(|advice| !advice.blocks);
     advice
 }
@@ -251,6 +276,21 @@ impl From<(&'static str, Option<TrackerError>)> for TrackerReport {
         Self {
             name,
             works,
+            why_not,
+            mend,
+        }
+    }
+}
+
+impl BalloonReport {
+    fn read(root: &Path) -> Self {
+        let (why_not, mend) = match LiveBalloon::open(root) {
+            Ok(_) => (None, None),
+            Err(BalloonError::Unavailable { why, mend }) => (Some(why), Some(mend)),
+            Err(error) => (Some(error.to_string()), None),
+        };
+        Self {
+            port: matches!(port::find(root, PORT_NAME), Ok(Some(_))),
             why_not,
             mend,
         }

@@ -100,6 +100,19 @@ fn one_kernel_tier_is_said_but_does_not_block() {
 }
 
 #[test]
+fn a_port_without_a_driver_is_said_but_does_not_block() {
+    let root = machine(&[("sys/class/virtio-ports/vport0p1/name", "org.demeter.0\n")]);
+    let report = probe(root.path());
+    assert!(report.balloon.port);
+    let advice = report
+        .advice
+        .iter()
+        .find(|advice| advice.what.contains("cannot take memory back"));
+    assert!(advice.is_some_and(|it| !it.blocks && it.mend.contains("virtio-mem")));
+    assert!(!probe(machine(&[]).path()).balloon.port);
+}
+
+#[test]
 fn one_node_and_no_slower_node_block() {
     let root = machine(&[]);
     fs::remove_dir_all(root.path().join("sys/devices/system/node/node1")).unwrap();

@@ -4,7 +4,7 @@ use std::fmt::{self, Display, Formatter};
 
 use demeter_policy::MIB;
 
-use super::{NodeReport, Report, TrackerReport};
+use super::{BalloonReport, NodeReport, Report, TrackerReport};
 
 impl Display for Report {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
@@ -42,6 +42,7 @@ impl Display for Report {
             or_unknown(&self.demotion_enabled.map(yes_no)),
             yes_no(self.damon),
         )?;
+        writeln!(f, "balloon        {}", self.balloon)?;
         for advice in &self.advice {
             let grade = if advice.blocks { "PROBLEM" } else { "warning" };
             writeln!(
@@ -78,6 +79,17 @@ impl Display for NodeReport {
         self.distances
             .iter()
             .try_for_each(|distance| write!(f, " {distance}"))
+    }
+}
+
+impl Display for BalloonReport {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let port = if self.port { "a" } else { "no" };
+        match &self.why_not {
+            None => write!(f, "the driver is loaded")?,
+            Some(why_not) => write!(f, "no driver: {why_not}")?,
+        }
+        write!(f, "; there is {port} port to the host")
     }
 }
 

@@ -1,8 +1,7 @@
 //! The agent under test, as its own process.
 
 use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::net::UnixStream;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -10,9 +9,10 @@ use std::time::{Duration, Instant};
 use demeter_policy::Pid;
 
 use super::fault::Fault;
+use crate::http;
 use crate::link::{AGENT_CONFIG_PATH, AGENT_SOCKET_PATH};
 
-/// Where the agent's output goes.
+/// Where the agent's output goes, first that of a mere relay.
 const LOG_PATH: &str = "/run/demeter/agent.log";
 
 /// How much of the end of the log reaches the host, bytes.
@@ -27,9 +27,6 @@ const STATUS_LIMIT: Duration = Duration::from_millis(500);
 /// While nothing moves, one of so many calls really asks.
 const QUIET_CALLS: u32 = 5;
 
-/// Longest answer that is read, bytes.
-const STATUS_MAX_BYTES: u64 = 1 << 20;
-
 /// A running agent; killed when dropped.
 #[derive(Debug)]
 pub struct Agent {
@@ -40,19 +37,39 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts the agent with process `target` as its only target.
+    /// Starts the agent with process `target` as its only target. Where the VM has a port for it,
+    /// it serves the host's requests as well.
     pub fn start(target: Pid) -> Result<Self, Fault> {
-        let log = File::create(LOG_PATH).map_err(Fault::io("create", LOG_PATH))?;
+        Self::spawn(&["--config", AGENT_CONFIG_PATH, "--pid", &target.to_string()])
+    }
+
+    /// Starts an agent that manages nothing and only serves the host's requests.
+    pub fn start_relay() -> Result<Self, Fault> {
+        Self::spawn(&["--relay-only"])
+    }
+
+    /// Starts an agent whose configuration names its targets, and that serves the host's requests.
+    pub fn start_for_all() -> Result<Self, Fault> {
+        Self::spawn(&["--config", AGENT_CONFIG_PATH])
+    }
+
+    /// Kills it without warning.
+    pub fn kill(&mut self) {
+        // Both fail only when it has ended already, which is as well.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    fn spawn(args: &[&str]) -> Result<Self, Fault> {
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(LOG_PATH)
+            .map_err(Fault::io("create", LOG_PATH))?;
         let stderr = log.try_clone().map_err(Fault::io("duplicate", LOG_PATH))?;
         let child = Command::new("/bin/demeter")
-            .args([
-                "guest",
-                "-v",
-                "--config",
-                AGENT_CONFIG_PATH,
-                "--pid",
-                &target.to_string(),
-            ])
+            .args(["guest", "-v"])
+            .args(args)
             .stdin(Stdio::null())
             .stdout(log)
             .stderr(stderr)
@@ -130,9 +147,7 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        // Both fail only when it has ended already, which is as well.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.kill();
     }
 }
 
@@ -154,23 +169,8 @@ fn ask_moved(socket: &Path) -> Option<(u64, u64)> {
     if !fs::exists(socket).ok()? {
         return None;
     }
-    let mut stream = UnixStream::connect(socket).ok()?;
-    stream.set_read_timeout(Some(STATUS_LIMIT)).ok()?;
-    stream.set_write_timeout(Some(STATUS_LIMIT)).ok()?;
-    // HTTP/1.0: one answer with its length or end of stream, never chunked.
-    stream
-        .write_all(b"GET /v1/status HTTP/1.0\r\nHost: demeter\r\n\r\n")
-        .ok()?;
-    let mut answer = String::new();
-    stream
-        .take(STATUS_MAX_BYTES)
-        .read_to_string(&mut answer)
-        .ok()?;
-    let (head, body) = answer.split_once("\r\n\r\n")?;
-    if head.split_whitespace().nth(1) != Some("200") {
-        return None;
-    }
-    let status: serde_json::Value = serde_json::from_str(body).ok()?;
+    let body = http::ask(socket, "GET /v1/status", "", STATUS_LIMIT).ok()?;
+    let status: serde_json::Value = serde_json::from_str(&body).ok()?;
     Some((
         status["promoted_bytes"].as_u64()?,
         status["demoted_bytes"].as_u64()?,
@@ -179,6 +179,7 @@ fn ask_moved(socket: &Path) -> Option<(u64, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
     use std::os::unix::net::UnixListener;
 
     use super::*;

@@ -25,6 +25,9 @@ pub enum Fault {
     /// The workload broke its protocol or ended early.
     #[error("the workload {0}")]
     Workload(String),
+    /// The host said something else than to go on.
+    #[error("the host's order is {0:?} instead of \"go\"")]
+    Order(Option<String>),
     /// The agent ended before it was told to.
     #[error("the agent ended early ({0}); see its log")]
     AgentDied(std::process::ExitStatus),

@@ -6,9 +6,11 @@ use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
+use demeter_guest::balloon::port;
+
 use super::fault::Fault;
 use super::job;
-use crate::link::{JOB_PATH, Job, LINE_MAX_BYTES, PORT_NAME, Report};
+use crate::link::{GO, JOB_PATH, Job, LINE_MAX_BYTES, LineReader, PORT_NAME, Report};
 
 /// Runs the job in [`JOB_PATH`] and powers the machine off.
 ///
@@ -105,10 +107,14 @@ fn power_off() -> io::Result<()> {
     Err(io::Error::last_os_error())
 }
 
-/// The way out to the host.
+/// What the host says, line by line.
+pub type Orders = LineReader<File>;
+
+/// The way out to the host, and back.
 #[derive(Debug)]
 pub struct Link {
     port: File,
+    orders: Orders,
     path: PathBuf,
 }
 
@@ -118,10 +124,38 @@ impl Link {
         let name = find_port(root)?;
         let path = root.join("dev").join(name);
         let port = File::options()
+            .read(true)
             .write(true)
             .open(&path)
             .map_err(Fault::io("open", &path))?;
-        Ok(Self { port, path })
+        let mut link = Self {
+            orders: LineReader::new(port.try_clone().map_err(Fault::io("duplicate", &path))?),
+            port,
+            path,
+        };
+        // After a reset half a line of the VM's earlier life may lie in the pipe.
+        link.write(b"\n")?;
+        Ok(link)
+    }
+
+    /// What the host says, for another thread.
+    pub fn orders(&self) -> Result<Orders, Fault> {
+        let port = self.port.try_clone();
+        Ok(LineReader::new(
+            port.map_err(Fault::io("duplicate", &self.path))?,
+        ))
+    }
+
+    /// Waits until the host says [`GO`]. Its time limit bounds the wait.
+    pub fn wait_for_go(&mut self) -> Result<(), Fault> {
+        match self
+            .orders
+            .next_line()
+            .map_err(Fault::io("read", &self.path))?
+        {
+            Some(order) if order == GO => Ok(()),
+            order => Err(Fault::Order(order)),
+        }
     }
 
     /// Sends one report.
@@ -134,27 +168,21 @@ impl Link {
             )));
         }
         line.push(b'\n');
+        self.write(&line)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Fault> {
         self.port
-            .write_all(&line)
+            .write_all(bytes)
             .map_err(Fault::io("write", &self.path))
     }
 }
 
 /// The device's name under /dev, by the name that the host gave the port.
 fn find_port(root: &Path) -> Result<String, Fault> {
-    let class = root.join("sys/class/virtio-ports");
-    for entry in fs::read_dir(&class).map_err(Fault::io("list", &class))? {
-        let entry = entry.map_err(Fault::io("list", &class))?;
-        let name = fs::read_to_string(entry.path().join("name")).unwrap_or_default();
-        if name.trim() == PORT_NAME {
-            return Ok(entry.file_name().to_string_lossy().into_owned());
-        }
-    }
-    Err(Fault::Unsupported {
-        what: format!(
-            "no virtio-serial port named {PORT_NAME} in {}",
-            class.display()
-        ),
+    let found = port::find(root, PORT_NAME).map_err(Fault::io("find the port", PORT_NAME))?;
+    found.ok_or_else(|| Fault::Unsupported {
+        what: format!("there is no virtio-serial port named {PORT_NAME}"),
         mend: "use a kernel with virtio_console built in",
     })
 }
@@ -164,24 +192,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_port_is_found_by_its_name() {
+    fn a_port_that_is_missing_is_named() {
         let root = tempfile::tempdir().unwrap();
-        let class = root.path().join("sys/class/virtio-ports");
-        for (device, name) in [
-            ("vport0p1", "org.qemu.other\n"),
-            ("vport0p2", "org.demeter.lab\n"),
-        ] {
-            fs::create_dir_all(class.join(device)).unwrap();
-            fs::write(class.join(device).join("name"), name).unwrap();
-        }
-        assert_eq!(find_port(root.path()).unwrap(), "vport0p2");
-        fs::remove_dir_all(class.join("vport0p2")).unwrap();
-        assert!(
-            find_port(root.path())
-                .unwrap_err()
-                .to_string()
-                .contains(PORT_NAME)
-        );
+        let said = find_port(root.path()).unwrap_err().to_string();
+        assert!(said.contains(PORT_NAME), "{said}");
     }
 
     #[test]

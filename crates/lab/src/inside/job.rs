@@ -6,14 +6,17 @@
 use std::path::Path;
 
 use demeter_policy::Pid;
+use demeter_scenario::Provisioner;
 
-use super::agent;
+use super::agent::{self, Agent};
 use super::counters::Counters;
 use super::delay::Delay;
 use super::fault::Fault;
 use super::init::Link;
+use super::modules;
 use super::observer::Observer;
 use super::pulse::Pulse;
+use super::rounds;
 use super::systems::{self, Running};
 use super::workload::{Workload, hot_range};
 use super::zones::node_free_mib;
@@ -22,13 +25,25 @@ use crate::workload::Event;
 
 /// Runs the job; what it finds goes over the link.
 pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
+    if job.rounds {
+        return rounds::run(link, job);
+    }
     let root = Path::new("/");
     systems::prepare(root, job.scenario.machine.thp)?;
-    link.send(&Report::Booted {
-        kernel: kernel_release(root)?,
-        fast_free_mib: node_free_mib(root, 0)?,
-        slow_free_mib: node_free_mib(root, 1)?,
-    })?;
+    modules::load_all(root)?;
+    let has_driver = job.provisioner == Some(Provisioner::DemeterBalloon);
+    let mut relay = has_driver.then(Agent::start_relay).transpose()?;
+    link.send(&booted(root)?)?;
+    if job.provisioner.is_some() {
+        link.wait_for_go()?;
+        link.send(&Report::Sized {
+            fast_free_mib: node_free_mib(root, 0)?,
+            slow_free_mib: node_free_mib(root, 1)?,
+        })?;
+    }
+    if let Some(relay) = &mut relay {
+        relay.check()?;
+    }
     let _pulse = Pulse::start();
     let mut workload = Workload::start(job)?;
     let observer = match workload.next_event()? {
@@ -41,9 +56,15 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
     };
     systems::forget_accesses(root, workload.pid())?;
     let delay = Delay::arm(root)?;
+    if job.system.has_agent()
+        && let Some(relay) = relay.take()
+    {
+        // The agent takes over: the host's port has room for one.
+        relay.stop()?;
+    }
     let outcome = watch(link, job, &mut workload, observer);
     drop(delay);
-    if job.system.has_agent() {
+    if job.system.has_agent() || has_driver {
         link.send(&Report::AgentLog {
             text: agent::log_tail(),
         })?;
@@ -75,6 +96,9 @@ fn watch(
         hot_in_fast,
         totals: before,
     })?;
+    if job.provisioner.is_some() {
+        link.wait_for_go()?;
+    }
     workload.go()?;
     let mut first = true;
     let (t_s, rate) = loop {
@@ -132,6 +156,15 @@ fn verify(link: &mut Link, workload: &mut Workload) -> Result<(), Fault> {
 
 fn out_of_turn(event: &Event) -> Fault {
     Fault::Workload(format!("said {:?} out of turn", event.to_string()))
+}
+
+/// What the VM says of itself when it is up.
+pub fn booted(root: &Path) -> Result<Report, Fault> {
+    Ok(Report::Booted {
+        kernel: kernel_release(root)?,
+        fast_free_mib: node_free_mib(root, 0)?,
+        slow_free_mib: node_free_mib(root, 1)?,
+    })
 }
 
 fn kernel_release(root: &Path) -> Result<String, Fault> {

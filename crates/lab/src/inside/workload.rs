@@ -120,6 +120,9 @@ fn command_line(job: &Job) -> (&'static str, Vec<String>) {
             if let Some(at_s) = gups.shift_at_s {
                 option("shift-at", at_s.to_string());
             }
+            for phase in &gups.phases {
+                option("phase", format!("{}:{}MiB", phase.at_s, phase.hot_mib));
+            }
             if gups.reverse {
                 args.push("--reverse".into());
             }

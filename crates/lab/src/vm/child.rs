@@ -1,7 +1,7 @@
 //! The life of one emulator process: started, listened to, and gone whatever happens.
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, VmFault};
-use crate::link::{LineReader, Report};
+use crate::link::{GO, KILL_AGENT, LineReader, Report};
 
 /// How often a wait looks at the clock and at the stop flag.
 const TICK: Duration = Duration::from_millis(100);
@@ -54,24 +54,8 @@ impl VmChild {
         command
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(output)
-            .stderr(errors)
-            // Its own group: Ctrl-C reaches us alone, and we end it.
-            .process_group(0);
-        let parent = std::process::id();
-        // SAFETY: between fork and exec only async-signal-safe calls are made, and nothing is
-        // allocated.
-        unsafe {
-            command.pre_exec(move || {
-                if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
-                    return Err(io::Error::last_os_error());
-                }
-                // The parent may have died before the call above.
-                if libc::getppid() as u32 != parent {
-                    return Err(io::Error::from_raw_os_error(libc::ESRCH));
-                }
-                Ok(())
-            });
-        }
+            .stderr(errors);
+        dies_with_this_thread(&mut command);
         let child = command
             .spawn()
             .map_err(Error::io("start", Path::new(&program)))?;
@@ -88,25 +72,62 @@ impl VmChild {
         })
     }
 
+    /// The emulator's process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The way in: what lets a VM go on that waits.
+    pub fn orders(&self) -> Result<Orders, Error> {
+        let link = self.link.source().try_clone();
+        Ok(Orders(link.map_err(Error::io("duplicate", "a socket"))?))
+    }
+
+    /// Kills it without warning.
+    pub fn kill(&mut self) {
+        // Both fail only when it has ended already, which is as well.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
     /// The next report, or why there is none.
     pub fn next_report(&mut self, stop: &AtomicBool) -> Result<Report, VmFault> {
+        loop {
+            if let Some(report) = self.report_until(self.deadline, stop)? {
+                return Ok(report);
+            }
+        }
+    }
+
+    /// The next report if it comes before `until`.
+    pub fn report_until(
+        &mut self,
+        until: Instant,
+        stop: &AtomicBool,
+    ) -> Result<Option<Report>, VmFault> {
         loop {
             if stop.load(Ordering::Relaxed) {
                 return Err(VmFault::Interrupted);
             }
-            if Instant::now() >= self.deadline {
+            let now = Instant::now();
+            if now >= self.deadline {
                 return Err(VmFault::TimeLimit {
                     limit: self.limit,
                     doing: self.doing.clone(),
                 });
             }
+            if now >= until {
+                return Ok(None);
+            }
             match self.link.next_line() {
+                // A VM begins with an empty line.
+                Ok(Some(line)) if line.is_empty() => {}
                 Ok(Some(line)) => {
                     let report = serde_json::from_str(&line).map_err(|e| {
                         VmFault::Nonsense(format!("{e} in {:?}", first_chars(&line)))
                     })?;
                     self.note(&report);
-                    return Ok(report);
+                    return Ok(Some(report));
                 }
                 Ok(None) => return Err(self.last_words()),
                 Err(e) if is_timeout(&e) => {}
@@ -129,7 +150,7 @@ impl VmChild {
 
     fn note(&mut self, report: &Report) {
         self.doing = match report {
-            Report::Booted { .. } => "was filling memory".into(),
+            Report::Booted { .. } | Report::Sized { .. } => "was filling memory".into(),
             Report::Start { .. } => "had begun the timed phase".into(),
             Report::Interval(interval) => format!("was {:.0} s into the timed phase", interval.t_s),
             Report::Shift { .. } => return,
@@ -174,11 +195,52 @@ impl VmChild {
     }
 }
 
+/// Has the process that `command` starts die with the thread that starts it, whatever ends it,
+/// and puts it in a group of its own: Ctrl-C reaches us alone, and we end it.
+pub(crate) fn dies_with_this_thread(command: &mut Command) {
+    command.process_group(0);
+    let parent = std::process::id();
+    // SAFETY: between fork and exec only async-signal-safe calls are made, and nothing is
+    // allocated.
+    unsafe {
+        command.pre_exec(move || {
+            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // The parent may have died before the call above.
+            if libc::getppid() as u32 != parent {
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            Ok(())
+        });
+    }
+}
+
+/// The way into a VM.
+#[derive(Debug)]
+pub struct Orders(UnixStream);
+
+impl Orders {
+    /// Lets the VM go on that waits.
+    pub fn go(&mut self) -> Result<(), VmFault> {
+        self.say(GO)
+    }
+
+    /// Has a VM that runs rounds kill its agent.
+    pub fn kill_agent(&mut self) -> Result<(), VmFault> {
+        self.say(KILL_AGENT)
+    }
+
+    fn say(&mut self, order: &str) -> Result<(), VmFault> {
+        self.0
+            .write_all(format!("{order}\n").as_bytes())
+            .map_err(VmFault::Link)
+    }
+}
+
 impl Drop for VmChild {
     fn drop(&mut self) {
-        // Both fail only when it has ended already, which is as well.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.kill();
     }
 }
 

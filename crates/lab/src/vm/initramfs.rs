@@ -34,6 +34,12 @@ impl Initramfs {
         Ok(())
     }
 
+    /// Adds a file as it is.
+    pub fn add_file(&mut self, name: &str, from: &Path) {
+        self.programs
+            .push((name.trim_start_matches('/').into(), from.into()));
+    }
+
     /// Adds a text.
     pub fn add_text(&mut self, name: &str, text: String) {
         self.texts.push((name.trim_start_matches('/').into(), text));

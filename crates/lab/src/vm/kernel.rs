@@ -44,17 +44,42 @@ fn newest_cached(cache: &Path) -> Result<Option<PathBuf>, Error> {
 
 /// Downloads and unpacks the newest package; the file appears in `cache` whole or not at all.
 fn fetch(cache: &Path) -> Result<PathBuf, Error> {
-    let package = newest_package()?;
-    tracing::info!(
-        "fetching {package}, once; it is kept in {}",
-        cache.display()
-    );
-    let unpacked = tempfile::tempdir_in(cache).map_err(Error::io("create a folder in", cache))?;
-    package::unpack(&package, unpacked.path(), MEND)?;
+    let unpacked = unpack(cache, &newest_package()?)?;
     let image = file_in(&unpacked.path().join("boot"), "vmlinuz-")?;
     let kept = cache.join(image.file_name().unwrap_or_default());
     fs::rename(&image, &kept).map_err(Error::io("create", &kept))?;
     Ok(kept)
+}
+
+/// The virtio driver `name` for the kernel `release`, as its package has it, from `cache` or the
+/// package archive.
+pub fn driver(cache: &Path, release: &str, name: &str) -> Result<PathBuf, Error> {
+    let kept = cache.join(format!("{name}-{release}.ko"));
+    if kept.exists() {
+        return Ok(kept);
+    }
+    let unpacked = unpack(cache, &format!("linux-image-{release}"))?;
+    let dir = format!("lib/modules/{release}/kernel/drivers/virtio");
+    let packed = file_in(&unpacked.path().join(dir), &format!("{name}.ko"))?;
+    if packed.extension().is_some_and(|ext| ext == "xz") {
+        tool::output(
+            Command::new("xz").arg("--decompress").arg(&packed),
+            "apt-get install xz-utils",
+        )?;
+    }
+    fs::rename(packed.with_file_name(format!("{name}.ko")), &kept)
+        .map_err(Error::io("create", &kept))?;
+    Ok(kept)
+}
+
+fn unpack(cache: &Path, package: &str) -> Result<tempfile::TempDir, Error> {
+    tracing::info!(
+        "fetching {package}, once; what we need of it is kept in {}",
+        cache.display()
+    );
+    let unpacked = tempfile::tempdir_in(cache).map_err(Error::io("create a folder in", cache))?;
+    package::unpack(package, unpacked.path(), MEND)?;
+    Ok(unpacked)
 }
 
 fn newest_package() -> Result<String, Error> {

@@ -6,17 +6,21 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use demeter_scenario::{Scenario, System};
+use demeter_scenario::{Provisioner, Scenario, System};
 
 use super::child::VmChild;
+use super::elastic::{self, Elastic, Module};
 use super::initramfs::Initramfs;
-use super::memory::NodeSizes;
+use super::memory::{NodeSizes, check_host};
 use super::{kernel, module, plugin, qemu};
 use crate::error::{Error, VmFault};
-use crate::link::{AGENT_CONFIG_PATH, AGENT_SOCKET_PATH, JOB_PATH, Job, Report};
+use crate::link::{AGENT_CONFIG_PATH, AGENT_SOCKET_PATH, JOB_PATH, Job, MODULES_DIR, Report};
 
 /// The programs that go into every VM.
 const PROGRAMS: [&str; 3] = ["demeter", "gups", "memlat"];
+
+/// The initramfs' name in a VM's folder.
+const INITRAMFS: &str = "initramfs";
 
 /// Where the lab finds its parts on this machine.
 #[derive(Debug, Clone)]
@@ -67,54 +71,62 @@ impl Lab {
         stop: &AtomicBool,
         on_report: &mut dyn FnMut(Report) -> Result<(), VmFault>,
     ) -> Result<(), Error> {
+        let vm = self.prepare(&system.to_string(), scenario, system, None)?;
+        vm.listen(vm.start()?, stop, on_report)
+    }
+
+    /// Makes everything that a VM for `system` of `scenario` needs. With a provisioner its memory
+    /// can be changed from outside. `run` is its name in messages and of its logs.
+    pub(crate) fn prepare(
+        &self,
+        run: &str,
+        scenario: &Scenario,
+        system: System,
+        provisioner: Option<Provisioner>,
+    ) -> Result<PreparedVm, Error> {
         let (plugin, kernel) = self.assets()?;
         let folder = tempfile::Builder::new()
             .prefix("demeter-lab-")
             .tempdir()
             .map_err(Error::io("create", "a folder for the VM"))?;
-        let initramfs = self.initramfs(scenario, system)?;
-        let initramfs_path = folder.path().join("initramfs");
-        initramfs.write(&initramfs_path)?;
+        let job = Job {
+            system,
+            scenario: scenario.clone(),
+            provisioner,
+            rounds: scenario
+                .provision
+                .as_ref()
+                .is_some_and(|p| p.crashes.is_some()),
+        };
+        let mut initramfs = self.initramfs(&job)?;
+        if let Some(module) = provisioner.and_then(elastic::module) {
+            let file = match module {
+                Module::Balloon => self.balloon_module()?,
+                Module::Stock(name) => {
+                    kernel::driver(&self.cache, &module::release(&kernel)?, name)?
+                }
+            };
+            initramfs.add_file(&format!("{MODULES_DIR}/driver.ko"), &file);
+        }
+        initramfs.write(&folder.path().join(INITRAMFS))?;
         let initramfs_mib = initramfs.size_bytes()?.div_ceil(1 << 20);
-        let sizes = NodeSizes::of(&scenario.machine, initramfs_mib);
-        sizes.check_host(Path::new("/"))?;
-        let parts = qemu::Parts {
-            qemu: &self.qemu,
-            plugin: &plugin,
-            kernel: &kernel,
-            initramfs: &initramfs_path,
-            machine: &scenario.machine,
-            dilation: scenario.lab.dilation,
-            sizes,
-            folder: folder.path(),
-        };
-        let limit = Duration::from_secs(scenario.lab.timeout_s);
-        let output_log = folder.path().join("qemu.log");
-        let mut vm = VmChild::start(parts.command(), limit, parts.console_log(), output_log)?;
-        let outcome = listen(&mut vm, stop, folder.path(), on_report);
-        match &outcome {
-            Ok(()) => vm.finish(),
-            Err(_) => drop(vm),
-        }
-        let logs = match (&outcome, &self.keep_logs) {
-            (_, Some(kept)) => kept.clone(),
-            (Ok(()) | Err(VmFault::Interrupted), None) => PathBuf::new(),
-            (Err(_), None) => tempfile::Builder::new()
-                .prefix("demeter-logs-")
-                .tempdir()
-                .map_err(Error::io("create", "a folder for logs"))?
-                .keep(),
-        };
-        if !logs.as_os_str().is_empty() {
-            keep_logs(folder.path(), &logs, scenario, system)?;
-        }
-        outcome.map_err(|fault| match fault {
-            VmFault::Interrupted => Error::Interrupted,
-            fault => Error::Vm {
-                system,
-                fault,
-                logs,
+        let machine = &scenario.machine;
+        let elastic = provisioner.map(|p| Elastic::new(p, machine, initramfs_mib));
+        Ok(PreparedVm {
+            run: run.into(),
+            scenario: scenario.clone(),
+            qemu: self.qemu.clone(),
+            plugin,
+            kernel,
+            sizes: match &elastic {
+                Some(elastic) => elastic.boot,
+                None => NodeSizes::of(machine, initramfs_mib),
             },
+            elastic,
+            prealloc: false,
+            limit: Duration::from_secs(scenario.lab.timeout_s),
+            folder,
+            keep_logs: self.keep_logs.clone(),
         })
     }
 
@@ -142,7 +154,7 @@ impl Lab {
         module::module(&self.cache, &self.kernel_image()?)
     }
 
-    fn initramfs(&self, scenario: &Scenario, system: System) -> Result<Initramfs, Error> {
+    fn initramfs(&self, job: &Job) -> Result<Initramfs, Error> {
         let mut initramfs = Initramfs::default();
         for name in PROGRAMS {
             let from = self.programs.join(name);
@@ -154,22 +166,141 @@ impl Lab {
             }
             initramfs.add_program(&format!("bin/{name}"), &from)?;
         }
-        let job = Job {
-            system,
-            scenario: scenario.clone(),
-        };
         let text =
-            serde_json::to_string(&job).map_err(|e| Error::io("encode", JOB_PATH)(e.into()))?;
+            serde_json::to_string(job).map_err(|e| Error::io("encode", JOB_PATH)(e.into()))?;
         initramfs.add_text(JOB_PATH, text);
-        initramfs.add_text(AGENT_CONFIG_PATH, agent_config(scenario, system));
+        initramfs.add_text(AGENT_CONFIG_PATH, agent_config(job));
         Ok(initramfs)
     }
 }
 
+/// A VM that can be started.
+#[derive(Debug)]
+pub(crate) struct PreparedVm {
+    run: String,
+    scenario: Scenario,
+    qemu: PathBuf,
+    plugin: PathBuf,
+    kernel: PathBuf,
+    sizes: NodeSizes,
+    elastic: Option<Elastic>,
+    /// Whether all its memory is backed from the start.
+    pub prealloc: bool,
+    /// How long it may live.
+    pub limit: Duration,
+    folder: tempfile::TempDir,
+    keep_logs: Option<PathBuf>,
+}
+
+impl PreparedVm {
+    /// Its name in messages.
+    pub fn run(&self) -> &str {
+        &self.run
+    }
+
+    /// A fault of this VM that its own thread has not seen.
+    pub fn error(&self, fault: VmFault) -> Error {
+        Error::Vm {
+            run: self.run.clone(),
+            fault,
+            logs: self.folder().into(),
+        }
+    }
+
+    /// Its private folder on the host, which goes with this value.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// How its memory can be changed, if it can.
+    pub fn elastic(&self) -> Option<&Elastic> {
+        self.elastic.as_ref()
+    }
+
+    /// Memory that it may take, MiB.
+    pub fn memory_mib(&self) -> u64 {
+        let full = self.elastic.as_ref().map_or(self.sizes, Elastic::full);
+        full.fast_mib + full.slow_mib
+    }
+
+    /// Starts it.
+    pub fn start(&self) -> Result<VmChild, Error> {
+        check_host(Path::new("/"), self.memory_mib())?;
+        let parts = qemu::Parts {
+            qemu: &self.qemu,
+            plugin: &self.plugin,
+            kernel: &self.kernel,
+            initramfs: &self.folder().join(INITRAMFS),
+            machine: &self.scenario.machine,
+            dilation: self.scenario.lab.dilation,
+            sizes: self.sizes,
+            elastic: self.elastic.as_ref(),
+            prealloc: self.prealloc,
+            may_reboot: self
+                .scenario
+                .provision
+                .as_ref()
+                .is_some_and(|p| p.crashes.is_some()),
+            folder: self.folder(),
+        };
+        let output_log = self.folder().join("qemu.log");
+        VmChild::start(parts.command(), self.limit, parts.console_log(), output_log)
+    }
+
+    /// Hands each report of the started VM to `on_report` until it has finished, and keeps its
+    /// logs where that is wanted.
+    pub fn listen(
+        &self,
+        mut vm: VmChild,
+        stop: &AtomicBool,
+        on_report: &mut dyn FnMut(Report) -> Result<(), VmFault>,
+    ) -> Result<(), Error> {
+        let outcome = listen(&mut vm, stop, self.folder(), on_report);
+        match &outcome {
+            Ok(()) => vm.finish(),
+            Err(_) => drop(vm),
+        }
+        let logs = match (&outcome, &self.keep_logs) {
+            (_, Some(kept)) => kept.clone(),
+            (Ok(()) | Err(VmFault::Interrupted), None) => PathBuf::new(),
+            (Err(_), None) => tempfile::Builder::new()
+                .prefix("demeter-logs-")
+                .tempdir()
+                .map_err(Error::io("create", "a folder for logs"))?
+                .keep(),
+        };
+        if !logs.as_os_str().is_empty() {
+            self.keep_logs(&logs)?;
+        }
+        outcome.map_err(|fault| match fault {
+            VmFault::Interrupted => Error::Interrupted,
+            fault => Error::Vm {
+                run: self.run.clone(),
+                fault,
+                logs,
+            },
+        })
+    }
+
+    /// Copies the logs to `kept`, named after scenario and run.
+    pub fn keep_logs(&self, kept: &Path) -> Result<(), Error> {
+        fs::create_dir_all(kept).map_err(Error::io("create", kept))?;
+        for name in ["console.log", "qemu.log", "agent.log", "reports.jsonl"] {
+            let from = self.folder().join(name);
+            if from.exists() {
+                let run = self.run.replace([' ', '/'], "-");
+                let to = kept.join(format!("{}-{run}-{name}", self.scenario.name));
+                fs::copy(&from, &to).map_err(Error::io("create", &to))?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// The agent's configuration: the scenario's, with the tracker that the system stands for.
-fn agent_config(scenario: &Scenario, system: System) -> String {
-    let mut config = scenario.agent.clone();
-    let tracker = if system == System::DemeterDamon {
+fn agent_config(job: &Job) -> String {
+    let mut config = job.scenario.agent.clone();
+    let tracker = if job.system == System::DemeterDamon {
         "damon"
     } else {
         "lab"
@@ -201,17 +332,4 @@ fn listen(
             report => on_report(report)?,
         }
     }
-}
-
-/// Moves the logs to `kept`, named after scenario and system.
-fn keep_logs(folder: &Path, kept: &Path, scenario: &Scenario, system: System) -> Result<(), Error> {
-    fs::create_dir_all(kept).map_err(Error::io("create", kept))?;
-    for name in ["console.log", "qemu.log", "agent.log", "reports.jsonl"] {
-        let from = folder.join(name);
-        if from.exists() {
-            let to = kept.join(format!("{}-{system}-{name}", scenario.name));
-            fs::copy(&from, &to).map_err(Error::io("create", &to))?;
-        }
-    }
-    Ok(())
 }

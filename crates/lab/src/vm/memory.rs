@@ -30,7 +30,7 @@ const HIGH_MEMORY_MIB: u64 = 84;
 const EMULATOR_MIB: u64 = 512;
 
 /// Memory of a VM as a whole, MiB.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NodeSizes {
     /// Node 0.
     pub fast_mib: u64,
@@ -56,21 +56,21 @@ impl NodeSizes {
         }
         Self { fast_mib, slow_mib }
     }
+}
 
-    /// Fails when the machine has too little memory available for such a VM (MemAvailable of
-    /// /proc/meminfo below `root`).
-    pub fn check_host(self, root: &Path) -> Result<(), Error> {
-        let need_mib = self.fast_mib + self.slow_mib + EMULATOR_MIB;
-        let path = root.join("proc/meminfo");
-        let text = fs::read_to_string(&path).map_err(Error::io("read", &path))?;
-        let available_kib: Option<u64> = text
-            .lines()
-            .find_map(|line| line.strip_prefix("MemAvailable:"))
-            .and_then(|rest| rest.split_whitespace().next()?.parse().ok());
-        match available_kib.map(|kib| kib / 1024) {
-            Some(have_mib) if have_mib < need_mib => Err(Error::Memory { need_mib, have_mib }),
-            _ => Ok(()),
-        }
+/// Fails when this machine has too little memory available for a VM with so much of its own
+/// (MemAvailable of /proc/meminfo below `root`).
+pub fn check_host(root: &Path, vm_mib: u64) -> Result<(), Error> {
+    let need_mib = vm_mib + EMULATOR_MIB;
+    let path = root.join("proc/meminfo");
+    let text = fs::read_to_string(&path).map_err(Error::io("read", &path))?;
+    let available_kib: Option<u64> = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))
+        .and_then(|rest| rest.split_whitespace().next()?.parse().ok());
+    match available_kib.map(|kib| kib / 1024) {
+        Some(have_mib) if have_mib < need_mib => Err(Error::Memory { need_mib, have_mib }),
+        _ => Ok(()),
     }
 }
 
@@ -113,16 +113,8 @@ mod tests {
         fs::create_dir(root.path().join("proc")).unwrap();
         let meminfo = "MemTotal: 8192000 kB\nMemAvailable:    2097152 kB\n";
         fs::write(root.path().join("proc/meminfo"), meminfo).unwrap();
-        let sizes = NodeSizes {
-            fast_mib: 36,
-            slow_mib: 1500,
-        };
-        sizes.check_host(root.path()).unwrap();
-        let too_large = NodeSizes {
-            fast_mib: 38,
-            ..sizes
-        };
-        let said = too_large.check_host(root.path()).unwrap_err().to_string();
+        check_host(root.path(), 1536).unwrap();
+        let said = check_host(root.path(), 1538).unwrap_err().to_string();
         assert!(
             said.contains("2050 MiB") && said.contains("2048 MiB"),
             "{said}"

@@ -1,6 +1,7 @@
 //! The host's side of a lab VM: its parts (kernel, initramfs, plugin), its emulator, its life.
 
 mod child;
+mod elastic;
 mod elf;
 mod initramfs;
 mod kernel;
@@ -12,5 +13,9 @@ mod plugin;
 mod qemu;
 mod tool;
 
+pub(crate) use child::{Orders, VmChild, dies_with_this_thread};
+pub(crate) use elastic::{Elastic, agent_socket, qmp_socket, reset};
 pub use initramfs::Initramfs;
 pub use lab::Lab;
+pub(crate) use lab::PreparedVm;
+pub(crate) use memory::{NodeSizes, check_host};

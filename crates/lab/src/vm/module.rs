@@ -67,7 +67,7 @@ pub fn module(cache: &Path, kernel: &Path) -> Result<PathBuf, Error> {
 
 /// The release (`uname -r`) that a kernel image tells in its header (Documentation/arch/x86/boot.rst:
 /// `kernel_version`).
-fn release(kernel: &Path) -> Result<String, Error> {
+pub fn release(kernel: &Path) -> Result<String, Error> {
     const POINTER: usize = 0x20e;
     const BASE: usize = 0x200;
     let image = fs::read(kernel).map_err(Error::io("read", kernel))?;

@@ -5,6 +5,7 @@ use std::process::Command;
 
 use demeter_scenario::Machine;
 
+use super::elastic::Elastic;
 use super::memory::NodeSizes;
 use super::tool;
 use crate::error::Error;
@@ -18,9 +19,11 @@ const VERSION_MIN: (u32, u32) = (7, 0);
 const SHARED_MIB: u64 = 4;
 
 /// What the kernel is told. A panic ends the VM, as `-no-reboot` says; `nokaslr` keeps the kernel
-/// in the same node every time; behind `--` stands the first process's own argument.
-const KERNEL_ARGS: &str =
-    "console=ttyS0 loglevel=5 panic=-1 nokaslr rdinit=/bin/demeter -- lab-init";
+/// in the same node every time; `init_on_alloc=0` because Debian's kernels clear every page that
+/// is allocated, those that a balloon takes and gives away unread as well; behind `--` stands the
+/// first process's own argument.
+const KERNEL_ARGS: &str = "console=ttyS0 loglevel=5 panic=-1 nokaslr init_on_alloc=0 \
+                           rdinit=/bin/demeter -- lab-init";
 
 const MEND: &str = "apt-get install qemu-system-x86, or set DEMETER_QEMU to a qemu-system-x86_64";
 
@@ -68,6 +71,12 @@ pub struct Parts<'a> {
     pub dilation: u64,
     /// Memory of the nodes.
     pub sizes: NodeSizes,
+    /// How its memory can be changed, if it can.
+    pub elastic: Option<&'a Elastic>,
+    /// Whether all its memory is backed from the start.
+    pub prealloc: bool,
+    /// Whether a reset starts it anew instead of ending it.
+    pub may_reboot: bool,
     /// The VM's private folder on the host.
     pub folder: &'a Path,
 }
@@ -95,11 +104,17 @@ impl Parts<'_> {
         // byte takes four times as long under the emulator.
         option("-cpu", "qemu64".into());
         option("-smp", vcpus.to_string());
-        option("-m", format!("{}M", fast_mib + slow_mib));
+        let ram_mib = fast_mib + slow_mib;
+        let maxmem = match self.elastic.map_or(0, Elastic::device_space_mib) {
+            0 => String::new(),
+            device_mib => format!(",maxmem={}M", ram_mib + device_mib),
+        };
+        option("-m", format!("{ram_mib}M{maxmem}"));
+        let prealloc = if self.prealloc { ",prealloc=on" } else { "" };
         for (node, mib) in [(0, fast_mib), (1, slow_mib)] {
             option(
                 "-object",
-                format!("memory-backend-memfd,id=node{node},size={mib}M,share=on"),
+                format!("memory-backend-memfd,id=node{node},size={mib}M,share=on{prealloc}"),
             );
         }
         option(
@@ -124,20 +139,31 @@ impl Parts<'_> {
         option("-kernel", self.kernel.display().to_string());
         option("-initrd", self.initramfs.display().to_string());
         option("-append", KERNEL_ARGS.into());
-        option("-serial", format!("file:{}", quoted(&self.console_log())));
+        // Appended to: a VM that is started again goes on in the same log.
+        let console = format!(
+            "file,id=console,append=on,path={}",
+            quoted(&self.console_log())
+        );
+        option("-chardev", console);
+        option("-serial", "chardev:console".into());
         option("-device", "virtio-serial-pci".into());
         option("-chardev", "socket,id=link,fd=0".into());
         option(
             "-device",
             format!("virtserialport,chardev=link,name={PORT_NAME}"),
         );
+        let elastic = self.elastic;
+        for (name, value) in elastic.map_or(vec![], |e| e.options(self.folder, self.prealloc)) {
+            option(name, value);
+        }
         option(
             "-plugin",
             format!(
-                "file={},shm={},fast_mib={fast_mib},slow_mib={slow_mib},fast_ns={},slow_ns={},\
-                 hidden_ns={},fast_gbps={},slow_gbps={},dilation={}",
+                "file={},shm={},fast_mib={fast_mib},slow_mib={slow_mib},plug_mib={},fast_ns={},\
+                 slow_ns={},hidden_ns={},fast_gbps={},slow_gbps={},dilation={}",
                 quoted(self.plugin),
                 quoted(&shared),
+                self.elastic.map_or(0, |e| e.plug_mib),
                 fast.latency_ns,
                 slow.latency_ns,
                 // The emulator's own slowness stands for half of the fast tier's latency; the
@@ -157,13 +183,16 @@ impl Parts<'_> {
         );
         option("-device", "ivshmem-plain,memdev=shared".into());
         option("-display", "none".into());
-        command.args(["-nodefaults", "-no-user-config", "-no-reboot"]);
+        command.args(["-nodefaults", "-no-user-config"]);
+        if !self.may_reboot {
+            command.arg("-no-reboot");
+        }
         command
     }
 }
 
 /// A path inside an option list, where a comma would end the value.
-fn quoted(path: &Path) -> String {
+pub fn quoted(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }
 

@@ -36,12 +36,12 @@ pub struct Common {
 }
 
 impl Common {
-    /// The schedule, with a jump at `shift_at`.
-    pub(crate) fn schedule(&self, shift_at: Option<Duration>) -> Schedule {
+    /// The schedule, with changes of the hot set at `shifts_at`.
+    pub(crate) fn schedule(&self, shifts_at: Vec<Duration>) -> Schedule {
         Schedule {
             duration: self.duration,
             interval: self.interval,
-            shift_at,
+            shifts_at,
         }
     }
 }

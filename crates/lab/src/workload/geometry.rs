@@ -11,12 +11,12 @@ pub(crate) const JUMP_ALIGN_BYTES: u64 = 2 << 20;
 ///
 /// The first lies at the array's start, or at its end when `reverse` is asked for. The second, to
 /// which `--shift-at` jumps, begins at `(size - hot) / 2` rounded down to 2 MiB: the middle of the
-/// array. The two never overlap.
+/// array. The two never overlap. With `--phase` there is one for each phase, all at one edge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Geometry {
     /// Bytes in the array.
     pub(crate) size: u64,
-    /// The hot set in the order of time: one range, or two when it jumps.
+    /// The hot set in the order of time: one range, or several when it changes.
     pub(crate) hot: Vec<Range<u64>>,
 }
 
@@ -49,6 +49,18 @@ impl Geometry {
             hot: vec![first, second],
         })
     }
+
+    /// Hot sets of these sizes, one after the other.
+    pub(crate) fn resized(size: Size, hot: &[Size], reverse: bool) -> Result<Self, Error> {
+        let hot = hot.iter().map(|&hot| {
+            let Self { hot, .. } = Self::new(size, hot, reverse, false)?;
+            Ok(hot)
+        });
+        Ok(Self {
+            size: size.bytes,
+            hot: hot.collect::<Result<Vec<_>, Error>>()?.concat(),
+        })
+    }
 }
 
 #[cfg(test)]
@@ -68,6 +80,24 @@ mod tests {
         assert_eq!(g.hot, [700 * MIB..800 * MIB, 350 * MIB..450 * MIB]);
         let g = Geometry::new(mib(800), mib(100), false, false).unwrap();
         assert_eq!(g.hot.first(), Some(&(0..100 * MIB)));
+    }
+
+    #[test]
+    fn a_resized_hot_set_keeps_its_edge() {
+        let sizes = [mib(100), mib(20), mib(200)];
+        let g = Geometry::resized(mib(800), &sizes, true).unwrap();
+        let mib_range = |start, end| start * MIB..end * MIB;
+        assert_eq!(
+            g.hot,
+            [
+                mib_range(700, 800),
+                mib_range(780, 800),
+                mib_range(600, 800)
+            ]
+        );
+        let g = Geometry::resized(mib(800), &sizes, false).unwrap();
+        assert!(g.hot.iter().all(|hot| hot.start == 0));
+        assert!(Geometry::resized(mib(150), &sizes, false).is_err());
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::rng::Rng;
 use super::timed::{self, BATCH, Control, Tick};
 use super::wait::Waiter;
 use super::words::{Check, Share, WORD_BYTES, fresh, hot_below, updated};
-use super::{Error, Size};
+use super::{Error, Size, SizeError};
 
 /// Words handled between two looks for a signal while populating and checking: 2 MiB.
 const CHUNK_WORDS: u64 = (2 << 20) / WORD_BYTES;
@@ -47,6 +47,10 @@ pub struct Gups {
     /// Second of the timed phase at which the hot set jumps to the middle of the array
     #[arg(long, value_name = "S", value_parser = seconds)]
     shift_at: Option<Duration>,
+    /// From this second of the timed phase on the hot set has this size; may be given several
+    /// times, in order of time
+    #[arg(long = "phase", value_name = "S:SIZE", value_parser = phase, conflicts_with = "shift_at")]
+    phases: Vec<Phase>,
     /// At the end check that no word and no update was lost
     #[arg(long)]
     verify: bool,
@@ -54,15 +58,24 @@ pub struct Gups {
     common: Common,
 }
 
+/// The hot set has another size from some moment on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Phase {
+    at: Duration,
+    hot: Size,
+}
+
 /// Runs gups as its arguments say.
 pub fn run(args: &Gups) -> Result<(), Error> {
-    let geometry = Geometry::new(args.size, args.hot, args.reverse, args.shift_at.is_some())?;
+    let geometry = if args.phases.is_empty() {
+        Geometry::new(args.size, args.hot, args.reverse, args.shift_at.is_some())?
+    } else {
+        let later = args.phases.iter().map(|phase| phase.hot);
+        let sizes: Vec<Size> = std::iter::once(args.hot).chain(later).collect();
+        Geometry::resized(args.size, &sizes, args.reverse)?
+    };
     let shares = shares(&geometry, u64::from(args.threads))?;
-    if args.shift_at.is_some_and(|at| at >= args.common.duration) {
-        return Err(Error::Arguments(
-            "--shift-at must come before the end of --duration".into(),
-        ));
-    }
+    let shifts_at = shifts_at(args)?;
     let output = Output {
         json: args.common.json,
     };
@@ -83,7 +96,7 @@ pub fn run(args: &Gups) -> Result<(), Error> {
     }
 
     let total = timed::run(
-        &args.common.schedule(args.shift_at),
+        &args.common.schedule(shifts_at),
         args.threads as usize,
         &waiter,
         |thread, control| update(&region, args, thread, &shares[thread], control),
@@ -93,8 +106,8 @@ pub fn run(args: &Gups) -> Result<(), Error> {
                 ops,
                 rate: Rate::mops(ops, length_s),
             }),
-            Tick::Shift { t_s } => {
-                let (hot_start, hot_bytes) = address(&geometry.hot[1]);
+            Tick::Shift { stage, t_s } => {
+                let (hot_start, hot_bytes) = address(&geometry.hot[stage]);
                 output.say(&Event::Shift {
                     t_s,
                     hot_start,
@@ -124,6 +137,25 @@ pub fn run(args: &Gups) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// When the hot set changes.
+fn shifts_at(args: &Gups) -> Result<Vec<Duration>, Error> {
+    let shifts_at: Vec<Duration> = match args.shift_at {
+        Some(at) => vec![at],
+        None => args.phases.iter().map(|phase| phase.at).collect(),
+    };
+    if shifts_at.iter().any(|&at| at >= args.common.duration) {
+        return Err(Error::Arguments(
+            "--shift-at and --phase must come before the end of --duration".into(),
+        ));
+    }
+    if !shifts_at.is_sorted_by(|a, b| a < b) {
+        return Err(Error::Arguments(
+            "--phase: give phases in the order of time".into(),
+        ));
+    }
+    Ok(shifts_at)
 }
 
 /// For each thread its share of the words while each hot set is hot.
@@ -214,6 +246,16 @@ fn update(region: &Region, args: &Gups, thread: usize, shares: &[Share], control
         }
         control.batch_done(thread);
     }
+}
+
+fn phase(text: &str) -> Result<Phase, String> {
+    let (at, hot) = text
+        .split_once(':')
+        .ok_or("needs S:SIZE, as in 20:100MiB")?;
+    Ok(Phase {
+        at: seconds(at)?,
+        hot: hot.parse().map_err(|e: SizeError| e.to_string())?,
+    })
 }
 
 fn weight(text: &str) -> Result<f64, String> {

@@ -69,7 +69,7 @@ pub fn run(args: &Memlat) -> Result<(), Error> {
         waiter.line()?;
     }
     let total = timed::run(
-        &args.common.schedule(None),
+        &args.common.schedule(vec![]),
         1,
         &waiter,
         |thread, control| {

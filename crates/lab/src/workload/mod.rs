@@ -12,7 +12,7 @@ mod geometry;
 pub mod gups;
 pub mod memlat;
 mod region;
-mod rng;
+pub(crate) mod rng;
 mod size;
 mod timed;
 mod wait;

@@ -12,14 +12,14 @@ pub(crate) const BATCH: u64 = 1024;
 const STOP: u32 = u32::MAX;
 
 /// When the phase ends and what happens on the way.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Schedule {
     /// Length of the phase.
     pub(crate) duration: Duration,
     /// Time between two reports.
     pub(crate) interval: Duration,
-    /// When [`Control::stage`] turns from 0 to 1, since the start.
-    pub(crate) shift_at: Option<Duration>,
+    /// When [`Control::stage`] rises by one, since the start; ascending.
+    pub(crate) shifts_at: Vec<Duration>,
 }
 
 /// What a worker shares with the reporter.
@@ -34,7 +34,7 @@ pub(crate) struct Control {
 struct PaddedCounter(AtomicU64);
 
 impl Control {
-    /// The stage of the phase: 0, then 1 after the shift; `None` when it is over.
+    /// The stage of the phase: 0, one more after each shift; `None` when it is over.
     pub(crate) fn stage(&self) -> Option<usize> {
         let stage = self.stage.load(Relaxed);
         (stage != STOP).then_some(stage as usize)
@@ -63,8 +63,10 @@ pub(crate) enum Tick {
         /// Operations since the last report.
         ops: u64,
     },
-    /// The stage changed.
+    /// The stage rose.
     Shift {
+        /// The new stage.
+        stage: usize,
         /// Seconds since the start of the phase.
         t_s: f64,
     },
@@ -122,17 +124,25 @@ fn supervise(
     control: &Control,
     report: &mut impl FnMut(Tick) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let mut shift_at = schedule.shift_at.filter(|&at| at < schedule.duration);
+    let in_time = |&&at: &&Duration| at < schedule.duration;
+    let mut shifts = schedule
+        .shifts_at
+        .iter()
+        .filter(in_time)
+        .zip(1u32..)
+        .peekable();
     let mut next_report = schedule.interval.min(schedule.duration);
     let (mut last_t_s, mut last_ops) = (0.0, 0);
     loop {
-        let shift_now = shift_at.filter(|&at| at <= next_report);
-        waiter.until(start + shift_now.unwrap_or(next_report))?;
+        let shift_now = shifts.next_if(|&(&at, _)| at <= next_report);
+        waiter.until(start + shift_now.map_or(next_report, |(&at, _)| at))?;
         let t_s = start.elapsed().as_secs_f64();
-        if shift_now.is_some() {
-            control.stage.store(1, Relaxed);
-            shift_at = None;
-            report(Tick::Shift { t_s })?;
+        if let Some((_, stage)) = shift_now {
+            control.stage.store(stage, Relaxed);
+            report(Tick::Shift {
+                stage: stage as usize,
+                t_s,
+            })?;
             continue;
         }
         let ops = control.total_ops();
@@ -160,12 +170,12 @@ mod tests {
     }
 
     #[test]
-    fn reports_add_up_and_the_shift_comes_once() {
+    fn reports_add_up_and_each_shift_comes_once() {
         let ms = Duration::from_millis;
         let schedule = Schedule {
             duration: ms(50),
             interval: ms(20),
-            shift_at: Some(ms(30)),
+            shifts_at: vec![ms(25), ms(30), ms(70)],
         };
         let mut ticks = Vec::new();
         let waiter = Waiter::new().unwrap();
@@ -174,13 +184,14 @@ mod tests {
             Ok(())
         })
         .unwrap();
-        // 20, 30 (shift), 40, and the short last one.
+        // 20, the shifts at 25 and 30, 40, and the short last one; 70 never comes.
         assert!(
             matches!(
                 ticks[..],
                 [
                     Tick::Interval { .. },
-                    Tick::Shift { .. },
+                    Tick::Shift { stage: 1, .. },
+                    Tick::Shift { stage: 2, .. },
                     Tick::Interval { .. },
                     Tick::Interval { .. },
                 ]
@@ -204,7 +215,7 @@ mod tests {
         let schedule = Schedule {
             duration: s(3600),
             interval: Duration::from_millis(1),
-            shift_at: None,
+            shifts_at: vec![],
         };
         let waiter = Waiter::new().unwrap();
         let outcome = run(&schedule, 1, &waiter, spin, |_| Err(Error::HoldClosed));

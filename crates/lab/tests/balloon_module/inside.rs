@@ -53,6 +53,7 @@ fn everything() {
     }
     held_pages_are_left_out_of_dumps(&mut balloon);
     given_ranges_are_given_back(&mut balloon);
+    memory_that_is_held_stays_online(&mut balloon);
     rates(&mut balloon);
     bad_calls_are_refused();
     no_splat();
@@ -141,6 +142,19 @@ fn given_ranges_are_given_back(balloon: &mut LiveBalloon) {
             .all(|r| r.start.0 >= part.1 || r.start.0 + r.bytes.0 <= part.0)
     );
     assert_eq!(within(balloon, part).moved.0, 0, "it went once");
+    conformance::deflate(balloon, node, 1 << 40);
+}
+
+/// The host knows held pages by address: memory that they lie in cannot be taken offline.
+fn memory_that_is_held_stays_online(balloon: &mut LiveBalloon) {
+    let node = NODES[1];
+    // So much that it reaches below the last block, which has a hole and never goes.
+    let (held, _) = conformance::inflate(balloon, node, 3 * memory_block_bytes());
+    let block = held[0].start.0 / memory_block_bytes();
+    let state = format!("/sys/devices/system/memory/memory{block}/state");
+    let error = fs::write(&state, "offline").unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::ResourceBusy, "{error}");
+    assert_eq!(conformance::list(balloon, node), held);
     conformance::deflate(balloon, node, 1 << 40);
 }
 
@@ -359,8 +373,7 @@ fn is_offline(page: u64) -> bool {
 
 /// Checks every range against the kernel's memory blocks.
 fn assert_lies_in(node: NodeId, ranges: &[GpaRange]) {
-    let size = fs::read_to_string("/sys/devices/system/memory/block_size_bytes").unwrap();
-    let size = u64::from_str_radix(size.trim(), 16).unwrap();
+    let size = memory_block_bytes();
     for range in ranges {
         let last = range.start.0 + range.bytes.0 - 1;
         for block in range.start.0 / size..=last / size {
@@ -368,6 +381,11 @@ fn assert_lies_in(node: NodeId, ranges: &[GpaRange]) {
             assert!(Path::new(&link).exists(), "{range:?} is not of node {node}");
         }
     }
+}
+
+fn memory_block_bytes() -> u64 {
+    let size = fs::read_to_string("/sys/devices/system/memory/block_size_bytes").unwrap();
+    u64::from_str_radix(size.trim(), 16).unwrap()
 }
 
 fn assert_disjoint(mut ranges: Vec<GpaRange>) {

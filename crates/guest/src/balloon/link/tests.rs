@@ -130,6 +130,28 @@ fn noise_in_the_pipe_is_passed_over() {
 }
 
 #[test]
+fn a_host_that_asks_without_reading_is_let_wait() {
+    let (mut host, link) = Host::new();
+    host.welcome();
+    let patience = Duration::from_millis(500);
+    host.pipe.set_write_timeout(Some(patience)).unwrap();
+    let mut pings = vec![];
+    for nonce in 0..1000 {
+        encode(&Message::Ping { nonce }, &mut pings).unwrap();
+    }
+    // Far more than buffers hold: the relay has to stop reading.
+    let mut sent = 0;
+    while sent < 64 << 20 {
+        match host.pipe.write(&pings) {
+            Ok(count) => sent += count,
+            Err(_) => break,
+        }
+    }
+    assert!(sent < 64 << 20, "{sent} bytes were taken in");
+    drop(link);
+}
+
+#[test]
 fn a_host_that_goes_away_leaves_the_rest_in_place() {
     let (mut host, link) = Host::new();
     host.welcome();

@@ -354,14 +354,14 @@ enum Event {
 fn event() -> impl Strategy<Value = Event> {
     let node = 0..2u64;
     prop_oneof![
-        4 => (node.clone(), 0..2000u64, 0..200u64).prop_map(|(n, p, t)| Event::Inflate(n, p, t)),
-        2 => (node.clone(), 0..2000u64).prop_map(|(n, p)| Event::Deflate(n, p)),
+        4 => (node.clone(), 0..400u64, 0..200u64).prop_map(|(n, p, t)| Event::Inflate(n, p, t)),
+        2 => (node.clone(), 0..400u64).prop_map(|(n, p)| Event::Deflate(n, p)),
         2 => node.clone().prop_map(Event::List),
         2 => (0..100u64).prop_map(Event::Allow),
         1 => (0..20u64).prop_map(Event::Repeat),
         3 => Just(Event::OutOfMemory),
-        1 => (node.clone(), 0..2000usize).prop_map(|(n, p)| Event::InUse(n, p)),
-        1 => (node, 0..500usize).prop_map(|(n, p)| Event::Free(n, p)),
+        1 => (node.clone(), 0..400usize).prop_map(|(n, p)| Event::InUse(n, p)),
+        1 => (node, 0..100usize).prop_map(|(n, p)| Event::Free(n, p)),
         1 => Just(Event::Reconnect),
     ]
 }
@@ -371,7 +371,7 @@ proptest! {
     /// held, whatever happens, until the host itself says that it has done so.
     #[test]
     fn what_may_be_punched_is_held(events in prop::collection::vec(event(), 1..60)) {
-        let mut case = Case::welcomed(3000, false);
+        let mut case = Case::welcomed(600, false);
         // Pages that an answer named, and that an honest host may still be punching.
         let mut unpunched: [BTreeSet<u64>; 2] = Default::default();
         let mut asked: Vec<Message> = vec![];

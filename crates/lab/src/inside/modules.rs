@@ -1,0 +1,73 @@
+//! Kernel modules that the host packed into the initramfs.
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use super::fault::Fault;
+use crate::link::MODULES_DIR;
+
+/// Where the kernel is told what to do with memory that is plugged in.
+const ONLINE_POLICY: &str = "sys/devices/system/memory/auto_online_blocks";
+
+/// Loads every module in [`MODULES_DIR`]; none depends on another. Memory that one of them plugs
+/// in becomes movable: what the kernel itself allocated there could never be unplugged.
+pub fn load_all(root: &Path) -> Result<(), Fault> {
+    let dir = root.join(MODULES_DIR.trim_start_matches('/'));
+    let Ok(entries) = fs::read_dir(&dir) else {
+        return Ok(());
+    };
+    let policy = root.join(ONLINE_POLICY);
+    fs::write(&policy, "online_movable").map_err(Fault::io("write", &policy))?;
+    for entry in entries {
+        let path = entry.map_err(Fault::io("list", &dir))?.path();
+        load(&path).map_err(Fault::io("load", &path))?;
+    }
+    Ok(())
+}
+
+/// finit_module(2) without parameters.
+fn load(path: &Path) -> io::Result<()> {
+    let file = File::open(path)?;
+    let parameters = CString::default();
+    // SAFETY: the descriptor is open and the string ends with a zero; both outlive the call.
+    let failed = unsafe {
+        libc::syscall(
+            libc::SYS_finit_module,
+            file.as_raw_fd(),
+            parameters.as_ptr(),
+            0,
+        )
+    };
+    if failed != 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_modules_needs_nothing() {
+        load_all(tempfile::tempdir().unwrap().path()).unwrap();
+    }
+
+    #[test]
+    fn what_is_no_module_is_refused_by_name() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("lib/modules");
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("bad.ko"), "no module").unwrap();
+        let policy = root.path().join(ONLINE_POLICY);
+        fs::create_dir_all(policy.parent().unwrap()).unwrap();
+        fs::write(&policy, "offline").unwrap();
+        let said = load_all(root.path()).unwrap_err().to_string();
+        assert!(said.contains("bad.ko"), "{said}");
+        assert_eq!(fs::read_to_string(policy).unwrap(), "online_movable");
+    }
+}

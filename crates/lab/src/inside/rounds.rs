@@ -1,0 +1,61 @@
+//! A job without end: the workload again and again, each time to its verified end, beside an
+//! agent that the host has killed now and then. How it ends is up to the host, which kills and
+//! resets the whole VM as well.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::agent::Agent;
+use super::fault::Fault;
+use super::init::{Link, Orders};
+use super::workload::Workload;
+use super::{job, modules, systems};
+use crate::link::{Job, KILL_AGENT, Report};
+use crate::workload::Event;
+
+/// Runs rounds until the VM is gone.
+pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
+    let root = Path::new("/");
+    systems::prepare(root, job.scenario.machine.thp)?;
+    modules::load_all(root)?;
+    let agent = Arc::new(Mutex::new(Agent::start_for_all()?));
+    obey(link.orders()?, Arc::clone(&agent));
+    link.send(&job::booted(root)?)?;
+    loop {
+        let mut workload = Workload::start(job)?;
+        let verified = loop {
+            match workload.next_event()? {
+                Event::Ready { .. } | Event::Done { .. } => workload.go()?,
+                Event::Interval { .. } | Event::Shift { .. } => {}
+                Event::Verified { words, errors } => break Report::Verified { words, errors },
+            }
+            agent
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .check()?;
+        };
+        link.send(&verified)?;
+    }
+}
+
+/// Kills the agent without warning, and starts another, whenever the host says so. The thread
+/// ends with the link.
+fn obey(mut orders: Orders, agent: Arc<Mutex<Agent>>) {
+    std::thread::spawn(move || {
+        while let Ok(Some(order)) = orders.next_line() {
+            if order != KILL_AGENT {
+                continue;
+            }
+            let mut agent = agent.lock().unwrap_or_else(PoisonError::into_inner);
+            agent.kill();
+            match Agent::start_for_all() {
+                Ok(another) => *agent = another,
+                Err(fault) => {
+                    // The next check finds no agent, and the console says why.
+                    eprintln!("lab-init: {fault}");
+                    return;
+                }
+            }
+        }
+    });
+}

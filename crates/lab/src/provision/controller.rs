@@ -1,0 +1,309 @@
+//! The host controller under test, as its own process: configured, asked, killed, started again.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use demeter_scenario::{Policy, Provisioner};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::http;
+use crate::vm::{NodeSizes, agent_socket, dies_with_this_thread, qmp_socket};
+
+/// How long the controller may take until it answers.
+const START_LIMIT: Duration = Duration::from_secs(20);
+
+/// Time between two looks whether it answers.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// How long one question may take.
+const ASK_LIMIT: Duration = Duration::from_secs(5);
+
+/// What the controller has to know of a VM.
+#[derive(Debug, Clone)]
+pub struct VmEntry {
+    /// Its name.
+    pub name: String,
+    /// Its folder, with its sockets.
+    pub folder: PathBuf,
+    /// What it is to own to begin with.
+    pub size: NodeSizes,
+    /// What it may own at most.
+    pub limit: NodeSizes,
+    /// Fast memory that it keeps whatever the policy says, MiB.
+    pub fast_guarantee_mib: u64,
+    /// The same of slow memory.
+    pub slow_guarantee_mib: u64,
+    /// Its share under the policy `shares`.
+    pub share: u32,
+}
+
+/// What the controller is told when it starts.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// How memory is changed.
+    pub provisioner: Provisioner,
+    /// What there is for all VMs together.
+    pub pool: NodeSizes,
+    /// The VMs.
+    pub vms: Vec<VmEntry>,
+}
+
+/// A running controller; killed when dropped, and with the thread that started it.
+#[derive(Debug)]
+pub struct Controller {
+    program: PathBuf,
+    folder: PathBuf,
+    child: Child,
+}
+
+/// The parts of `GET /v1/vms` that the lab reads.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct HostView {
+    /// How often more was promised than there is.
+    pub violations: u64,
+    /// The VMs.
+    pub vms: Vec<VmView>,
+}
+
+/// One VM of it.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct VmView {
+    /// Its name.
+    pub name: String,
+    /// `up`, `down` or `marked`.
+    pub state: String,
+    /// What the policy gives it.
+    pub target: Tiers,
+    /// What it owns, when last asked.
+    pub owned: Option<Tiers>,
+    /// Why it is not as it should be.
+    pub problem: Option<String>,
+}
+
+/// Bytes of both tiers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tiers {
+    /// Fast memory.
+    pub fast_bytes: u64,
+    /// Slow memory.
+    pub slow_bytes: u64,
+}
+
+impl From<NodeSizes> for Tiers {
+    fn from(sizes: NodeSizes) -> Self {
+        Self {
+            fast_bytes: sizes.fast_mib << 20,
+            slow_bytes: sizes.slow_mib << 20,
+        }
+    }
+}
+
+impl Tiers {
+    /// Both tiers together.
+    pub fn sum(self) -> u64 {
+        self.fast_bytes + self.slow_bytes
+    }
+}
+
+impl Controller {
+    /// Starts `program` (the demeter command) in `folder` and waits until it answers.
+    pub fn start(program: &Path, folder: &Path, setup: &Setup) -> Result<Self, Error> {
+        let config = folder.join("host.toml");
+        std::fs::write(&config, setup.toml(folder)).map_err(Error::io("write", &config))?;
+        let mut controller = Self {
+            child: spawn(program, folder)?,
+            program: program.into(),
+            folder: folder.into(),
+        };
+        controller.wait()?;
+        Ok(controller)
+    }
+
+    /// Kills it without warning and starts it again; returns once it answers.
+    pub fn kill_and_restart(&mut self) -> Result<(), Error> {
+        self.kill();
+        self.child = spawn(&self.program, &self.folder)?;
+        self.wait()
+    }
+
+    /// Where its output goes.
+    fn log(folder: &Path) -> PathBuf {
+        folder.join("host.log")
+    }
+
+    /// What it knows.
+    pub fn view(&self) -> Result<HostView, Error> {
+        let text = self.ask("GET /v1/vms", "")?;
+        serde_json::from_str(&text).map_err(|e| Error::io("decode", "GET /v1/vms")(e.into()))
+    }
+
+    /// Asks for a VM's size.
+    pub fn set(&self, vm: &str, tiers: Tiers) -> Result<(), Error> {
+        let body = serde_json::json!({
+            "fast_mib": tiers.fast_bytes >> 20,
+            "slow_mib": tiers.slow_bytes >> 20,
+        });
+        self.ask(&format!("PUT /v1/vms/{vm}/tiers"), &body.to_string())?;
+        Ok(())
+    }
+
+    /// Asks for a policy.
+    pub fn set_policy(&self, policy: Policy) -> Result<(), Error> {
+        let body = serde_json::json!({ "policy": policy.name() });
+        self.ask("PUT /v1/policy", &body.to_string())?;
+        Ok(())
+    }
+
+    /// The last things that happened, as JSON.
+    fn events(&self) -> Result<String, Error> {
+        self.ask("GET /v1/events", "")
+    }
+
+    /// Copies its log and its events to the folder `kept`, named after `run`. A controller that
+    /// has failed need not answer.
+    pub fn keep_logs(&self, kept: &Path, run: &str, failed: bool) -> Result<(), Error> {
+        std::fs::create_dir_all(kept).map_err(Error::io("create", kept))?;
+        let name = |what: &str| kept.join(format!("{}-host-{what}", run.replace(' ', "-")));
+        let log = name("log");
+        std::fs::copy(Self::log(&self.folder), &log).map_err(Error::io("create", &log))?;
+        match self.events() {
+            Ok(events) => {
+                let path = name("events.json");
+                std::fs::write(&path, events).map_err(Error::io("create", &path))
+            }
+            Err(_) if failed => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn ask(&self, question: &str, body: &str) -> Result<String, Error> {
+        let socket = socket(&self.folder);
+        http::ask(&socket, question, body, ASK_LIMIT)
+            .map_err(Error::io("ask the host controller on", &socket))
+    }
+
+    fn wait(&mut self) -> Result<(), Error> {
+        let deadline = Instant::now() + START_LIMIT;
+        loop {
+            let failure = match self.view() {
+                Ok(_) => return Ok(()),
+                Err(failure) => failure,
+            };
+            let ended = self.child.try_wait();
+            if let Some(status) = ended.map_err(Error::io("wait for", "the host controller"))? {
+                return Err(Error::Tool {
+                    program: "demeter host".into(),
+                    said: last_line(&Self::log(&self.folder)).unwrap_or(status.to_string()),
+                    mend: "its log says more".into(),
+                });
+            }
+            if Instant::now() >= deadline {
+                return Err(failure);
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    fn kill(&mut self) {
+        // Both fail only when it has ended already, which is as well.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn socket(folder: &Path) -> PathBuf {
+    folder.join("host.sock")
+}
+
+fn last_line(log: &Path) -> Option<String> {
+    let text = std::fs::read_to_string(log).ok()?;
+    text.lines().last().map(str::to_owned)
+}
+
+fn spawn(program: &Path, folder: &Path) -> Result<Child, Error> {
+    let log = Controller::log(folder);
+    let open = || -> io::Result<(File, File)> {
+        let file = File::options().create(true).append(true).open(&log)?;
+        Ok((file.try_clone()?, file))
+    };
+    let (output, errors) = open().map_err(Error::io("create", &log))?;
+    let mut command = Command::new(program);
+    command
+        .args(["host", "-v", "--config"])
+        .arg(folder.join("host.toml"))
+        .stdin(Stdio::null())
+        .stdout(output)
+        .stderr(errors);
+    dies_with_this_thread(&mut command);
+    command.spawn().map_err(Error::io("start", program))
+}
+
+impl Setup {
+    /// The controller's configuration.
+    fn toml(&self, folder: &Path) -> String {
+        let text = |path: PathBuf| toml::Value::String(path.display().to_string());
+        let number = |value: u64| toml::Value::Integer(value as i64);
+        let mut root = toml::Table::new();
+        root.insert("socket".into(), text(socket(folder)));
+        root.insert("state".into(), text(folder.join("host.json")));
+        root.insert(
+            "pool".into(),
+            toml::Table::from_iter([
+                ("fast_mib".into(), number(self.pool.fast_mib)),
+                ("slow_mib".into(), number(self.pool.slow_mib)),
+            ])
+            .into(),
+        );
+        let mut vms = toml::Table::new();
+        for vm in &self.vms {
+            let tier = |memdev: &str, size_mib, limit_mib, guarantee_mib| {
+                toml::Table::from_iter([
+                    ("memdev".into(), memdev.into()),
+                    ("size_mib".into(), number(size_mib)),
+                    ("limit_mib".into(), number(limit_mib)),
+                    ("guarantee_mib".into(), number(guarantee_mib)),
+                ])
+                .into()
+            };
+            let (size, limit) = (vm.size, vm.limit);
+            let entry = toml::Table::from_iter([
+                ("qmp".into(), text(qmp_socket(&vm.folder))),
+                ("agent".into(), text(agent_socket(&vm.folder))),
+                ("provisioner".into(), self.provisioner.name().into()),
+                ("share".into(), number(vm.share.into())),
+                ("oom_mib".into(), number(0)),
+                (
+                    "fast".into(),
+                    tier(
+                        "node0",
+                        size.fast_mib,
+                        limit.fast_mib,
+                        vm.fast_guarantee_mib,
+                    ),
+                ),
+                (
+                    "slow".into(),
+                    tier(
+                        "node1",
+                        size.slow_mib,
+                        limit.slow_mib,
+                        vm.slow_guarantee_mib,
+                    ),
+                ),
+            ]);
+            vms.insert(vm.name.clone(), entry.into());
+        }
+        root.insert("vm".into(), vms.into());
+        root.to_string()
+    }
+}

@@ -1,0 +1,438 @@
+//! VMs side by side under one host controller: started, sized, let go together, watched.
+//!
+//! Each VM has a thread that starts it and hears it; one conductor acts on what they say and asks
+//! the controller. A VM waits twice: before its memory is filled, so that it can be sized, and
+//! before its timed phase, so that all begin together.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use demeter_report::Resize;
+use demeter_scenario::{Policy, Provision, Provisioner, Scenario, Swing, Variant};
+
+use super::controller::{Controller, HostView, Setup, Tiers, VmEntry, VmView};
+use super::sizing::{self, Sizing};
+use crate::error::{Error, VmFault};
+use crate::link::Report;
+use crate::summary::Trace;
+use crate::vm::{Lab, NodeSizes, Orders, PreparedVm, check_host};
+
+/// How often the conductor looks at the clock.
+const TICK: Duration = Duration::from_millis(50);
+
+/// Time between two points of the VMs' memory over time.
+const POINT_EVERY: Duration = Duration::from_secs(1);
+
+/// How near to its target a VM's memory counts as there: guests give whole huge pages.
+pub const NEAR_BYTES: u64 = 4 << 20;
+
+/// One run: what it is called and what it consists of.
+#[derive(Debug, Clone, Copy)]
+pub struct Run<'a> {
+    /// Its name in results and messages.
+    pub name: &'a str,
+    /// Its mechanism and policy.
+    pub variant: Variant,
+    /// The scenario.
+    pub scenario: &'a Scenario,
+    /// The scenario's section on provisioning.
+    pub provision: &'a Provision,
+    /// Where VMs come from.
+    pub lab: &'a Lab,
+    /// Set when the person asks to stop.
+    pub stop: &'a AtomicBool,
+}
+
+/// What a run reported.
+#[derive(Debug, Default)]
+pub struct FleetTrace {
+    /// Each VM with its name.
+    pub vms: Vec<(String, Trace)>,
+    /// How the memory was taken before the workload started.
+    pub sizing: Option<Sizing>,
+    /// Memory that programs could take of each tier in the first VM afterwards, MiB.
+    pub free_mib: Option<[u64; 2]>,
+    /// Fast memory of each VM over time: seconds into the timed phase, bytes.
+    pub fast_bytes: Vec<(f64, Vec<Option<u64>>)>,
+    /// Changes of the first VM's fast memory in the timed phase.
+    pub resizes: Vec<Resize>,
+    /// How often the controller says that it promised more than there is.
+    pub violations: Option<u64>,
+}
+
+enum Message {
+    Started { pid: u32, orders: Orders },
+    Report(Report),
+    Ended(Result<(), Error>),
+}
+
+/// Runs all VMs to their end. `progress` sees each report, and whose it is.
+pub fn run(run: Run, progress: &mut dyn FnMut(&str, &Report)) -> Result<FleetTrace, Error> {
+    let provisioner = Some(run.variant.provisioner).filter(|&p| p != Provisioner::Static);
+    let mut names = Vec::new();
+    let mut prepared = Vec::new();
+    for (name, scenario) in run.scenario.vms() {
+        let label = match run.provision.vms.len() {
+            0 | 1 => run.name.to_owned(),
+            _ => format!("{} {name}", run.name),
+        };
+        let system = run.scenario.systems[0];
+        let mut vm = run.lab.prepare(&label, &scenario, system, provisioner)?;
+        // Memory that was never backed cannot be seen to come back.
+        vm.prealloc = run.provision.vms.len() < 2;
+        prepared.push(vm);
+        names.push(name);
+    }
+    check_host(
+        Path::new("/"),
+        prepared.iter().map(PreparedVm::memory_mib).sum(),
+    )?;
+    let folder = tempfile::Builder::new()
+        .prefix("demeter-host-")
+        .tempdir()
+        .map_err(Error::io("create", "a folder for the host controller"))?;
+    let halt = AtomicBool::new(false);
+    let (sender, inbox) = mpsc::channel();
+    let mut conductor = Conductor {
+        run,
+        prepared: &prepared,
+        folder: folder.path(),
+        inbox,
+        vms: prepared.iter().map(|_| None).collect(),
+        controller: None,
+        counts: Counts::default(),
+        began: None,
+        next_point: None,
+        swing: run.provision.swing.map(SwingState::new),
+        trace: FleetTrace {
+            vms: names.into_iter().map(|n| (n, Trace::default())).collect(),
+            ..FleetTrace::default()
+        },
+    };
+    let outcome = std::thread::scope(|scope| {
+        for (index, vm) in prepared.iter().enumerate() {
+            let (sender, halt) = (sender.clone(), &halt);
+            scope.spawn(move || {
+                let outcome = hear(index, vm, halt, &sender);
+                // Nobody listens any more when another VM has failed.
+                let _ = sender.send((index, Message::Ended(outcome)));
+            });
+        }
+        drop(sender);
+        let outcome = conductor.conduct(progress);
+        halt.store(true, Ordering::Relaxed);
+        outcome
+    });
+    conductor.keep_logs(outcome.is_err())?;
+    outcome.map(|()| conductor.trace)
+}
+
+/// Starts a VM and passes on what it says.
+fn hear(
+    index: usize,
+    vm: &PreparedVm,
+    halt: &AtomicBool,
+    sender: &Sender<(usize, Message)>,
+) -> Result<(), Error> {
+    let child = vm.start()?;
+    let started = Message::Started {
+        pid: child.pid(),
+        orders: child.orders()?,
+    };
+    let send = |message| {
+        let sent = sender.send((index, message));
+        sent.map_err(|_| VmFault::Interrupted)
+    };
+    send(started).map_err(|_| Error::Interrupted)?;
+    vm.listen(child, halt, &mut |report| send(Message::Report(report)))
+}
+
+/// How many VMs have come how far.
+#[derive(Debug, Default)]
+struct Counts {
+    booted: usize,
+    filled: usize,
+    done: usize,
+    ended: usize,
+}
+
+struct Conductor<'a> {
+    run: Run<'a>,
+    prepared: &'a [PreparedVm],
+    folder: &'a Path,
+    inbox: Receiver<(usize, Message)>,
+    vms: Vec<Option<(u32, Orders)>>,
+    controller: Option<Controller>,
+    counts: Counts,
+    /// When the timed phase began; none before and after it.
+    began: Option<Instant>,
+    next_point: Option<Instant>,
+    swing: Option<SwingState>,
+    trace: FleetTrace,
+}
+
+impl Conductor<'_> {
+    fn conduct(&mut self, progress: &mut dyn FnMut(&str, &Report)) -> Result<(), Error> {
+        while self.counts.ended < self.prepared.len() {
+            if self.run.stop.load(Ordering::Relaxed) {
+                return Err(Error::Interrupted);
+            }
+            match self.inbox.recv_timeout(TICK) {
+                Ok((index, Message::Started { pid, orders })) => {
+                    self.vms[index] = Some((pid, orders));
+                }
+                Ok((index, Message::Report(report))) => {
+                    progress(self.prepared[index].run(), &report);
+                    self.take(index, report)?;
+                }
+                Ok((_, Message::Ended(outcome))) => {
+                    outcome?;
+                    self.counts.ended += 1;
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            self.watch()?;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, index: usize, report: Report) -> Result<(), Error> {
+        let all = self.prepared.len();
+        let is_elastic = self.prepared[0].elastic().is_some();
+        match &report {
+            Report::Booted { .. } => {
+                self.counts.booted += 1;
+                if self.counts.booted == all && is_elastic {
+                    self.size()?;
+                    self.go()?;
+                }
+            }
+            Report::Sized {
+                fast_free_mib,
+                slow_free_mib,
+            } if index == 0 => self.trace.free_mib = Some([*fast_free_mib, *slow_free_mib]),
+            Report::Start { .. } => {
+                self.counts.filled += 1;
+                if self.counts.filled == all && is_elastic {
+                    self.begin()?;
+                }
+            }
+            Report::Done { .. } => {
+                self.counts.done += 1;
+                if self.counts.done == all {
+                    self.began = None;
+                    if let Some(controller) = &self.controller {
+                        self.trace.violations = Some(controller.view()?.violations);
+                    }
+                }
+            }
+            _ => {}
+        }
+        let trace = &mut self.trace.vms[index].1;
+        trace
+            .add(report)
+            .map_err(|fault| self.prepared[index].error(fault))
+    }
+
+    /// Starts the controller and brings all VMs to the size at which they begin.
+    fn size(&mut self) -> Result<(), Error> {
+        let Some(elastics) = self
+            .prepared
+            .iter()
+            .map(PreparedVm::elastic)
+            .collect::<Option<Vec<_>>>()
+        else {
+            return Ok(());
+        };
+        let names = self.trace.vms.iter().map(|(name, _)| name);
+        let entries = names.zip(self.prepared).zip(&elastics).enumerate();
+        // A single VM begins with everything, so that taking memory can be timed, and has no
+        // policy to be kept from.
+        let is_single = self.prepared.len() == 1;
+        let kernel_mib = elastics[0].target.fast_mib - self.run.scenario.machine.fast.usable_mib;
+        let fast_guarantee_mib = kernel_mib + self.run.provision.fast_guarantee_mib;
+        let vms: Vec<VmEntry> = entries
+            .map(|(index, ((name, vm), elastic))| VmEntry {
+                name: name.clone(),
+                folder: vm.folder().into(),
+                size: if is_single {
+                    elastic.full()
+                } else {
+                    elastic.target
+                },
+                limit: elastic.full(),
+                fast_guarantee_mib: if is_single { 0 } else { fast_guarantee_mib },
+                // Policies divide fast memory: less slow memory could not hold the workload.
+                slow_guarantee_mib: if is_single {
+                    0
+                } else {
+                    elastic.target.slow_mib
+                },
+                share: self.run.provision.vms.get(index).map_or(1, |vm| vm.share),
+            })
+            .collect();
+        let pool = vms.iter().fold(NodeSizes::default(), |sum, vm| NodeSizes {
+            fast_mib: sum.fast_mib + vm.size.fast_mib,
+            slow_mib: sum.slow_mib + vm.size.slow_mib,
+        });
+        let setup = Setup {
+            provisioner: self.run.variant.provisioner,
+            pool,
+            vms,
+        };
+        let program = self.run.lab.programs.join("demeter");
+        let controller = Controller::start(&program, self.folder, &setup)?;
+        let sized = (|| {
+            sizing::wait_until_settled(&controller, self.run.stop)?;
+            match (&self.vms[0], is_single) {
+                (Some((pid, _)), true) => {
+                    let name = &setup.vms[0].name;
+                    let target = Tiers::from(elastics[0].target);
+                    sizing::measure(&controller, name, target, *pid, self.run.stop).map(Some)
+                }
+                _ => Ok(None),
+            }
+        })();
+        self.controller = Some(controller);
+        self.trace.sizing = sized?;
+        Ok(())
+    }
+
+    /// Lets the timed phase begin in all VMs.
+    fn begin(&mut self) -> Result<(), Error> {
+        if let Some(controller) = &self.controller
+            && self.run.variant.policy != Policy::Static
+        {
+            controller.set_policy(self.run.variant.policy)?;
+        }
+        self.go()?;
+        let now = Instant::now();
+        (self.began, self.next_point) = (Some(now), Some(now));
+        Ok(())
+    }
+
+    fn go(&mut self) -> Result<(), Error> {
+        for (vm, prepared) in self.vms.iter_mut().zip(self.prepared) {
+            if let Some((_, orders)) = vm {
+                orders.go().map_err(|fault| prepared.error(fault))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the conductor does by the clock in the timed phase.
+    fn watch(&mut self) -> Result<(), Error> {
+        let (Some(began), Some(controller)) = (self.began, &self.controller) else {
+            return Ok(());
+        };
+        let t_s = began.elapsed().as_secs_f64();
+        let is_due = self.next_point.is_some_and(|at| at <= Instant::now());
+        let is_swinging = self.swing.as_ref().is_some_and(|swing| swing.is_awake(t_s));
+        if !is_due && !is_swinging {
+            return Ok(());
+        }
+        let view = controller.view()?;
+        if is_due {
+            self.next_point = self
+                .next_point
+                .map(|at| (at + POINT_EVERY).max(Instant::now()));
+            let names = self.trace.vms.iter().map(|(name, _)| name);
+            let owned = names.map(|name| Some(find(&view, name)?.owned?.fast_bytes));
+            self.trace.fast_bytes.push((t_s, owned.collect()));
+        }
+        if let (Some(swing), Some(elastic)) = (&mut self.swing, self.prepared[0].elastic()) {
+            let name = &self.trace.vms[0].0;
+            let duration_s = self.run.scenario.duration_s as f64;
+            let base = Tiers::from(elastic.target);
+            if let Some(vm) = find(&view, name) {
+                swing.settle(t_s, vm, &mut self.trace.resizes);
+            }
+            if let Some(tiers) = swing.due(t_s, duration_s, base) {
+                let reason = controller.set(name, tiers).err().map(|e| e.to_string());
+                swing.is_pending = reason.is_none();
+                self.trace.resizes.push(Resize {
+                    t_s,
+                    fast_bytes: tiers.fast_bytes,
+                    took_s: None,
+                    reason,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn keep_logs(&self, failed: bool) -> Result<(), Error> {
+        match (&self.controller, &self.run.lab.keep_logs) {
+            (Some(controller), Some(kept)) => controller.keep_logs(kept, self.run.name, failed),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn find<'a>(view: &'a HostView, name: &str) -> Option<&'a VmView> {
+    view.vms.iter().find(|vm| vm.name == name)
+}
+
+/// Where a [`Swing`] stands.
+#[derive(Debug)]
+struct SwingState {
+    swing: Swing,
+    next_s: f64,
+    is_grown: bool,
+    is_pending: bool,
+}
+
+impl SwingState {
+    fn new(swing: Swing) -> Self {
+        Self {
+            swing,
+            next_s: swing.from_s as f64,
+            is_grown: false,
+            is_pending: false,
+        }
+    }
+
+    fn is_awake(&self, t_s: f64) -> bool {
+        self.is_pending || t_s >= self.next_s
+    }
+
+    /// The size to ask for, if it is time. The last change is the one back to the beginning.
+    fn due(&mut self, t_s: f64, duration_s: f64, base: Tiers) -> Option<Tiers> {
+        let every_s = self.swing.every_s as f64;
+        let may_begin = self.is_grown || self.next_s + every_s < duration_s;
+        if t_s < self.next_s || !may_begin {
+            return None;
+        }
+        self.next_s += every_s;
+        self.is_grown = !self.is_grown;
+        let more = if self.is_grown {
+            self.swing.fast_mib << 20
+        } else {
+            0
+        };
+        Some(Tiers {
+            fast_bytes: base.fast_bytes + more,
+            ..base
+        })
+    }
+
+    /// Notes when the last change was done, and what the controller says meanwhile.
+    fn settle(&mut self, t_s: f64, vm: &VmView, resizes: &mut [Resize]) {
+        let Some(last) = resizes.last_mut().filter(|_| self.is_pending) else {
+            return;
+        };
+        let is_there = vm
+            .owned
+            .is_some_and(|owned| owned.fast_bytes.abs_diff(last.fast_bytes) <= NEAR_BYTES);
+        if is_there {
+            self.is_pending = false;
+            last.took_s = Some(t_s - last.t_s);
+            last.reason = None;
+        } else if vm.problem.is_some() {
+            last.reason.clone_from(&vm.problem);
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! From what a fleet of VMs reported to what the result file says. Pure.
+
+use demeter_report::{Point, Provisioning, Resize, SystemResult, VmResult};
+use demeter_scenario::Variant;
+
+use super::fleet::FleetTrace;
+
+/// Bytes in a gibibyte.
+const GIB: f64 = (1u64 << 30) as f64;
+
+/// What the run called `name` did; nothing when some VM did not report in full.
+pub fn summarise(name: &str, variant: Variant, trace: &FleetTrace) -> Option<SystemResult> {
+    let results = trace
+        .vms
+        .iter()
+        .enumerate()
+        .map(|(index, (vm, trace_of_vm))| {
+            let mut result = trace_of_vm.summarise(vm, None)?;
+            for point in &mut result.series {
+                point.fast_bytes = fast_at(&trace.fast_bytes, index, point.t_s);
+            }
+            Some(result)
+        });
+    let results: Vec<SystemResult> = results.collect::<Option<_>>()?;
+    let mut sum = results.iter().cloned().reduce(add)?;
+    sum.name = name.into();
+    sum.hot_in_fast_final /= results.len() as f64;
+    for point in &mut sum.series {
+        point.hot_in_fast /= results.len() as f64;
+    }
+    let (resizing, other): (Vec<Point>, Vec<Point>) = sum
+        .series
+        .iter()
+        .partition(|point| is_resizing(point.t_s, &trace.resizes));
+    let bytes = |mib: u64| mib << 20;
+    sum.provisioning = Some(Provisioning {
+        provisioner: variant.provisioner.name().into(),
+        policy: variant.policy.name().into(),
+        bytes_inflated: trace.sizing.map(|sizing| sizing.inflated_bytes),
+        host_bytes_returned: trace.sizing.map(|sizing| sizing.returned_bytes),
+        inflate_s: trace.sizing.map(|sizing| sizing.took_s),
+        inflate_gib_per_s: trace
+            .sizing
+            .map(|sizing| sizing.inflated_bytes as f64 / GIB / sizing.took_s)
+            .filter(|rate| rate.is_finite()),
+        fast_free_bytes: trace.free_mib.map(|[fast, _]| bytes(fast)),
+        slow_free_bytes: trace.free_mib.map(|[_, slow]| bytes(slow)),
+        resizes: trace.resizes.clone(),
+        p99_resizing_mops: reached_by_99_percent(&resizing),
+        p99_other_mops: reached_by_99_percent(&other).filter(|_| !trace.resizes.is_empty()),
+        pool_violations: trace.violations,
+        crashes: None,
+        vms: match results.len() {
+            1 => vec![],
+            _ => results.into_iter().map(vm_result).collect(),
+        },
+    });
+    Some(sum)
+}
+
+fn vm_result(result: SystemResult) -> VmResult {
+    VmResult {
+        name: result.name,
+        mean_mops: result.mean_mops,
+        verify_errors: result.verify_errors,
+        series: result.series,
+    }
+}
+
+/// Both together: throughputs, times and counts add up. Shares add up too, for who divides them.
+fn add(mut sum: SystemResult, other: SystemResult) -> SystemResult {
+    fn plus<T: std::ops::Add<Output = T>>(a: Option<T>, b: Option<T>) -> Option<T> {
+        Some(a? + b?)
+    }
+    sum.mean_mops = plus(sum.mean_mops, other.mean_mops);
+    sum.steady_mops = plus(sum.steady_mops, other.steady_mops);
+    sum.hot_in_fast_final += other.hot_in_fast_final;
+    // When a hot set was found says nothing of several that change.
+    (sum.t90_s, sum.t90_after_shift_s) = (None, None);
+    sum.kswapd_scanned += other.kswapd_scanned;
+    sum.bytes_promoted = plus(sum.bytes_promoted, other.bytes_promoted);
+    sum.bytes_demoted = plus(sum.bytes_demoted, other.bytes_demoted);
+    sum.moved_steady_bytes_per_s =
+        plus(sum.moved_steady_bytes_per_s, other.moved_steady_bytes_per_s);
+    sum.verify_errors = plus(sum.verify_errors, other.verify_errors);
+    for (cause, cpu_s) in other.cpu_s {
+        *sum.cpu_s.entry(cause).or_default() += cpu_s;
+    }
+    for (name, count) in other.counters {
+        *sum.counters.entry(name).or_default() += count;
+    }
+    // Intervals end together to within the time that it takes to say so.
+    sum.series = sum
+        .series
+        .iter()
+        .zip(&other.series)
+        .map(|(a, b)| Point {
+            t_s: a.t_s,
+            mops: plus(a.mops, b.mops),
+            latency_ns: None,
+            hot_in_fast: a.hot_in_fast + b.hot_in_fast,
+            fast_bytes: plus(a.fast_bytes, b.fast_bytes),
+        })
+        .collect();
+    sum
+}
+
+/// The VM's fast memory at some time: what was last seen before it.
+fn fast_at(seen: &[(f64, Vec<Option<u64>>)], vm: usize, t_s: f64) -> Option<u64> {
+    let last = seen.iter().take_while(|(at_s, _)| *at_s <= t_s).last()?;
+    *last.1.get(vm)?
+}
+
+/// Whether a resize was under way in the interval of a second that ended at `t_s`. One that was
+/// never done is, until the next one begins.
+fn is_resizing(t_s: f64, resizes: &[Resize]) -> bool {
+    resizes.iter().enumerate().any(|(index, resize)| {
+        let next_s = resizes
+            .get(index + 1)
+            .map_or(f64::INFINITY, |next| next.t_s);
+        let end_s = resize.took_s.map_or(next_s, |took_s| resize.t_s + took_s);
+        resize.t_s < t_s && t_s - 1.0 < end_s
+    })
+}
+
+/// The throughput that 99 % of the points reach.
+fn reached_by_99_percent(points: &[Point]) -> Option<f64> {
+    let mut mops: Vec<f64> = points.iter().filter_map(|point| point.mops).collect();
+    mops.sort_by(f64::total_cmp);
+    mops.get(mops.len() / 100).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resize(t_s: f64, took_s: Option<f64>) -> Resize {
+        Resize {
+            t_s,
+            took_s,
+            ..Resize::default()
+        }
+    }
+
+    #[test]
+    fn intervals_that_meet_a_resize_are_told_apart() {
+        let resizes = [
+            resize(10.5, Some(0.7)),
+            resize(20.0, None),
+            resize(25.0, Some(0.1)),
+        ];
+        let hit: Vec<u32> = (1..30)
+            .filter(|&t| is_resizing(t.into(), &resizes))
+            .collect();
+        assert_eq!(hit, [11, 12, 21, 22, 23, 24, 25, 26]);
+        assert!(!is_resizing(5.0, &[]));
+    }
+
+    #[test]
+    fn a_hundredth_of_the_points_may_be_slower() {
+        let points = |count: u32| -> Vec<Point> {
+            let point = |mops| Point {
+                mops: Some(f64::from(mops)),
+                ..Point::default()
+            };
+            (0..count).map(point).collect()
+        };
+        assert_eq!(reached_by_99_percent(&points(10)), Some(0.0));
+        assert_eq!(reached_by_99_percent(&points(200)), Some(2.0));
+        assert_eq!(reached_by_99_percent(&[]), None);
+    }
+
+    #[test]
+    fn a_points_memory_is_what_was_last_seen() {
+        let seen = [(0.0, vec![Some(1), None]), (2.0, vec![Some(5), Some(7)])];
+        assert_eq!(fast_at(&seen, 0, 1.9), Some(1));
+        assert_eq!(fast_at(&seen, 0, 2.0), Some(5));
+        assert_eq!(fast_at(&seen, 1, 1.0), None);
+        assert_eq!(fast_at(&[], 0, 1.0), None);
+    }
+
+    #[test]
+    fn vms_add_up() {
+        let one = |mops: f64, errors| SystemResult {
+            mean_mops: Some(mops),
+            verify_errors: errors,
+            series: vec![Point {
+                t_s: 1.0,
+                mops: Some(mops),
+                hot_in_fast: 0.5,
+                fast_bytes: Some(10),
+                ..Point::default()
+            }],
+            ..SystemResult::default()
+        };
+        let sum = add(one(1.0, Some(0)), one(2.0, Some(3)));
+        assert_eq!((sum.mean_mops, sum.verify_errors), (Some(3.0), Some(3)));
+        assert_eq!(
+            (sum.series[0].mops, sum.series[0].fast_bytes),
+            (Some(3.0), Some(20))
+        );
+        // A VM that did not verify leaves the sum unknown, not good.
+        assert_eq!(add(one(1.0, Some(0)), one(1.0, None)).verify_errors, None);
+    }
+}

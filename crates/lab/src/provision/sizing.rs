@@ -1,0 +1,173 @@
+//! Taking memory from a VM before anything runs in it, with a clock beside it.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::backing::backed_bytes;
+use super::controller::{Controller, HostView, Tiers};
+use super::fleet::NEAR_BYTES;
+use crate::error::Error;
+
+/// How long VMs may take to get the size they begin with.
+const SETTLE_LIMIT: Duration = Duration::from_secs(120);
+
+/// How long nothing changes before a change that is as large as it should be counts as over.
+const STILL: Duration = Duration::from_millis(500);
+
+/// How long nothing may change before a change that is not counts as given up.
+const STUCK: Duration = Duration::from_secs(15);
+
+/// Time between two looks at the memory's files, and so the error of measured times.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// Looks between two questions to the controller, which take time from the VM.
+const LOOKS_PER_QUESTION: u32 = 40;
+
+/// Share of what comes back that ends the clock: the rest is left to rounding.
+const NEARLY_ALL: f64 = 0.99;
+
+/// How memory was taken.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sizing {
+    /// Bytes that the VM owned less afterwards.
+    pub inflated_bytes: u64,
+    /// Bytes that the memory's files were smaller.
+    pub returned_bytes: u64,
+    /// Seconds from the request until the files had all but a hundredth of that.
+    pub took_s: f64,
+}
+
+/// Waits until every VM owns what it begins with.
+pub fn wait_until_settled(controller: &Controller, stop: &AtomicBool) -> Result<(), Error> {
+    let deadline = Instant::now() + SETTLE_LIMIT;
+    loop {
+        let view = controller.view()?;
+        if view.vms.iter().all(|vm| is_near(vm.owned, vm.target)) {
+            return Ok(());
+        }
+        check_stop(stop)?;
+        if Instant::now() >= deadline {
+            return Err(unsettled(&view));
+        }
+        std::thread::sleep(LOOK_EVERY * LOOKS_PER_QUESTION);
+    }
+}
+
+/// Brings the VM `name`, whose emulator is process `pid`, to `target` and measures that.
+pub fn measure(
+    controller: &Controller,
+    name: &str,
+    target: Tiers,
+    pid: u32,
+    stop: &AtomicBool,
+) -> Result<Sizing, Error> {
+    let owned = || -> Result<Option<Tiers>, Error> {
+        let view = controller.view()?;
+        Ok(view
+            .vms
+            .iter()
+            .find(|vm| vm.name == name)
+            .and_then(|vm| vm.owned))
+    };
+    let backed = || backed_bytes(Path::new("/"), pid);
+    let (owned_before, backed_before) = (owned()?, backed()?);
+    let asked = Instant::now();
+    controller.set(name, target)?;
+    let mut looks = vec![(0.0, backed_before)];
+    let mut changed = Instant::now();
+    let mut until_question = LOOKS_PER_QUESTION;
+    let owned_after = loop {
+        std::thread::sleep(LOOK_EVERY);
+        let now_backed = backed()?;
+        if looks.last().is_none_or(|&(_, last)| last != now_backed) {
+            changed = Instant::now();
+            looks.push((asked.elapsed().as_secs_f64(), now_backed));
+        }
+        until_question -= 1;
+        if until_question > 0 {
+            continue;
+        }
+        until_question = LOOKS_PER_QUESTION;
+        check_stop(stop)?;
+        let now_owned = owned()?;
+        // The sum: virtio-balloon is not asked which tier it takes memory from.
+        let is_there = now_owned.is_some_and(|o| o.sum() <= target.sum() + NEAR_BYTES);
+        if changed.elapsed() >= if is_there { STILL } else { STUCK } {
+            break now_owned;
+        }
+    };
+    looks.push((asked.elapsed().as_secs_f64(), backed()?));
+    let sum = |tiers: Option<Tiers>| tiers.map_or(0, Tiers::sum);
+    let (returned_bytes, took_s) = course(&looks);
+    Ok(Sizing {
+        inflated_bytes: sum(owned_before).saturating_sub(sum(owned_after)),
+        returned_bytes,
+        took_s,
+    })
+}
+
+/// From looks at the backed bytes over time: how many came back, and when nearly all had.
+fn course(looks: &[(f64, u64)]) -> (u64, f64) {
+    let (Some(&(_, first)), Some(&(_, last))) = (looks.first(), looks.last()) else {
+        return (0, 0.0);
+    };
+    let returned = first.saturating_sub(last);
+    let enough = (returned as f64 * NEARLY_ALL) as u64;
+    let reached = looks
+        .iter()
+        .find(|(_, backed)| first.saturating_sub(*backed) >= enough);
+    (returned, reached.map_or(0.0, |&(t_s, _)| t_s))
+}
+
+fn is_near(owned: Option<Tiers>, target: Tiers) -> bool {
+    owned.is_some_and(|owned| owned.sum().abs_diff(target.sum()) <= 2 * NEAR_BYTES)
+}
+
+fn check_stop(stop: &AtomicBool) -> Result<(), Error> {
+    if stop.load(Ordering::Relaxed) {
+        Err(Error::Interrupted)
+    } else {
+        Ok(())
+    }
+}
+
+fn unsettled(view: &HostView) -> Error {
+    let late = view.vms.iter().find(|vm| !is_near(vm.owned, vm.target));
+    let what = late.map_or("did not settle".into(), |vm| {
+        let problem = vm.problem.as_deref().unwrap_or("no reason given");
+        format!(
+            "did not bring VM {} to its size within {} s ({}): {problem}",
+            vm.name,
+            SETTLE_LIMIT.as_secs(),
+            vm.state
+        )
+    });
+    Error::Controller(what)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_clock_stops_when_nearly_all_is_back() {
+        let looks = [(0.0, 1000), (0.5, 600), (1.0, 102), (1.5, 101), (20.0, 100)];
+        assert_eq!(course(&looks), (900, 1.0));
+        assert_eq!(course(&[(0.0, 100), (9.0, 100)]), (0, 0.0));
+        assert_eq!(course(&[]), (0, 0.0));
+    }
+
+    proptest! {
+        /// The time lies within the looks, and what is returned is what the files lost.
+        #[test]
+        fn times_lie_within_the_looks(backed in proptest::collection::vec(0u64..1 << 40, 1..50)) {
+            let looks: Vec<_> = backed.iter().enumerate().map(|(t, b)| (t as f64, *b)).collect();
+            let (returned, took_s) = course(&looks);
+            prop_assert_eq!(returned, backed[0].saturating_sub(*backed.last().unwrap()));
+            prop_assert!((0.0..backed.len() as f64).contains(&took_s));
+        }
+    }
+}

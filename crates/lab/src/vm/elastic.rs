@@ -1,0 +1,274 @@
+//! What a VM has beside its nodes so that its memory can be changed from outside.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use demeter_scenario::{Machine, Provisioner, Tier};
+
+use super::memory::NodeSizes;
+use crate::error::Error;
+
+/// Alignment of memory devices and of their addresses, MiB: the kernel adds memory in blocks of
+/// this size. PLUG_ALIGN in plugin/memory_model.h.
+const PLUG_ALIGN_MIB: u64 = 128;
+
+/// Memory that each node of a VM with memory devices is booted with beside the kernel's own, so
+/// that there is room for what describes the pages to come, MiB.
+const BOOT_MIB: [u64; 2] = [64, 32];
+
+/// How long QEMU may take for an answer.
+const QMP_LIMIT: Duration = Duration::from_secs(5);
+
+/// Most that is read of its answers, bytes.
+const QMP_BYTES_MAX: u64 = 1 << 20;
+
+/// With less RAM than this no RAM lies above 4 GiB (-machine pc), MiB.
+const RAM_LOW_MAX_MIB: u64 = 3584;
+
+/// A VM whose memory can be changed from outside.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Elastic {
+    /// By what.
+    pub provisioner: Provisioner,
+    /// The nodes as it is booted.
+    pub boot: NodeSizes,
+    /// Size of the memory device in each node; 0 for none.
+    pub plug_mib: u64,
+    /// What it is to own: as much as a VM that is booted with the machine's memory.
+    pub target: NodeSizes,
+}
+
+impl Elastic {
+    /// A VM in which each node holds the machine's whole memory, that of both tiers together.
+    pub fn new(provisioner: Provisioner, machine: &Machine, initramfs_mib: u64) -> Self {
+        let target = NodeSizes::of(machine, initramfs_mib);
+        let whole_mib = machine.fast.usable_mib + machine.slow.usable_mib;
+        let full = NodeSizes::of(&machine_of(machine, [whole_mib; 2]), initramfs_mib);
+        if provisioner != Provisioner::VirtioMem {
+            return Self {
+                provisioner,
+                boot: full,
+                plug_mib: 0,
+                target,
+            };
+        }
+        // Page descriptors: 64 bytes for each page of 4 KiB.
+        let described_mib = whole_mib.div_ceil(64);
+        let boot = NodeSizes::of(
+            &machine_of(machine, BOOT_MIB.map(|mib| mib + described_mib)),
+            initramfs_mib,
+        );
+        let rest_mib = (full.fast_mib.saturating_sub(boot.fast_mib))
+            .max(full.slow_mib.saturating_sub(boot.slow_mib));
+        Self {
+            provisioner,
+            boot,
+            plug_mib: rest_mib.max(1).next_multiple_of(PLUG_ALIGN_MIB),
+            target,
+        }
+    }
+
+    /// Everything that the VM's nodes may hold.
+    pub fn full(&self) -> NodeSizes {
+        NodeSizes {
+            fast_mib: self.boot.fast_mib + self.plug_mib,
+            slow_mib: self.boot.slow_mib + self.plug_mib,
+        }
+    }
+
+    /// Address space for memory devices, MiB: the gap before them (see plugin/memory_model.h) and
+    /// the devices.
+    pub fn device_space_mib(&self) -> u64 {
+        match self.plug_mib {
+            0 => 0,
+            mib => self.gap_mib() + 2 * mib,
+        }
+    }
+
+    fn gap_mib(&self) -> u64 {
+        self.boot.fast_mib.next_multiple_of(PLUG_ALIGN_MIB)
+    }
+
+    /// The devices, as names and values of QEMU's options. Memory backends must follow those of
+    /// the nodes. With `prealloc` what is plugged in is backed at once.
+    pub fn options(&self, folder: &Path, prealloc: bool) -> Vec<(&'static str, String)> {
+        let socket = |path: PathBuf| format!("{},server=on,wait=off", super::qemu::quoted(&path));
+        let mut options = vec![
+            ("-qmp", format!("unix:{}", socket(qmp_socket(folder)))),
+            // A second one for ourselves: a QMP socket serves one at a time.
+            ("-qmp", format!("unix:{}", socket(own_qmp_socket(folder)))),
+            (
+                "-chardev",
+                format!("socket,id=agent,path={}", socket(agent_socket(folder))),
+            ),
+            (
+                "-device",
+                "virtserialport,chardev=agent,name=org.demeter.0".into(),
+            ),
+        ];
+        match self.provisioner {
+            Provisioner::Static | Provisioner::DemeterBalloon => {}
+            Provisioner::VirtioBalloon => {
+                options.push(("-device", "virtio-balloon-pci,id=balloon0".into()));
+            }
+            Provisioner::VirtioMem => {
+                let ram_mib = self.boot.fast_mib + self.boot.slow_mib;
+                // Node by node: the first device's backend before the second's.
+                for node in 0..2 {
+                    let mib = self.plug_mib;
+                    options.push((
+                        "-object",
+                        format!("memory-backend-memfd,id=plug{node},size={mib}M,share=on"),
+                    ));
+                    let high_mib = if ram_mib < RAM_LOW_MAX_MIB {
+                        0
+                    } else {
+                        ram_mib - 3072
+                    };
+                    let at_mib =
+                        4096 + high_mib.next_multiple_of(1024) + self.gap_mib() + node * mib;
+                    options.push((
+                        "-device",
+                        format!(
+                            "virtio-mem-pci,id=vmem{node},memdev=plug{node},node={node},\
+                             memaddr={:#x},requested-size={mib}M,prealloc={}",
+                            at_mib << 20,
+                            if prealloc { "on" } else { "off" }
+                        ),
+                    ));
+                }
+            }
+        }
+        options
+    }
+}
+
+/// A kernel module that has to be loaded in the VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Module {
+    /// Our own balloon.
+    Balloon,
+    /// One that the kernel's package holds.
+    Stock(&'static str),
+}
+
+/// The module that the provisioner needs.
+pub fn module(provisioner: Provisioner) -> Option<Module> {
+    match provisioner {
+        Provisioner::Static => None,
+        Provisioner::VirtioBalloon => Some(Module::Stock("virtio_balloon")),
+        Provisioner::VirtioMem => Some(Module::Stock("virtio_mem")),
+        Provisioner::DemeterBalloon => Some(Module::Balloon),
+    }
+}
+
+/// The VM's control socket.
+pub fn qmp_socket(folder: &Path) -> PathBuf {
+    folder.join("qmp.sock")
+}
+
+fn own_qmp_socket(folder: &Path) -> PathBuf {
+    folder.join("lab-qmp.sock")
+}
+
+/// Resets the VM in `folder`, as its reset button would.
+pub fn reset(folder: &Path) -> Result<(), Error> {
+    let path = own_qmp_socket(folder);
+    let ask = || -> io::Result<()> {
+        let mut stream = UnixStream::connect(&path)?;
+        stream.set_read_timeout(Some(QMP_LIMIT))?;
+        stream.write_all(b"{\"execute\":\"qmp_capabilities\"}{\"execute\":\"system_reset\"}")?;
+        let mut answers = BufReader::new(stream.take(QMP_BYTES_MAX)).lines();
+        // Both commands are answered; the greeting comes before, and events in between.
+        let mut returns = answers
+            .by_ref()
+            .map_while(Result::ok)
+            .filter(|l| l.contains("\"return\""));
+        match (returns.next(), returns.next()) {
+            (Some(_), Some(_)) => Ok(()),
+            _ => Err(io::Error::other("QEMU did not answer")),
+        }
+    };
+    ask().map_err(Error::io("reset the VM through", &path))
+}
+
+/// The socket of the VM's agent.
+pub fn agent_socket(folder: &Path) -> PathBuf {
+    folder.join("agent.sock")
+}
+
+fn machine_of(machine: &Machine, usable_mib: [u64; 2]) -> Machine {
+    let tier = |tier: &Tier, usable_mib| Tier {
+        usable_mib,
+        ..tier.clone()
+    };
+    Machine {
+        fast: tier(&machine.fast, usable_mib[0]),
+        slow: tier(&machine.slow, usable_mib[1]),
+        ..machine.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use demeter_scenario::Thp;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn machine(fast_mib: u64, slow_mib: u64) -> Machine {
+        let tier = |usable_mib| Tier {
+            usable_mib,
+            latency_ns: 1,
+            bandwidth_gbps: 1,
+        };
+        Machine {
+            vcpus: 1,
+            thp: Thp::Always,
+            fast: tier(fast_mib),
+            slow: tier(slow_mib),
+        }
+    }
+
+    proptest! {
+        /// Whatever gives the VM its memory, each node can hold the machine's whole memory and
+        /// the target, and is booted with no more than the target where memory is plugged in.
+        #[test]
+        fn each_node_can_hold_all(fast in 100u64..1 << 20, slow in 100u64..1 << 20) {
+            for provisioner in [Provisioner::DemeterBalloon, Provisioner::VirtioMem] {
+                let elastic = Elastic::new(provisioner, &machine(fast, slow), 30);
+                let full = elastic.full();
+                prop_assert!(full.fast_mib.min(full.slow_mib) >= fast + slow);
+                prop_assert!(elastic.target.fast_mib <= full.fast_mib);
+                prop_assert!(elastic.target.slow_mib <= full.slow_mib);
+                prop_assert_eq!(elastic.plug_mib % PLUG_ALIGN_MIB, 0);
+                prop_assert_eq!(elastic.plug_mib == 0, provisioner != Provisioner::VirtioMem);
+            }
+        }
+    }
+
+    #[test]
+    fn memory_devices_lie_where_the_plugin_expects_them() {
+        let elastic = Elastic {
+            provisioner: Provisioner::VirtioMem,
+            boot: NodeSizes {
+                fast_mib: 300,
+                slow_mib: 1000,
+            },
+            plug_mib: 256,
+            target: NodeSizes::default(),
+        };
+        // The same figures as in plugin/plugin_test.c: 4 GiB + 384 and + 640 MiB.
+        let options = elastic.options(Path::new("/vm"), false);
+        let devices: Vec<&String> = options
+            .iter()
+            .map(|(_, value)| value)
+            .filter(|value| value.starts_with("virtio-mem-pci"))
+            .collect();
+        assert!(devices[0].contains("node=0,memaddr=0x118000000,requested-size=256M"));
+        assert!(devices[1].contains("node=1,memaddr=0x128000000,requested-size=256M"));
+        assert_eq!(elastic.device_space_mib(), 384 + 2 * 256);
+    }
+}

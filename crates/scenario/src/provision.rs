@@ -1,0 +1,167 @@
+//! Who gives the VMs their memory, and how much of it, while they run.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Phase;
+
+/// How memory is provisioned. `machine` then says what each VM is to own; it is booted with the
+/// sum of both tiers in each node and sized from outside before the workload starts.
+///
+/// There is one run for each pair of a provisioner and a policy.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Provision {
+    /// Mechanisms to compare.
+    pub provisioners: Vec<Provisioner>,
+    /// What decides how much each VM gets.
+    #[serde(default = "only_static")]
+    pub policies: Vec<Policy>,
+    /// Resizing while the workload runs.
+    #[serde(default)]
+    pub swing: Option<Swing>,
+    /// Fast memory that a policy leaves to every VM, MiB.
+    #[serde(default = "default_guarantee_mib")]
+    pub fast_guarantee_mib: u64,
+    /// Crashes to survive, instead of a timed phase.
+    #[serde(default)]
+    pub crashes: Option<Crashes>,
+    /// VMs that run side by side; empty for a single one that runs the scenario's workload.
+    #[serde(default)]
+    pub vms: Vec<Vm>,
+}
+
+fn only_static() -> Vec<Policy> {
+    vec![Policy::Static]
+}
+
+fn default_guarantee_mib() -> u64 {
+    16
+}
+
+/// A mechanism that changes how much memory a VM owns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Provisioner {
+    /// None: the VM is booted with what it is to own.
+    Static,
+    /// The standard balloon, which knows no tiers.
+    VirtioBalloon,
+    /// A virtio-mem device for each node.
+    VirtioMem,
+    /// Demeter's balloon, one for each node.
+    DemeterBalloon,
+}
+
+impl Provisioner {
+    /// The name as a scenario file spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Static => "static",
+            Self::VirtioBalloon => "virtio-balloon",
+            Self::VirtioMem => "virtio-mem",
+            Self::DemeterBalloon => "demeter-balloon",
+        }
+    }
+
+    /// Whether it can give and take memory of one tier.
+    pub fn knows_tiers(self) -> bool {
+        matches!(self, Self::VirtioMem | Self::DemeterBalloon)
+    }
+}
+
+/// How the pools are divided between VMs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Policy {
+    /// Everyone keeps what `machine` says.
+    Static,
+    /// In proportion to the VMs' shares.
+    Shares,
+    /// In proportion to the VMs' working sets.
+    Wss,
+}
+
+impl Policy {
+    /// The name as a scenario file spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Static => "static",
+            Self::Shares => "shares",
+            Self::Wss => "wss",
+        }
+    }
+}
+
+/// Fast memory that comes and goes during the timed phase: at `from_s` it grows by `fast_mib`,
+/// `every_s` later it shrinks back, and so on to the end. It ends as it began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Swing {
+    /// How much, MiB.
+    pub fast_mib: u64,
+    /// The first growth, seconds into the timed phase.
+    pub from_s: u64,
+    /// Seconds from each change to the next.
+    pub every_s: u64,
+}
+
+/// A VM that runs the workload again and again, each time for `duration_s`, while its sizes
+/// change and, at random points, its agent, its host controller or itself is killed, or it is
+/// reset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Crashes {
+    /// How many crashes, one after the other.
+    pub cycles: u32,
+    /// Seconds until all has to be as it should be again.
+    pub recovery_s: u64,
+}
+
+/// One of several VMs. It runs the scenario's gups with a hot set of its own.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Vm {
+    /// Short name, also in results.
+    pub name: String,
+    /// Its share of the pools under the policy `shares`.
+    #[serde(default = "one_share")]
+    pub share: u32,
+    /// Size of its hot set, MiB.
+    pub hot_mib: u64,
+    /// How its hot set changes.
+    #[serde(default)]
+    pub phases: Vec<Phase>,
+}
+
+fn one_share() -> u32 {
+    1
+}
+
+/// One run of a scenario with [`Provision`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Variant {
+    /// The mechanism.
+    pub provisioner: Provisioner,
+    /// What decides.
+    pub policy: Policy,
+}
+
+impl Provision {
+    /// All runs, with their names in results: those of the mechanisms where several are compared,
+    /// else those of the policies.
+    pub fn variants(&self) -> Vec<(String, Variant)> {
+        let pairs = self.provisioners.iter().flat_map(|&provisioner| {
+            let policies = self.policies.iter();
+            policies.map(move |&policy| Variant {
+                provisioner,
+                policy,
+            })
+        });
+        let name = |variant: &Variant| match (self.provisioners.len(), self.policies.len()) {
+            (_, 1) => variant.provisioner.name().to_owned(),
+            (1, _) => variant.policy.name().to_owned(),
+            _ => format!("{} {}", variant.provisioner.name(), variant.policy.name()),
+        };
+        pairs.map(|variant| (name(&variant), variant)).collect()
+    }
+}
