@@ -88,7 +88,8 @@ pub struct VmConfig {
     /// Its weight under the policy "shares".
     #[serde(default = "default_share")]
     pub share: u32,
-    /// What its kernel may take back by itself when it runs out of memory, MiB. Counts as its own.
+    /// What its kernel may take back by itself when it runs out of memory, MiB. Counts as its own
+    /// slow memory, and as guaranteed.
     #[serde(default = "default_oom_mib")]
     pub oom_mib: u64,
     /// Fast memory.
@@ -258,9 +259,13 @@ impl VmConfig {
         TierBytes::from_fn(|tier| mib(self.tier(tier).size_mib))
     }
 
-    /// What it never has less of.
+    /// What it never has less of. What its kernel may take back by itself is part of that.
     pub fn guarantees(&self) -> TierBytes {
-        TierBytes::from_fn(|tier| mib(self.tier(tier).guarantee_mib))
+        let configured = |tier| mib(self.tier(tier).guarantee_mib);
+        TierBytes {
+            fast: configured(Tier::Fast),
+            slow: configured(Tier::Slow).max(self.oom()),
+        }
     }
 
     /// What it never has more of, where the configuration says so.
@@ -268,7 +273,7 @@ impl VmConfig {
         PerTier::from_fn(|tier| self.tier(tier).limit_mib.map(mib))
     }
 
-    /// What its kernel may take back by itself.
+    /// What its kernel may take back by itself, of slow memory.
     pub fn oom(&self) -> ByteCount {
         match self.provisioner {
             ProvisionerKind::DemeterBalloon => mib(self.oom_mib),
@@ -321,13 +326,14 @@ impl VmConfig {
             }
             let limit_mib = config.limit_mib.unwrap_or(MIB_MAX);
             within(&format!("{key}.limit_mib"), limit_mib)?;
-            if !(config.guarantee_mib..=limit_mib).contains(&config.size_mib) {
+            let least_mib = self.guarantees().get(tier).0 / MIB;
+            if !(least_mib..=limit_mib).contains(&config.size_mib) {
                 return Err(wrong(
                     format!(
-                        "{key}.size_mib = {} is not between guarantee_mib = {} and limit_mib = {limit_mib}",
-                        config.size_mib, config.guarantee_mib
+                        "{key}.size_mib = {} is not between its guarantee of {least_mib} and its limit of {limit_mib}",
+                        config.size_mib
                     ),
-                    "change one of them",
+                    "change one of them; oom_mib is part of the guarantee of slow memory",
                 ));
             }
         }
@@ -413,6 +419,11 @@ mod tests {
             ),
             ("pool =", "pol =", "unknown field `pol`"),
             ("agent = \"/run/a.agent\"", "", "no agent socket"),
+            (
+                "agent = \"/run/a.agent\"",
+                "agent = \"/run/a.agent\"\noom_mib = 1601",
+                "guarantee of 1601",
+            ),
             ("/run/b.qmp", "/run/a.agent", "/run/a.agent is used twice"),
             ("node = 2", "node = 0", "both tiers are node 0"),
             ("\"m0\"", "\"m1\"", "both tiers have the same memdev"),
@@ -426,6 +437,11 @@ mod tests {
                 "guarantee_mib = 100",
                 "guarantee_mib = 1601",
                 "vm.a.slow.size_mib = 1600",
+            ),
+            (
+                "slow_mib = 4000",
+                "slow_mib = 4000, x = 1",
+                "unknown field `x`",
             ),
             (
                 "limit_mib = 2000",

@@ -12,7 +12,7 @@ use std::time::Duration;
 use demeter_policy::{ByteCount, PerTier};
 use demeter_proto::{BootId, RequestId, Stats};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::VmName;
 use crate::agent::{Agent, Peer};
@@ -32,6 +32,13 @@ const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// How long a QEMU whose connection has ended may take to end itself.
 const LAST_BREATH: Duration = Duration::from_secs(2);
+
+/// How long a guest's agent may take to introduce itself before it is missed: it does so every
+/// second.
+const FIRST_WORD: Duration = Duration::from_secs(2);
+
+const NO_AGENT: &str = "the guest's agent is not there yet; run demeter guest in the VM, which \
+                        needs a virtserialport named org.demeter.0";
 
 /// What a VM's task tells.
 #[derive(Debug)]
@@ -131,9 +138,19 @@ impl Watch {
 }
 
 impl Guest {
-    /// Whether the VM counts as not here for want of its agent.
-    fn is_missed(&self) -> bool {
-        self.needed && self.peer.borrow().is_none()
+    /// Waits for the agent if it is needed, no longer than `limit`; says whether the VM can be
+    /// spoken to.
+    async fn arrives_within(&mut self, limit: Duration) -> bool {
+        if !self.needed {
+            return true;
+        }
+        match timeout(limit, self.peer.wait_for(Option::is_some)).await {
+            Ok(Ok(peer)) => {
+                self.boot = peer.as_ref().map(|peer| peer.boot_id);
+                true
+            }
+            Ok(Err(_)) | Err(_) => false,
+        }
     }
 
     async fn next(&mut self) -> News {
@@ -253,18 +270,19 @@ impl VmTask {
         &mut self,
         mut provisioner: impl Provisioner,
         events: Events,
-        guest: Option<Guest>,
+        mut guest: Option<Guest>,
     ) -> Result<(), End> {
         tracing::info!("VM {}: managed by {}", self.name, provisioner.name());
-        let news = match guest.as_ref().is_some_and(Guest::is_missed) {
-            false => News::Report(Report::Here),
-            true => News::Trouble(
-                "the guest's agent is not there yet; run demeter guest in the VM, which needs a \
-                 virtserialport named org.demeter.0"
-                    .into(),
-            ),
+        let here = match guest.as_mut() {
+            Some(guest) => guest.arrives_within(FIRST_WORD).await,
+            None => true,
         };
-        self.tell(news).await?;
+        self.tell(if here {
+            News::Report(Report::Here)
+        } else {
+            News::Trouble(NO_AGENT.into())
+        })
+        .await?;
         let mut watch = Watch { events, guest };
         loop {
             let command = tokio::select! {

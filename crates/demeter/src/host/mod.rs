@@ -11,7 +11,6 @@ use client::Client;
 use demeter_host::api::{PolicyName, Tiers};
 use demeter_host::config::Config;
 use demeter_host::view::{EventView, HostView, TierView, VmView};
-use demeter_policy::MIB;
 
 use crate::output;
 
@@ -150,14 +149,13 @@ fn set(args: SetArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Whether a VM owns what it was told to.
+/// Whether a VM owns what it is to own of the tiers that were set.
 fn has(vm: &VmView, tiers: &Tiers) -> bool {
-    let owned = |of: fn(TierView) -> u64| vm.owned.map(of);
-    let reached = |mib: Option<u64>, owned: Option<u64>| {
-        mib.is_none_or(|mib| owned == Some(mib.saturating_mul(MIB)))
+    let reached = |wanted: Option<u64>, of: fn(TierView) -> u64| {
+        wanted.is_none() || vm.owned.map(of) == Some(of(vm.target))
     };
-    reached(tiers.fast_mib, owned(|tiers| tiers.fast_bytes))
-        && reached(tiers.slow_mib, owned(|tiers| tiers.slow_bytes))
+    reached(tiers.fast_mib, |tiers| tiers.fast_bytes)
+        && reached(tiers.slow_mib, |tiers| tiers.slow_bytes)
 }
 
 fn watch(client: &Client) -> anyhow::Result<()> {
@@ -169,5 +167,30 @@ fn watch(client: &Client) -> anyhow::Result<()> {
             output::print(status::event_line(event) + "\n")?;
         }
         std::thread::sleep(WATCH_EVERY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_tiers_that_were_set_are_waited_for() {
+        let tiers = |fast_bytes, slow_bytes| TierView {
+            fast_bytes,
+            slow_bytes,
+        };
+        let vm = VmView {
+            // Slow memory is less than was set: the guest's kernel may take the rest by itself.
+            target: tiers(8, 3),
+            owned: Some(tiers(7, 3)),
+            ..VmView::default()
+        };
+        let wish = |fast_mib, slow_mib| Tiers { fast_mib, slow_mib };
+        assert!(has(&vm, &wish(None, Some(4))));
+        assert!(!has(&vm, &wish(Some(8), None)));
+        assert!(!has(&vm, &wish(Some(8), Some(4))));
+        let unknown = VmView { owned: None, ..vm };
+        assert!(!has(&unknown, &wish(None, Some(4))));
     }
 }

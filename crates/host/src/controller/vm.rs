@@ -2,8 +2,7 @@
 
 use demeter_policy::{ByteCount, PerTier, Tier, TierBytes};
 
-use super::{GRACE, Millis, Order, PATIENCE, Refusal, Report, Ticket, What};
-use crate::VmName;
+use super::{GRACE, Limits, Millis, Order, PATIENCE, Report, Ticket, What};
 use crate::store::Account;
 
 /// The first pause after a failure; it doubles with every further one.
@@ -11,64 +10,6 @@ const PAUSE_MS: u64 = 250;
 
 /// The longest pause.
 const PAUSE_MS_MAX: u64 = 32_000;
-
-/// What a VM may be given.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// The least.
-    pub guarantee: TierBytes,
-    /// The most.
-    pub limit: TierBytes,
-    /// What its driver may give back to the guest by itself when that runs out of memory. Slow
-    /// memory; part of what the VM is wished to have. At most its guarantee of slow memory.
-    pub oom: ByteCount,
-}
-
-impl Limits {
-    /// Whether a wish keeps within.
-    pub(super) fn check(&self, vm: &VmName, wish: TierBytes) -> Result<(), Refusal> {
-        for tier in Tier::ALL {
-            let (wished, least, most) = (
-                *wish.get(tier),
-                *self.guarantee.get(tier),
-                *self.limit.get(tier),
-            );
-            if wished < least {
-                return Err(Refusal::UnderGuarantee {
-                    vm: vm.clone(),
-                    tier,
-                    wished,
-                    guarantee: least,
-                });
-            }
-            if wished > most {
-                return Err(Refusal::OverLimit {
-                    vm: vm.clone(),
-                    tier,
-                    wished,
-                    limit: most,
-                });
-            }
-        }
-        Ok(())
-    }
-
-    /// The nearest wish that keeps within.
-    pub(super) fn clamp(&self, wish: TierBytes) -> TierBytes {
-        PerTier::from_fn(|tier| {
-            (*wish.get(tier))
-                .min(*self.limit.get(tier))
-                .max(*self.guarantee.get(tier))
-        })
-    }
-
-    fn oom_of(&self, tier: Tier) -> u64 {
-        match tier {
-            Tier::Fast => 0,
-            Tier::Slow => self.oom.0,
-        }
-    }
-}
 
 /// How a VM stands.
 #[derive(Debug, Clone, PartialEq, Eq)]

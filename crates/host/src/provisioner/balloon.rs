@@ -26,24 +26,24 @@
 //! - What is owned is the size of the tier's memory less what was checked and punched.
 //! - The guest may own at most the target and its allowance, until it is told another target.
 
-use demeter_policy::{ByteCount, NodeId, PAGE_SIZE, PerTier, PhysRange, Tier, TierBytes};
-use demeter_proto::{BootId, GpaRange, Message, Outcome, Resize, SessionId};
+mod ask;
+
+use demeter_policy::{ByteCount, NodeId, PerTier, Tier, TierBytes};
+use demeter_proto::{BootId, Message, SessionId};
 use tokio::time::{Duration, Instant, timeout_at};
 
 use super::held::HeldSet;
 use super::{Progress, ProvisionError, Provisioner};
-use crate::agent::{Agent, Away};
-use crate::backing::{Backing, Extent};
+use crate::agent::{Agent, Away, Peer};
+use crate::backing::Backing;
+use ask::away;
 
 /// The most that is asked for at once, so that an answer comes in time.
 const ASK_MAX: ByteCount = ByteCount(256 << 20);
 
-/// No new question is asked when less than this is left until the deadline: a guest may take one
-/// and a half seconds to find memory that it can do without.
+/// No further question is asked when less than this is left until the deadline: a guest may take
+/// one and a half seconds to find memory that it can do without.
 const MARGIN: Duration = Duration::from_millis(1800);
-
-/// Punches between two pings.
-const PUNCHES_PER_PING: usize = 512;
 
 /// A VM whose guest has the balloon driver and an agent.
 #[derive(Debug)]
@@ -55,6 +55,8 @@ pub struct Balloon<B> {
     view: Option<View>,
     /// What the guest may come to own of slow memory by itself.
     ceiling: Option<ByteCount>,
+    /// What the punches of the current call gave back to the host.
+    returned: ByteCount,
 }
 
 /// What is known to be held, as long as nothing has disturbed it.
@@ -78,6 +80,7 @@ impl<B: Backing> Balloon<B> {
             oom,
             view: None,
             ceiling: None,
+            returned: ByteCount(0),
         }
     }
 
@@ -89,45 +92,49 @@ impl<B: Backing> Balloon<B> {
 
     /// The view, asked anew if anything has disturbed it.
     async fn view(&mut self) -> Result<View, ProvisionError> {
-        let peer = self.agent.peer().borrow().clone();
-        let peer = peer.ok_or_else(away)?;
-        if let Some(node) = Tier::ALL
-            .map(|tier| *self.nodes.get(tier))
-            .into_iter()
-            .find(|&node| !peer.has(node))
-        {
-            return Err(ProvisionError::Refused(format!(
-                "the guest has no node {node}"
-            )));
-        }
         let oom_returned = self.oom_returned();
-        let current = |view: &View| {
-            (view.boot_id, view.session, view.oom_returned)
-                == (peer.boot_id, peer.session, oom_returned)
+        let current = |view: &View, peer: &Peer| {
+            (view.session, view.oom_returned) == (peer.session, oom_returned)
         };
-        if let Some(view) = self.view.take_if(|view| current(view)) {
-            return Ok(view);
+        let peer = self.peer()?;
+        match self.view.take_if(|view| current(view, &peer)) {
+            Some(view) => Ok(view),
+            None => self.view_anew().await,
         }
-        let mut view = match self.view.take().filter(|view| view.boot_id == peer.boot_id) {
-            Some(view) => View {
-                session: peer.session,
-                oom_returned,
-                ..view
-            },
-            None => {
-                self.ceiling = None;
-                View {
-                    boot_id: peer.boot_id,
-                    session: peer.session,
-                    held: PerTier::default(),
-                    oom_returned,
-                }
-            }
+    }
+
+    /// The view as the guest tells it now.
+    async fn view_anew(&mut self) -> Result<View, ProvisionError> {
+        let peer = self.peer()?;
+        let before = self.view.take();
+        let held = before.filter(|view| view.boot_id == peer.boot_id);
+        if held.is_none() {
+            self.ceiling = None;
+        }
+        let mut view = View {
+            boot_id: peer.boot_id,
+            session: peer.session,
+            held: held.map_or_else(PerTier::default, |view| view.held),
+            oom_returned: self.oom_returned(),
         };
         for tier in Tier::ALL {
             self.list(&mut view, tier).await?;
         }
         Ok(view)
+    }
+
+    /// Who is there, if it has the nodes.
+    fn peer(&self) -> Result<Peer, ProvisionError> {
+        let peer = self.agent.peer().borrow().clone();
+        let peer = peer.ok_or_else(away)?;
+        for tier in Tier::ALL {
+            let node = *self.nodes.get(tier);
+            if !peer.has(node) {
+                let reason = format!("the guest has no node {node}");
+                return Err(ProvisionError::Refused(reason));
+            }
+        }
+        Ok(peer)
     }
 
     fn oom_returned(&self) -> ByteCount {
@@ -136,146 +143,6 @@ impl<B: Backing> Balloon<B> {
         stats
             .as_ref()
             .map_or(ByteCount(0), |stats| stats.oom_returned)
-    }
-
-    /// Asks what is held, and makes the view so.
-    async fn list(&mut self, view: &mut View, tier: Tier) -> Result<(), ProvisionError> {
-        let node = *self.nodes.get(tier);
-        self.allow_nothing().await?;
-        let question = |request| Message::List { request, node };
-        let mut answers = self.agent.ask(question).await.map_err(|Away| away())?;
-        let mut named = HeldSet::default();
-        loop {
-            match answers.next().await.map_err(|Away| away())? {
-                Message::Held(part) if part.node == node => {
-                    self.take_named(tier, &part.ranges, &HeldSet::default(), &mut named)?;
-                }
-                Message::Done(done) if done.node == node => {
-                    fulfilled(done.outcome, done.reason)?;
-                    break;
-                }
-                _ => return Err(hostile("it answers what it was not asked")),
-            }
-        }
-        self.punch(view.session, tier, &named.runs_not_in(view.held.get(tier)))
-            .await?;
-        *view.held.get_mut(tier) = named;
-        Ok(())
-    }
-
-    /// Asks the guest to hold `bytes` more. Answers why it holds less more, if it does.
-    async fn inflate(
-        &mut self,
-        view: &mut View,
-        tier: Tier,
-        bytes: ByteCount,
-    ) -> Result<Option<String>, ProvisionError> {
-        let node = *self.nodes.get(tier);
-        self.allow_nothing().await?;
-        let question = |request| {
-            Message::Inflate(Resize {
-                request,
-                node,
-                bytes,
-            })
-        };
-        let mut answers = self.agent.ask(question).await.map_err(|Away| away())?;
-        let mut named = HeldSet::default();
-        let reason = loop {
-            match answers.next().await.map_err(|Away| away())? {
-                Message::Inflated(part) if part.node == node => {
-                    self.take_named(tier, &part.ranges, view.held.get(tier), &mut named)?;
-                    if named.total() > bytes {
-                        return Err(hostile("it holds more than it was asked to"));
-                    }
-                }
-                Message::Done(done) if done.node == node => {
-                    break fulfilled(done.outcome, done.reason)?;
-                }
-                _ => return Err(hostile("it answers what it was not asked")),
-            }
-        };
-        self.punch(view.session, tier, &named.runs_not_in(&HeldSet::default()))
-            .await?;
-        view.held.get_mut(tier).absorb(&named);
-        Ok(reason)
-    }
-
-    /// Asks the guest to take `bytes` back, and then what it still holds.
-    async fn deflate(
-        &mut self,
-        view: &mut View,
-        tier: Tier,
-        bytes: ByteCount,
-    ) -> Result<Option<String>, ProvisionError> {
-        let node = *self.nodes.get(tier);
-        self.allow_nothing().await?;
-        let question = |request| {
-            Message::Deflate(Resize {
-                request,
-                node,
-                bytes,
-            })
-        };
-        let mut answers = self.agent.ask(question).await.map_err(|Away| away())?;
-        let reason = match answers.next().await.map_err(|Away| away())? {
-            Message::Done(done) if done.node == node => fulfilled(done.outcome, done.reason)?,
-            _ => return Err(hostile("it answers what it was not asked")),
-        };
-        self.list(view, tier).await?;
-        Ok(reason)
-    }
-
-    /// Checks ranges that the guest says it holds, and notes their pages in `named`. None of them
-    /// may be in `held`, or be named twice.
-    fn take_named(
-        &self,
-        tier: Tier,
-        ranges: &[GpaRange],
-        held: &HeldSet,
-        named: &mut HeldSet,
-    ) -> Result<(), ProvisionError> {
-        for range in ranges {
-            let aligned = (range.start.0 | range.bytes.0).is_multiple_of(PAGE_SIZE);
-            let range = PhysRange::new(range.start, range.bytes)
-                .filter(|_| aligned)
-                .ok_or_else(|| {
-                    let (start, bytes) = (range.start, range.bytes.0);
-                    hostile(&format!(
-                        "{start} and {bytes:#x} bytes is no range of whole pages"
-                    ))
-                })?;
-            let extent = self.backing.resolve(tier, range);
-            let extent = extent.map_err(|error| hostile(&error.to_string()))?;
-            if held.overlaps(extent.offset, extent.len) || !named.insert(extent.offset, extent.len)
-            {
-                return Err(hostile(&format!("it names {range} twice")));
-            }
-        }
-        Ok(())
-    }
-
-    /// Gives pages back to the host that the guest holds, as long as it is in this session.
-    async fn punch(
-        &mut self,
-        session: SessionId,
-        tier: Tier,
-        runs: &[(u64, ByteCount)],
-    ) -> Result<(), ProvisionError> {
-        for batch in runs.chunks(PUNCHES_PER_PING) {
-            self.agent.confirm(session).await.map_err(|Away| away())?;
-            for &(offset, len) in batch {
-                let extent = Extent { tier, offset, len };
-                let punched = self.backing.punch(extent);
-                punched.map_err(|source| ProvisionError::Backing { tier, source })?;
-            }
-        }
-        Ok(())
-    }
-
-    async fn allow_nothing(&mut self) -> Result<(), ProvisionError> {
-        let nothing = Message::Allow { oom: ByteCount(0) };
-        self.agent.tell(nothing).await.map_err(|Away| away())
     }
 
     /// Lets the driver give back by itself what the guest may own beyond what it owns. Comes after
@@ -299,46 +166,39 @@ impl<B: Backing> Balloon<B> {
         target: ByteCount,
         deadline: Instant,
     ) -> Result<Progress, ProvisionError> {
-        let before = self.backed(tier)?;
+        self.returned = ByteCount(0);
         let mut view = self.view().await?;
         let reason = loop {
-            let owned = self.owned(&view, tier);
-            if owned == target {
-                break None;
-            }
-            if Instant::now() + MARGIN > deadline {
-                break Some("there was not enough time for all of it".to_owned());
-            }
-            let reason = if owned > target {
-                let bytes = ASK_MAX.min(ByteCount(owned.0 - target.0));
+            let before = self.owned(&view, tier);
+            let partly = if before > target {
+                let bytes = ASK_MAX.min(ByteCount(before.0 - target.0));
                 self.inflate(&mut view, tier, bytes).await?
-            } else {
-                let bytes = ASK_MAX.min(ByteCount(target.0 - owned.0));
+            } else if before < target {
+                let bytes = ASK_MAX.min(ByteCount(target.0 - before.0));
                 self.deflate(&mut view, tier, bytes).await?
+            } else {
+                break None;
             };
-            let stuck = self.owned(&view, tier) == owned;
-            let stuck = stuck.then(|| "the guest did nothing".to_owned());
-            if let Some(reason) = reason.or(stuck) {
-                break Some(reason);
-            }
+            let owned = self.owned(&view, tier);
+            let why = match partly {
+                Some(why) => why,
+                None if owned == before => "the guest did nothing".to_owned(),
+                None if owned == target || Instant::now() + MARGIN < deadline => continue,
+                None => "there was not enough time for all of it".to_owned(),
+            };
+            break Some(why);
         };
         let owned = self.owned(&view, tier);
         if tier == Tier::Slow {
             self.ceiling = Some(ByteCount(target.min(owned).0.saturating_add(self.oom.0)));
         }
         self.allow(&view).await?;
-        let returned_to_host = ByteCount(before.0.saturating_sub(self.backed(tier)?.0));
         self.view = Some(view);
         Ok(Progress {
             owned,
-            returned_to_host,
+            returned_to_host: self.returned,
             reason,
         })
-    }
-
-    fn backed(&self, tier: Tier) -> Result<ByteCount, ProvisionError> {
-        let backed = self.backing.backed(tier);
-        backed.map_err(|source| ProvisionError::Backing { tier, source })
     }
 }
 
@@ -349,10 +209,7 @@ impl<B: Backing> Provisioner for Balloon<B> {
 
     async fn actual(&mut self, deadline: Instant) -> Result<TierBytes, ProvisionError> {
         let ask = async {
-            let mut view = self.view().await?;
-            for tier in Tier::ALL {
-                self.list(&mut view, tier).await?;
-            }
+            let view = self.view_anew().await?;
             self.allow(&view).await?;
             let owned = PerTier::from_fn(|tier| self.owned(&view, tier));
             self.view = Some(view);
@@ -372,26 +229,8 @@ impl<B: Backing> Provisioner for Balloon<B> {
     }
 }
 
-/// Why a request was not fulfilled whole; an error if it was not fulfilled at all.
-fn fulfilled(outcome: Outcome, reason: String) -> Result<Option<String>, ProvisionError> {
-    match outcome {
-        Outcome::Ok => Ok(None),
-        Outcome::Partial => Ok(Some(reason)),
-        Outcome::NoDriver => Err(ProvisionError::NoDriver),
-        Outcome::Refused => Err(ProvisionError::Refused(reason)),
-    }
-}
-
-fn away() -> ProvisionError {
-    ProvisionError::Unreachable("the guest's agent".to_owned())
-}
-
 fn late() -> ProvisionError {
     ProvisionError::Timeout("the guest's agent".to_owned())
-}
-
-fn hostile(what: &str) -> ProvisionError {
-    ProvisionError::Hostile(what.to_owned())
 }
 
 #[cfg(test)]

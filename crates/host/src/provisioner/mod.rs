@@ -42,7 +42,7 @@ pub trait Provisioner: Send {
 pub struct Progress {
     /// What the VM owns of the tier now.
     pub owned: ByteCount,
-    /// What went back to the host during the call, by the backing file's blocks.
+    /// What went back to the host by what the call did, by the backing file's blocks.
     pub returned_to_host: ByteCount,
     /// Why `owned` is not the target, if it is not.
     pub reason: Option<String>,

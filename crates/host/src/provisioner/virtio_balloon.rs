@@ -6,18 +6,13 @@
 //! it may own keeps the pool's promise; that it rarely comes to its target is what this baseline
 //! is there to show.
 
-use std::time::Duration;
-
 use demeter_policy::{ByteCount, Tier, TierBytes};
 use tokio::time::{Instant, timeout_at};
 
-use super::virtio_mem::within;
+use super::virtio_mem::{LAST_LOOK, LOOK_EVERY, within};
 use super::{Progress, ProvisionError, Provisioner};
 use crate::backing::Backing;
 use crate::qmp::Qmp;
-
-/// QEMU rations the events that tell of sizes to one a second: in between we look ourselves.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// The virtio balloon of one VM.
 #[derive(Debug)]
@@ -88,7 +83,7 @@ impl<B: Backing> Provisioner for VirtioBalloon<B> {
             let change = self.qmp.size_change();
             let guest = within(&self.qmp, deadline, self.qmp.balloon_size()).await?;
             let now = Instant::now();
-            if guest == whole || now + LOOK_EVERY >= deadline {
+            if guest == whole || now + LAST_LOOK >= deadline {
                 break guest;
             }
             let _ = timeout_at(now + LOOK_EVERY, change).await;

@@ -14,7 +14,11 @@ use crate::qmp::commands;
 use crate::qmp::{Qmp, QmpError};
 
 /// QEMU rations the events that tell of sizes to one a second: in between we look ourselves.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// So long before the deadline it is over with waiting: the last answer was in time, even where all
+/// is slow.
+pub(super) const LAST_LOOK: Duration = Duration::from_millis(500);
 
 /// The virtio-mem devices of one VM.
 #[derive(Debug)]
@@ -90,8 +94,7 @@ impl VirtioMem {
             let devices = self.devices(tier, deadline).await?;
             let done = devices.iter().all(|d| d.info.size == d.info.requested_size);
             let now = Instant::now();
-            // The last answer must fit in before the deadline.
-            if done || now + LOOK_EVERY >= deadline {
+            if done || now + LAST_LOOK >= deadline {
                 return Ok(Settled { devices, done });
             }
             let _ = timeout_at(now + LOOK_EVERY, change).await;

@@ -327,7 +327,7 @@ fn vm_view(name: &VmName, vm: VmStatus, known: &Known) -> VmView {
         owned: vm.owned.map(Into::into),
         returned_bytes: known.returned.0,
         fast_hit: known.fast_hit,
-        working_set_bytes: known.usage.map(|usage| usage.working_set.0),
+        working_set_bytes: known.usage.and_then(|usage| Some(usage.working_set?.0)),
         pressure: known.pressure,
         problem: lie.or_else(|| known.trouble.clone()).or(vm.reason),
     }

@@ -70,14 +70,16 @@ impl Known {
             ByteCount(of.total.0.saturating_sub(not_used))
         };
         let measured = stats.nodes.iter().map(|of| of.working_set.0);
-        let working_set = ByteCount(measured.fold(0, u64::saturating_add));
+        let measured = ByteCount(measured.fold(0, u64::saturating_add));
+        // Without samples it is not known, rather than nothing.
+        let sampled = stats.fast_hit.is_some();
         self.usage = Some(Usage {
             used: TierBytes::from_fn(|tier| {
                 of_node(*self.nodes.get(tier))
                     .map(in_use)
                     .unwrap_or_default()
             }),
-            working_set: self.working_set.update(working_set),
+            working_set: sampled.then(|| self.working_set.update(measured)),
             pressed: stats.psi_some.get() >= PRESSED_PERMILLE,
         });
         let share = |permille: demeter_proto::Permille| f64::from(permille.get()) / 1000.0;
@@ -123,7 +125,7 @@ mod tests {
         let usage = known.usage.unwrap();
         assert_eq!(usage.used.fast, ByteCount(90 * MIB));
         assert_eq!(usage.used.slow, ByteCount(30 * MIB));
-        assert_eq!(usage.working_set, ByteCount(43 * MIB));
+        assert_eq!(usage.working_set, Some(ByteCount(43 * MIB)));
         assert!(usage.pressed);
         assert_eq!((known.fast_hit, known.pressure), (Some(0.75), Some(0.1)));
 
@@ -133,6 +135,9 @@ mod tests {
         assert!(known.used(&stats));
         assert!(!known.used(&stats));
         assert_eq!(known.usage.unwrap().used.fast, ByteCount(0));
+        stats.fast_hit = None;
+        known.used(&stats);
+        assert_eq!(known.usage.unwrap().working_set, None);
 
         known.trouble = Some("nobody listens".into());
         known.heard(&Report::Reset);

@@ -245,6 +245,33 @@ async fn a_reset_empties_the_balloon_and_an_end_frees_the_pool() {
 }
 
 #[tokio::test]
+async fn a_reboot_is_seen_by_the_agents_word_too() {
+    let vm = FakeVm::new(SIZE);
+    let section = section("db", &vm, "");
+    let host = Host::start(folder(), &section).await;
+    let missed = |vm: &VmView| vm.problem.as_ref().is_some_and(|p| p.contains("agent"));
+    host.until("db", "without agent", missed).await;
+    let guest = guest(&vm);
+    host.until_owns("db", 32, 96).await;
+    assert_eq!(guest.held_blocks(), 32);
+    guest.reboot();
+    assert_eq!(guest.held_blocks(), 0);
+    let again = async {
+        while guest.held_blocks() != 32 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon(again).await;
+    host.until_owns("db", 32, 96).await;
+    assert!(
+        host.events()
+            .await
+            .iter()
+            .any(|event| event.text.contains("reset"))
+    );
+}
+
+#[tokio::test]
 async fn vms_that_cannot_be_managed_say_why() {
     let (one, two, three) = (FakeVm::new(SIZE), FakeVm::new(SIZE), FakeVm::new(SIZE));
     one.state().private = true;

@@ -9,6 +9,7 @@ use demeter_proto::{
     Done, GpaRange, Message, NodeStats, Outcome, Permille, Ranges, RequestId, Resize, Stats,
 };
 use tokio::net::UnixListener;
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use crate::agent::tests::{Pipe, hello};
@@ -22,11 +23,14 @@ struct State {
     /// Blocks that the guest would not give.
     in_use: BTreeMap<NodeId, usize>,
     silent: bool,
+    boot: u8,
+    session: u64,
 }
 
 /// The guest; its agent answers until dropped.
 pub(crate) struct FakeGuest {
     state: Arc<Mutex<State>>,
+    rebooted: Arc<Notify>,
     agent: JoinHandle<()>,
 }
 
@@ -43,8 +47,29 @@ impl FakeGuest {
         }
         let state = Arc::new(Mutex::new(state));
         let listener = UnixListener::bind(socket).unwrap();
-        let agent = tokio::spawn(serve(listener, state.clone()));
-        Self { state, agent }
+        let rebooted = Arc::new(Notify::new());
+        let agent = tokio::spawn(serve(listener, state.clone(), rebooted.clone()));
+        Self {
+            state,
+            rebooted,
+            agent,
+        }
+    }
+
+    /// Begins anew, with nothing held.
+    pub fn reboot(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.boot += 1;
+        for blocks in state.nodes.values_mut() {
+            blocks.values_mut().for_each(|held| *held = false);
+        }
+        self.rebooted.notify_one();
+    }
+
+    /// Blocks that it holds, in all.
+    pub fn held_blocks(&self) -> usize {
+        let state = self.state.lock().unwrap();
+        state.nodes.keys().map(|node| state.held(*node).len()).sum()
     }
 
     /// From now on the guest keeps so much of a node, whatever is asked.
@@ -65,24 +90,22 @@ impl Drop for FakeGuest {
     }
 }
 
-async fn serve(listener: UnixListener, state: Arc<Mutex<State>>) {
-    for session in 1.. {
+async fn serve(listener: UnixListener, state: Arc<Mutex<State>>, rebooted: Arc<Notify>) {
+    loop {
         let mut pipe = Pipe::accept(&listener).await;
-        pipe.say(&Message::Hello(hello(1, session))).await;
-        let stats = stats(&state.lock().unwrap());
-        pipe.say(&stats).await;
-        while let Some(message) = pipe.hear().await {
-            let answers = {
-                let mut state = state.lock().unwrap();
-                if state.silent {
-                    vec![]
-                } else {
-                    state.answer(message)
+        let mut said = state.lock().unwrap().introduction();
+        loop {
+            for message in said {
+                pipe.say(&message).await;
+            }
+            said = tokio::select! {
+                () = rebooted.notified() => state.lock().unwrap().introduction(),
+                heard = pipe.hear() => {
+                    let Some(message) = heard else { break };
+                    let mut state = state.lock().unwrap();
+                    if state.silent { vec![] } else { state.answer(message) }
                 }
             };
-            for answer in answers {
-                pipe.say(&answer).await;
-            }
         }
     }
 }
@@ -105,6 +128,13 @@ fn stats(state: &State) -> Message {
 }
 
 impl State {
+    /// What an agent says that has just started.
+    fn introduction(&mut self) -> Vec<Message> {
+        self.session += 1;
+        let hello = hello(self.boot, self.session);
+        vec![Message::Hello(hello), stats(self)]
+    }
+
     fn answer(&mut self, message: Message) -> Vec<Message> {
         match message {
             Message::Ping { nonce } => vec![Message::Pong { nonce }],

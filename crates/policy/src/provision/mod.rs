@@ -9,14 +9,14 @@
 //! - *weight*: what the policy divides a pool by. With [`Policy::Shares`] the VM's share; with
 //!   [`Policy::Wss`] the working set for fast memory and the memory in use for slow memory.
 //! - *floor*: what a VM gets at least: its guarantee, and while it is under memory pressure what it
-//!   uses of what it has.
+//!   uses of what it has. A VM that the policy has no weight for (all of them with
+//!   [`Policy::Static`], one whose accesses nothing tracks with [`Policy::Wss`]) keeps all it has.
 //!
 //! # Approach
 //! Equation 1 of Lee, Gupta and Schwan, pool × weight ÷ sum of weights, within each VM's floor
 //! and limit: `fill` finds the one level at which the pool is used up. Weights are
 //! smoothed over time ([`Smoothed`]), grants are whole blocks, and nothing changes at all unless
-//! some VM's grant changes by a minimum step. [`Policy::Static`] leaves every VM what it is wished
-//! to have, unless that breaks a rule.
+//! some VM's grant changes by a minimum step.
 //!
 //! # Properties
 //! - The grants of a tier never exceed its pool.
@@ -104,8 +104,9 @@ pub struct Claim {
 pub struct Usage {
     /// Memory of each tier that is in use: not free, not held back by a balloon.
     pub used: TierBytes,
-    /// Memory, wherever it lies, that is used again and again; smooth it with [`Smoothed`].
-    pub working_set: ByteCount,
+    /// Memory, wherever it lies, that is used again and again, smoothed with [`Smoothed`]; `None`
+    /// where nothing tracks it.
+    pub working_set: Option<ByteCount>,
     /// Whether its tasks wait for memory.
     pub pressed: bool,
 }
@@ -144,38 +145,9 @@ fn allocate_tier(
     claims: &[Claim],
     step_min: ByteCount,
 ) -> Result<Vec<ByteCount>, Overbooked> {
-    let pool = *pools.get(tier);
-    let current: Vec<_> = claims
-        .iter()
-        .map(|claim| claim.current.get(tier).0)
-        .collect();
-    let mut bounds = with_floors(tier, pool.0, claims)?;
-    if policy == Policy::Static {
-        for (bounds, &now) in bounds.iter_mut().zip(&current) {
-            bounds.most = bounds.clamp(now);
-        }
-    }
-    let weights: Vec<_> = claims.iter().map(|c| weight(policy, tier, c)).collect();
-    let grants: Vec<_> = fill(pool.0, &weights, &bounds)
-        .into_iter()
-        .zip(&bounds)
-        .map(|(grant, bounds)| bounds.clamp(grant / BLOCK_SIZE * BLOCK_SIZE))
-        .collect();
-    let allowed = |(&now, bounds): (&u64, &Bounds)| bounds.clamp(now) == now;
-    let may_stay = current.iter().zip(&bounds).all(allowed) && sum(&current) <= pool.0.into();
-    let steps = current
-        .iter()
-        .zip(&grants)
-        .map(|(now, grant)| now.abs_diff(*grant));
-    let still = policy == Policy::Static || steps.max().unwrap_or(0) < step_min.0;
-    let chosen = if may_stay && still { current } else { grants };
-    Ok(chosen.into_iter().map(ByteCount).collect())
-}
-
-/// The bounds of every VM, with the floors of those under pressure as far as the pool has room.
-fn with_floors(tier: Tier, pool: u64, claims: &[Claim]) -> Result<Vec<Bounds>, Overbooked> {
-    let bounds: Vec<_> = claims.iter().map(|c| Bounds::of(tier, c)).collect();
-    let promised: u128 = bounds.iter().map(|b| u128::from(b.least)).sum();
+    let pool = pools.get(tier).0;
+    let parts: Vec<_> = claims.iter().map(|c| Part::of(policy, tier, c)).collect();
+    let promised = sum(parts.iter().map(|part| part.bounds.least));
     if promised > pool.into() {
         return Err(Overbooked {
             tier,
@@ -184,65 +156,100 @@ fn with_floors(tier: Tier, pool: u64, claims: &[Claim]) -> Result<Vec<Bounds>, O
         });
     }
     // Floors that the pool has no room for shrink in proportion, down to the guarantees.
-    let floors: Vec<_> = bounds
-        .iter()
-        .zip(claims)
-        .map(|(bounds, claim)| bounds.clamp(in_use_under_pressure(tier, claim)))
-        .collect();
-    let up_to_floors: Vec<_> = bounds
-        .iter()
-        .zip(&floors)
-        .map(|(bounds, &floor)| Bounds {
-            least: bounds.least,
-            most: floor,
+    let floors: Vec<_> = parts.iter().map(|part| part.floor).collect();
+    let up_to_floors: Vec<_> = parts.iter().map(Part::up_to_floor).collect();
+    let bounds: Vec<_> = fill(pool, &floors, &up_to_floors)
+        .into_iter()
+        .zip(&parts)
+        .map(|(least, part)| Bounds {
+            least,
+            ..part.bounds
         })
         .collect();
-    let kept = fill(pool, &floors, &up_to_floors);
-    let raised = |(bounds, least): (Bounds, u64)| Bounds { least, ..bounds };
-    Ok(bounds.into_iter().zip(kept).map(raised).collect())
+    let weights: Vec<_> = parts.iter().map(|part| part.weight).collect();
+    let grants: Vec<_> = fill(pool, &weights, &bounds)
+        .into_iter()
+        .zip(&bounds)
+        .map(|(grant, bounds)| bounds.clamp(grant / BLOCK_SIZE * BLOCK_SIZE))
+        .collect();
+    let current: Vec<_> = parts.iter().map(|part| part.current).collect();
+    let allowed = |(&now, bounds): (&u64, &Bounds)| bounds.clamp(now) == now;
+    let may_stay =
+        current.iter().zip(&bounds).all(allowed) && sum(current.iter().copied()) <= pool.into();
+    let steps = current.iter().zip(&grants);
+    let step = steps.map(|(now, grant)| now.abs_diff(*grant)).max();
+    let stays = may_stay && step.unwrap_or(0) < step_min.0;
+    let chosen = if stays { current } else { grants };
+    Ok(chosen.into_iter().map(ByteCount).collect())
 }
 
-impl Bounds {
-    fn of(tier: Tier, claim: &Claim) -> Self {
-        if claim.pinned {
-            let current = claim.current.get(tier).0;
-            return Self {
+/// A VM's part in dividing one tier.
+struct Part {
+    bounds: Bounds,
+    /// At least this, if the pool has room for everybody's.
+    floor: u64,
+    weight: u64,
+    current: u64,
+}
+
+impl Part {
+    fn of(policy: Policy, tier: Tier, claim: &Claim) -> Self {
+        let current = claim.current.get(tier).0;
+        let guarantee = claim.guarantee.get(tier).0;
+        let bounds = match claim.pinned {
+            true => Bounds {
                 least: current,
                 most: current,
+            },
+            false => Bounds {
+                least: guarantee,
+                most: claim.limit.get(tier).0.max(guarantee),
+            },
+        };
+        let Some(weight) = weight(policy, tier, claim) else {
+            let keeps = bounds.clamp(current);
+            return Self {
+                bounds: Bounds {
+                    most: keeps,
+                    ..bounds
+                },
+                floor: keeps,
+                weight: 0,
+                current,
             };
-        }
-        let least = claim.guarantee.get(tier).0;
+        };
+        let pressed = claim.usage.filter(|usage| usage.pressed);
+        let in_use = pressed.map_or(0, |usage| usage.used.get(tier).0.min(current));
         Self {
-            least,
-            most: claim.limit.get(tier).0.max(least),
+            bounds,
+            floor: bounds.clamp(in_use),
+            weight,
+            current,
+        }
+    }
+
+    fn up_to_floor(&self) -> Bounds {
+        Bounds {
+            most: self.floor,
+            ..self.bounds
         }
     }
 }
 
-fn in_use_under_pressure(tier: Tier, claim: &Claim) -> u64 {
-    claim
-        .usage
-        .filter(|usage| usage.pressed)
-        .map_or(0, |usage| {
-            usage.used.get(tier).0.min(claim.current.get(tier).0)
-        })
-}
-
-/// A VM of which nothing is known weighs what it has, so that it neither gains nor loses much.
-fn weight(policy: Policy, tier: Tier, claim: &Claim) -> u64 {
-    let current = claim.current.get(tier).0;
+/// What the policy divides by; `None` for a VM that is to keep what it has.
+fn weight(policy: Policy, tier: Tier, claim: &Claim) -> Option<u64> {
     match policy {
-        Policy::Static => current,
-        Policy::Shares => claim.share.into(),
-        Policy::Wss => claim.usage.map_or(current, |usage| match tier {
-            Tier::Fast => usage.working_set.0,
-            Tier::Slow => usage.used.fast.0.saturating_add(usage.used.slow.0),
+        Policy::Static => None,
+        Policy::Shares => Some(claim.share.into()),
+        Policy::Wss => claim.usage.and_then(|usage| match tier {
+            Tier::Fast => usage.working_set.map(|bytes| bytes.0),
+            Tier::Slow => Some(usage.used.fast.0.saturating_add(usage.used.slow.0)),
         }),
     }
 }
 
-fn sum(bytes: &[u64]) -> u128 {
-    bytes.iter().map(|&b| u128::from(b)).sum()
+fn sum(bytes: impl Iterator<Item = u64>) -> u128 {
+    bytes.map(u128::from).sum()
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ fn claim(share: u32) -> Claim {
 fn working(mut claim: Claim, working_set: u64, pressed: bool) -> Claim {
     claim.usage = Some(Usage {
         used: claim.current,
-        working_set: bytes(working_set),
+        working_set: Some(bytes(working_set)),
         pressed,
     });
     claim
@@ -54,6 +54,20 @@ fn working_sets_are_shares() {
     let claims = [(30, 1), (10, 7), (60, 2)];
     let claims = claims.map(|(ws, share)| working(claim(share), ws, false));
     assert_eq!(fast(Policy::Wss, 1000, &claims), [300, 100, 600]);
+}
+
+#[test]
+fn a_vm_whose_accesses_nobody_tracks_keeps_what_it_has() {
+    let untracked = Claim {
+        usage: None,
+        ..claim(1)
+    };
+    let claims = [
+        working(claim(1), 30, false),
+        untracked,
+        working(claim(1), 10, false),
+    ];
+    assert_eq!(fast(Policy::Wss, 456, &claims), [150, 256, 50]);
 }
 
 #[test]
@@ -104,11 +118,8 @@ fn tier_bytes(mib_max: u64) -> impl Strategy<Value = TierBytes> {
 
 /// Claims whose current state keeps all rules, and pools that hold it.
 fn host() -> impl Strategy<Value = (TierBytes, Vec<Claim>)> {
-    let usage = (
-        tier_bytes(3000),
-        (0..4000 * MIB).prop_map(ByteCount),
-        any::<bool>(),
-    );
+    let working_set = prop::option::of((0..4000 * MIB).prop_map(ByteCount));
+    let usage = (tier_bytes(3000), working_set, any::<bool>());
     let usage = prop::option::of(usage);
     let claim = (
         0u32..50,
@@ -237,11 +248,12 @@ proptest! {
         for (claim, grant) in claims.iter_mut().zip(&grants) {
             claim.current = *grant;
             // Known usage: the weight of a VM without it is what it has, which has just changed.
-            claim.usage.get_or_insert(Usage {
+            let usage = claim.usage.get_or_insert(Usage {
                 used: *grant,
-                working_set: grant.fast,
+                working_set: None,
                 pressed: false,
             });
+            usage.working_set.get_or_insert(grant.fast);
         }
         let first = allocate(policy, pools, &claims, STEP).unwrap();
         for (claim, grant) in claims.iter_mut().zip(&first) {

@@ -5,14 +5,14 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::{Arc, LazyLock, Mutex};
 
-use demeter_policy::{GuestPhysAddr, MIB};
-use demeter_proto::{Done, Ranges, RequestId};
+use demeter_policy::{GuestPhysAddr, MIB, PAGE_SIZE, PhysRange};
+use demeter_proto::{Done, GpaRange, Outcome, Ranges, RequestId, Resize};
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 
 use super::*;
 use crate::agent::tests::{Pipe, hello, soon};
-use crate::backing::NotInTier;
+use crate::backing::{Extent, NotInTier};
 
 /// Guest-physical start, length, tier, offset in its file; all in MiB. The first node has a hole.
 const LAYOUT: [(u64, u64, Tier, u64); 3] = [

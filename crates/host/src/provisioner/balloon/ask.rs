@@ -1,0 +1,180 @@
+//! The questions that the balloon asks a guest, and what it does with the answers.
+
+use demeter_policy::{ByteCount, PAGE_SIZE, PhysRange, Tier};
+use demeter_proto::{GpaRange, Message, Outcome, Resize, SessionId};
+
+use super::{Balloon, View};
+use crate::agent::Away;
+use crate::backing::{Backing, Extent};
+use crate::provisioner::ProvisionError;
+use crate::provisioner::held::HeldSet;
+
+/// Punches between two pings.
+const PUNCHES_PER_PING: usize = 512;
+
+impl<B: Backing> Balloon<B> {
+    /// Asks what is held, and makes the view so.
+    pub(super) async fn list(&mut self, view: &mut View, tier: Tier) -> Result<(), ProvisionError> {
+        let node = *self.nodes.get(tier);
+        self.allow_nothing().await?;
+        let question = |request| Message::List { request, node };
+        let mut answers = self.agent.ask(question).await.map_err(|Away| away())?;
+        let mut named = HeldSet::default();
+        loop {
+            match answers.next().await.map_err(|Away| away())? {
+                Message::Held(part) if part.node == node => {
+                    self.take_named(tier, &part.ranges, &HeldSet::default(), &mut named)?;
+                }
+                Message::Done(done) if done.node == node => {
+                    fulfilled(done.outcome, done.reason)?;
+                    break;
+                }
+                _ => return Err(hostile("it answers what it was not asked")),
+            }
+        }
+        self.punch(view.session, tier, &named.runs_not_in(view.held.get(tier)))
+            .await?;
+        *view.held.get_mut(tier) = named;
+        Ok(())
+    }
+
+    /// Asks the guest to hold `bytes` more. Answers why it holds less more, if it does.
+    pub(super) async fn inflate(
+        &mut self,
+        view: &mut View,
+        tier: Tier,
+        bytes: ByteCount,
+    ) -> Result<Option<String>, ProvisionError> {
+        let node = *self.nodes.get(tier);
+        self.allow_nothing().await?;
+        let question = |request| {
+            Message::Inflate(Resize {
+                request,
+                node,
+                bytes,
+            })
+        };
+        let mut answers = self.agent.ask(question).await.map_err(|Away| away())?;
+        let mut named = HeldSet::default();
+        let reason = loop {
+            match answers.next().await.map_err(|Away| away())? {
+                Message::Inflated(part) if part.node == node => {
+                    self.take_named(tier, &part.ranges, view.held.get(tier), &mut named)?;
+                    if named.total() > bytes {
+                        return Err(hostile("it holds more than it was asked to"));
+                    }
+                }
+                Message::Done(done) if done.node == node => {
+                    break fulfilled(done.outcome, done.reason)?;
+                }
+                _ => return Err(hostile("it answers what it was not asked")),
+            }
+        };
+        self.punch(view.session, tier, &named.runs_not_in(&HeldSet::default()))
+            .await?;
+        view.held.get_mut(tier).absorb(&named);
+        Ok(reason)
+    }
+
+    /// Asks the guest to take `bytes` back, and then what it still holds.
+    pub(super) async fn deflate(
+        &mut self,
+        view: &mut View,
+        tier: Tier,
+        bytes: ByteCount,
+    ) -> Result<Option<String>, ProvisionError> {
+        let node = *self.nodes.get(tier);
+        self.allow_nothing().await?;
+        let question = |request| {
+            Message::Deflate(Resize {
+                request,
+                node,
+                bytes,
+            })
+        };
+        let mut answers = self.agent.ask(question).await.map_err(|Away| away())?;
+        let reason = match answers.next().await.map_err(|Away| away())? {
+            Message::Done(done) if done.node == node => fulfilled(done.outcome, done.reason)?,
+            _ => return Err(hostile("it answers what it was not asked")),
+        };
+        self.list(view, tier).await?;
+        Ok(reason)
+    }
+
+    /// Checks ranges that the guest says it holds, and notes their pages in `named`. None of them
+    /// may be in `held`, or be named twice.
+    fn take_named(
+        &self,
+        tier: Tier,
+        ranges: &[GpaRange],
+        held: &HeldSet,
+        named: &mut HeldSet,
+    ) -> Result<(), ProvisionError> {
+        for range in ranges {
+            let aligned = (range.start.0 | range.bytes.0).is_multiple_of(PAGE_SIZE);
+            let range = PhysRange::new(range.start, range.bytes)
+                .filter(|_| aligned)
+                .ok_or_else(|| {
+                    let (start, bytes) = (range.start, range.bytes.0);
+                    hostile(&format!(
+                        "{start} and {bytes:#x} bytes is no range of whole pages"
+                    ))
+                })?;
+            let extent = self.backing.resolve(tier, range);
+            let extent = extent.map_err(|error| hostile(&error.to_string()))?;
+            if held.overlaps(extent.offset, extent.len) || !named.insert(extent.offset, extent.len)
+            {
+                return Err(hostile(&format!("it names {range} twice")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives pages back to the host that the guest holds, as long as it is in this session.
+    async fn punch(
+        &mut self,
+        session: SessionId,
+        tier: Tier,
+        runs: &[(u64, ByteCount)],
+    ) -> Result<(), ProvisionError> {
+        for batch in runs.chunks(PUNCHES_PER_PING) {
+            self.agent.confirm(session).await.map_err(|Away| away())?;
+            let before = self.backed(tier)?;
+            for &(offset, len) in batch {
+                let extent = Extent { tier, offset, len };
+                let punched = self.backing.punch(extent);
+                punched.map_err(|source| ProvisionError::Backing { tier, source })?;
+            }
+            self.returned.0 += before.0.saturating_sub(self.backed(tier)?.0);
+        }
+        Ok(())
+    }
+
+    fn backed(&self, tier: Tier) -> Result<ByteCount, ProvisionError> {
+        let backed = self.backing.backed(tier);
+        backed.map_err(|source| ProvisionError::Backing { tier, source })
+    }
+
+    async fn allow_nothing(&mut self) -> Result<(), ProvisionError> {
+        let nothing = Message::Allow { oom: ByteCount(0) };
+        self.agent.tell(nothing).await.map_err(|Away| away())
+    }
+}
+
+/// Why a request was not fulfilled whole; an error if it was not fulfilled at all.
+fn fulfilled(outcome: Outcome, reason: String) -> Result<Option<String>, ProvisionError> {
+    match outcome {
+        Outcome::Ok => Ok(None),
+        Outcome::Partial => Ok(Some(reason)),
+        Outcome::NoDriver => Err(ProvisionError::NoDriver),
+        Outcome::Refused => Err(ProvisionError::Refused(reason)),
+    }
+}
+
+pub(super) fn away() -> ProvisionError {
+    ProvisionError::Unreachable("the guest's agent".to_owned())
+}
+
+fn hostile(what: &str) -> ProvisionError {
+    ProvisionError::Hostile(what.to_owned())
+}
