@@ -333,16 +333,23 @@ fn look_ahead<const NESTED: bool, const CACHES: bool>(
     {
         prefetch(place);
     }
-    if CACHES && let Some(gpa) = accesses.get(AHEAD[2]).and_then(gpa) {
-        let frame = if NESTED {
-            tables.host.frame(gpa)
-        } else {
-            Some((gpa >> page_bits) as u32)
+    if CACHES && let Some(access) = accesses.get(AHEAD[2]) {
+        let touch = |address: u64| prefetch(memory.l3.place(address >> LINE_BITS));
+        let host_address = |gpa: u64| {
+            let frame = if NESTED {
+                tables.host.frame(gpa)?
+            } else {
+                (gpa >> page_bits) as u32
+            };
+            Some(u64::from(frame) << page_bits | gpa & ((1 << page_bits) - 1))
         };
-        if let Some(frame) = frame {
-            let within = gpa & ((1 << page_bits) - 1);
-            let line = (u64::from(frame) << page_bits | within) >> LINE_BITS;
-            prefetch(memory.l3.place(line));
+        let guest_entry = tables.guest.bottom_address(access.gva().0);
+        guest_entry.and_then(host_address).map(touch);
+        if let Some(gpa) = gpa(access) {
+            host_address(gpa).map(touch);
+            if NESTED && let Some(entry) = tables.host.bottom_address(gpa) {
+                touch((u64::from(tables.host_first_page) << 12) + entry);
+            }
         }
     }
 }

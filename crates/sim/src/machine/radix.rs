@@ -452,6 +452,18 @@ impl Radix {
         Some((&raw const *self.leaf.get(self.bottom_slot(addr)?)?).cast())
     }
 
+    /// Where the hardware has the entry of `addr` if it is one of the last level: the byte among
+    /// all tables.
+    #[inline(always)]
+    pub(crate) fn bottom_address(&self, addr: u64) -> Option<u64> {
+        let node = self
+            .bottom
+            .get((addr >> HUGE_BITS) as usize)?
+            .checked_sub(1)?;
+        let page = self.table_page(Table { level: 1, node });
+        Some(u64::from(page) << 12 | Self::entry_offset(1, addr))
+    }
+
     /// The frame of a page, if it is mapped as a base page.
     #[inline(always)]
     pub(crate) fn bottom_frame(&self, addr: u64) -> Option<u32> {
