@@ -14,6 +14,9 @@ use crate::provision;
 use crate::summary::Trace;
 use crate::vm::Lab;
 
+/// Most virtual CPUs: what the plugin's shared page has rings for.
+const VCPUS_MAX: u32 = 16;
+
 /// What a run came to.
 #[derive(Debug)]
 pub struct Outcome {
@@ -66,6 +69,9 @@ fn refuse_the_simulated(scenario: &Scenario) -> Result<(), Error> {
     }
     if !scenario.workload.is_real() {
         return Err(Error::SimOnly(scenario.workload.kind()));
+    }
+    if scenario.machine.vcpus > VCPUS_MAX {
+        return Err(Error::Vcpus(scenario.machine.vcpus));
     }
     Ok(())
 }
