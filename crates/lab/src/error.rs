@@ -49,6 +49,9 @@ pub enum Error {
         /// What the person can do.
         mend: String,
     },
+    /// More virtual CPUs than the plugin's shared page has rings for.
+    #[error("machine.vcpus = {0}: the lab has at most 16; lower it, or use --on sim")]
+    Vcpus(u32),
     /// A system that exists only as a model.
     #[error("the lab cannot run {0}: leave it out with --system, or use --on sim")]
     SimulatedOnly(System),

@@ -13,6 +13,9 @@ use crate::link::Report;
 use crate::summary::Trace;
 use crate::vm::Lab;
 
+/// Most virtual CPUs: what the plugin's shared page has rings for.
+const VCPUS_MAX: u32 = 16;
+
 /// Runs every system of the scenario, one after the other, because VMs side by side would
 /// measure each other.
 ///
@@ -29,6 +32,9 @@ pub fn run(
     }
     if !scenario.workload.is_real() {
         return Err(Error::SimOnly(scenario.workload.kind()));
+    }
+    if scenario.machine.vcpus > VCPUS_MAX {
+        return Err(Error::Vcpus(scenario.machine.vcpus));
     }
     let mut traces: Vec<(System, Trace)> = Vec::new();
     for &system in &scenario.systems {

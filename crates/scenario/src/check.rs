@@ -6,8 +6,8 @@ use crate::{Error, Gups, Memlat, Scenario, Tier, Workload, workload};
 const DURATION_MAX_S: u64 = 3600;
 /// Largest tier, MiB (16 TiB): keeps every sum of sizes far from overflow.
 const TIER_MAX_MIB: u64 = 1 << 24;
-/// Most virtual CPUs, what the emulator's shared page has rings for.
-const VCPUS_MAX: u32 = 16;
+/// Most virtual CPUs of a VM.
+const VCPUS_MAX: u32 = 64;
 /// Largest stretch of memory delays.
 const DILATION_MAX: u64 = 1000;
 /// Most VMs that the simulator runs side by side.
@@ -292,7 +292,7 @@ mod tests {
             s.systems = vec![System::DemeterDamon; 2]
         });
         refused("machine.vcpus", |s| s.machine.vcpus = 0);
-        refused("machine.vcpus", |s| s.machine.vcpus = 17);
+        refused("machine.vcpus", |s| s.machine.vcpus = 65);
         refused("machine.fast.usable_mib", |s| s.machine.fast.usable_mib = 0);
         refused("machine.slow.usable_mib", |s| {
             s.machine.slow.usable_mib = u64::MAX

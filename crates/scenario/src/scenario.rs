@@ -301,6 +301,8 @@ pub enum Cpu {
     /// AMD Zen 3.
     #[serde(rename = "zen-3")]
     Zen3,
+    /// The lab's emulator, to compare the simulator with the lab.
+    Lab,
 }
 
 /// Why a scenario cannot be used.

@@ -3,6 +3,7 @@
 //! `cargo bench -p demeter-sim`; large footprints need some hundred MiB.
 
 use std::hint::black_box;
+use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use demeter_policy::{ByteCount, GuestVirtAddr, MIB};
@@ -10,6 +11,13 @@ use demeter_sim::{Access, Model, Testbed};
 
 /// Accesses that are generated beforehand and run again and again.
 const ACCESSES: usize = 1 << 21;
+
+/// Time that this thread has had a CPU for: what else runs on this computer does not count.
+fn cpu_time() -> Duration {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let nanoseconds = stat.split(' ').next().and_then(|ns| ns.parse().ok());
+    Duration::from_nanos(nanoseconds.expect("Linux counts the time of threads"))
+}
 
 struct Rng(u64);
 

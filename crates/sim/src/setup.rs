@@ -13,7 +13,7 @@ use crate::machine::flush::FlushCounts;
 use crate::machine::memory::Memory;
 use crate::machine::radix::{INDEX_MAX, Radix};
 use crate::machine::sampler::Sampling;
-use crate::machine::sheet::{ICE_LAKE_SP, PS_PER_NS, Sheet, ZEN_3};
+use crate::machine::sheet::{ICE_LAKE_SP, PS_PER_NS, Sheet, ZEN_3, emulator};
 use crate::machine::tier::TierSheet;
 use crate::machine::walk::Space;
 use crate::program::Program;
@@ -48,20 +48,27 @@ pub(crate) struct Setup {
     pub(crate) vcpus: u32,
     pub(crate) vms: u32,
     pub(crate) agent: AgentSettings,
+    /// When the hot set jumps: the oracle knows both.
+    shift_at_s: Option<u64>,
 }
 
 impl Setup {
     /// The machine of a scenario.
     pub(crate) fn new(scenario: &Scenario) -> Result<Self, SimError> {
         let machine = &scenario.machine;
-        let sheet = match scenario.sim.cpu {
-            Cpu::IceLakeSp => ICE_LAKE_SP,
-            Cpu::Zen3 => ZEN_3,
+        let dilation = scenario.lab.dilation;
+        let (sheet, dilation, own_ns) = match scenario.sim.cpu {
+            Cpu::IceLakeSp => (ICE_LAKE_SP, 1, 0),
+            Cpu::Zen3 => (ZEN_3, 1, 0),
+            // Half of the fast tier's latency is the emulator's own slowness; it does not wait
+            // for that.
+            Cpu::Lab => (emulator(dilation), dilation, machine.fast.latency_ns / 2),
         };
+        let gbps = 1_000_000_000 / dilation;
         let tier = |tier: &demeter_scenario::Tier, write_gbps: Option<u64>| TierSheet {
-            latency_ps: tier.latency_ns * PS_PER_NS,
-            read_bytes_per_s: tier.bandwidth_gbps * 1_000_000_000,
-            write_bytes_per_s: write_gbps.unwrap_or(tier.bandwidth_gbps) * 1_000_000_000,
+            latency_ps: (tier.latency_ns - own_ns) * dilation * PS_PER_NS,
+            read_bytes_per_s: tier.bandwidth_gbps * gbps,
+            write_bytes_per_s: write_gbps.unwrap_or(tier.bandwidth_gbps) * gbps,
         };
         let setup = Self {
             sheet,
@@ -78,6 +85,7 @@ impl Setup {
             vcpus: machine.vcpus,
             vms: scenario.sim.vms,
             agent: agent_settings(scenario)?,
+            shift_at_s: scenario.shift_at_s(),
         };
         setup.check()?;
         Ok(setup)
@@ -132,10 +140,15 @@ impl Setup {
             };
             let first_page = (i as u64 * host_tables / 4096) as u32;
             let backing = Backing::new(self.sheet.levels, self.page_bits(), first_page, policy);
-            let manager = Manager::new(parts, &self.agent);
+            let manager = Manager::new(parts, &self.agent, program.threads());
             let mut vm = Vm::new(self.hardware(i as u32), guest, backing, manager, program);
             if parts.classify == Classify::Told {
-                vm.guest.promise(vm.program.hot(0));
+                let after_ns = self.shift_at_s.map_or(0, |s| s * 1_000_000_000);
+                let mut hot = vm.program.hot(0);
+                hot.extend(vm.program.hot(after_ns));
+                hot.sort_unstable();
+                hot.dedup();
+                vm.guest.promise(hot);
             }
             vm
         };

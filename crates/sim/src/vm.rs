@@ -349,8 +349,8 @@ impl<P: Program> Vm<P> {
         match &mut self.manager {
             Manager::Nobody => self.manager_due_ps = u64::MAX,
             Manager::Hints(hints) => {
-                hints.scan(&mut self.guest, &mut self.hardware.actor(on, memory));
-                self.manager_due_ps += SCAN_PERIOD_PS;
+                let mut actor = self.hardware.actor(on, memory);
+                self.manager_due_ps += hints.scan(&mut self.guest, &mut actor);
             }
             Manager::Agent(agent) => {
                 agent.run_epoch(&mut self.guest, &mut self.hardware.actor(on, memory));

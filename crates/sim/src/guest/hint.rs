@@ -29,6 +29,7 @@ impl Guest {
             let next = self.vmas.iter().find(|v| v.end().0 > self.hint_cursor);
             let Some(vma) = next else {
                 self.hint_cursor = 0;
+                self.hint_passes += 1;
                 continue;
             };
             let start = self.hint_cursor.max(vma.start().0);
@@ -52,6 +53,11 @@ impl Guest {
         if marked > 0 {
             actor.flush_all();
         }
+    }
+
+    /// Passes over the whole address space that scans have completed.
+    pub(crate) fn hint_passes(&self) -> u32 {
+        self.hint_passes
     }
 
     /// Handles a hint fault: the page works again. Tells what the kernel learns if it lies in the

@@ -74,6 +74,7 @@ pub(crate) struct Guest {
     promised: Vec<VirtRange>,
     promised_frames: u32,
     hint_cursor: u64,
+    hint_passes: u32,
     hand: u32,
 }
 
@@ -105,6 +106,7 @@ impl Guest {
             promised: vec![],
             promised_frames: 0,
             hint_cursor: 0,
+            hint_passes: 0,
             hand: first,
         }
     }

@@ -54,6 +54,47 @@ impl Geometry {
     }
 }
 
+/// The tags that equal `tag`, as bits. `W` is 4, 12 or 16.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn equal<const W: usize>(tags: &[u32; W], tag: u32) -> u32 {
+    use std::arch::x86_64::{
+        __m128i, _mm_castsi128_ps, _mm_cmpeq_epi32, _mm_movemask_epi8, _mm_movemask_ps,
+        _mm_packs_epi16, _mm_packs_epi32, _mm_set_epi32, _mm_set1_epi32, _mm_setzero_si128,
+    };
+    // SAFETY: SSE2, which these belong to, is part of every x86-64; they touch no memory.
+    unsafe {
+        let four = |i: usize| -> __m128i {
+            let t = |j: usize| tags[i + j] as i32;
+            _mm_cmpeq_epi32(
+                _mm_set_epi32(t(3), t(2), t(1), t(0)),
+                _mm_set1_epi32(tag as i32),
+            )
+        };
+        if W == 4 {
+            return _mm_movemask_ps(_mm_castsi128_ps(four(0))) as u32;
+        }
+        let last = if W == 16 {
+            four(12)
+        } else {
+            _mm_setzero_si128()
+        };
+        let low = _mm_packs_epi32(four(0), four(4));
+        let high = _mm_packs_epi32(four(8), last);
+        _mm_movemask_epi8(_mm_packs_epi16(low, high)) as u32
+    }
+}
+
+/// The tags that equal `tag`, as bits.
+#[cfg(not(target_arch = "x86_64"))]
+#[inline(always)]
+fn equal<const W: usize>(tags: &[u32; W], tag: u32) -> u32 {
+    let bits = tags.iter().enumerate();
+    bits.fold(0, |bits, (way, &there)| {
+        bits | u32::from(there == tag) << way
+    })
+}
+
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
 struct Set<T, const W: usize> {
@@ -74,10 +115,7 @@ impl<T: Copy + Default, const W: usize> Set<T, W> {
 
     #[inline(always)]
     fn find(&self, tag: u32) -> Option<usize> {
-        let mut hits = 0u32;
-        for (way, &there) in self.tags.iter().enumerate() {
-            hits |= u32::from(there == tag) << way;
-        }
+        let hits = equal(&self.tags, tag);
         (hits != 0).then(|| hits.trailing_zeros() as usize)
     }
 
@@ -97,6 +135,19 @@ impl<T: Copy + Default, const W: usize> Set<T, W> {
         let before = (1u64 << self.position(way)) - 1;
         let moved = before << 4 | 0xf;
         self.order = self.order & !moved | (self.order & before) << 4 | way as u64;
+    }
+
+    /// Puts a tag in the place of the least recent, as the most recent.
+    #[inline(always)]
+    fn replace(&mut self, tag: u32, value: T, ways: u32) {
+        let end = 4 * (ways - 1);
+        let victim = self.order >> end & 0xf;
+        let used = u64::MAX >> (60 - end);
+        self.order = self.order & !used | (self.order << 4 & used) | victim;
+        // A nibble is below 16; the remainder spares a check where there are 16 ways.
+        let way = victim as usize % W;
+        self.tags[way] = tag;
+        self.values[way] = value;
     }
 
     fn to_back(&mut self, way: usize, ways: u32) {
@@ -156,10 +207,31 @@ impl<T: Copy + Default, const W: usize> Assoc<T, W> {
         let (set, tag) = self.split(key);
         let ways = self.ways;
         let set = &mut self.sets[set];
-        let victim = (set.order >> (4 * (ways - 1)) & 0xf) as usize;
-        set.tags[victim] = tag;
-        set.values[victim] = value;
-        set.to_front(victim);
+        set.replace(tag, value, ways);
+    }
+
+    /// Looks a key up and puts it in if it is not there; true when it was. The most recent then.
+    #[inline(always)]
+    pub(crate) fn touch(&mut self, key: u64, value: T) -> bool {
+        let (set, tag) = self.split(key);
+        let ways = self.ways;
+        let set = &mut self.sets[set];
+        match set.find(tag) {
+            Some(way) => {
+                set.to_front(way);
+                true
+            }
+            None => {
+                set.replace(tag, value, ways);
+                false
+            }
+        }
+    }
+
+    /// Where the set of a key lies in this computer's memory, for a prefetch.
+    #[inline(always)]
+    pub(crate) fn place(&self, key: u64) -> *const u8 {
+        (&raw const self.sets[self.split(key).0]).cast()
     }
 
     /// Drops a key.

@@ -21,8 +21,9 @@ use super::tlb::{Tlb, Translation};
 use super::walk::{Fault, Mapping, SecondLevel, Space, WalkCaches, native, nested};
 use crate::program::Access;
 
-/// Accesses by which prefetches of the simulator's own memory run ahead.
-const AHEAD: usize = 12;
+/// Accesses by which prefetches of the simulator's own memory run ahead: of the guest's page table
+/// entry, of the second-level entry that it leads to, and of the third-level cache's set.
+const AHEAD: [usize; 3] = [18, 12, 6];
 
 /// No line and no page has this number.
 const NOTHING: u64 = u64::MAX;
@@ -95,27 +96,24 @@ impl Caches {
         stream: bool,
     ) -> Found {
         if CACHES {
-            if self.l1.get(line).is_some() {
+            if self.l1.touch(line, ()) {
                 return Found {
                     ps: self.hit_ps[0],
                     cause: Cause::Cache,
                 };
             }
-            self.l1.insert(line, ());
-            if self.l2.get(line).is_some() {
+            if self.l2.touch(line, ()) {
                 return Found {
                     ps: self.hit_ps[1],
                     cause: Cause::Cache,
                 };
             }
-            self.l2.insert(line, ());
-            if memory.l3.get(line).is_some() {
+            if memory.l3.touch(line, ()) {
                 return Found {
                     ps: memory.l3_hit_ps,
                     cause: Cause::Cache,
                 };
             }
-            memory.l3.insert(line, ());
         }
         let id = memory.tier_of_line(line);
         let tier = &mut memory.tiers[id as usize];
@@ -183,18 +181,13 @@ impl Core {
         bill: &mut Bill,
     ) -> Progress {
         let mut records = 0;
-        let mut ahead_page = NOTHING;
         for (done, &access) in accesses.iter().enumerate() {
-            if let Some(next) = accesses.get(done + AHEAD) {
-                let gva = next.gva().0;
-                let page = gva >> self.page_bits;
-                if page != ahead_page {
-                    ahead_page = page;
-                    if let Some(place) = tables.guest.bottom_place(gva) {
-                        prefetch(place);
-                    }
-                }
+            let line = access.gva().0 >> LINE_BITS;
+            if line == self.last.line && (self.last.dirty | !access.is_store()) {
+                bill.charge(Cause::Cache, self.caches.hit_ps[0]);
+                continue;
             }
+            look_ahead::<NESTED, CACHES>(&accesses[done..], tables, memory);
             match self.access::<NESTED, CACHES>(access, tables, memory, bill) {
                 Ok(recorded) => records += u64::from(recorded),
                 Err(fault) => {
@@ -213,7 +206,7 @@ impl Core {
         }
     }
 
-    /// One access; true when it was sampled.
+    /// One access that is not to the line of the one before; true when it was sampled.
     #[inline(always)]
     fn access<const NESTED: bool, const CACHES: bool>(
         &mut self,
@@ -224,10 +217,6 @@ impl Core {
     ) -> Result<bool, Fault> {
         let (gva, store) = (access.gva().0, access.is_store());
         let usable = self.last.dirty | !store;
-        if gva >> LINE_BITS == self.last.line && usable {
-            bill.charge(Cause::Cache, self.caches.hit_ps[0]);
-            return Ok(false);
-        }
         let page = gva >> self.page_bits;
         let mut ps = 0;
         if page != self.last.page || !usable {
@@ -316,5 +305,51 @@ impl Core {
     /// Another context runs: what was accessed last says nothing any more.
     pub(crate) fn switch(&mut self) {
         self.last = NO_LAST;
+    }
+}
+
+/// Brings the simulator's own memory that accesses further on will need into this computer's
+/// caches, step by step: each step needs what the one before has brought. Changes nothing.
+#[inline(always)]
+fn look_ahead<const NESTED: bool, const CACHES: bool>(
+    accesses: &[Access],
+    tables: &Tables<'_>,
+    memory: &Memory,
+) {
+    let page_bits = tables.guest.page_bits();
+    if let Some(a) = accesses.get(AHEAD[0])
+        && let Some(place) = tables.guest.bottom_place(a.gva().0)
+    {
+        prefetch(place);
+    }
+    let gpa = |a: &Access| {
+        let gva = a.gva().0;
+        let frame = tables.guest.bottom_frame(gva)?;
+        Some(u64::from(frame) << page_bits | gva & ((1 << page_bits) - 1))
+    };
+    if NESTED
+        && let Some(gpa) = accesses.get(AHEAD[1]).and_then(gpa)
+        && let Some(place) = tables.host.bottom_place(gpa)
+    {
+        prefetch(place);
+    }
+    if CACHES && let Some(access) = accesses.get(AHEAD[2]) {
+        let touch = |address: u64| prefetch(memory.l3.place(address >> LINE_BITS));
+        let host_address = |gpa: u64| {
+            let frame = if NESTED {
+                tables.host.frame(gpa)?
+            } else {
+                (gpa >> page_bits) as u32
+            };
+            Some(u64::from(frame) << page_bits | gpa & ((1 << page_bits) - 1))
+        };
+        let guest_entry = tables.guest.bottom_address(access.gva().0);
+        guest_entry.and_then(host_address).map(touch);
+        if let Some(gpa) = gpa(access) {
+            host_address(gpa).map(touch);
+            if NESTED && let Some(entry) = tables.host.bottom_address(gpa) {
+                touch((u64::from(tables.host_first_page) << 12) + entry);
+            }
+        }
     }
 }

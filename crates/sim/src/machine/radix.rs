@@ -143,6 +143,9 @@ pub(crate) struct Radix {
     leaf: Vec<Entry>,
     /// Tables of the last level that are not in use.
     free: Vec<u32>,
+    /// The table of the last level by block of 2 MiB, plus 1; 0 for none. The way down is for
+    /// walks; everybody else goes this one.
+    bottom: Vec<u32>,
 }
 
 impl Radix {
@@ -155,6 +158,7 @@ impl Radix {
             upper: vec![Entry::default(); FANOUT],
             leaf: vec![],
             free: vec![],
+            bottom: vec![],
         }
     }
 
@@ -252,6 +256,9 @@ impl Radix {
             } else {
                 let next = self.grow(table.level - 1);
                 *self.entry_mut(table, addr) = Entry::new(next, 0);
+                if table.level == 2 {
+                    self.set_bottom(addr, next + 1);
+                }
                 next
             };
             table = Table {
@@ -263,8 +270,27 @@ impl Radix {
         let before = self.read(table, addr);
         if before.is_present() && !before.is_large() && table.level == 2 {
             self.free.push(before.index());
+            self.set_bottom(addr, 0);
         }
         *self.entry_mut(table, addr) = Entry::new(frame, large);
+    }
+
+    fn set_bottom(&mut self, addr: u64, table: u32) {
+        let block = (addr >> HUGE_BITS) as usize;
+        if self.bottom.len() <= block {
+            self.bottom.resize(block + 1, 0);
+        }
+        self.bottom[block] = table;
+    }
+
+    /// The slot of `addr` in a table of the last level, if there is such a table.
+    #[inline(always)]
+    fn bottom_slot(&self, addr: u64) -> Option<usize> {
+        let node = self
+            .bottom
+            .get((addr >> HUGE_BITS) as usize)?
+            .checked_sub(1)?;
+        Some(self.slot(Table { level: 1, node }, addr))
     }
 
     fn grow(&mut self, level: u32) -> u32 {
@@ -341,6 +367,14 @@ impl Radix {
 
     /// The table with the entry that maps `addr`, if there are tables down to there.
     fn descend(&self, addr: u64) -> Option<Table> {
+        if let Some(&table) = self.bottom.get((addr >> HUGE_BITS) as usize)
+            && table > 0
+        {
+            return Some(Table {
+                level: 1,
+                node: table - 1,
+            });
+        }
         let mut table = self.root();
         while table.level > 1 {
             let entry = self.read(table, addr);
@@ -359,24 +393,10 @@ impl Radix {
     }
 
     /// Takes the mapping of the page that holds `addr` out.
+    #[cfg(test)]
     pub(crate) fn unmap(&mut self, addr: u64) -> Option<(Entry, PageSize)> {
         let (entry, size) = self.find_mut(addr)?;
         Some((std::mem::take(entry), size))
-    }
-
-    /// Turns the huge page at `addr` into base pages with the same frames and bits.
-    pub(crate) fn split(&mut self, addr: u64) {
-        let addr = addr & !((1 << HUGE_BITS) - 1);
-        let Some((entry, PageSize::Huge)) = self.unmap(addr) else {
-            return;
-        };
-        let bits = entry.0 & (ACCESSED | DIRTY | HINT);
-        for i in 0..self.leaf_entries() as u32 {
-            let at = addr + (u64::from(i) << self.page_bits);
-            self.map(at, PageSize::Base, entry.index() + i);
-            let table = self.descend(at).expect("just mapped");
-            self.entry_mut(table, at).0 |= bits;
-        }
     }
 
     /// Visits every mapped page that begins in `range`, by address.
@@ -422,24 +442,33 @@ impl Radix {
 
     /// Bytes of the simulator's own memory.
     pub(crate) fn state_bytes(&self) -> usize {
-        (self.upper.capacity() + self.leaf.capacity()) * size_of::<Entry>()
+        (self.upper.capacity() + self.leaf.capacity() + self.bottom.capacity()) * 4
     }
 
-    /// Where the bottom entry of `addr` lies in the simulator's memory, for a prefetch.
+    /// Where the entry of `addr` lies in this computer's memory if it is one of the last level,
+    /// for a prefetch.
     #[inline(always)]
     pub(crate) fn bottom_place(&self, addr: u64) -> Option<*const u8> {
-        let mut table = self.root();
-        while table.level > 1 {
-            let entry = self.read(table, addr);
-            if !entry.is_present() || entry.is_large() {
-                return None;
-            }
-            table = Table {
-                level: table.level - 1,
-                node: entry.index(),
-            };
-        }
-        Some((&raw const self.leaf[self.slot(table, addr)]).cast())
+        Some((&raw const *self.leaf.get(self.bottom_slot(addr)?)?).cast())
+    }
+
+    /// Where the hardware has the entry of `addr` if it is one of the last level: the byte among
+    /// all tables.
+    #[inline(always)]
+    pub(crate) fn bottom_address(&self, addr: u64) -> Option<u64> {
+        let node = self
+            .bottom
+            .get((addr >> HUGE_BITS) as usize)?
+            .checked_sub(1)?;
+        let page = self.table_page(Table { level: 1, node });
+        Some(u64::from(page) << 12 | Self::entry_offset(1, addr))
+    }
+
+    /// The frame of a page, if it is mapped as a base page.
+    #[inline(always)]
+    pub(crate) fn bottom_frame(&self, addr: u64) -> Option<u32> {
+        let entry = self.leaf.get(self.bottom_slot(addr)?)?;
+        entry.is_present().then(|| entry.index())
     }
 }
 
@@ -479,16 +508,9 @@ mod tests {
                         tree.map(base, PageSize::Huge, frame);
                         twin.insert(base, (frame, PageSize::Huge));
                     }
-                    _ if huge => {
-                        tree.split(at);
-                        let (frame, _) = twin.remove(&base).unwrap();
-                        for i in 0..per_block {
-                            twin.insert(base + (i << page_bits), (frame + i as u32, PageSize::Base));
-                        }
-                    }
                     _ => {
                         tree.unmap(at);
-                        twin.remove(&at);
+                        twin.remove(if huge { &base } else { &at });
                     }
                 }
             }

@@ -13,9 +13,9 @@ use crate::machine::memory::TierId;
 /// Bytes that one scan marks (`scan_size_mb`).
 const SCAN_BYTES: u64 = 256 * MIB;
 
-/// Time between two scans: `scan_period_min_ms`, which a process whose pages lie in the slow node
-/// stays at.
+/// Time between two scans at first (`scan_period_min_ms`), and at most (`scan_period_max_ms`).
 pub(crate) const SCAN_PERIOD_PS: u64 = 1_000_000_000_000;
+const SCAN_PERIOD_MAX_PS: u64 = 60 * SCAN_PERIOD_PS;
 
 /// A fault that comes within this time shows a hot page (`hot_threshold_ms`).
 const HOT_MS: u32 = 1000;
@@ -24,21 +24,38 @@ const HOT_MS: u32 = 1000;
 #[derive(Debug)]
 pub(crate) struct Hints {
     classify: Classify,
+    /// Whether threads share the memory: the kernel then goes on scanning as fast.
+    shared: bool,
     /// Reclaim was woken.
     short: bool,
+    period_ps: u64,
+    passes: u32,
 }
 
 impl Hints {
-    pub(crate) fn new(classify: Classify) -> Self {
+    /// Nothing seen yet. `shared`: whether several threads use the memory.
+    pub(crate) fn new(classify: Classify, shared: bool) -> Self {
         Self {
             classify,
+            shared,
             short: false,
+            period_ps: SCAN_PERIOD_PS,
+            passes: 0,
         }
     }
 
-    /// The scanner's turn.
-    pub(crate) fn scan(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
+    /// The scanner's turn; returns the time until its next. After every pass over private memory
+    /// Linux's scanner slows down by three tenths (`update_task_scan_period`).
+    pub(crate) fn scan(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) -> u64 {
         guest.hint_scan(SCAN_BYTES, actor);
+        let slows = self.classify == Classify::SoonFault && !self.shared;
+        if guest.hint_passes() > self.passes {
+            self.passes = guest.hint_passes();
+            if slows {
+                self.period_ps = (self.period_ps / 10 * 13).min(SCAN_PERIOD_MAX_PS);
+            }
+        }
+        self.period_ps
     }
 
     /// A marked page was accessed.

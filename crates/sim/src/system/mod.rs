@@ -112,10 +112,11 @@ pub(crate) enum Manager {
 
 impl Manager {
     /// A manager made of these parts.
-    pub(crate) fn new(parts: Parts, settings: &AgentSettings) -> Self {
+    /// `threads`: of the VM's program.
+    pub(crate) fn new(parts: Parts, settings: &AgentSettings, threads: usize) -> Self {
         match parts.track {
             Track::Nothing => Self::Nobody,
-            Track::HintFaults => Self::Hints(Hints::new(parts.classify)),
+            Track::HintFaults => Self::Hints(Hints::new(parts.classify, threads > 1)),
             Track::SamplesAtSwitch | Track::SamplesByWorker => {
                 Self::Agent(Box::new(Agent::new(parts, settings)))
             }
