@@ -132,7 +132,7 @@ impl Generator for Replay {
         self.access_ps
     }
 
-    fn finish(self: Box<Self>) -> Result<(), Error> {
-        self.error.map_or(Ok(()), Err)
+    fn fault(&self) -> Option<String> {
+        self.error.as_ref().map(Error::to_string)
     }
 }
