@@ -67,7 +67,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             let outcome = demeter_lab::run(&scenario, &lab, &stop, &mut show);
             (outcome.result, outcome.ended)
         }
-        Place::Sim => (demeter_sim::run_all(&scenario, &show_simulated)?, Ok(())),
+        Place::Sim => {
+            leave_out_those_without_a_model(&mut scenario);
+            (demeter_sim::run_all(&scenario, &show_simulated)?, Ok(()))
+        }
     };
     // What was measured before a VM failed is kept.
     if !result.systems.is_empty() {
@@ -77,6 +80,25 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         output::print(demeter_report::table(&result))?;
     }
     Ok(ended?)
+}
+
+/// Systems of a scenario that is made for the lab, too. If none has a model, all stay, so that the
+/// first one is named as the error.
+fn leave_out_those_without_a_model(scenario: &mut Scenario) {
+    let (modelled, others): (Vec<_>, Vec<_>) = scenario
+        .systems
+        .iter()
+        .partition(|system| demeter_sim::is_modelled(**system));
+    if modelled.is_empty() {
+        return;
+    }
+    for system in others {
+        eprintln!(
+            "{:17} left out: the simulator has no model of it",
+            system.to_string()
+        );
+    }
+    scenario.systems = modelled;
 }
 
 /// One line for a system that the simulator is done with.

@@ -36,6 +36,7 @@ fn kinds() -> Vec<(&'static str, Kind)> {
         reverse: true,
         threads: 1,
         shift_at_s: None,
+        phases: vec![],
     };
     let memlat = Memlat {
         size_mib: SIZE_MIB,

@@ -12,6 +12,9 @@ pub enum SimError {
     /// A system that the simulator has no model of.
     #[error("the simulator has no model of {0}; leave it out with --system, or use --on lab")]
     NoModel(System),
+    /// A part of the scenario that the simulator has no model of.
+    #[error("the simulator has no model of {0}; use --on lab")]
+    NoModelOf(&'static str),
     /// A processor that cannot be.
     #[error("the simulated processor: {0}")]
     Unsound(#[from] UnsoundGeometry),

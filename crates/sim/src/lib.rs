@@ -20,5 +20,5 @@ mod world;
 
 pub use error::SimError;
 pub use program::{Access, BATCH, Batch, Program, Region};
-pub use run::{run, run_all};
+pub use run::{is_modelled, run, run_all};
 pub use testbed::{Model, Testbed};

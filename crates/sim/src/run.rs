@@ -64,6 +64,11 @@ fn simulate<P: Program>(
     Ok(result)
 }
 
+/// Whether the simulator has a model of a system.
+pub fn is_modelled(system: System) -> bool {
+    Parts::of(system).is_some()
+}
+
 /// Runs all systems of a scenario, as many at a time as this computer has cores; `done` is told
 /// of each that is finished. The result does not depend on how many run at a time.
 ///

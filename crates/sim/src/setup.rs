@@ -55,6 +55,17 @@ pub(crate) struct Setup {
 impl Setup {
     /// The machine of a scenario.
     pub(crate) fn new(scenario: &Scenario) -> Result<Self, SimError> {
+        if scenario.provision.is_some() {
+            return Err(SimError::NoModelOf(
+                "memory that comes and goes ([provision])",
+            ));
+        }
+        if matches!(&scenario.workload, demeter_scenario::Workload::Gups(g) if !g.phases.is_empty())
+        {
+            return Err(SimError::NoModelOf(
+                "a hot set that changes its size (phases)",
+            ));
+        }
         let machine = &scenario.machine;
         let dilation = scenario.lab.dilation;
         let (sheet, dilation, own_ns) = match scenario.sim.cpu {

@@ -35,6 +35,7 @@ fn gups(size_mib: u64, hot_mib: u64, hot_weight: f64, threads: u32) -> Kind {
         reverse: true,
         threads,
         shift_at_s: Some(1),
+        phases: vec![],
     })
 }
 
