@@ -85,7 +85,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 /// Systems of a scenario that is made for the lab, too. If none has a model, all stay, so that the
 /// first one is named as the error.
 fn leave_out_those_without_a_model(scenario: &mut Scenario) {
-    let (modelled, others): (Vec<_>, Vec<_>) = scenario
+    let (modelled, others): (Vec<System>, Vec<System>) = scenario
         .systems
         .iter()
         .partition(|system| demeter_sim::is_modelled(**system));
