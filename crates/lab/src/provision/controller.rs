@@ -307,3 +307,67 @@ impl Setup {
         root.to_string()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use demeter_host::config::{Config, ProvisionerKind};
+
+    use super::*;
+
+    #[test]
+    fn the_controller_understands_its_configuration() {
+        let dir = tempfile::tempdir().unwrap();
+        let sizes = |fast_mib, slow_mib| NodeSizes { fast_mib, slow_mib };
+        let entry = |name: &str, share| VmEntry {
+            name: name.into(),
+            folder: dir.path().join(name),
+            size: sizes(100, 400),
+            limit: sizes(500, 600),
+            fast_guarantee_mib: 50,
+            slow_guarantee_mib: 400,
+            share,
+        };
+        for (provisioner, kind) in [
+            (Provisioner::DemeterBalloon, ProvisionerKind::DemeterBalloon),
+            (Provisioner::VirtioMem, ProvisionerKind::VirtioMem),
+            (Provisioner::VirtioBalloon, ProvisionerKind::VirtioBalloon),
+        ] {
+            let setup = Setup {
+                provisioner,
+                pool: sizes(200, 800),
+                vms: vec![entry("a", 2), entry("b", 1)],
+            };
+            let path = dir.path().join("host.toml");
+            std::fs::write(&path, setup.toml(dir.path())).unwrap();
+            let config = Config::load(&path).unwrap();
+            assert_eq!(config.socket, socket(dir.path()));
+            assert_eq!(config.pool.fast_mib, 200);
+            let vm = &config.vms[&"a".parse().unwrap()];
+            assert_eq!((vm.provisioner, vm.share), (kind, 2));
+            assert_eq!(vm.slow.size_mib, 400);
+            assert_eq!(vm.fast.guarantee_mib, 50);
+            assert_eq!(vm.fast.limit_mib, Some(500));
+        }
+    }
+
+    #[test]
+    fn the_controllers_view_is_what_the_lab_reads() {
+        let view = demeter_host::view::HostView {
+            violations: 3,
+            vms: vec![demeter_host::view::VmView {
+                name: "a".into(),
+                state: "up".into(),
+                owned: Some(demeter_host::view::TierView {
+                    fast_bytes: 1,
+                    slow_bytes: 2,
+                }),
+                ..Default::default()
+            }],
+            ..Default::default()
+        };
+        let text = serde_json::to_string(&view).unwrap();
+        let read: HostView = serde_json::from_str(&text).unwrap();
+        assert_eq!(read.violations, 3);
+        assert_eq!(read.vms[0].owned.map(Tiers::sum), Some(3));
+    }
+}

@@ -436,3 +436,64 @@ impl SwingState {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BASE: Tiers = Tiers {
+        fast_bytes: 200 << 20,
+        slow_bytes: 900 << 20,
+    };
+
+    fn owning(fast_bytes: u64) -> VmView {
+        VmView {
+            name: "vm".into(),
+            state: "up".into(),
+            target: BASE,
+            owned: Some(Tiers { fast_bytes, ..BASE }),
+            problem: Some("busy".into()),
+        }
+    }
+
+    #[test]
+    fn a_swing_ends_as_it_began() {
+        let mut swing = SwingState::new(Swing {
+            fast_mib: 64,
+            from_s: 10,
+            every_s: 5,
+        });
+        let asked: Vec<(u32, u64)> = (0..40)
+            .filter_map(|t| Some((t, swing.due(t.into(), 31.0, BASE)?.fast_bytes >> 20)))
+            .collect();
+        assert_eq!(asked, [(10, 264), (15, 200), (20, 264), (25, 200)]);
+    }
+
+    #[test]
+    fn a_resize_takes_until_the_memory_is_there() {
+        let mut swing = SwingState::new(Swing {
+            fast_mib: 64,
+            from_s: 1,
+            every_s: 5,
+        });
+        let mut resizes = vec![Resize {
+            t_s: 1.0,
+            fast_bytes: 264 << 20,
+            ..Resize::default()
+        }];
+        swing.is_pending = true;
+        swing.settle(1.5, &owning(200 << 20), &mut resizes);
+        assert_eq!(
+            (resizes[0].took_s, resizes[0].reason.as_deref()),
+            (None, Some("busy"))
+        );
+        swing.settle(3.0, &owning((264 << 20) - NEAR_BYTES), &mut resizes);
+        assert_eq!(
+            (resizes[0].took_s, resizes[0].reason.as_deref()),
+            (Some(2.0), None)
+        );
+        // What comes later is not its doing.
+        swing.settle(4.0, &owning(0), &mut resizes);
+        assert_eq!(resizes[0].took_s, Some(2.0));
+    }
+}
