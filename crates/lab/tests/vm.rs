@@ -5,27 +5,57 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use demeter_lab::Lab;
-use demeter_report::SystemResult;
+use demeter_report::{RunResult, SystemResult};
 use demeter_scenario::{Scenario, System};
 
-#[test]
-fn the_agent_moves_the_hot_set_and_loses_no_data() {
+fn run(scenario: &str) -> RunResult {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let scenario = Scenario::load(&root.join("scenarios/ci.toml")).unwrap();
+    let scenario = Scenario::load(&root.join("scenarios").join(scenario)).unwrap();
     // An emulated CPU needs optimised programs: `make test` has built them.
     let lab = Lab {
         programs: root.join("target/release"),
         ..Lab::from_env().unwrap()
     };
-    let run = demeter_lab::run(
-        &scenario,
-        &lab,
-        &AtomicBool::new(false),
-        &mut |system, report| {
-            eprintln!("{system}: {report:?}");
-        },
+    let stop = AtomicBool::new(false);
+    let run = demeter_lab::run(&scenario, &lab, &stop, &mut |system, report| {
+        eprintln!("{system}: {report:?}");
+    });
+    run.whole().unwrap_or_else(|e| panic!("{e}"))
+}
+
+#[test]
+fn memory_is_taken_given_and_taken_again_and_no_data_is_lost() {
+    let result = run("ci-balloon.toml");
+    let [system] = &result.systems[..] else {
+        panic!("{result:?}")
+    };
+    assert_eq!(system.verify_errors, Some(0));
+    let provisioning = system
+        .provisioning
+        .as_ref()
+        .expect("memory was provisioned");
+    assert_eq!(provisioning.pool_violations, Some(0));
+    let (Some(inflated), Some(returned)) = (
+        provisioning.bytes_inflated,
+        provisioning.host_bytes_returned,
+    ) else {
+        panic!("{provisioning:?}")
+    };
+    // Each node was booted with the memory of both: 280 MiB.
+    assert!(inflated >= 250 << 20, "{inflated}");
+    assert!(
+        returned as f64 >= 0.99 * inflated as f64,
+        "{returned} of {inflated}"
     );
-    let result = run.whole().unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(provisioning.resizes.len(), 2);
+    for resize in &provisioning.resizes {
+        assert!(resize.took_s.is_some(), "{resize:?}");
+    }
+}
+
+#[test]
+fn the_agent_moves_the_hot_set_and_loses_no_data() {
+    let result = run("ci.toml");
     let of = |system: System| -> &SystemResult {
         let name = system.to_string();
         result

@@ -1,6 +1,9 @@
 //! What is drawn from any result: numbers, bounded size, and never the file's own markup.
 
-use demeter_report::{Point, RunResult, SystemResult, html, table, throughput_svg};
+use demeter_report::{
+    CrashFigures, Point, Provisioning, Resize, RunResult, SystemResult, VmResult, html, table,
+    throughput_svg,
+};
 use proptest::prelude::*;
 
 fn result(systems: Vec<SystemResult>) -> RunResult {
@@ -270,4 +273,100 @@ fn memlat_is_reported_as_latency() {
         "{table}"
     );
     assert!(html(&result).contains("Latency over time"));
+}
+
+fn provisioned(name: &str, provisioning: Provisioning) -> SystemResult {
+    SystemResult {
+        provisioning: Some(provisioning),
+        ..system(name, 5)
+    }
+}
+
+#[test]
+fn provisioning_has_its_own_figures() {
+    let taken = Provisioning {
+        bytes_inflated: Some(1000),
+        host_bytes_returned: Some(995),
+        inflate_gib_per_s: Some(2.5),
+        resizes: vec![Resize {
+            took_s: Some(0.75),
+            ..Resize::default()
+        }],
+        pool_violations: Some(0),
+        ..Provisioning::default()
+    };
+    let mut late = taken.clone();
+    late.resizes.push(Resize::default());
+    let fixed = SystemResult {
+        mean_mops: Some(4.0),
+        ..provisioned("static", Provisioning::default())
+    };
+    let text = table(&result(vec![
+        fixed,
+        provisioned("demeter-balloon", taken),
+        provisioned("virtio-balloon", late),
+    ]));
+    let row = |name: &str| -> Vec<&str> {
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().skip(1).collect()
+    };
+    assert_eq!(row("static")[2], "100.0");
+    let ours = row("demeter-balloon");
+    assert_eq!((ours[2], ours[4], ours[5]), ("50.0", "2.50", "99.5"));
+    // The longest resize; none when one was never done.
+    assert_eq!(ours[10], "0.750");
+    assert_eq!(row("virtio-balloon")[10], "-");
+    assert!(text.contains("over pool"), "{text}");
+}
+
+#[test]
+fn crashes_have_a_table_of_their_own() {
+    let figures = CrashFigures {
+        cycles: 200,
+        by_victim: [("kill agent".to_owned(), 47)].into(),
+        recovered_max_s: 12.34,
+        wrong_words: 0,
+        ..CrashFigures::default()
+    };
+    let text = table(&result(vec![provisioned(
+        "demeter-balloon",
+        Provisioning {
+            crashes: Some(figures),
+            ..Provisioning::default()
+        },
+    )]));
+    for expected in [" 200 ", " 47 ", "12.3", "well again"] {
+        assert!(text.contains(expected), "{expected} in {text}");
+    }
+}
+
+#[test]
+fn each_vm_of_a_run_is_drawn() {
+    let vm = |name: &str| VmResult {
+        name: name.into(),
+        series: (0..5u32)
+            .map(|index| Point {
+                t_s: f64::from(index),
+                mops: Some(1.0),
+                fast_bytes: Some(100 << 20),
+                ..Point::default()
+            })
+            .collect(),
+        ..VmResult::default()
+    };
+    let run = |vms| {
+        provisioned(
+            "wss",
+            Provisioning {
+                vms,
+                ..Provisioning::default()
+            },
+        )
+    };
+    let page = html(&result(vec![run(vec![vm("left"), vm("<b>")])]));
+    assert!(page.contains("wss: fast memory over time of each VM"));
+    assert!(page.contains("left") && !page.contains("<b>"));
+    let alone = html(&result(vec![run(vec![])]));
+    // Throughput and memory of the VMs, each for wide and for narrow windows.
+    assert_eq!(pictures(&page).len(), pictures(&alone).len() + 4);
 }

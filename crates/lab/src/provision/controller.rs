@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use demeter_scenario::{Policy, Provisioner};
+use demeter_scenario::Policy;
 use serde::{Deserialize, Serialize};
 
+use super::setup::{Setup, socket};
 use crate::error::Error;
 use crate::http;
-use crate::vm::{NodeSizes, agent_socket, dies_with_this_thread, qmp_socket};
+use crate::vm::{NodeSizes, dies_with_this_thread};
 
 /// How long the controller may take until it answers.
 const START_LIMIT: Duration = Duration::from_secs(20);
@@ -22,36 +23,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// How long one question may take.
 const ASK_LIMIT: Duration = Duration::from_secs(5);
-
-/// What the controller has to know of a VM.
-#[derive(Debug, Clone)]
-pub struct VmEntry {
-    /// Its name.
-    pub name: String,
-    /// Its folder, with its sockets.
-    pub folder: PathBuf,
-    /// What it is to own to begin with.
-    pub size: NodeSizes,
-    /// What it may own at most.
-    pub limit: NodeSizes,
-    /// Fast memory that it keeps whatever the policy says, MiB.
-    pub fast_guarantee_mib: u64,
-    /// The same of slow memory.
-    pub slow_guarantee_mib: u64,
-    /// Its share under the policy `shares`.
-    pub share: u32,
-}
-
-/// What the controller is told when it starts.
-#[derive(Debug, Clone)]
-pub struct Setup {
-    /// How memory is changed.
-    pub provisioner: Provisioner,
-    /// What there is for all VMs together.
-    pub pool: NodeSizes,
-    /// The VMs.
-    pub vms: Vec<VmEntry>,
-}
 
 /// A running controller; killed when dropped, and with the thread that started it.
 #[derive(Debug)]
@@ -222,10 +193,6 @@ impl Drop for Controller {
     }
 }
 
-fn socket(folder: &Path) -> PathBuf {
-    folder.join("host.sock")
-}
-
 fn last_line(log: &Path) -> Option<String> {
     let text = std::fs::read_to_string(log).ok()?;
     text.lines().last().map(str::to_owned)
@@ -251,62 +218,28 @@ fn spawn(program: &Path, folder: &Path) -> Result<Child, Error> {
     command.spawn().map_err(Error::io("start", program))
 }
 
-impl Setup {
-    /// The controller's configuration.
-    fn toml(&self, folder: &Path) -> String {
-        let text = |path: PathBuf| toml::Value::String(path.display().to_string());
-        let number = |value: u64| toml::Value::Integer(value as i64);
-        let mut root = toml::Table::new();
-        root.insert("socket".into(), text(socket(folder)));
-        root.insert("state".into(), text(folder.join("host.json")));
-        root.insert(
-            "pool".into(),
-            toml::Table::from_iter([
-                ("fast_mib".into(), number(self.pool.fast_mib)),
-                ("slow_mib".into(), number(self.pool.slow_mib)),
-            ])
-            .into(),
-        );
-        let mut vms = toml::Table::new();
-        for vm in &self.vms {
-            let tier = |memdev: &str, size_mib, limit_mib, guarantee_mib| {
-                toml::Table::from_iter([
-                    ("memdev".into(), memdev.into()),
-                    ("size_mib".into(), number(size_mib)),
-                    ("limit_mib".into(), number(limit_mib)),
-                    ("guarantee_mib".into(), number(guarantee_mib)),
-                ])
-                .into()
-            };
-            let (size, limit) = (vm.size, vm.limit);
-            let entry = toml::Table::from_iter([
-                ("qmp".into(), text(qmp_socket(&vm.folder))),
-                ("agent".into(), text(agent_socket(&vm.folder))),
-                ("provisioner".into(), self.provisioner.name().into()),
-                ("share".into(), number(vm.share.into())),
-                ("oom_mib".into(), number(0)),
-                (
-                    "fast".into(),
-                    tier(
-                        "node0",
-                        size.fast_mib,
-                        limit.fast_mib,
-                        vm.fast_guarantee_mib,
-                    ),
-                ),
-                (
-                    "slow".into(),
-                    tier(
-                        "node1",
-                        size.slow_mib,
-                        limit.slow_mib,
-                        vm.slow_guarantee_mib,
-                    ),
-                ),
-            ]);
-            vms.insert(vm.name.clone(), entry.into());
-        }
-        root.insert("vm".into(), vms.into());
-        root.to_string()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_controllers_view_is_what_the_lab_reads() {
+        let view = demeter_host::view::HostView {
+            violations: 3,
+            vms: vec![demeter_host::view::VmView {
+                name: "a".into(),
+                state: "up".into(),
+                owned: Some(demeter_host::view::TierView {
+                    fast_bytes: 1,
+                    slow_bytes: 2,
+                }),
+                ..Default::default()
+            }],
+            ..Default::default()
+        };
+        let text = serde_json::to_string(&view).unwrap();
+        let read: HostView = serde_json::from_str(&text).unwrap();
+        assert_eq!(read.violations, 3);
+        assert_eq!(read.vms[0].owned.map(Tiers::sum), Some(3));
     }
 }

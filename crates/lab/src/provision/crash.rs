@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use demeter_report::{CrashFigures, Provisioning, SystemResult};
 use demeter_scenario::Crashes;
 
-use super::controller::{Controller, Setup, Tiers, VmEntry, VmView};
+use super::controller::{Controller, Tiers, VmView};
 use super::fleet::{NEAR_BYTES, Run};
+use super::setup::{Setup, VmEntry};
 use crate::error::{Error, VmFault};
 use crate::link::Report;
 use crate::vm::{Elastic, NodeSizes, PreparedVm, VmChild, reset};

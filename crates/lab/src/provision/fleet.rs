@@ -10,10 +10,12 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use demeter_report::Resize;
-use demeter_scenario::{Policy, Provision, Provisioner, Scenario, Swing, Variant};
+use demeter_scenario::{Policy, Provision, Provisioner, Scenario, Variant};
 
-use super::controller::{Controller, HostView, Setup, Tiers, VmEntry, VmView};
+use super::controller::{Controller, HostView, Tiers, VmView};
+use super::setup::{Setup, VmEntry};
 use super::sizing::{self, Sizing};
+use super::swing::SwingState;
 use crate::error::{Error, VmFault};
 use crate::link::Report;
 use crate::summary::Trace;
@@ -374,65 +376,4 @@ impl Conductor<'_> {
 
 fn find<'a>(view: &'a HostView, name: &str) -> Option<&'a VmView> {
     view.vms.iter().find(|vm| vm.name == name)
-}
-
-/// Where a [`Swing`] stands.
-#[derive(Debug)]
-struct SwingState {
-    swing: Swing,
-    next_s: f64,
-    is_grown: bool,
-    is_pending: bool,
-}
-
-impl SwingState {
-    fn new(swing: Swing) -> Self {
-        Self {
-            swing,
-            next_s: swing.from_s as f64,
-            is_grown: false,
-            is_pending: false,
-        }
-    }
-
-    fn is_awake(&self, t_s: f64) -> bool {
-        self.is_pending || t_s >= self.next_s
-    }
-
-    /// The size to ask for, if it is time. The last change is the one back to the beginning.
-    fn due(&mut self, t_s: f64, duration_s: f64, base: Tiers) -> Option<Tiers> {
-        let every_s = self.swing.every_s as f64;
-        let may_begin = self.is_grown || self.next_s + every_s < duration_s;
-        if t_s < self.next_s || !may_begin {
-            return None;
-        }
-        self.next_s += every_s;
-        self.is_grown = !self.is_grown;
-        let more = if self.is_grown {
-            self.swing.fast_mib << 20
-        } else {
-            0
-        };
-        Some(Tiers {
-            fast_bytes: base.fast_bytes + more,
-            ..base
-        })
-    }
-
-    /// Notes when the last change was done, and what the controller says meanwhile.
-    fn settle(&mut self, t_s: f64, vm: &VmView, resizes: &mut [Resize]) {
-        let Some(last) = resizes.last_mut().filter(|_| self.is_pending) else {
-            return;
-        };
-        let is_there = vm
-            .owned
-            .is_some_and(|owned| owned.fast_bytes.abs_diff(last.fast_bytes) <= NEAR_BYTES);
-        if is_there {
-            self.is_pending = false;
-            last.took_s = Some(t_s - last.t_s);
-            last.reason = None;
-        } else if vm.problem.is_some() {
-            last.reason.clone_from(&vm.problem);
-        }
-    }
 }

@@ -5,7 +5,9 @@ mod controller;
 mod crash;
 mod fleet;
 mod result;
+mod setup;
 mod sizing;
+mod swing;
 
 use std::sync::atomic::AtomicBool;
 

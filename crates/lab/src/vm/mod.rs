@@ -10,6 +10,7 @@ mod memory;
 mod module;
 mod package;
 pub(crate) mod plugin;
+mod prepared;
 mod qemu;
 mod tool;
 
@@ -17,5 +18,5 @@ pub(crate) use child::{Orders, VmChild, dies_with_this_thread};
 pub(crate) use elastic::{Elastic, agent_socket, qmp_socket, reset};
 pub use initramfs::Initramfs;
 pub use lab::Lab;
-pub(crate) use lab::PreparedVm;
 pub(crate) use memory::{NodeSizes, check_host};
+pub(crate) use prepared::PreparedVm;

@@ -1,0 +1,132 @@
+//! Fast memory that comes and goes in the timed phase. Pure.
+
+use demeter_report::Resize;
+use demeter_scenario::Swing;
+
+use super::controller::{Tiers, VmView};
+use super::fleet::NEAR_BYTES;
+
+/// Where a [`Swing`] stands.
+#[derive(Debug)]
+pub struct SwingState {
+    swing: Swing,
+    next_s: f64,
+    is_grown: bool,
+    /// Whether the last change was asked for and is not yet done.
+    pub is_pending: bool,
+}
+
+impl SwingState {
+    /// Before the first change.
+    pub fn new(swing: Swing) -> Self {
+        Self {
+            swing,
+            next_s: swing.from_s as f64,
+            is_grown: false,
+            is_pending: false,
+        }
+    }
+
+    /// Whether there is something to look at or to do.
+    pub fn is_awake(&self, t_s: f64) -> bool {
+        self.is_pending || t_s >= self.next_s
+    }
+
+    /// The size to ask for, if it is time. The last change is the one back to the beginning.
+    pub fn due(&mut self, t_s: f64, duration_s: f64, base: Tiers) -> Option<Tiers> {
+        let every_s = self.swing.every_s as f64;
+        let may_begin = self.is_grown || self.next_s + every_s < duration_s;
+        if t_s < self.next_s || !may_begin {
+            return None;
+        }
+        self.next_s += every_s;
+        self.is_grown = !self.is_grown;
+        let more = if self.is_grown {
+            self.swing.fast_mib << 20
+        } else {
+            0
+        };
+        Some(Tiers {
+            fast_bytes: base.fast_bytes + more,
+            ..base
+        })
+    }
+
+    /// Notes when the last change was done, and what the controller says meanwhile.
+    pub fn settle(&mut self, t_s: f64, vm: &VmView, resizes: &mut [Resize]) {
+        let Some(last) = resizes.last_mut().filter(|_| self.is_pending) else {
+            return;
+        };
+        let is_there = vm
+            .owned
+            .is_some_and(|owned| owned.fast_bytes.abs_diff(last.fast_bytes) <= NEAR_BYTES);
+        if is_there {
+            self.is_pending = false;
+            last.took_s = Some(t_s - last.t_s);
+            last.reason = None;
+        } else if vm.problem.is_some() {
+            last.reason.clone_from(&vm.problem);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BASE: Tiers = Tiers {
+        fast_bytes: 200 << 20,
+        slow_bytes: 900 << 20,
+    };
+
+    fn owning(fast_bytes: u64) -> VmView {
+        VmView {
+            name: "vm".into(),
+            state: "up".into(),
+            target: BASE,
+            owned: Some(Tiers { fast_bytes, ..BASE }),
+            problem: Some("busy".into()),
+        }
+    }
+
+    #[test]
+    fn a_swing_ends_as_it_began() {
+        let mut swing = SwingState::new(Swing {
+            fast_mib: 64,
+            from_s: 10,
+            every_s: 5,
+        });
+        let asked: Vec<(u32, u64)> = (0..40)
+            .filter_map(|t| Some((t, swing.due(t.into(), 31.0, BASE)?.fast_bytes >> 20)))
+            .collect();
+        assert_eq!(asked, [(10, 264), (15, 200), (20, 264), (25, 200)]);
+    }
+
+    #[test]
+    fn a_resize_takes_until_the_memory_is_there() {
+        let mut swing = SwingState::new(Swing {
+            fast_mib: 64,
+            from_s: 1,
+            every_s: 5,
+        });
+        let mut resizes = vec![Resize {
+            t_s: 1.0,
+            fast_bytes: 264 << 20,
+            ..Resize::default()
+        }];
+        swing.is_pending = true;
+        swing.settle(1.5, &owning(200 << 20), &mut resizes);
+        assert_eq!(
+            (resizes[0].took_s, resizes[0].reason.as_deref()),
+            (None, Some("busy"))
+        );
+        swing.settle(3.0, &owning((264 << 20) - NEAR_BYTES), &mut resizes);
+        assert_eq!(
+            (resizes[0].took_s, resizes[0].reason.as_deref()),
+            (Some(2.0), None)
+        );
+        // What comes later is not its doing.
+        swing.settle(4.0, &owning(0), &mut resizes);
+        assert_eq!(resizes[0].took_s, Some(2.0));
+    }
+}

@@ -1,0 +1,166 @@
+//! A VM that can be started, and what becomes of its reports and logs.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use demeter_scenario::Scenario;
+
+use super::child::VmChild;
+use super::elastic::Elastic;
+use super::memory::{NodeSizes, check_host};
+use super::qemu;
+use crate::error::{Error, VmFault};
+use crate::link::Report;
+
+/// The initramfs' name in a VM's folder.
+pub const INITRAMFS: &str = "initramfs";
+
+/// A VM that can be started.
+#[derive(Debug)]
+pub struct PreparedVm {
+    pub(super) run: String,
+    pub(super) scenario: Scenario,
+    pub(super) qemu: PathBuf,
+    pub(super) plugin: PathBuf,
+    pub(super) kernel: PathBuf,
+    pub(super) sizes: NodeSizes,
+    pub(super) elastic: Option<Elastic>,
+    /// Whether all its memory is backed from the start.
+    pub prealloc: bool,
+    /// How long it may live.
+    pub limit: Duration,
+    pub(super) folder: tempfile::TempDir,
+    pub(super) keep_logs: Option<PathBuf>,
+}
+
+impl PreparedVm {
+    /// Its name in messages.
+    pub fn run(&self) -> &str {
+        &self.run
+    }
+
+    /// A fault of this VM that its own thread has not seen.
+    pub fn error(&self, fault: VmFault) -> Error {
+        Error::Vm {
+            run: self.run.clone(),
+            fault,
+            logs: self.folder().into(),
+        }
+    }
+
+    /// Its private folder on the host, which goes with this value.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// How its memory can be changed, if it can.
+    pub fn elastic(&self) -> Option<&Elastic> {
+        self.elastic.as_ref()
+    }
+
+    /// Memory that it may take, MiB.
+    pub fn memory_mib(&self) -> u64 {
+        let full = self.elastic.as_ref().map_or(self.sizes, Elastic::full);
+        full.fast_mib + full.slow_mib
+    }
+
+    /// Starts it.
+    pub fn start(&self) -> Result<VmChild, Error> {
+        check_host(Path::new("/"), self.memory_mib())?;
+        let parts = qemu::Parts {
+            qemu: &self.qemu,
+            plugin: &self.plugin,
+            kernel: &self.kernel,
+            initramfs: &self.folder().join(INITRAMFS),
+            machine: &self.scenario.machine,
+            dilation: self.scenario.lab.dilation,
+            sizes: self.sizes,
+            elastic: self.elastic.as_ref(),
+            prealloc: self.prealloc,
+            may_reboot: self
+                .scenario
+                .provision
+                .as_ref()
+                .is_some_and(|p| p.crashes.is_some()),
+            folder: self.folder(),
+        };
+        let output_log = self.folder().join("qemu.log");
+        VmChild::start(parts.command(), self.limit, parts.console_log(), output_log)
+    }
+
+    /// Hands each report of the started VM to `on_report` until it has finished, and keeps its
+    /// logs where that is wanted.
+    pub fn listen(
+        &self,
+        mut vm: VmChild,
+        stop: &AtomicBool,
+        on_report: &mut dyn FnMut(Report) -> Result<(), VmFault>,
+    ) -> Result<(), Error> {
+        let outcome = listen(&mut vm, stop, self.folder(), on_report);
+        match &outcome {
+            Ok(()) => vm.finish(),
+            Err(_) => drop(vm),
+        }
+        let logs = match (&outcome, &self.keep_logs) {
+            (_, Some(kept)) => kept.clone(),
+            (Ok(()) | Err(VmFault::Interrupted), None) => PathBuf::new(),
+            (Err(_), None) => tempfile::Builder::new()
+                .prefix("demeter-logs-")
+                .tempdir()
+                .map_err(Error::io("create", "a folder for logs"))?
+                .keep(),
+        };
+        if !logs.as_os_str().is_empty() {
+            self.keep_logs(&logs)?;
+        }
+        outcome.map_err(|fault| match fault {
+            VmFault::Interrupted => Error::Interrupted,
+            fault => Error::Vm {
+                run: self.run.clone(),
+                fault,
+                logs,
+            },
+        })
+    }
+
+    /// Copies the logs to `kept`, named after scenario and run.
+    pub fn keep_logs(&self, kept: &Path) -> Result<(), Error> {
+        fs::create_dir_all(kept).map_err(Error::io("create", kept))?;
+        for name in ["console.log", "qemu.log", "agent.log", "reports.jsonl"] {
+            let from = self.folder().join(name);
+            if from.exists() {
+                let run = self.run.replace([' ', '/'], "-");
+                let to = kept.join(format!("{}-{run}-{name}", self.scenario.name));
+                fs::copy(&from, &to).map_err(Error::io("create", &to))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Hands reports on until the VM has finished. All of them go to a file, the agent's log to one
+/// of its own.
+fn listen(
+    vm: &mut VmChild,
+    stop: &AtomicBool,
+    folder: &Path,
+    on_report: &mut dyn FnMut(Report) -> Result<(), VmFault>,
+) -> Result<(), VmFault> {
+    let mut reports = File::create(folder.join("reports.jsonl")).map_err(VmFault::Log)?;
+    loop {
+        let report = vm.next_report(stop)?;
+        serde_json::to_writer(&reports, &report).map_err(|e| VmFault::Log(e.into()))?;
+        reports.write_all(b"\n").map_err(VmFault::Log)?;
+        match report {
+            Report::AgentLog { text } => {
+                fs::write(folder.join("agent.log"), text).map_err(VmFault::Log)?;
+            }
+            Report::Failed { what } => return Err(VmFault::Job(what)),
+            Report::Finished => return Ok(()),
+            report => on_report(report)?,
+        }
+    }
+}
