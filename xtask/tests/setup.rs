@@ -38,7 +38,7 @@ fn log(machine: &TempDir) -> String {
     fs::read_to_string(Path::new(machine.path()).join("log")).unwrap_or_default()
 }
 
-const ALL: [(&str, &str); 5] = [
+const ALL: [(&str, &str); 6] = [
     ("cc", ""),
     ("qemu-system-x86_64", ""),
     ("qemu-x86_64", ""),
