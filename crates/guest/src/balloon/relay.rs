@@ -11,17 +11,18 @@
 //!   must `List` before it may `Inflate`.
 //! - A repeated request names ranges again only if nothing was given back since.
 
+mod job;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::mpsc::Sender;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use demeter_policy::{ByteCount, NodeId, PAGE_SIZE};
-use demeter_proto::{
-    Done, GpaRange, Hello, Message, Outcome, RANGES_MAX, Ranges, RequestId, Resize,
-};
+use demeter_proto::{Done, GpaRange, Hello, Message, Outcome, Ranges, Resize};
+use job::{Job, Kind, Progress, Request};
 
-use super::{Balloon, BalloonError, Cursor, NodeBalloon, Stop, join};
+use super::{Balloon, BalloonError, NodeBalloon, join};
 use crate::agent::Command;
 
 /// Requests that may wait for their turn.
@@ -29,15 +30,6 @@ const WAITING_MAX: usize = 64;
 
 /// Answers that are kept for repeated requests.
 const ANSWERS_MAX: usize = 64;
-
-/// How long a request may wait for memory to be made free.
-const PATIENCE: Duration = Duration::from_millis(1500);
-
-/// After so much of it the kernel is asked to reclaim, where an agent was asked first.
-const RECLAIM_AFTER: Duration = Duration::from_millis(1000);
-
-/// Between two looks at whether memory was made free.
-const RETRY: Duration = Duration::from_millis(50);
 
 /// Opens the driver.
 pub type Opener = Box<dyn FnMut() -> Result<Box<dyn Balloon>, BalloonError> + Send>;
@@ -65,40 +57,8 @@ pub struct Relay {
     answers: VecDeque<Answer>,
     /// By node: what the driver had given back by itself when the host last listed the node.
     listed: BTreeMap<NodeId, ByteCount>,
-    /// Deflations that gave something back.
+    /// Steps of deflations.
     deflations: u64,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Inflate,
-    Deflate,
-    List,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Request {
-    kind: Kind,
-    id: RequestId,
-    node: NodeId,
-    bytes: ByteCount,
-}
-
-/// The request that is being carried out.
-#[derive(Debug)]
-struct Job {
-    request: Request,
-    moved: u64,
-    /// Still to be told.
-    ranges: Vec<GpaRange>,
-    /// Some ranges were told already.
-    told: bool,
-    cursor: Cursor,
-    started: Instant,
-    /// Not before this.
-    next: Instant,
-    /// The node had no memory to spare.
-    short: bool,
 }
 
 /// What a request was answered.
@@ -235,15 +195,21 @@ impl Relay {
             self.job = Some(job);
             return;
         }
-        let result = match job.request.kind {
-            Kind::Inflate => self.inflate(&mut job, now, out),
-            Kind::Deflate => self.deflate(&mut job),
-            Kind::List => self.list(&mut job, out),
-        };
+        let node = job.request.node;
+        let agent_helps = self.room.as_ref().is_some_and(|room| room.fast == node);
+        let result = self
+            .balloon()
+            .and_then(|balloon| job.step(balloon, agent_helps, now, out));
+        self.deflations += u64::from(job.request.kind == Kind::Deflate);
         match result {
-            Ok(None) => self.job = Some(job),
-            Ok(Some((outcome, reason))) => self.finish(job, outcome, reason, out),
+            Ok(Progress::Ended(outcome, reason)) => self.finish(job, outcome, reason, out),
             Err(error) => self.fail(job, error, out),
+            Ok(progress) => {
+                if let Progress::Missing(bytes) = progress {
+                    self.make_room(node, bytes);
+                }
+                self.job = Some(job);
+            }
         }
     }
 
@@ -325,16 +291,7 @@ impl Relay {
 
     fn start(&mut self, now: Instant, out: &mut Vec<Message>) -> Option<Job> {
         let request = self.waiting.pop_front()?;
-        let job = Job {
-            request,
-            moved: 0,
-            ranges: vec![],
-            told: false,
-            cursor: Cursor::default(),
-            started: now,
-            next: now,
-            short: false,
-        };
+        let job = Job::new(request, now);
         match self.admit(&request) {
             Ok(None) => Some(job),
             Ok(Some(reason)) => {
@@ -375,78 +332,6 @@ impl Relay {
         Ok(refused.then(|| LIST_FIRST.into()))
     }
 
-    fn inflate(&mut self, job: &mut Job, now: Instant, out: &mut Vec<Message>) -> Step {
-        let Request { node, bytes, .. } = job.request;
-        let left = bytes.0 - job.moved;
-        let waited = now.saturating_duration_since(job.started);
-        let agent_helps = self.room.as_ref().is_some_and(|room| room.fast == node);
-        // First what is free, then what an agent demotes, last what the kernel reclaims.
-        let reclaim = job.short && (!agent_helps || waited >= RECLAIM_AFTER);
-        let part = self.balloon()?.inflate(node, ByteCount(left), reclaim)?;
-        let taken: u64 = part.ranges.iter().map(|r| r.bytes.0).sum();
-        job.moved += taken;
-        job.ranges.extend(part.ranges);
-        job.tell_full_messages(out);
-        job.next = now;
-        match part.stop {
-            Stop::Done => return Ok(Some((Outcome::Ok, String::new()))),
-            Stop::Again => return Ok(None),
-            Stop::NoMemory | Stop::Empty => {}
-        }
-        if waited >= PATIENCE {
-            let reason = format!("node {node} has no more memory to spare");
-            return Ok(Some((Outcome::Partial, reason)));
-        }
-        if agent_helps {
-            self.make_room(ByteCount(bytes.0 - job.moved));
-        }
-        if agent_helps || reclaim {
-            job.next = now + RETRY;
-        }
-        job.short = true;
-        Ok(None)
-    }
-
-    fn deflate(&mut self, job: &mut Job) -> Step {
-        let left = job.request.bytes.0 - job.moved;
-        let part = self.balloon()?.deflate(job.request.node, ByteCount(left))?;
-        job.moved += part.moved.0;
-        self.deflations += u64::from(part.moved.0 > 0);
-        Ok(match part.stop {
-            Stop::Done => Some((Outcome::Ok, String::new())),
-            Stop::Again => None,
-            Stop::Empty => Some((Outcome::Partial, "no more is held".into())),
-            Stop::NoMemory => Some((
-                Outcome::Partial,
-                "there is no memory to split a block with".into(),
-            )),
-        })
-    }
-
-    fn list(&mut self, job: &mut Job, out: &mut Vec<Message>) -> Step {
-        let part = self.balloon()?.list(job.request.node, job.cursor)?;
-        let mut chunks: Vec<&[GpaRange]> = part.ranges.chunks(RANGES_MAX).collect();
-        if chunks.is_empty() {
-            chunks.push(&[]);
-        }
-        let last = chunks.len() - 1;
-        for (i, chunk) in chunks.into_iter().enumerate() {
-            out.push(Message::Held(Ranges {
-                request: job.request.id,
-                node: job.request.node,
-                more: i < last || part.next.is_some(),
-                ranges: chunk.to_vec(),
-            }));
-        }
-        Ok(match part.next {
-            Some(next) => {
-                job.cursor = next;
-                None
-            }
-            None => Some((Outcome::Ok, String::new())),
-        })
-    }
-
     fn fail(&mut self, job: Job, error: BalloonError, out: &mut Vec<Message>) {
         let outcome = match error {
             BalloonError::Unavailable { .. } => Outcome::NoDriver,
@@ -462,17 +347,12 @@ impl Relay {
     fn finish(&mut self, mut job: Job, outcome: Outcome, reason: String, out: &mut Vec<Message>) {
         let request = job.request;
         if job.short || request.kind == Kind::Deflate {
-            self.make_room(ByteCount(0));
+            self.make_room(request.node, ByteCount(0));
         }
         let done = self.done(&request, ByteCount(job.moved), outcome, reason);
         job.ranges = join(job.ranges);
         if !job.ranges.is_empty() || job.told {
-            out.push(Message::Inflated(Ranges {
-                request: request.id,
-                node: request.node,
-                more: false,
-                ranges: job.ranges.clone(),
-            }));
+            out.push(Message::Inflated(job.part(job.ranges.clone(), false)));
         }
         out.push(Message::Done(done.clone()));
         if request.kind == Kind::List {
@@ -512,13 +392,13 @@ impl Relay {
     }
 
     fn node_stats(&mut self, node: NodeId) -> NodeBalloon {
-        let stats = self.balloon.as_mut().and_then(|b| b.stats(node).ok());
+        let stats = self.balloon().and_then(|balloon| balloon.stats(node));
         stats.unwrap_or_default()
     }
 
-    /// Tells the agent how much room the balloon still wants in fast memory.
-    fn make_room(&self, wanted: ByteCount) {
-        if let Some(room) = &self.room {
+    /// Tells the agent how much of its fast node the balloon still waits for.
+    fn make_room(&self, node: NodeId, wanted: ByteCount) {
+        if let Some(room) = self.room.as_ref().filter(|room| room.fast == node) {
             // An agent that has ended makes no room.
             let _ = room.agent.send(Command::MakeRoom(wanted));
         }
@@ -527,29 +407,6 @@ impl Relay {
 
 /// Why an `Inflate` is refused, or a repeated one not answered as before.
 const LIST_FIRST: &str = "list first: what is held has changed by itself since you were told";
-
-/// Whether a request has ended, and how.
-type Step = Result<Option<(Outcome, String)>, BalloonError>;
-
-impl Job {
-    /// Sends ranges on while they fill whole messages, so that no more than one waits here.
-    fn tell_full_messages(&mut self, out: &mut Vec<Message>) {
-        if self.ranges.len() <= RANGES_MAX {
-            return;
-        }
-        self.ranges = join(std::mem::take(&mut self.ranges));
-        while self.ranges.len() > RANGES_MAX {
-            let rest = self.ranges.split_off(RANGES_MAX);
-            out.push(Message::Inflated(Ranges {
-                request: self.request.id,
-                node: self.request.node,
-                more: true,
-                ranges: std::mem::replace(&mut self.ranges, rest),
-            }));
-            self.told = true;
-        }
-    }
-}
 
 #[cfg(test)]
 mod tests;

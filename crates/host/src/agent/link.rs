@@ -200,7 +200,6 @@ impl Link {
         let peer = Peer {
             boot_id: hello.boot_id,
             session: hello.session,
-            driver: hello.driver,
             nodes: hello.nodes,
         };
         let before = self.peer.borrow().as_ref().map(|peer| peer.session);

@@ -22,8 +22,6 @@ pub struct Peer {
     pub boot_id: BootId,
     /// Another one than before: the agent was started anew.
     pub session: SessionId,
-    /// Whether the balloon driver is loaded.
-    pub driver: bool,
     /// The guest's nodes, as it says.
     pub nodes: Vec<NodeTotal>,
 }

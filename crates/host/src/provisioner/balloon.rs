@@ -19,7 +19,8 @@
 //! What the host believes to be held is asked anew whenever the agent or the guest was started
 //! anew, when the driver gave memory back by itself, and after every deflation. Pages that turn out
 //! to be held and were not known are punched as well; pages that were known and are not held any
-//! more are the guest's again.
+//! more are the guest's again. Where the file occupies more than the VM owns, all that is held is
+//! punched once more.
 //!
 //! # Properties
 //! - Only pages that the guest named, that lie in its own memory of that tier, are punched.

@@ -5,6 +5,8 @@
 mod inside;
 
 use std::fs;
+use std::io;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -55,7 +57,17 @@ fn boot() -> String {
     let archive = folder.path().join("initramfs");
     initramfs.write(&archive).unwrap();
     let console = folder.path().join("console");
-    let mut vm = Command::new(&lab.qemu)
+    let mut vm = Command::new(&lab.qemu);
+    // SAFETY: between fork and exec one async-signal-safe call is made; nothing is allocated.
+    unsafe {
+        vm.pre_exec(
+            || match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                0 => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            },
+        );
+    }
+    let mut vm = vm
         .args(["-machine", "pc", "-accel", "tcg", "-cpu", "qemu64"])
         .args(["-smp", "2", "-m", "1024M"])
         .args(["-object", "memory-backend-memfd,id=m0,size=512M,share=on"])

@@ -1,7 +1,9 @@
 use std::collections::BTreeSet;
 use std::sync::mpsc::{Receiver, channel};
 
-use demeter_proto::{BootId, SessionId};
+use std::time::Duration;
+
+use demeter_proto::{BootId, RequestId, SessionId};
 use proptest::prelude::*;
 
 use super::super::conformance;

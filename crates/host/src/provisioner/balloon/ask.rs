@@ -32,8 +32,15 @@ impl<B: Backing> Balloon<B> {
                 _ => return Err(hostile("it answers what it was not asked")),
             }
         }
-        self.punch(view.session, tier, &named.runs_not_in(view.held.get(tier)))
-            .await?;
+        let owned = self.backing.size(tier).0.saturating_sub(named.total().0);
+        // Somebody may have touched held memory: the guest, or whoever read all of it on the host.
+        let touched = self.backed(tier)?.0 > owned;
+        let punched = match touched {
+            true => &HeldSet::default(),
+            false => view.held.get(tier),
+        };
+        let runs = named.runs_not_in(punched);
+        self.punch(view.session, tier, &runs).await?;
         *view.held.get_mut(tier) = named;
         Ok(())
     }

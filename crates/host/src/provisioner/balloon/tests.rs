@@ -367,6 +367,23 @@ async fn memory_goes_back_to_the_host_and_comes_again() {
 }
 
 #[tokio::test]
+async fn held_memory_that_was_touched_is_taken_back_again() {
+    let (mut vm, driver) = honest().await;
+    let progress = vm.balloon.set(Tier::Fast, mib(3), deadline()).await;
+    assert_eq!(progress.unwrap().owned, mib(3));
+    let held = driver.lock().unwrap().held[&NodeId(0)][0];
+    let held = PhysRange::new(held.start, held.bytes).unwrap();
+    let extent = vm.memory.resolve(Tier::Fast, held).unwrap();
+    let file = vm.memory.0.get(Tier::Fast);
+    file.write_all_at(&[1; PAGE_SIZE as usize], extent.offset)
+        .unwrap();
+    assert!(vm.memory.backed(Tier::Fast).unwrap() > mib(3));
+    vm.balloon.actual(deadline()).await.unwrap();
+    assert_eq!(vm.memory.backed(Tier::Fast).unwrap(), mib(3));
+    only_held_memory_is_gone(&vm.memory, &driver.lock().unwrap());
+}
+
+#[tokio::test]
 async fn a_guest_gives_what_it_can() {
     let (mut vm, driver) = honest().await;
     driver
