@@ -33,7 +33,7 @@ fn a_bad_configuration_is_told_on_one_line() {
     assert!(said.contains("medium_mib"), "{said}");
     let pool = "pool = { fast_mib = 100, slow_mib = 100 }\n";
     let vm = "[vm.a]\nqmp = \"/q\"\nagent = \"/a\"\nfast = { memdev = \"f\", size_mib = 101 }\n\
-              slow = { memdev = \"s\", size_mib = 1 }\n";
+              slow = { memdev = \"s\", size_mib = 16 }\n";
     let said = run(&format!("{pool}{vm}"));
     assert!(
         said.contains("add up to 101") && said.contains("100"),
@@ -69,7 +69,7 @@ fn a_damaged_state_file_stops_the_controller() {
     let config = format!(
         "socket = {:?}\nstate = {:?}\npool = {{ fast_mib = 100, slow_mib = 100 }}\n\
          [vm.a]\nqmp = \"/q\"\nagent = \"/a\"\nfast = {{ memdev = \"f\", size_mib = 1 }}\n\
-         slow = {{ memdev = \"s\", size_mib = 1 }}\n",
+         slow = {{ memdev = \"s\", size_mib = 16 }}\n",
         path("host.sock"),
         path("state.json")
     );

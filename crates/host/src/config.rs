@@ -327,13 +327,22 @@ impl VmConfig {
             let limit_mib = config.limit_mib.unwrap_or(MIB_MAX);
             within(&format!("{key}.limit_mib"), limit_mib)?;
             let least_mib = self.guarantees().get(tier).0 / MIB;
-            if !(least_mib..=limit_mib).contains(&config.size_mib) {
+            if config.size_mib < least_mib {
                 return Err(wrong(
                     format!(
-                        "{key}.size_mib = {} is not between its guarantee of {least_mib} and its limit of {limit_mib}",
+                        "{key}.size_mib = {} is under its guarantee of {least_mib}",
                         config.size_mib
                     ),
-                    "change one of them; oom_mib is part of the guarantee of slow memory",
+                    "give more; slow memory holds oom_mib as well",
+                ));
+            }
+            if config.size_mib > limit_mib {
+                return Err(wrong(
+                    format!(
+                        "{key}.size_mib = {} is over its limit_mib = {limit_mib}",
+                        config.size_mib
+                    ),
+                    "change one of them",
                 ));
             }
         }
