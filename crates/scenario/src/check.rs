@@ -131,6 +131,12 @@ impl Scenario {
                 "sim.scale_bits = {bits}: must be at most {SCALE_BITS_MAX}"
             ));
         }
+        let granule = sim.slow_granule_bytes;
+        if !(64..=4096).contains(&granule) || !granule.is_power_of_two() {
+            return Some(format!(
+                "sim.slow_granule_bytes = {granule}: must be a power of two from 64 to 4096"
+            ));
+        }
         let gbps = sim.slow_write_gbps?;
         (!(1..=10_000).contains(&gbps))
             .then(|| format!("sim.slow_write_gbps = {gbps}: must be 1 to 10000"))
@@ -313,6 +319,7 @@ mod tests {
         refused("lab.timeout_s", |s| s.lab.timeout_s = 60);
         refused("sim.vms", |s| s.sim.vms = 0);
         refused("sim.scale_bits", |s| s.sim.scale_bits = Some(10));
+        refused("sim.slow_granule_bytes", |s| s.sim.slow_granule_bytes = 96);
         refused("sim.slow_write_gbps", |s| s.sim.slow_write_gbps = Some(0));
         refused_gups("workload.size_mib", |g| g.size_mib = 0);
         refused_gups("workload.hot_mib", |g| g.hot_mib = 0);

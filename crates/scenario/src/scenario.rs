@@ -278,6 +278,8 @@ pub struct Sim {
     pub scale_bits: Option<u32>,
     /// Bandwidth of stores to the slow tier where it is not that of loads, GB/s.
     pub slow_write_gbps: Option<u64>,
+    /// What the slow tier transfers inside for an access at random: 64 bytes, or 256 for Optane.
+    pub slow_granule_bytes: u64,
 }
 
 impl Default for Sim {
@@ -287,6 +289,7 @@ impl Default for Sim {
             vms: 1,
             scale_bits: None,
             slow_write_gbps: None,
+            slow_granule_bytes: 64,
         }
     }
 }

@@ -14,10 +14,10 @@ use crate::machine::memory::Memory;
 use crate::machine::radix::{INDEX_MAX, Radix};
 use crate::machine::sampler::Sampling;
 use crate::machine::sheet::{ICE_LAKE_SP, PS_PER_NS, Sheet, ZEN_3, emulator};
-use crate::machine::tier::TierSheet;
+use crate::machine::tier::{LINE_BYTES, TierSheet};
 use crate::machine::walk::Space;
 use crate::program::Program;
-use crate::system::{AgentSettings, Classify, Manager, Parts};
+use crate::system::{self, AgentSettings, Classify, Manager, Parts};
 use crate::vm::{Hardware, Host, Vm};
 use crate::world::World;
 
@@ -65,11 +65,13 @@ impl Setup {
             Cpu::Lab => (emulator(dilation), dilation, machine.fast.latency_ns / 2),
         };
         let gbps = 1_000_000_000 / dilation;
-        let tier = |tier: &demeter_scenario::Tier, write_gbps: Option<u64>| TierSheet {
-            latency_ps: (tier.latency_ns - own_ns) * dilation * PS_PER_NS,
-            read_bytes_per_s: tier.bandwidth_gbps * gbps,
-            write_bytes_per_s: write_gbps.unwrap_or(tier.bandwidth_gbps) * gbps,
-        };
+        let tier =
+            |tier: &demeter_scenario::Tier, write_gbps: Option<u64>, granule: u64| TierSheet {
+                latency_ps: (tier.latency_ns - own_ns) * dilation * PS_PER_NS,
+                read_bytes_per_s: tier.bandwidth_gbps * gbps,
+                write_bytes_per_s: write_gbps.unwrap_or(tier.bandwidth_gbps) * gbps,
+                granule_lines: granule / LINE_BYTES,
+            };
         let setup = Self {
             sheet,
             k: scenario
@@ -77,8 +79,12 @@ impl Setup {
                 .scale_bits
                 .unwrap_or_else(|| scale_for(scenario)),
             tiers: [
-                tier(&machine.fast, None),
-                tier(&machine.slow, scenario.sim.slow_write_gbps),
+                tier(&machine.fast, None, LINE_BYTES),
+                tier(
+                    &machine.slow,
+                    scenario.sim.slow_write_gbps,
+                    scenario.sim.slow_granule_bytes,
+                ),
             ],
             usable: [&machine.fast, &machine.slow].map(|t| ByteCount(t.usable_mib * MIB)),
             huge_pages: machine.thp == Thp::Always,
@@ -140,7 +146,12 @@ impl Setup {
             };
             let first_page = (i as u64 * host_tables / 4096) as u32;
             let backing = Backing::new(self.sheet.levels, self.page_bits(), first_page, policy);
-            let manager = Manager::new(parts, &self.agent, program.threads());
+            let regions = program.regions();
+            let memory = system::Memory {
+                bytes: regions.iter().map(|r| r.bytes.0).sum(),
+                shared: program.threads() > 1,
+            };
+            let manager = Manager::new(parts, &self.agent, memory);
             let mut vm = Vm::new(self.hardware(i as u32), guest, backing, manager, program);
             if parts.classify == Classify::Told {
                 let after_ns = self.shift_at_s.map_or(0, |s| s * 1_000_000_000);

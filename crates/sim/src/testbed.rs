@@ -60,6 +60,7 @@ impl Testbed {
             latency_ps: latency_ns * PS_PER_NS,
             read_bytes_per_s: 100_000_000_000,
             write_bytes_per_s: 100_000_000_000,
+            granule_lines: 1,
         };
         let middle = (host_tables + table_pages + pages / 2) * PAGE_SIZE;
         let mut core = Core::new(&ICE_LAKE_SP, 12);

@@ -23,7 +23,7 @@ use crate::machine::memory::{Memory, TierId};
 use crate::machine::sheet::CostSheet;
 use crate::machine::walk::{Fault, Space};
 use crate::program::{BATCH, Batch, Program};
-use crate::system::{Manager, SCAN_PERIOD_PS};
+use crate::system::{Manager, SCAN_BYTES, scan_period_ps};
 
 /// Time between two timer ticks: 250 a second, as Debian's kernel has it.
 const TICK_PS: u64 = 4_000_000_000;
@@ -206,8 +206,9 @@ impl<P: Program> Vm<P> {
         }
         match &self.manager {
             Manager::Nobody => {}
-            Manager::Hints(_) | Manager::Ageing(_) => {
-                self.manager_due_ps = start_ps + SCAN_PERIOD_PS;
+            Manager::Hints(hints) => self.manager_due_ps = start_ps + hints.period_ps(),
+            Manager::Ageing(_) => {
+                self.manager_due_ps = start_ps + scan_period_ps(self.guest.end_gpa());
             }
             Manager::Agent(agent) => {
                 self.manager_due_ps = start_ps + agent.epoch_ps();
@@ -303,6 +304,11 @@ impl<P: Program> Vm<P> {
                 host.hypervisor
                     .violation(&mut self.backing, gpa, &mut actor)?;
             }
+            Fault::HostHint(gpa) => {
+                if let Manager::Ageing(ageing) = &mut self.manager {
+                    ageing.fault(gpa, &mut host.hypervisor, &mut self.backing, &mut actor);
+                }
+            }
             Fault::Hint => match &mut self.manager {
                 Manager::Hints(hints) => hints.fault(gva.0, &mut self.guest, &mut actor),
                 _ => {
@@ -319,9 +325,14 @@ impl<P: Program> Vm<P> {
         let ticks = overdue(&mut self.due[on].tick_ps, TICK_PS, now_ps);
         if ticks > 0 {
             self.hardware.vcpus[on].charge(Cause::Kernel, ticks * costs.tick_ps);
-            if let Manager::Hints(hints) = &mut self.manager {
-                let mut actor = self.hardware.actor(on, &mut host.memory);
-                hints.tick(&mut self.guest, &mut actor);
+            let mut actor = self.hardware.actor(on, &mut host.memory);
+            match &mut self.manager {
+                Manager::Hints(hints) => hints.tick(&mut self.guest, &mut actor),
+                Manager::Ageing(ageing) => {
+                    let (end_gpa, hypervisor) = (self.guest.end_gpa(), &mut host.hypervisor);
+                    ageing.tick(end_gpa, hypervisor, &mut self.backing, &mut actor);
+                }
+                Manager::Nobody | Manager::Agent(_) => {}
             }
         }
         let switches = overdue(&mut self.due[on].switch_ps, SWITCH_PS, now_ps);
@@ -350,7 +361,8 @@ impl<P: Program> Vm<P> {
             Manager::Nobody => self.manager_due_ps = u64::MAX,
             Manager::Hints(hints) => {
                 let mut actor = self.hardware.actor(on, memory);
-                self.manager_due_ps += hints.scan(&mut self.guest, &mut actor);
+                hints.scan(&mut self.guest, &mut actor);
+                self.manager_due_ps += hints.period_ps();
             }
             Manager::Agent(agent) => {
                 agent.run_epoch(&mut self.guest, &mut self.hardware.actor(on, memory));
@@ -359,9 +371,9 @@ impl<P: Program> Vm<P> {
             Manager::Ageing(ageing) => {
                 let end_gpa = self.guest.end_gpa();
                 let mut actor = self.hardware.actor(on, memory);
-                let hypervisor = &mut host.hypervisor;
-                ageing.scan(end_gpa, hypervisor, &mut self.backing, &mut actor);
-                self.manager_due_ps += SCAN_PERIOD_PS;
+                let backing = &mut self.backing;
+                ageing.scan(SCAN_BYTES, end_gpa, &host.hypervisor, backing, &mut actor);
+                self.manager_due_ps += scan_period_ps(end_gpa);
             }
         }
         // What took longer than its period is not made up for.

@@ -1,9 +1,12 @@
 //! Hint faults: pages of the slow node are made to fault, so that the kernel sees who uses them.
 
+use demeter_policy::BLOCK_SIZE;
+
 use super::Guest;
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
+use crate::machine::radix::PageSize;
 
 /// Picoseconds in a millisecond.
 const PS_PER_MS: u64 = 1_000_000_000;
@@ -18,14 +21,15 @@ pub(crate) struct Hint {
 }
 
 impl Guest {
-    /// Makes the slow node's pages in the next `bytes` of the address space fault, from where
-    /// the last call ended.
-    pub(crate) fn hint_scan(&mut self, bytes: u64, actor: &mut Actor<'_>) {
+    /// Makes the slow node's pages fault, from where the last call ended on: so many bytes of
+    /// them, or those in so many bytes of address space.
+    pub(crate) fn hint_scan(&mut self, bytes: u64, reach: u64, actor: &mut Actor<'_>) {
         let now_ms = (actor.now_ps() / PS_PER_MS) as u32;
         let middle = self.nodes[1].frames().start;
-        let (mut left, mut seen, mut marked) = (bytes, 0u64, 0u64);
-        // Once around at most.
-        for _ in 0..=self.vmas.len() {
+        let page_bits = self.page_bits;
+        let (mut seen, mut marked) = (0u64, 0u64);
+        // Block by block, once around at most.
+        for _ in 0..reach / BLOCK_SIZE {
             let next = self.vmas.iter().find(|v| v.end().0 > self.hint_cursor);
             let Some(vma) = next else {
                 self.hint_cursor = 0;
@@ -33,19 +37,21 @@ impl Guest {
                 continue;
             };
             let start = self.hint_cursor.max(vma.start().0);
-            let end = vma.end().0.min(start.saturating_add(left));
+            let end = vma.end().0.min(start.saturating_add(BLOCK_SIZE));
             let frames = &mut self.frames;
-            self.tables.for_each(start..end, |_, entry, _| {
+            self.tables.for_each(start..end, |_, entry, size| {
                 seen += 1;
                 if entry.index() >= middle && !entry.is_hint() {
                     entry.set_hint(true);
                     *frames.word(entry.index()) = now_ms;
-                    marked += 1;
+                    marked += match size {
+                        PageSize::Base => 1 << page_bits,
+                        _ => BLOCK_SIZE,
+                    };
                 }
             });
             self.hint_cursor = end;
-            left -= end - start;
-            if left == 0 {
+            if marked >= bytes {
                 break;
             }
         }
@@ -66,11 +72,7 @@ impl Guest {
         let (entry, size) = self.tables.find_mut(gva)?;
         entry.set_hint(false);
         let frame = entry.index();
-        let real = if size == crate::machine::radix::PageSize::Base {
-            actor.k
-        } else {
-            0
-        };
+        let real = if size == PageSize::Base { actor.k } else { 0 };
         self.counts.hint_faults += 1 << real;
         actor.charge(Cause::Fault, actor.costs.fault_ps << real);
         let used = self.frames.used(frame)?;

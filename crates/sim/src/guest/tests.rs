@@ -32,6 +32,7 @@ impl Bench {
             latency_ps: 80 * PS_PER_NS,
             read_bytes_per_s: 10_000_000_000,
             write_bytes_per_s: 10_000_000_000,
+            granule_lines: 1,
         };
         Self {
             guest: Guest::new(&config),
@@ -205,7 +206,7 @@ fn hint_faults_tell_when_and_how_often() {
     let mut b = Bench::new(1, false);
     let base = b.map(20 * MIB);
     b.fill(base, 20 * MIB);
-    b.act(|g, a| g.hint_scan(20 * MIB, a));
+    b.act(|g, a| g.hint_scan(20 * MIB, 40 * MIB, a));
     let (fast, slow) = (base.0, base.0 + 19 * MIB);
     assert!(!b.guest.tables.find(fast).unwrap().0.is_hint());
     assert!(b.guest.tables.find(slow).unwrap().0.is_hint());
@@ -213,7 +214,7 @@ fn hint_faults_tell_when_and_how_often() {
     let first = b.act(|g, a| g.hint_fault(slow, a)).unwrap();
     assert!(first.since_ms >= 5 && !first.active);
     assert!(!b.guest.tables.find(slow).unwrap().0.is_hint());
-    b.act(|g, a| g.hint_scan(20 * MIB, a));
+    b.act(|g, a| g.hint_scan(20 * MIB, 40 * MIB, a));
     assert!(b.act(|g, a| g.hint_fault(slow, a)).unwrap().active);
     assert_eq!(
         b.guest.counts.hint_faults, 4,
@@ -241,7 +242,7 @@ proptest! {
                 1 => drop(g.migrate_block_singly(block, to, a)),
                 2 => drop(g.migrate(gva, to, true, a)),
                 3 => drop(g.collapse(block, to, a)),
-                4 => g.hint_scan(BLOCK_SIZE, a),
+                4 => g.hint_scan(BLOCK_SIZE, 4 * BLOCK_SIZE, a),
                 _ => g.reclaim(a),
             });
         }

@@ -113,7 +113,8 @@ impl Actor<'_> {
     }
 
     /// The hypervisor forgets all that was cached from the VM's second-level tables, `times`
-    /// over: every virtual CPU leaves the guest for it.
+    /// over: it asks every virtual CPU to leave the guest for it, and does not wait. Requests
+    /// that come while a virtual CPU is still on its way merge.
     pub(crate) fn invept(&mut self, times: u64) {
         if times == 0 {
             return;
@@ -121,16 +122,14 @@ impl Actor<'_> {
         for core in &mut *self.cores {
             core.flush_space(self.space);
         }
+        let ask_ps = self.costs.ipi_receiver_ps;
+        let handle_ps = self.costs.ipi_ps + self.costs.exit_ps + self.costs.invept_ps;
+        let handled = (times * ask_ps).div_ceil(handle_ps);
         self.flushes.host_invept += times;
-        self.flushes.host_vcpu += times * self.cores.len() as u64;
-        let receivers = self.cores.len() as u64 - 1;
-        let send = self.costs.ipi_ps + receivers * self.costs.ipi_receiver_ps;
-        self.charge(Cause::Flush, times * (send + self.costs.invept_ps));
-        let receive = self.costs.exit_ps + self.costs.invept_ps;
-        for (i, vcpu) in self.vcpus.iter_mut().enumerate() {
-            if i != self.on {
-                vcpu.charge(Cause::Exit, times * receive);
-            }
+        self.flushes.host_vcpu += handled * self.cores.len() as u64;
+        self.charge(Cause::Flush, times * ask_ps);
+        for vcpu in &mut *self.vcpus {
+            vcpu.charge(Cause::Exit, handled * handle_ps);
         }
     }
 

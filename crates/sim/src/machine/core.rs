@@ -6,7 +6,8 @@
 //! most recent of their sets anyway, so that nothing is lost. Everything else is looked up. What
 //! an access costs is charged where its data, and each reference of its walk, are found.
 //!
-//! Loads wait for their data, and so do stores (they read the line first). A miss on the line
+//! Loads wait for their data, and so do stores (they read the line first). A line that is written
+//! right after it was read is written back later, which takes bandwidth only. A miss on the line
 //! after the last miss is part of a stream, which prefetchers see coming: it costs its transfer
 //! only.
 
@@ -77,6 +78,9 @@ struct Caches {
     hit_ps: [u64; 2],
     /// The last line that no cache had.
     last_miss: u64,
+    /// The tier that the line of the last access came from, if it is to be written back once a
+    /// store goes to it.
+    clean_from: Option<TierId>,
 }
 
 /// Where a line was found, and what that cost.
@@ -86,15 +90,18 @@ struct Found {
 }
 
 impl Caches {
+    /// A store goes to the line of the last access: it will be written back, once.
+    #[inline(always)]
+    fn write_back(&mut self, memory: &mut Memory) {
+        if let Some(id) = self.clean_from.take() {
+            let tier = &mut memory.tiers[id as usize];
+            tier.lines_written += tier.granule_lines;
+        }
+    }
+
     /// Brings a line in. `stream`: whether the next line in a row comes cheaper.
     #[inline(always)]
-    fn fetch<const CACHES: bool>(
-        &mut self,
-        memory: &mut Memory,
-        line: u64,
-        store: bool,
-        stream: bool,
-    ) -> Found {
+    fn fetch<const CACHES: bool>(&mut self, memory: &mut Memory, line: u64, stream: bool) -> Found {
         if CACHES {
             if self.l1.touch(line, ()) {
                 return Found {
@@ -117,16 +124,16 @@ impl Caches {
         }
         let id = memory.tier_of_line(line);
         let tier = &mut memory.tiers[id as usize];
-        tier.lines_read += 1;
-        tier.lines_written += u64::from(store);
-        let next = self.last_miss.wrapping_add(1) == line;
-        let ps = if stream && next {
-            tier.stream_ps
+        let next = stream && self.last_miss.wrapping_add(1) == line;
+        let (ps, lines) = if next {
+            (tier.stream_ps, 1)
         } else {
-            tier.latency_ps
+            (tier.latency_ps, tier.granule_lines)
         };
+        tier.lines_read += lines;
         if stream {
             self.last_miss = line;
+            self.clean_from = Some(id);
         }
         let cause = match id {
             TierId::Fast => Cause::Fast,
@@ -163,6 +170,7 @@ impl Core {
                 l2: Assoc::new(l2.geometry),
                 hit_ps: [l1.hit_ps, l2.hit_ps],
                 last_miss: NOTHING - 1,
+                clean_from: None,
             },
             tlb_second_ps: sheet.tlb.l2_hit_ps,
             page_bits,
@@ -185,6 +193,9 @@ impl Core {
             let line = access.gva().0 >> LINE_BITS;
             if line == self.last.line && (self.last.dirty | !access.is_store()) {
                 bill.charge(Cause::Cache, self.caches.hit_ps[0]);
+                if access.is_store() {
+                    self.caches.write_back(memory);
+                }
                 continue;
             }
             look_ahead::<NESTED, CACHES>(&accesses[done..], tables, memory);
@@ -226,7 +237,11 @@ impl Core {
         self.last.line = gva >> LINE_BITS;
         let within = gva & ((1 << self.page_bits) - 1);
         let line = (u64::from(self.last.frame) << self.page_bits | within) >> LINE_BITS;
-        let found = self.caches.fetch::<CACHES>(memory, line, store, true);
+        self.caches.clean_from = None;
+        let found = self.caches.fetch::<CACHES>(memory, line, true);
+        if store {
+            self.caches.write_back(memory);
+        }
         bill.charge(found.cause, found.ps);
         Ok(!store && self.sampler.load(access.gva(), ps + found.ps))
     }
@@ -257,7 +272,7 @@ impl Core {
         let caches = &mut self.caches;
         let mut reference = |address: u64| {
             ps += caches
-                .fetch::<CACHES>(memory, address >> LINE_BITS, false, false)
+                .fetch::<CACHES>(memory, address >> LINE_BITS, false)
                 .ps;
         };
         let Mapping { frame, size, dirty } = if NESTED {

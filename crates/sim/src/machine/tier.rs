@@ -20,6 +20,8 @@ pub struct TierSheet {
     pub read_bytes_per_s: u64,
     /// Peak bandwidth of stores.
     pub write_bytes_per_s: u64,
+    /// Lines that the memory transfers inside for one that is accessed at random.
+    pub granule_lines: u64,
 }
 
 /// A tier under load.
@@ -31,6 +33,8 @@ pub(crate) struct Tier {
     /// Of the next line of a stream.
     pub(crate) stream_ps: u64,
     core_line_ps: u64,
+    /// Lines transferred inside for one at random.
+    pub(crate) granule_lines: u64,
     /// Lines read and written since the window began.
     pub(crate) lines_read: u64,
     pub(crate) lines_written: u64,
@@ -46,6 +50,7 @@ impl Tier {
             latency_ps: sheet.latency_ps,
             stream_ps: core_line_ps,
             core_line_ps,
+            granule_lines: sheet.granule_lines,
             lines_read: 0,
             lines_written: 0,
         }
@@ -100,6 +105,7 @@ mod tests {
         latency_ps: 91_500,
         read_bytes_per_s: 176_000_000_000,
         write_bytes_per_s: 176_000_000_000,
+        granule_lines: 1,
     };
 
     #[test]

@@ -31,6 +31,8 @@ pub(crate) enum Fault {
     Hint,
     /// The hypervisor maps nothing at this guest-physical address.
     Violation(u64),
+    /// The hypervisor wants to notice the access to this guest-physical address.
+    HostHint(u64),
 }
 
 /// A translation.
@@ -98,6 +100,8 @@ trait Dimension {
     fn reference(&mut self, host_address: u64);
     /// What it means that nothing is mapped.
     fn absent(&self, addr: u64) -> Fault;
+    /// What it means that a page is to be noticed.
+    fn noticed(&self, addr: u64) -> Fault;
 }
 
 #[inline(always)]
@@ -123,7 +127,7 @@ fn walk(
         }
         if table.level == 1 || entry.is_large() {
             if entry.is_hint() {
-                return Err(Fault::Hint);
+                return Err(dimension.noticed(addr));
             }
             tree.mark(table, addr, store);
             let size = match table.level {
@@ -152,7 +156,8 @@ struct Direct<'a, R> {
     /// The 4 KiB page of host memory where they begin.
     first_page: u32,
     references: &'a mut R,
-    fault: fn(u64) -> Fault,
+    absent: fn(u64) -> Fault,
+    noticed: fn(u64) -> Fault,
 }
 
 impl<R: FnMut(u64)> Dimension for Direct<'_, R> {
@@ -167,7 +172,11 @@ impl<R: FnMut(u64)> Dimension for Direct<'_, R> {
     }
 
     fn absent(&self, addr: u64) -> Fault {
-        (self.fault)(addr)
+        (self.absent)(addr)
+    }
+
+    fn noticed(&self, addr: u64) -> Fault {
+        (self.noticed)(addr)
     }
 }
 
@@ -195,7 +204,8 @@ impl SecondLevel<'_> {
         let mut direct = Direct {
             first_page: self.first_page,
             references,
-            fault: Fault::Violation,
+            absent: Fault::Violation,
+            noticed: Fault::HostHint,
         };
         walk(self.tree, self.caches, self.space, gpa, store, &mut direct)
     }
@@ -226,6 +236,10 @@ impl<R: FnMut(u64)> Dimension for Guest<'_, '_, R> {
     fn absent(&self, _addr: u64) -> Fault {
         Fault::Page
     }
+
+    fn noticed(&self, _addr: u64) -> Fault {
+        Fault::Hint
+    }
 }
 
 /// A walk without a hypervisor: tables begin at host address 0. Tells each reference.
@@ -241,7 +255,8 @@ pub(crate) fn native(
     let mut direct = Direct {
         first_page: 0,
         references,
-        fault: |_| Fault::Page,
+        absent: |_| Fault::Page,
+        noticed: |_| Fault::Hint,
     };
     walk(tree, caches, space, addr, store, &mut direct)
 }
@@ -353,6 +368,9 @@ mod tests {
                 }
                 fn absent(&self, _: u64) -> Fault {
                     Fault::Page
+                }
+                fn noticed(&self, _: u64) -> Fault {
+                    Fault::Hint
                 }
             }
             let mut cold = Cold(&mut self.host, 0);

@@ -1,35 +1,36 @@
-//! Tiering by the hypervisor with accessed bits: TPP moved into the host (H-TPP).
+//! Tiering by the hypervisor: TPP moved into the host (H-TPP).
 //!
-//! The hypervisor sees guest-physical addresses only. To see the next access to a page whose bit
-//! it cleared, it has to forget everything that was cached from the VM's tables.
+//! The hypervisor sees guest-physical addresses only. It takes pages of the slow tier out of the
+//! second-level tables, so that an access exits to it; a page that does so twice is promoted. When
+//! fast memory is short it demotes pages that were not accessed since its last look. To see the
+//! next access to a page whose bit it cleared, it has to forget everything that was cached from
+//! the VM's tables.
 
 use crate::hypervisor::{Backing, Hypervisor};
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
-use demeter_policy::MIB;
-
-/// Bytes of guest-physical memory that one scan looks at, as Linux's scanner does.
-const SCAN_BYTES: u64 = 256 * MIB;
 
 /// The hypervisor's part for one VM.
 #[derive(Debug, Default)]
 pub(crate) struct Ageing {
     cursor: u64,
     hand: u64,
-    /// By guest-physical page: whether the last look found it accessed.
-    seen: Vec<bool>,
+    /// By guest-physical page: whether it is on the active list.
+    active: Vec<bool>,
+    /// Reclaim was woken.
     short: bool,
 }
 
 impl Ageing {
-    /// Looks at the next stretch: pages of the slow tier that were accessed at two looks in a row
-    /// are promoted.
+    /// Makes the slow tier's pages in the next `bytes` of guest-physical memory exit when they are
+    /// accessed.
     pub(crate) fn scan(
         &mut self,
+        bytes: u64,
         end_gpa: u64,
-        host: &mut Hypervisor,
+        host: &Hypervisor,
         backing: &mut Backing,
         actor: &mut Actor<'_>,
     ) {
@@ -38,92 +39,86 @@ impl Ageing {
         } else {
             self.cursor
         };
-        let end = (start + SCAN_BYTES).min(end_gpa);
-        self.cursor = end;
-        let looked = self.look(start..end, TierId::Slow, host, backing, actor);
-        for gpa in looked.twice {
-            if host.is_short() {
-                self.short = true;
-            } else if host.migrate(backing, gpa, TierId::Fast, actor) {
-                actor.invept(1 << actor.k);
+        self.cursor = (start + bytes).min(end_gpa);
+        let (mut seen, mut marked) = (0u64, false);
+        backing.tree.for_each(start..self.cursor, |_, entry, size| {
+            seen += 1;
+            if size == PageSize::Base && host.tier_of(entry.index()) == TierId::Slow {
+                entry.set_hint(true);
+                marked = true;
             }
+        });
+        actor.charge_page(Cause::Track, seen * actor.costs.scan_entry_ps);
+        actor.invept(u64::from(marked));
+    }
+
+    /// A page that was taken out was accessed.
+    pub(crate) fn fault(
+        &mut self,
+        gpa: u64,
+        host: &mut Hypervisor,
+        backing: &mut Backing,
+        actor: &mut Actor<'_>,
+    ) {
+        if let Some((entry, _)) = backing.tree.find_mut(gpa) {
+            entry.set_hint(false);
         }
-        if std::mem::take(&mut self.short) {
-            self.reclaim(end_gpa, host, backing, actor);
+        actor.charge_page(Cause::Exit, actor.costs.ept_violation_ps);
+        let page = self.page(gpa, backing);
+        if !std::mem::replace(&mut self.active[page], true) {
+            return;
+        }
+        if host.is_short() {
+            self.short = true;
+        } else if host.migrate(backing, gpa, TierId::Fast, actor) {
+            actor.invept(1 << actor.k);
         }
     }
 
-    /// Demotes pages of the fast tier that were not accessed since the last look.
-    fn reclaim(
+    /// A moment at which reclaim may run, if it was woken: two rounds over the VM's memory at
+    /// most.
+    pub(crate) fn tick(
         &mut self,
         end_gpa: u64,
         host: &mut Hypervisor,
         backing: &mut Backing,
         actor: &mut Actor<'_>,
     ) {
-        let step = SCAN_BYTES / 8;
-        // Twice around at most.
-        for _ in 0..2 * end_gpa.div_ceil(step) {
+        if !std::mem::take(&mut self.short) {
+            return;
+        }
+        let page_bytes = 1 << backing.tree.page_bits();
+        for _ in 0..2 * end_gpa / page_bytes {
             if !host.is_short() {
                 return;
             }
-            let start = if self.hand >= end_gpa { 0 } else { self.hand };
-            self.hand = (start + step).min(end_gpa);
-            let looked = self.look(start..self.hand, TierId::Fast, host, backing, actor);
-            for gpa in looked.never {
-                if !host.is_short() {
-                    break;
-                }
-                if host.migrate(backing, gpa, TierId::Slow, actor) {
-                    actor.invept(1 << actor.k);
-                }
+            let gpa = if self.hand >= end_gpa { 0 } else { self.hand };
+            self.hand = gpa + page_bytes;
+            let page = self.page(gpa, backing);
+            let Some((entry, PageSize::Base)) = backing.tree.find_mut(gpa) else {
+                continue;
+            };
+            if host.tier_of(entry.index()) != TierId::Fast {
+                continue;
+            }
+            let accessed = entry.take_accessed();
+            actor.charge_page(Cause::Track, actor.costs.scan_entry_ps);
+            if accessed {
+                self.active[page] = true;
+                actor.invept(1 << actor.k);
+            } else if self.active[page] {
+                self.active[page] = false;
+            } else if host.migrate(backing, gpa, TierId::Slow, actor) {
+                actor.invept(1 << actor.k);
             }
         }
     }
 
-    /// Reads and clears the accessed bits of a tier's pages.
-    fn look(
-        &mut self,
-        range: std::ops::Range<u64>,
-        tier: TierId,
-        host: &Hypervisor,
-        backing: &mut Backing,
-        actor: &mut Actor<'_>,
-    ) -> Looked {
-        let page_bits = backing.tree.page_bits();
-        let mut looked = Looked::default();
-        let (mut entries, mut accessed_now) = (0u64, 0u64);
-        let seen = &mut self.seen;
-        backing.tree.for_each(range, |gpa, entry, size| {
-            if size != PageSize::Base || host.tier_of(entry.index()) != tier {
-                return;
-            }
-            entries += 1;
-            let page = (gpa >> page_bits) as usize;
-            if seen.len() <= page {
-                seen.resize(page + 1, false);
-            }
-            let accessed = entry.take_accessed();
-            accessed_now += u64::from(accessed);
-            match (accessed, seen[page]) {
-                (true, true) => looked.twice.push(gpa),
-                (false, false) => looked.never.push(gpa),
-                _ => {}
-            }
-            seen[page] = accessed;
-        });
-        actor.charge_page(Cause::Track, entries * actor.costs.scan_entry_ps);
-        // Nothing runs in the guest between the flushes of one stretch.
-        actor.invept(accessed_now << actor.k);
-        looked
+    fn page(&mut self, gpa: u64, backing: &Backing) -> usize {
+        let page = (gpa >> backing.tree.page_bits()) as usize;
+        if self.active.len() <= page {
+            self.active.resize(page + 1, false);
+        }
+        page
     }
-}
-
-/// What a look found.
-#[derive(Debug, Default)]
-struct Looked {
-    /// Accessed now and at the last look.
-    twice: Vec<u64>,
-    /// Accessed neither now nor at the last look.
-    never: Vec<u64>,
 }

@@ -5,17 +5,29 @@
 
 use demeter_policy::MIB;
 
-use super::Classify;
+use super::{Classify, Memory};
 use crate::guest::Guest;
 use crate::machine::actor::Actor;
 use crate::machine::memory::TierId;
 
 /// Bytes that one scan marks (`scan_size_mb`).
-const SCAN_BYTES: u64 = 256 * MIB;
+pub(crate) const SCAN_BYTES: u64 = 256 * MIB;
 
-/// Time between two scans at first (`scan_period_min_ms`), and at most (`scan_period_max_ms`).
-pub(crate) const SCAN_PERIOD_PS: u64 = 1_000_000_000_000;
+/// How many times as many bytes a scan may pass over to find them.
+const SCAN_REACH: u64 = 8;
+
+/// A process of one scan's size is scanned so often at first (`scan_period_min_ms`); a larger one
+/// more often, down to the least period.
+const SCAN_PERIOD_PS: u64 = 1_000_000_000_000;
+const SCAN_PERIOD_LEAST_PS: u64 = SCAN_PERIOD_PS / 10;
+/// At most (`scan_period_max_ms`).
 const SCAN_PERIOD_MAX_PS: u64 = 60 * SCAN_PERIOD_PS;
+
+/// Time between two scans of so much memory, at first (`task_scan_min`).
+pub(crate) fn scan_period_ps(bytes: u64) -> u64 {
+    let scans = (bytes / SCAN_BYTES).max(1);
+    (SCAN_PERIOD_PS / scans).max(SCAN_PERIOD_LEAST_PS)
+}
 
 /// A fault that comes within this time shows a hot page (`hot_threshold_ms`).
 const HOT_MS: u32 = 1000;
@@ -33,21 +45,21 @@ pub(crate) struct Hints {
 }
 
 impl Hints {
-    /// Nothing seen yet. `shared`: whether several threads use the memory.
-    pub(crate) fn new(classify: Classify, shared: bool) -> Self {
+    /// Nothing seen yet.
+    pub(crate) fn new(classify: Classify, memory: Memory) -> Self {
         Self {
             classify,
-            shared,
+            shared: memory.shared,
             short: false,
-            period_ps: SCAN_PERIOD_PS,
+            period_ps: scan_period_ps(memory.bytes),
             passes: 0,
         }
     }
 
-    /// The scanner's turn; returns the time until its next. After every pass over private memory
+    /// The scanner's turn. After every pass over private memory
     /// Linux's scanner slows down by three tenths (`update_task_scan_period`).
-    pub(crate) fn scan(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) -> u64 {
-        guest.hint_scan(SCAN_BYTES, actor);
+    pub(crate) fn scan(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
+        guest.hint_scan(SCAN_BYTES, SCAN_BYTES * SCAN_REACH, actor);
         let slows = self.classify == Classify::SoonFault && !self.shared;
         if guest.hint_passes() > self.passes {
             self.passes = guest.hint_passes();
@@ -55,6 +67,10 @@ impl Hints {
                 self.period_ps = (self.period_ps / 10 * 13).min(SCAN_PERIOD_MAX_PS);
             }
         }
+    }
+
+    /// Time between two scans now.
+    pub(crate) fn period_ps(&self) -> u64 {
         self.period_ps
     }
 

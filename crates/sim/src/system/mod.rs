@@ -11,7 +11,7 @@ use demeter_scenario::System;
 pub(crate) use ageing::Ageing;
 pub(crate) use agent::{Agent, AgentSettings};
 pub(crate) use heat::Heat;
-pub(crate) use hints::{Hints, SCAN_PERIOD_PS};
+pub(crate) use hints::{Hints, SCAN_BYTES, scan_period_ps};
 
 /// How accesses are seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,8 +24,8 @@ pub(crate) enum Track {
     SamplesByWorker,
     /// A scanner in the guest's kernel makes pages of the slow node fault.
     HintFaults,
-    /// The hypervisor clears and reads accessed bits of second-level tables.
-    SecondLevelBits,
+    /// The hypervisor takes pages of the slow tier out of second-level tables.
+    SecondLevelFaults,
 }
 
 /// How hot memory is told from cold.
@@ -43,8 +43,6 @@ pub(crate) enum Classify {
     SoonFault,
     /// A page that faults twice (TPP).
     SecondFault,
-    /// A page that is found accessed twice in a row.
-    SecondLook,
 }
 
 /// How pages change their place.
@@ -77,7 +75,7 @@ impl Parts {
             System::Oracle => (T::Nothing, C::Told, R::Nothing),
             System::Linux => (T::HintFaults, C::SoonFault, R::Reclaim),
             System::GTpp => (T::HintFaults, C::SecondFault, R::Reclaim),
-            System::HTpp => (T::SecondLevelBits, C::SecondLook, R::Reclaim),
+            System::HTpp => (T::SecondLevelFaults, C::SecondFault, R::Reclaim),
             System::Demeter => (T::SamplesAtSwitch, C::Ranges, R::Batches),
             System::DemeterWorker => (T::SamplesByWorker, C::Ranges, R::Batches),
             System::DemeterBlocks => (T::SamplesAtSwitch, C::Blocks, R::Batches),
@@ -93,8 +91,17 @@ impl Parts {
 
     /// Whether the hypervisor manages the tiers: the guest then sees one node.
     pub(crate) fn in_hypervisor(self) -> bool {
-        self.track == Track::SecondLevelBits
+        self.track == Track::SecondLevelFaults
     }
+}
+
+/// The memory that is to be managed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Memory {
+    /// Its size.
+    pub(crate) bytes: u64,
+    /// Whether several threads use it.
+    pub(crate) shared: bool,
 }
 
 /// Who manages a VM's memory, with what it knows.
@@ -106,21 +113,21 @@ pub(crate) enum Manager {
     Hints(Hints),
     /// An agent in the guest, by samples.
     Agent(Box<Agent>),
-    /// The hypervisor, by accessed bits.
+    /// The hypervisor, by exits.
     Ageing(Ageing),
 }
 
 impl Manager {
     /// A manager made of these parts.
-    /// `threads`: of the VM's program.
-    pub(crate) fn new(parts: Parts, settings: &AgentSettings, threads: usize) -> Self {
+    /// `memory`: what is to be managed.
+    pub(crate) fn new(parts: Parts, settings: &AgentSettings, memory: Memory) -> Self {
         match parts.track {
             Track::Nothing => Self::Nobody,
-            Track::HintFaults => Self::Hints(Hints::new(parts.classify, threads > 1)),
+            Track::HintFaults => Self::Hints(Hints::new(parts.classify, memory)),
             Track::SamplesAtSwitch | Track::SamplesByWorker => {
                 Self::Agent(Box::new(Agent::new(parts, settings)))
             }
-            Track::SecondLevelBits => Self::Ageing(Ageing::default()),
+            Track::SecondLevelFaults => Self::Ageing(Ageing::default()),
         }
     }
 }
