@@ -145,10 +145,7 @@ impl Agent {
             config,
             tiers,
             finder,
-            mover: Mover::new(
-                tiers,
-                tracker.sees_huge_pages() && huge_pages_always(&root),
-            ),
+            mover: Mover::new(tiers, tracker.sees_huge_pages() && huge_pages_always(&root)),
             tracker,
             pages,
             status,
