@@ -3,7 +3,7 @@
 # without the rights, says what is missing and how to get it.
 #
 #   setup.sh compiler    what cargo needs to link: this is why setup is no task of xtask
-#   setup.sh             that, and what the lab's VMs need
+#   setup.sh             that, and what the lab's VMs and the recorder of programs need
 set -u
 
 packages=
@@ -13,6 +13,7 @@ command -v cc >/dev/null || need gcc
 [ -e /usr/include/stdio.h ] || need libc6-dev
 if [ "${1-}" != compiler ]; then
     command -v qemu-system-x86_64 >/dev/null || need qemu-system-x86
+    command -v qemu-x86_64 >/dev/null || need qemu-user
     command -v dpkg-deb >/dev/null || need dpkg
     command -v xz >/dev/null || need xz-utils
 fi

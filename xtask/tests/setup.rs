@@ -38,9 +38,10 @@ fn log(machine: &TempDir) -> String {
     fs::read_to_string(Path::new(machine.path()).join("log")).unwrap_or_default()
 }
 
-const ALL: [(&str, &str); 4] = [
+const ALL: [(&str, &str); 5] = [
     ("cc", ""),
     ("qemu-system-x86_64", ""),
+    ("qemu-x86_64", ""),
     ("dpkg-deb", ""),
     ("xz", ""),
 ];
@@ -115,19 +116,19 @@ fn who_cannot_install_is_told_what_and_how() {
         (
             no_root,
             "only root",
-            "sudo apt-get install qemu-system-x86 xz-utils",
+            "sudo apt-get install qemu-system-x86 qemu-user xz-utils",
         ),
         (
             no_network,
             "network",
-            "apt-get install qemu-system-x86 xz-utils",
+            "apt-get install qemu-system-x86 qemu-user xz-utils",
         ),
     ] {
         let output = setup(&machine, &[]);
         assert_eq!(output.status.code(), Some(1));
         let said = stderr(&output);
         assert!(
-            said.starts_with("error: missing: qemu-system-x86 xz-utils: "),
+            said.starts_with("error: missing: qemu-system-x86 qemu-user xz-utils: "),
             "{said}"
         );
         assert!(said.contains(why) && said.contains(mend), "{said}");

@@ -3,6 +3,7 @@
 //! Each subcommand is a module with an `Args` to parse and a function to call. What goes wrong is
 //! said in one line, `error: what: why; mend`, with exit code 1; wrong usage ends with 2.
 
+mod compare;
 mod error;
 mod guest;
 mod logging;
@@ -11,6 +12,8 @@ mod probe;
 mod report;
 mod run;
 mod shell;
+mod sweep;
+mod trace;
 
 use std::process::ExitCode;
 
@@ -38,6 +41,12 @@ enum Command {
     Probe(probe::Args),
     /// Show a result file as a table, a page or a picture
     Report(report::Args),
+    /// Run a scenario over a grid of its parameters on the simulator
+    Sweep(sweep::Args),
+    /// Hold two results of one scenario against each other
+    Compare(compare::Args),
+    /// Record programs for the simulator, or look at such recordings
+    Trace(trace::Args),
     /// Print a shell's completion script
     Completions(shell::CompletionsArgs),
     /// Print the manual page, or write the pages of all subcommands to a folder
@@ -61,6 +70,9 @@ fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Guest(args) => guest::guest(args),
         Command::Probe(args) => probe::probe(&args),
         Command::Report(args) => report::report(&args),
+        Command::Sweep(args) => sweep::sweep(&args),
+        Command::Compare(args) => compare::compare(&args),
+        Command::Trace(args) => trace::trace(&args),
         Command::Completions(args) => shell::completions(&args, &mut Cli::command()),
         Command::Man(args) => shell::man(&args, Cli::command()),
         Command::LabInit => demeter_lab::inside::init().map_err(Into::into),

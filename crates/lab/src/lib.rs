@@ -2,16 +2,19 @@
 //!
 //! [`run()`] takes a scenario, boots a VM for each of its systems ([`Lab`]) and makes one result
 //! of what they report ([`link`]). What happens in such a VM is in [`inside`], the programs that
-//! are measured there in [`workload`].
+//! are measured there in [`workload`]. A [`Recorder`] runs a program without a VM and hears of every
+//! access that it makes.
 
 mod error;
 pub mod inside;
 pub mod link;
+mod record;
 mod run;
 mod summary;
 mod vm;
 pub mod workload;
 
 pub use error::{Error, VmFault};
+pub use record::{Recorded, Recorder, Recording};
 pub use run::{run, stop_on_signals};
 pub use vm::Lab;

@@ -1,4 +1,4 @@
-//! The QEMU plugin: it builds without a warning, and its own tests in C hold.
+//! The QEMU plugins: they build without a warning, and their own tests in C hold.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,13 +24,11 @@ fn compile(source: &str, flags: &[&str], output: &Path) {
 }
 
 #[test]
-fn the_plugin_builds_without_a_warning() {
+fn the_plugins_build_without_a_warning() {
     let dir = tempfile::tempdir().unwrap();
-    compile(
-        "demeter_lab.c",
-        &["-shared", "-fPIC"],
-        &dir.path().join("demeter_lab.so"),
-    );
+    for source in ["demeter_lab.c", "demeter_trace.c"] {
+        compile(source, &["-shared", "-fPIC"], &dir.path().join("plugin.so"));
+    }
 }
 
 #[test]

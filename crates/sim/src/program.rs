@@ -124,4 +124,10 @@ pub trait Program {
 
     /// Picoseconds of computation for each operation, beyond its accesses.
     fn compute_ps(&self) -> u64;
+
+    /// Why what it did was not what it should have done: a trace may change while it is replayed.
+    /// Asked at the end; computed programs are always right.
+    fn fault(&self) -> Option<String> {
+        None
+    }
 }

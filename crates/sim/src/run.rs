@@ -54,6 +54,9 @@ fn simulate<P: Program>(
         snapshots.push(world.snapshot(second * PS_PER_S));
         world.digest(&mut digest);
     }
+    if let Some(fault) = world.vms.iter().find_map(|vm| vm.program.fault()) {
+        return Err(SimError::Workload(fault));
+    }
     debug_assert!(world.is_conserved(), "time was lost or invented");
     let mut result = summarise(&system.to_string(), &snapshots, asked).ok_or(SimError::Stuck)?;
     result.counters.insert("event_log_hash".into(), digest.0);

@@ -57,21 +57,7 @@ impl VmChild {
             .stderr(errors)
             // Its own group: Ctrl-C reaches us alone, and we end it.
             .process_group(0);
-        let parent = std::process::id();
-        // SAFETY: between fork and exec only async-signal-safe calls are made, and nothing is
-        // allocated.
-        unsafe {
-            command.pre_exec(move || {
-                if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
-                    return Err(io::Error::last_os_error());
-                }
-                // The parent may have died before the call above.
-                if libc::getppid() as u32 != parent {
-                    return Err(io::Error::from_raw_os_error(libc::ESRCH));
-                }
-                Ok(())
-            });
-        }
+        die_with_us(&mut command);
         let child = command
             .spawn()
             .map_err(Error::io("start", Path::new(&program)))?;
@@ -179,6 +165,25 @@ impl Drop for VmChild {
         // Both fail only when it has ended already, which is as well.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Has the kernel kill what `command` starts when the thread that starts it dies.
+pub(crate) fn die_with_us(command: &mut Command) {
+    let parent = std::process::id();
+    // SAFETY: between fork and exec only async-signal-safe calls are made, and nothing is
+    // allocated.
+    unsafe {
+        command.pre_exec(move || {
+            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // The parent may have died before the call above.
+            if libc::getppid() as u32 != parent {
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            Ok(())
+        });
     }
 }
 

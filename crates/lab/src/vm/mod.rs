@@ -1,12 +1,12 @@
 //! The host's side of a lab VM: its parts (kernel, initramfs, plugin), its emulator, its life.
 
-mod child;
+pub(crate) mod child;
 mod elf;
 mod initramfs;
 mod kernel;
 mod lab;
 mod memory;
-mod plugin;
+pub(crate) mod plugin;
 mod qemu;
 mod tool;
 

@@ -1,4 +1,4 @@
-//! The emulator's plugin: compiled once from the source that we carry, kept in the cache.
+//! The emulator's plugins: compiled once from the source that we carry, kept in the cache.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -8,12 +8,12 @@ use std::process::Command;
 use super::tool;
 use crate::error::Error;
 
-/// What is compiled; it includes the headers.
-const SOURCE: &str = "demeter_lab.c";
+/// A file's name and text.
+type File = (&'static str, &'static str);
 
-/// Every file of the plugin, by its name.
-const FILES: [(&str, &str); 5] = [
-    (SOURCE, include_str!("../../plugin/demeter_lab.c")),
+/// The files of the plugin that slows memory down and takes samples; the first includes the rest.
+const LAB: [File; 5] = [
+    ("demeter_lab.c", include_str!("../../plugin/demeter_lab.c")),
     (
         "memory_model.h",
         include_str!("../../plugin/memory_model.h"),
@@ -26,16 +26,38 @@ const FILES: [(&str, &str); 5] = [
     ("shared_page.h", include_str!("../../plugin/shared_page.h")),
 ];
 
-/// The compiled plugin in `cache`; its name changes with its source.
+/// The files of the plugin that records a program.
+const TRACE: [File; 2] = [
+    (
+        "demeter_trace.c",
+        include_str!("../../plugin/demeter_trace.c"),
+    ),
+    (
+        "qemu_plugin_v1.h",
+        include_str!("../../plugin/qemu_plugin_v1.h"),
+    ),
+];
+
+/// The compiled plugin for a VM.
 pub fn plugin(cache: &Path) -> Result<PathBuf, Error> {
+    compiled(cache, &LAB)
+}
+
+/// The compiled plugin that records a program.
+pub fn trace_plugin(cache: &Path) -> Result<PathBuf, Error> {
+    compiled(cache, &TRACE)
+}
+
+/// The first of `files` compiled, in `cache`; its name there changes with its source.
+fn compiled(cache: &Path, files: &[File]) -> Result<PathBuf, Error> {
     let mut hasher = DefaultHasher::new();
-    FILES.hash(&mut hasher);
+    files.hash(&mut hasher);
     let kept = cache.join(format!("plugin-{:016x}.so", hasher.finish()));
     if kept.exists() {
         return Ok(kept);
     }
     let work = tempfile::tempdir_in(cache).map_err(Error::io("create a folder in", cache))?;
-    for (name, text) in FILES {
+    for (name, text) in files {
         let path = work.path().join(name);
         fs::write(&path, text).map_err(Error::io("write", &path))?;
     }
@@ -44,8 +66,8 @@ pub fn plugin(cache: &Path) -> Result<PathBuf, Error> {
         Command::new("cc")
             .args(["-std=gnu11", "-O2", "-shared", "-fPIC", "-o"])
             .arg(&built)
-            .arg(work.path().join(SOURCE)),
-        "the lab's plugin needs a C compiler: apt-get install gcc libc6-dev",
+            .arg(work.path().join(files[0].0)),
+        "the emulator's plugin needs a C compiler: apt-get install gcc libc6-dev",
     )?;
     fs::rename(&built, &kept).map_err(Error::io("create", &kept))?;
     Ok(kept)

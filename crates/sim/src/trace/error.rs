@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The system refused.
-    #[error("cannot {verb} {}", path.display())]
+    #[error("cannot {verb} {}: {source}", path.display())]
     Io {
         /// What was tried.
         verb: &'static str,

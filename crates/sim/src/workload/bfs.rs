@@ -34,7 +34,7 @@ const DEGREE: u64 = 32;
 /// How far the queue's end is ahead of its start: the frontier, as a share of all vertices.
 const FRONTIER: u64 = 8;
 
-/// A comparison and a branch that is hard to predict, for each edge.
+/// Estimated: a comparison and a branch that is hard to predict, for each edge.
 const EDGE_PS: u64 = 1_000;
 
 /// Most accesses beside those of edges, for each vertex.

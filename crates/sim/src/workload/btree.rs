@@ -13,7 +13,7 @@ use crate::{Batch, Region};
 
 const INDEX: usize = 0;
 
-/// Eight levels of a binary search over 15 keys.
+/// Estimated: seven levels of a binary search over 15 keys.
 const LOOKUP_PS: u64 = 40_000;
 
 pub(crate) struct Btree {

@@ -1,6 +1,5 @@
 //! What each workload says of itself; [`super::Workload`] adds what all have in common.
 
-use crate::trace::Error;
 use crate::{Batch, Region};
 
 use super::memory::{Extent, Memory};
@@ -25,8 +24,8 @@ pub(crate) trait Generator: Send {
     /// As [`crate::Program::compute_ps`].
     fn compute_ps(&self) -> u64;
 
-    /// Why what it did was not what it should have; computed programs are always right.
-    fn finish(self: Box<Self>) -> Result<(), Error> {
-        Ok(())
+    /// As [`crate::Program::fault`].
+    fn fault(&self) -> Option<String> {
+        None
     }
 }

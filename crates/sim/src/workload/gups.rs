@@ -15,8 +15,7 @@ use crate::{Batch, Region};
 const WORD: u64 = 8;
 const ARRAY: usize = 0;
 
-/// Index arithmetic and two random numbers, as measured on the lab's program with everything in
-/// the first-level cache.
+/// Estimated: index arithmetic and two random numbers, six cycles beyond the accesses themselves.
 const UPDATE_PS: u64 = 2_000;
 
 pub(crate) struct Gups {

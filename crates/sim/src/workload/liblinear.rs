@@ -31,7 +31,7 @@ const WEIGHTS_PER_TEN: u64 = 24;
 /// Popularity of features.
 const THETA: f64 = 1.0;
 
-/// Two multiplications and additions for each feature.
+/// Estimated: two multiplications and additions for each feature.
 const INSTANCE_PS: u64 = 40_000;
 
 /// Accesses for each instance.

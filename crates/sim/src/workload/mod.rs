@@ -63,15 +63,6 @@ impl Workload {
             generator,
         })
     }
-
-    /// Says whether all that the program did was as its source says: a trace that was changed
-    /// while it was replayed is found out here. For the end of a run.
-    ///
-    /// # Errors
-    /// What was wrong with the trace.
-    pub fn finish(self) -> Result<(), Error> {
-        self.generator.finish()
-    }
 }
 
 impl Program for Workload {
@@ -107,5 +98,9 @@ impl Program for Workload {
 
     fn compute_ps(&self) -> u64 {
         self.generator.compute_ps()
+    }
+
+    fn fault(&self) -> Option<String> {
+        self.generator.fault()
     }
 }

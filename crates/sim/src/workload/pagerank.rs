@@ -29,7 +29,7 @@ const VERTEX_BYTES: u64 = OFFSET + 2 * SCORE;
 /// Edges for each vertex.
 const DEGREE: u64 = 32;
 
-/// An addition for each edge.
+/// Estimated: an addition that waits for the one before, for each edge.
 const EDGE_PS: u64 = 500;
 
 /// Most accesses beside those of edges, for each vertex.

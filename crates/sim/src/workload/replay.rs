@@ -15,7 +15,7 @@ use super::memory::{Extent, Memory, region};
 use crate::trace::{Error, Frame, FramePlace, Reader, Span};
 use crate::{Access, Batch, Region};
 
-/// Three instructions a cycle at 3 GHz, as long as memory does not hold them up.
+/// Estimated: three instructions a cycle at 3 GHz, as long as memory does not hold them up.
 const INSTRUCTION_PS: u64 = 110;
 
 pub(crate) struct Replay {
@@ -132,7 +132,7 @@ impl Generator for Replay {
         self.access_ps
     }
 
-    fn finish(self: Box<Self>) -> Result<(), Error> {
-        self.error.map_or(Ok(()), Err)
+    fn fault(&self) -> Option<String> {
+        self.error.as_ref().map(Error::to_string)
     }
 }

@@ -10,7 +10,7 @@ use crate::{Batch, Region};
 const WORD: u64 = 8;
 const ARRAY: usize = 0;
 
-/// An addition a word.
+/// Estimated: an addition a word.
 const WORD_PS: u64 = 300;
 
 pub(crate) struct Sequential {

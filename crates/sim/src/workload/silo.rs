@@ -28,7 +28,7 @@ const RECORD: u64 = 2 * LINE;
 const YCSB_THETA: f64 = 0.99;
 /// Share of YCSB's transactions that update.
 const YCSB_UPDATES: f64 = 0.2;
-/// A core of Silo's evaluation does about a million small transactions a second from memory.
+/// Estimated: begin, validate and commit of a small transaction.
 const YCSB_PS: u64 = 700_000;
 
 /// Records of an order: TPC-C's mean number of lines.
@@ -37,7 +37,7 @@ const ORDER: u64 = 10;
 const STOCK: u64 = 5;
 /// Recent orders are read by Zipf's law over their age.
 const AGE_THETA: f64 = 1.0;
-/// A core of Silo's evaluation does some 25,000 to 60,000 transactions of TPC-C a second.
+/// Estimated: all of a transaction of TPC-C beside the accesses below.
 const TPCC_PS: u64 = 10_000_000;
 /// The newest one in this many orders gets most reads: what counts as hot.
 const NEWEST: u64 = 16;

@@ -23,7 +23,7 @@ const BLOCK_BYTES: u64 = 7 * 25 * 8;
 /// Most accesses of a cell: its blocks' lines, its neighbours and itself, the result.
 const CELL_MAX: usize = (BLOCK_BYTES / LINE) as usize + 2 + 7 + 1;
 
-/// 175 multiplications and additions, eight at a time.
+/// Estimated: 175 multiplications and additions, four a cycle.
 const CELL_PS: u64 = 15_000;
 
 pub(crate) struct Stencil {

@@ -45,7 +45,7 @@ const MATERIALS: [(u64, f64); 12] = [
     (9, 0.013),
 ];
 
-/// Five interpolations for each of 51 nuclides, which is the mean.
+/// Estimated: five interpolations for each of 56 nuclides, the mean.
 const LOOKUP_PS: u64 = 500_000;
 
 /// Most accesses of a step: a binary search over 2^64 energies.

@@ -1,0 +1,25 @@
+//! `demeter compare`: two result files of one scenario side by side.
+
+use std::path::PathBuf;
+
+use demeter_report::RunResult;
+
+use crate::output;
+
+/// Arguments of `demeter compare`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// A result file, such as of the simulator
+    first: PathBuf,
+    /// The result file that it is held against, such as of the lab
+    second: PathBuf,
+}
+
+/// Prints the comparison.
+pub fn compare(args: &Args) -> anyhow::Result<()> {
+    let (first, second) = (
+        RunResult::load(&args.first)?,
+        RunResult::load(&args.second)?,
+    );
+    output::print(demeter_report::compare(&first, &second)?)
+}

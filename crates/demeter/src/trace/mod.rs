@@ -1,0 +1,54 @@
+//! `demeter trace`: recorded programs for the simulator.
+
+mod convert;
+mod info;
+mod record;
+mod source;
+
+use anyhow::Result;
+use clap::Subcommand;
+use demeter_sim::trace::Written;
+
+/// Arguments of `demeter trace`.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a program under an emulator and record every access to memory that it makes
+    Record(record::Args),
+    /// Say what is in a trace, and whether it is whole
+    Info(info::Args),
+    /// Make a trace of what valgrind's lackey or ChampSim's tracer wrote
+    Convert(convert::Args),
+}
+
+/// Does what was asked for.
+pub fn trace(args: &Args) -> Result<()> {
+    match &args.command {
+        Command::Record(args) => record::record(args),
+        Command::Info(args) => info::info(args),
+        Command::Convert(args) => convert::convert(args),
+    }
+}
+
+/// One line about a new trace.
+fn written(path: &std::path::Path, written: Written) -> String {
+    let Written {
+        accesses,
+        threads,
+        file_bytes,
+    } = written;
+    let each = file_bytes as f64 / accesses as f64;
+    let threads = match threads {
+        1 => "1 thread".into(),
+        n => format!("{n} threads"),
+    };
+    format!(
+        "{}: {accesses} accesses of {threads} in {file_bytes} bytes, {each:.2} each",
+        path.display()
+    )
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * A QEMU plugin that tells what a program in user-mode emulation touches.
+ *
+ *   qemu-x86_64 -plugin demeter_trace.so,fd=N PROGRAM
+ *
+ * fd   a stream socket, inherited; whoever reads there gets messages of this machine's byte order:
+ *      thread (4 bytes), accesses n (4 bytes), instructions meanwhile (8 bytes), then n times 8
+ *      bytes: the address, with bit 63 for a store. At the end of all comes a message with thread
+ *      UINT32_MAX and n = 0.
+ *
+ * Only the process that is started is recorded, with all its threads: what it forks is not, and
+ * what it executes instead of itself runs without us. When nobody reads any more the program runs
+ * on, and nothing more is told.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "qemu_plugin_v1.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define THREADS_MAX 1024
+#define MESSAGE_ACCESSES 4096
+#define STORE (1ull << 63)
+#define END UINT32_MAX
+
+EXPORT int qemu_plugin_version = QEMU_PLUGIN_VERSION;
+
+struct header {
+	uint32_t thread;
+	uint32_t count;
+	uint64_t instructions;
+};
+
+struct message {
+	struct header header;
+	uint64_t accesses[MESSAGE_ACCESSES];
+};
+
+/* Each is filled by its own thread only. */
+static struct message *messages[THREADS_MAX];
+static pthread_mutex_t sending = PTHREAD_MUTEX_INITIALIZER;
+static int fd = -1;
+static pid_t owner;
+static bool deaf; /* nobody reads any more */
+
+/* MSG_NOSIGNAL: a SIGPIPE would be the program's. */
+static void send_all(const void *bytes, size_t left)
+{
+	const char *at = bytes;
+
+	while (left && !__atomic_load_n(&deaf, __ATOMIC_RELAXED)) {
+		ssize_t sent = send(fd, at, left, MSG_NOSIGNAL);
+
+		if (sent < 0 && errno == EINTR)
+			continue;
+		if (sent <= 0) {
+			__atomic_store_n(&deaf, true, __ATOMIC_RELAXED);
+			return;
+		}
+		at += sent;
+		left -= (size_t)sent;
+	}
+}
+
+/* Sends what there is. */
+static void tell(struct message *message)
+{
+	/* At the program's end the thread may still be filling it: what counts is read once. */
+	struct header header = message->header;
+
+	/* A forked child has a copy of everything, the socket and perhaps a locked lock too. */
+	if (getpid() != owner) {
+		__atomic_store_n(&deaf, true, __ATOMIC_RELAXED);
+		return;
+	}
+	pthread_mutex_lock(&sending);
+	send_all(&header, sizeof(header));
+	send_all(message->accesses, header.count * sizeof(uint64_t));
+	pthread_mutex_unlock(&sending);
+	message->header.count = 0;
+	message->header.instructions = 0;
+}
+
+/* The message that this thread fills; NULL for one thread too many, or without memory. */
+static struct message *message_of(unsigned int vcpu)
+{
+	if (vcpu >= THREADS_MAX)
+		return NULL;
+	if (!messages[vcpu]) {
+		messages[vcpu] = calloc(1, sizeof(struct message));
+		if (messages[vcpu])
+			messages[vcpu]->header.thread = vcpu;
+	}
+	return messages[vcpu];
+}
+
+static void on_access(unsigned int vcpu, qemu_plugin_meminfo_t info, uint64_t gva, void *unused)
+{
+	struct message *message;
+	uint32_t *count;
+
+	(void)unused;
+	if (__atomic_load_n(&deaf, __ATOMIC_RELAXED) || !(message = message_of(vcpu)))
+		return;
+	count = &message->header.count;
+	message->accesses[(*count)++] = qemu_plugin_mem_is_store(info) ? gva | STORE : gva;
+	if (*count == MESSAGE_ACCESSES)
+		tell(message);
+}
+
+static void on_block(unsigned int vcpu, void *instructions)
+{
+	struct message *message = message_of(vcpu);
+
+	if (message)
+		message->header.instructions += (uintptr_t)instructions;
+}
+
+static void on_translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
+{
+	size_t count = qemu_plugin_tb_n_insns(tb);
+
+	(void)id;
+	qemu_plugin_register_vcpu_tb_exec_cb(tb, on_block, QEMU_PLUGIN_CB_NO_REGS,
+					     (void *)(uintptr_t)count);
+	for (size_t i = 0; i < count; i++)
+		qemu_plugin_register_vcpu_mem_cb(qemu_plugin_tb_get_insn(tb, i), on_access,
+						 QEMU_PLUGIN_CB_NO_REGS, QEMU_PLUGIN_MEM_RW, NULL);
+}
+
+/* QEMU gives the number of a thread that ended to a later one. */
+static void on_thread_exit(qemu_plugin_id_t id, unsigned int vcpu)
+{
+	(void)id;
+	if (vcpu < THREADS_MAX && messages[vcpu])
+		tell(messages[vcpu]);
+}
+
+static void on_program_exit(qemu_plugin_id_t id, void *unused)
+{
+	static struct message end = { .header.thread = END };
+
+	(void)id;
+	(void)unused;
+	for (unsigned int i = 0; i < THREADS_MAX; i++) {
+		if (messages[i])
+			tell(messages[i]);
+	}
+	tell(&end);
+}
+
+EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_t *info, int argc, char **argv)
+{
+	if (info->version.min > QEMU_PLUGIN_VERSION || info->version.cur < QEMU_PLUGIN_VERSION) {
+		fprintf(stderr, "demeter_trace: this QEMU speaks plugin API %d to %d, we speak %d: "
+			"use QEMU 7.2\n", info->version.min, info->version.cur, QEMU_PLUGIN_VERSION);
+		return 1;
+	}
+	if (info->system_emulation) {
+		fprintf(stderr, "demeter_trace: only user-mode emulation is supported\n");
+		return 1;
+	}
+	if (argc != 1 || sscanf(argv[0], "fd=%d", &fd) != 1 ||
+	    fcntl(fd, F_SETFD, FD_CLOEXEC) < 0) {
+		fprintf(stderr, "demeter_trace: needs fd=NUMBER of an open socket\n");
+		return 1;
+	}
+	owner = getpid();
+	qemu_plugin_register_vcpu_tb_trans_cb(id, on_translate);
+	qemu_plugin_register_vcpu_exit_cb(id, on_thread_exit);
+	qemu_plugin_register_atexit_cb(id, on_program_exit, NULL);
+	return 0;
+}
