@@ -91,6 +91,7 @@ impl Frames {
     }
 
     /// Bytes of the simulator's own memory.
+    #[cfg(test)]
     pub(crate) fn state_bytes(&self) -> usize {
         self.pages.capacity() * 4 + self.state.capacity() + self.words.capacity() * 4
     }

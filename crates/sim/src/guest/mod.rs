@@ -280,6 +280,7 @@ impl Guest {
     }
 
     /// Bytes of the simulator's own memory.
+    #[cfg(test)]
     pub(crate) fn state_bytes(&self) -> usize {
         self.tables.state_bytes() + self.frames.state_bytes()
     }

@@ -26,7 +26,11 @@ pub(crate) struct Node {
 impl Node {
     /// A node of these frames, all free; both ends are multiples of a block's `per_block` frames.
     pub(crate) fn new(frames: Range<u32>, per_block: u32) -> Self {
-        debug_assert!(frames.start % per_block == 0 && frames.end % per_block == 0);
+        debug_assert!(
+            [frames.start, frames.end]
+                .iter()
+                .all(|f| f.is_multiple_of(per_block))
+        );
         Self {
             blocks: frames.clone().step_by(per_block as usize).rev().collect(),
             frames,
@@ -72,7 +76,7 @@ impl Node {
 
     /// Takes a block back.
     pub(crate) fn give_block(&mut self, first: u32) {
-        debug_assert!(self.frames.contains(&first) && first % self.per_block == 0);
+        debug_assert!(self.frames.contains(&first) && first.is_multiple_of(self.per_block));
         self.blocks.push(first);
     }
 

@@ -36,7 +36,8 @@ pub struct Geometry {
 
 impl Geometry {
     /// Entries in all.
-    pub fn entries(self) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn entries(self) -> u64 {
         u64::from(self.sets) * u64::from(self.ways)
     }
 
@@ -128,7 +129,7 @@ impl<T: Copy + Default, const W: usize> Set<T, W> {
     }
 
     #[inline(always)]
-    fn to_front(&mut self, way: usize) {
+    fn bring_forward(&mut self, way: usize) {
         if self.order & 0xf == way as u64 {
             return;
         }
@@ -150,7 +151,7 @@ impl<T: Copy + Default, const W: usize> Set<T, W> {
         self.values[way] = value;
     }
 
-    fn to_back(&mut self, way: usize, ways: u32) {
+    fn send_back(&mut self, way: usize, ways: u32) {
         let at = self.position(way);
         let end = 4 * (ways - 1);
         let within = u64::MAX >> (60 - end);
@@ -197,7 +198,7 @@ impl<T: Copy + Default, const W: usize> Assoc<T, W> {
         let (set, tag) = self.split(key);
         let set = &mut self.sets[set];
         let way = set.find(tag)?;
-        set.to_front(way);
+        set.bring_forward(way);
         Some(&mut set.values[way])
     }
 
@@ -218,7 +219,7 @@ impl<T: Copy + Default, const W: usize> Assoc<T, W> {
         let set = &mut self.sets[set];
         match set.find(tag) {
             Some(way) => {
-                set.to_front(way);
+                set.bring_forward(way);
                 true
             }
             None => {
@@ -241,7 +242,7 @@ impl<T: Copy + Default, const W: usize> Assoc<T, W> {
         let set = &mut self.sets[set];
         if let Some(way) = set.find(tag) {
             set.tags[way] = EMPTY;
-            set.to_back(way, ways);
+            set.send_back(way, ways);
         }
     }
 
@@ -253,7 +254,7 @@ impl<T: Copy + Default, const W: usize> Assoc<T, W> {
                 let tag = set.tags[way];
                 if tag != EMPTY && !keep(u64::from(tag) << set_bits | index as u64) {
                     set.tags[way] = EMPTY;
-                    set.to_back(way, ways);
+                    set.send_back(way, ways);
                 }
             }
         }

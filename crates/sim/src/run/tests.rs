@@ -201,3 +201,20 @@ fn a_program_that_does_not_fit_is_told_of() {
     let refused = simulate(&scenario, &setup, System::None, vec![too_much]);
     assert!(refused.unwrap_err().to_string().contains("memory is full"));
 }
+
+#[test]
+fn a_mapped_page_takes_at_most_24_bytes() {
+    let mut scenario = scenario(1, "scale_bits = 0");
+    scenario.machine.thp = demeter_scenario::Thp::Never;
+    let setup = setup(&scenario);
+    let mut world = setup.world(
+        Parts::of(System::Linux).unwrap(),
+        vec![Updates::new(300, 1)],
+    );
+    world.populate().unwrap();
+    let vm = &world.vms[0];
+    let bytes = vm.guest.state_bytes() + vm.backing.tree.state_bytes();
+    let pages = (300 * MIB / PAGE_SIZE) as usize;
+    assert!(bytes <= 24 * pages, "{} bytes a page", bytes / pages);
+    assert!(world.is_conserved());
+}
