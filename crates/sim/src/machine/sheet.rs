@@ -253,8 +253,8 @@ pub(crate) fn emulator(dilation: u64) -> Sheet {
     }
 }
 
-/// How many times slower still the emulator is in a kernel than in a program's loop. Fitted, to
-/// the CPU time of `demeter`'s management in the same run.
+/// How many times slower still the emulator is in a kernel than in a program's loop. Assumed:
+/// with it `demeter`'s management takes half of the CPU time that the lab measured.
 const EMULATED_KERNEL: u64 = 6;
 
 /// What an access takes in the emulator itself. Fitted, to the throughput of `oracle` in
