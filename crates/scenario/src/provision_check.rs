@@ -250,7 +250,7 @@ mod tests {
         let vms = scenario.vms();
         let hot = |i: usize| match &vms[i].1.workload {
             Workload::Gups(gups) => (gups.hot_mib, gups.phases.len()),
-            Workload::Memlat(_) => panic!("gups"),
+            other => panic!("{other:?}"),
         };
         assert_eq!((vms[0].0.as_str(), hot(0)), ("a", (200, 1)));
         assert_eq!((vms[1].0.as_str(), hot(1)), ("b", (20, 0)));
