@@ -68,17 +68,15 @@ impl Setup {
         }
         let machine = &scenario.machine;
         let dilation = scenario.lab.dilation;
-        let (sheet, dilation, own_ns) = match scenario.sim.cpu {
-            Cpu::IceLakeSp => (ICE_LAKE_SP, 1, 0),
-            Cpu::Zen3 => (ZEN_3, 1, 0),
-            // Half of the fast tier's latency is the emulator's own slowness; it does not wait
-            // for that.
-            Cpu::Lab => (emulator(dilation), dilation, machine.fast.latency_ns / 2),
+        let (sheet, dilation) = match scenario.sim.cpu {
+            Cpu::IceLakeSp => (ICE_LAKE_SP, 1),
+            Cpu::Zen3 => (ZEN_3, 1),
+            Cpu::Lab => (emulator(dilation), dilation),
         };
         let gbps = 1_000_000_000 / dilation;
         let tier =
             |tier: &demeter_scenario::Tier, write_gbps: Option<u64>, granule: u64| TierSheet {
-                latency_ps: (tier.latency_ns - own_ns) * dilation * PS_PER_NS,
+                latency_ps: tier.latency_ns * dilation * PS_PER_NS,
                 read_bytes_per_s: tier.bandwidth_gbps * gbps,
                 write_bytes_per_s: write_gbps.unwrap_or(tier.bandwidth_gbps) * gbps,
                 granule_lines: granule / LINE_BYTES,
