@@ -37,12 +37,17 @@ pub fn ask(socket: &Path, question: &str, body: &str, limit: Duration) -> io::Re
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
 
-    fn answered(answer: &'static str) -> io::Result<String> {
+    /// What `client` makes of a server that answers its one question with `answer`; also the
+    /// question.
+    pub(crate) fn answered<T>(
+        answer: &'static str,
+        client: impl FnOnce(&Path) -> T,
+    ) -> (T, String) {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("api.sock");
         let listener = UnixListener::bind(&socket).unwrap();
@@ -53,8 +58,14 @@ mod tests {
             stream.write_all(answer.as_bytes()).unwrap();
             String::from_utf8_lossy(&question[..length]).into_owned()
         });
-        let body = ask(&socket, "PUT /v1/x", "{}", Duration::from_secs(5));
-        let question = server.join().unwrap();
+        let made = client(&socket);
+        (made, server.join().unwrap())
+    }
+
+    fn put(answer: &'static str) -> io::Result<String> {
+        let (body, question) = answered(answer, |socket| {
+            ask(socket, "PUT /v1/x", "{}", Duration::from_secs(5))
+        });
         assert!(question.starts_with("PUT /v1/x HTTP/1.0\r\n"), "{question}");
         assert!(
             question.ends_with("Content-Length: 2\r\n\r\n{}"),
@@ -65,10 +76,10 @@ mod tests {
 
     #[test]
     fn the_body_comes_with_success_only() {
-        assert_eq!(answered("HTTP/1.0 200 OK\r\n\r\n[]").unwrap(), "[]");
-        assert_eq!(answered("HTTP/1.0 204 No Content\r\n\r\n").unwrap(), "");
-        let said = answered("HTTP/1.0 409 Conflict\r\n\r\nbeyond the pool\n").unwrap_err();
+        assert_eq!(put("HTTP/1.0 200 OK\r\n\r\n[]").unwrap(), "[]");
+        assert_eq!(put("HTTP/1.0 204 No Content\r\n\r\n").unwrap(), "");
+        let said = put("HTTP/1.0 409 Conflict\r\n\r\nbeyond the pool\n").unwrap_err();
         assert!(said.to_string().contains("beyond the pool"), "{said}");
-        assert!(answered("garbage").is_err());
+        assert!(put("garbage").is_err());
     }
 }

@@ -179,25 +179,12 @@ fn ask_moved(socket: &Path) -> Option<(u64, u64)> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-    use std::os::unix::net::UnixListener;
-
     use super::*;
+    use crate::http::tests::answered;
 
-    /// Answers one question with `answer`.
     fn ask(answer: &'static str) -> Option<(u64, u64)> {
-        let dir = tempfile::tempdir().unwrap();
-        let socket = dir.path().join("guest.sock");
-        let listener = UnixListener::bind(&socket).unwrap();
-        let server = std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            let mut question = [0; 512];
-            let length = stream.read(&mut question).unwrap();
-            stream.write_all(answer.as_bytes()).unwrap();
-            String::from_utf8_lossy(&question[..length]).into_owned()
-        });
-        let moved = ask_moved(&socket);
-        assert!(server.join().unwrap().starts_with("GET /v1/status "));
+        let (moved, question) = answered(answer, ask_moved);
+        assert!(question.starts_with("GET /v1/status "));
         moved
     }
 

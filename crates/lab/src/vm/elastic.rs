@@ -213,24 +213,10 @@ fn machine_of(machine: &Machine, usable_mib: [u64; 2]) -> Machine {
 
 #[cfg(test)]
 mod tests {
-    use demeter_scenario::Thp;
     use proptest::prelude::*;
 
+    use super::super::memory::tests::machine;
     use super::*;
-
-    fn machine(fast_mib: u64, slow_mib: u64) -> Machine {
-        let tier = |usable_mib| Tier {
-            usable_mib,
-            latency_ns: 1,
-            bandwidth_gbps: 1,
-        };
-        Machine {
-            vcpus: 1,
-            thp: Thp::Always,
-            fast: tier(fast_mib),
-            slow: tier(slow_mib),
-        }
-    }
 
     proptest! {
         /// Whatever gives the VM its memory, each node can hold the machine's whole memory and

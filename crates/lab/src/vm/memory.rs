@@ -75,13 +75,14 @@ pub fn check_host(root: &Path, vm_mib: u64) -> Result<(), Error> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use demeter_scenario::{Thp, Tier};
     use proptest::prelude::*;
 
     use super::*;
 
-    fn machine(fast_mib: u64, slow_mib: u64) -> Machine {
+    /// A machine with so much memory in its tiers.
+    pub(in crate::vm) fn machine(fast_mib: u64, slow_mib: u64) -> Machine {
         let tier = |usable_mib| Tier {
             usable_mib,
             latency_ns: 1,

@@ -1,10 +1,10 @@
 //! The questions that the balloon asks a guest, and what it does with the answers.
 
-use demeter_policy::{ByteCount, PAGE_SIZE, PhysRange, Tier};
+use demeter_policy::{ByteCount, NodeId, PAGE_SIZE, PhysRange, Tier};
 use demeter_proto::{GpaRange, Message, Outcome, Resize, SessionId};
 
 use super::{Balloon, View};
-use crate::agent::Away;
+use crate::agent::{Answers, Away};
 use crate::backing::{Backing, Extent};
 use crate::provisioner::ProvisionError;
 use crate::provisioner::held::HeldSet;
@@ -53,15 +53,7 @@ impl<B: Backing> Balloon<B> {
         bytes: ByteCount,
     ) -> Result<Option<String>, ProvisionError> {
         let node = *self.nodes.get(tier);
-        self.allow_nothing().await?;
-        let question = |request| {
-            Message::Inflate(Resize {
-                request,
-                node,
-                bytes,
-            })
-        };
-        let mut answers = self.agent.ask(question).await.map_err(|Away| away())?;
+        let mut answers = self.ask_to(Message::Inflate, node, bytes).await?;
         let mut named = HeldSet::default();
         let reason = loop {
             match answers.next().await.map_err(|Away| away())? {
@@ -91,21 +83,31 @@ impl<B: Backing> Balloon<B> {
         bytes: ByteCount,
     ) -> Result<Option<String>, ProvisionError> {
         let node = *self.nodes.get(tier);
-        self.allow_nothing().await?;
-        let question = |request| {
-            Message::Deflate(Resize {
-                request,
-                node,
-                bytes,
-            })
-        };
-        let mut answers = self.agent.ask(question).await.map_err(|Away| away())?;
+        let mut answers = self.ask_to(Message::Deflate, node, bytes).await?;
         let reason = match answers.next().await.map_err(|Away| away())? {
             Message::Done(done) if done.node == node => fulfilled(done.outcome, done.reason)?,
             _ => return Err(hostile("it answers what it was not asked")),
         };
         self.list(view, tier).await?;
         Ok(reason)
+    }
+
+    /// Asks for a change of what is held of a node; from now on the driver changes nothing by itself.
+    async fn ask_to(
+        &mut self,
+        change: fn(Resize) -> Message,
+        node: NodeId,
+        bytes: ByteCount,
+    ) -> Result<Answers, ProvisionError> {
+        self.allow_nothing().await?;
+        let question = |request| {
+            change(Resize {
+                request,
+                node,
+                bytes,
+            })
+        };
+        self.agent.ask(question).await.map_err(|Away| away())
     }
 
     /// Checks ranges that the guest says it holds, and notes their pages in `named`. None of them
