@@ -17,8 +17,8 @@ pub enum Error {
         /// What the person can do.
         mend: String,
     },
-    /// There is no program for the workload.
-    #[error("the lab cannot run the workload {0}: use --on sim")]
+    /// Only the simulator can do it: which workload, or what else.
+    #[error("the lab cannot run {0}: use --on sim")]
     SimOnly(&'static str),
     /// The scenario needs more memory than this machine has left.
     #[error(

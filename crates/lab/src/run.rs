@@ -58,6 +58,8 @@ pub fn run(
         duration_s: scenario.duration_s,
         shift_at_s: scenario.shift_at_s(),
         systems,
+        cases: vec![],
+        published: vec![],
     };
     Outcome { result, ended }
 }
@@ -66,6 +68,9 @@ pub fn run(
 fn refuse_the_simulated(scenario: &Scenario) -> Result<(), Error> {
     if let Some(system) = scenario.systems.iter().find(|s| s.is_simulated_only()) {
         return Err(Error::SimulatedOnly(*system));
+    }
+    if !scenario.vary.is_empty() {
+        return Err(Error::SimOnly("cases ([[vary]])"));
     }
     if !scenario.workload.is_real() {
         return Err(Error::SimOnly(scenario.workload.kind()));

@@ -208,6 +208,8 @@ mod tests {
                 system("oracle", 2.0, Some(0.0), 0),
                 system("demeter", steady, t90_s, moved),
             ],
+            cases: vec![],
+            published: vec![],
         }
     }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use crate::provision::Provisioning;
-use crate::schema::{Point, RunResult, SCHEMA, SystemResult};
+use crate::schema::{Point, Repeats, RunResult, SCHEMA, SystemResult, Tail};
 
 /// Longest result file that is read, bytes: a thousand systems with an hour of seconds each.
 pub const FILE_BYTES_MAX: u64 = 512 << 20;
@@ -151,13 +151,41 @@ impl RunResult {
         for (index, system) in self.systems.iter().enumerate() {
             system.check(&format!("systems[{index}]"))?;
         }
+        for (number, case) in self.cases.iter().enumerate() {
+            for (index, system) in case.systems.iter().enumerate() {
+                system.check(&format!("cases[{number}].systems[{index}]"))?;
+            }
+        }
+        for (index, published) in self.published.iter().enumerate() {
+            let amounts = [
+                ("value", Some(published.value)),
+                ("ours", published.ours),
+                ("within", Some(published.within)),
+            ];
+            for (name, value) in amounts {
+                let value = value.unwrap_or(0.0);
+                require(value.is_finite(), value, "finite", || {
+                    format!("published[{index}].{name}")
+                })?;
+            }
+        }
         Ok(())
     }
 }
 
 impl SystemResult {
     fn check(&self, place: &str) -> Result<(), ContentError> {
+        let tail = |of: fn(&Tail) -> f64| self.tail.as_ref().map(of);
+        let repeats = |of: fn(&Repeats) -> f64| self.repeats.as_ref().map(of);
         let amounts = [
+            ("elapsed_s", self.elapsed_s),
+            ("tail.mean_ns", tail(|t| t.mean_ns)),
+            ("tail.p50_ns", tail(|t| t.p50_ns)),
+            ("tail.p90_ns", tail(|t| t.p90_ns)),
+            ("tail.p99_ns", tail(|t| t.p99_ns)),
+            ("tail.p999_ns", tail(|t| t.p999_ns)),
+            ("repeats.min", repeats(|r| r.min)),
+            ("repeats.max", repeats(|r| r.max)),
             ("mean_mops", self.mean_mops),
             ("steady_mops", self.steady_mops),
             ("mean_latency_ns", self.mean_latency_ns),

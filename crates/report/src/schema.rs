@@ -37,8 +37,49 @@ pub struct RunResult {
     /// When the workload's hot set jumps, seconds into the timed phase.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shift_at_s: Option<u64>,
+    /// One entry for each system, in the scenario's order; none when there are cases.
+    pub systems: Vec<SystemResult>,
+    /// The cases of a scenario that varies, in its order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cases: Vec<Case>,
+    /// What others have published about the scenario, beside what was measured here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub published: Vec<Published>,
+}
+
+/// One case of a scenario that varies.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Case {
+    /// Which table of the scenario's `vary` it belongs to, from 0.
+    #[serde(default)]
+    pub group: usize,
+    /// What it sets: key and value, as a person gives them.
+    pub settings: Vec<(String, String)>,
     /// One entry for each system, in the scenario's order.
     pub systems: Vec<SystemResult>,
+}
+
+/// A published figure and ours.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Published {
+    /// Which figure, see [`figure`](crate::figure).
+    pub figure: String,
+    /// Whose.
+    pub system: String,
+    /// The system that it is divided by, if it is a ratio.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub over: Option<String>,
+    /// Settings of the case that it is about; empty without cases.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub case: Vec<(String, String)>,
+    /// What was published.
+    pub value: f64,
+    /// What was measured; null when it was not.
+    pub ours: Option<f64>,
+    /// How far the two may be apart, as a share of the published one, and still agree.
+    pub within: f64,
+    /// Where it was published.
+    pub source: String,
 }
 
 /// What one system did.
@@ -49,6 +90,17 @@ pub struct RunResult {
 pub struct SystemResult {
     /// The system's name, as in the scenario.
     pub name: String,
+    /// Seconds until a fixed amount of work was done, the mean over all VMs; null where the time
+    /// was fixed or the work did not end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub elapsed_s: Option<f64>,
+    /// How long single operations took, where the workload tells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tail: Option<Tail>,
+    /// What other seeds gave; null for a single run. All other fields are those of the run in the
+    /// middle.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repeats: Option<Repeats>,
     /// Mean throughput over the timed phase, million updates per second.
     pub mean_mops: Option<f64>,
     /// Mean throughput over the last third.
@@ -97,6 +149,33 @@ pub struct SystemResult {
     pub provisioning: Option<Provisioning>,
     /// One point per reporting interval.
     pub series: Vec<Point>,
+}
+
+/// Latencies of single operations over the timed phase, nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Default)]
+pub struct Tail {
+    /// Their mean.
+    pub mean_ns: f64,
+    /// Half of them took no longer.
+    pub p50_ns: f64,
+    /// 90 % of them took no longer.
+    pub p90_ns: f64,
+    /// 99 %.
+    pub p99_ns: f64,
+    /// 99.9 %.
+    pub p999_ns: f64,
+}
+
+/// Runs of one system with several seeds, by their main figure: the elapsed time where the work
+/// is fixed, else mean throughput or latency.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Repeats {
+    /// Runs.
+    pub runs: u32,
+    /// The smallest main figure.
+    pub min: f64,
+    /// The largest.
+    pub max: f64,
 }
 
 /// One interval of the timed phase.

@@ -15,6 +15,8 @@ fn result(systems: Vec<SystemResult>) -> RunResult {
         duration_s: 60,
         shift_at_s: Some(30),
         systems,
+        cases: vec![],
+        published: vec![],
     }
 }
 

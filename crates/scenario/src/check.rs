@@ -13,6 +13,8 @@ const VCPUS_MAX: u32 = 64;
 const DILATION_MAX: u64 = 1000;
 /// Most VMs that the simulator runs side by side.
 const VMS_MAX: u32 = 32;
+/// Most cores of the simulator's host.
+const CORES_MAX: u32 = 1024;
 /// Largest scale of the simulator: a page of 2 MiB.
 const SCALE_BITS_MAX: u32 = 9;
 /// Longest latency of a tier, nanoseconds.
@@ -67,6 +69,7 @@ impl Scenario {
             .or_else(|| self.lab_fault())
             .or_else(|| self.sim_fault())
             .or_else(|| provision_fault(self))
+            .or_else(|| self.vary_fault())
     }
 
     fn systems_fault(&self) -> Option<String> {
@@ -125,6 +128,12 @@ impl Scenario {
         let sim = &self.sim;
         if !(1..=VMS_MAX).contains(&sim.vms) {
             return Some(format!("sim.vms = {}: must be 1 to {VMS_MAX}", sim.vms));
+        }
+        if let Some(cores) = sim.cores.filter(|cores| !(1..=CORES_MAX).contains(cores)) {
+            return Some(format!("sim.cores = {cores}: must be 1 to {CORES_MAX}"));
+        }
+        if sim.operations == Some(0) {
+            return Some("sim.operations = 0: must be at least 1".into());
         }
         if let Some(bits) = sim.scale_bits.filter(|&bits| bits > SCALE_BITS_MAX) {
             return Some(format!(
@@ -286,6 +295,8 @@ mod tests {
             workload: Workload::Gups(gups()),
             provision: None,
             agent: toml::Table::new(),
+            vary: vec![],
+            published: vec![],
             lab: Lab::default(),
             sim: Sim::default(),
         }
@@ -355,6 +366,8 @@ mod tests {
         refused("lab.dilation", |s| s.lab.dilation = 0);
         refused("lab.timeout_s", |s| s.lab.timeout_s = 60);
         refused("sim.vms", |s| s.sim.vms = 0);
+        refused("sim.cores", |s| s.sim.cores = Some(0));
+        refused("sim.operations", |s| s.sim.operations = Some(0));
         refused("sim.scale_bits", |s| s.sim.scale_bits = Some(10));
         refused("sim.slow_granule_bytes", |s| s.sim.slow_granule_bytes = 96);
         refused("sim.slow_write_gbps", |s| s.sim.slow_write_gbps = Some(0));

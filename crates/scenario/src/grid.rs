@@ -20,6 +20,16 @@ pub struct Axis {
     values: Vec<Value>,
 }
 
+impl Axis {
+    /// The values, at least one, that a dotted key takes in turn.
+    pub(crate) fn new(key: &str, values: Vec<Value>) -> Self {
+        Self {
+            key: key.into(),
+            values,
+        }
+    }
+}
+
 /// Why a text names no axis.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not KEY=VALUE,VALUE,... such as workload.hot_mib=50,100,200")]
@@ -83,10 +93,11 @@ fn text(settings: &[(String, Value)]) -> String {
     settings.join(" ")
 }
 
-/// A value without the quotes of a string.
+/// A value without the quotes of a string; a table by its `kind`, where it has one.
 pub fn plain(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
+        Value::Table(table) if table.contains_key("kind") => plain(&table["kind"]),
         other => other.to_string(),
     }
 }
@@ -98,11 +109,15 @@ impl Grid {
     /// When the file cannot be read or parsed, a key stands twice, or there are too many points.
     pub fn load(path: &Path, axes: Vec<Axis>) -> Result<Self, Error> {
         let base = crate::scenario::read(path)?;
-        let grid = Self {
-            base,
-            name: path.display().to_string(),
-            axes,
-        };
+        Self::new(base, path.display().to_string(), axes)
+    }
+
+    /// The grid over a scenario of this name.
+    ///
+    /// # Errors
+    /// When a key stands twice, or there are too many points.
+    pub(crate) fn new(base: Table, name: String, axes: Vec<Axis>) -> Result<Self, Error> {
+        let grid = Self { base, name, axes };
         for (index, axis) in grid.axes.iter().enumerate() {
             if grid.axes[..index].iter().any(|other| other.key == axis.key) {
                 return Err(grid.fault(format!(

@@ -7,6 +7,7 @@ mod grid;
 mod provision;
 mod provision_check;
 mod scenario;
+mod vary;
 mod workload;
 
 pub use grid::{Axis, Grid, NoAxis, Point, plain};
@@ -15,4 +16,5 @@ pub use scenario::{
     Cpu, Error, Gups, Lab, Machine, Memlat, Phase, Scenario, Sim, System, Thp, Tier, UnknownSystem,
     Workload,
 };
+pub use vary::Published;
 pub use workload::{App, Silo, SiloMix, Trace};

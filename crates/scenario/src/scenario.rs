@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{App, Provision, Silo, Trace};
+use crate::{App, Provision, Published, Silo, Trace};
 
 /// A scenario: one workload on one machine under several systems.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -34,6 +34,13 @@ pub struct Scenario {
     /// Keys of the agent's own configuration that differ from its defaults.
     #[serde(default)]
     pub agent: toml::Table,
+    /// Keys that take several values in turn, dotted as in `demeter sweep`: every combination of
+    /// a table's values is a case of its own. Only the simulator runs cases.
+    #[serde(default)]
+    pub vary: Vec<toml::Table>,
+    /// Figures that others have published about it.
+    #[serde(default)]
+    pub published: Vec<Published>,
     /// How the lab emulates the machine.
     #[serde(default)]
     pub lab: Lab,
@@ -66,6 +73,8 @@ pub enum System {
     GTpp,
     /// TPP in the hypervisor, by accessed bits of second-level tables.
     HTpp,
+    /// Memtis in the guest's kernel: a histogram of hardware samples by page.
+    Memtis,
     /// Demeter, with a thread that polls for samples instead of draining at context switches.
     DemeterWorker,
     /// Demeter, with a counter for every block instead of ranges.
@@ -86,6 +95,7 @@ impl fmt::Display for System {
             Self::DemeterDamon => "demeter-damon",
             Self::GTpp => "g-tpp",
             Self::HTpp => "h-tpp",
+            Self::Memtis => "memtis",
             Self::DemeterWorker => "demeter-worker",
             Self::DemeterBlocks => "demeter-blocks",
             Self::DemeterSequential => "demeter-sequential",
@@ -106,7 +116,7 @@ impl FromStr for System {
 
 impl System {
     /// Every system there is.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::None,
         Self::Oracle,
         Self::Linux,
@@ -115,6 +125,7 @@ impl System {
         Self::DemeterDamon,
         Self::GTpp,
         Self::HTpp,
+        Self::Memtis,
         Self::DemeterWorker,
         Self::DemeterBlocks,
         Self::DemeterSequential,
@@ -126,6 +137,7 @@ impl System {
             self,
             Self::GTpp
                 | Self::HTpp
+                | Self::Memtis
                 | Self::DemeterWorker
                 | Self::DemeterBlocks
                 | Self::DemeterSequential
@@ -142,7 +154,7 @@ impl System {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no system {0:?}: use none, oracle, linux, damon, demeter or demeter-damon; on the simulator \
-     also g-tpp, h-tpp, demeter-worker, demeter-blocks or demeter-sequential"
+     also g-tpp, h-tpp, memtis, demeter-worker, demeter-blocks or demeter-sequential"
 )]
 pub struct UnknownSystem(String);
 
@@ -289,6 +301,11 @@ pub struct Sim {
     pub cpu: Cpu,
     /// VMs that run the workload side by side, each with the scenario's machine.
     pub vms: u32,
+    /// Cores that all virtual CPUs share in turn; each has one of its own when left out.
+    pub cores: Option<u32>,
+    /// Operations, of all VMs together and shared out evenly, after which the run ends; it then
+    /// tells how long that took. `duration_s` still bounds it.
+    pub operations: Option<u64>,
     /// One simulated page and one simulated access stand for two to this many real ones; chosen
     /// so that a run takes seconds when left out.
     pub scale_bits: Option<u32>,
@@ -303,6 +320,8 @@ impl Default for Sim {
         Self {
             cpu: Cpu::default(),
             vms: 1,
+            cores: None,
+            operations: None,
             scale_bits: None,
             slow_write_gbps: None,
             slow_granule_bytes: 64,

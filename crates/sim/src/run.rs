@@ -110,6 +110,8 @@ pub fn run_all(
         duration_s: scenario.duration_s,
         shift_at_s: scenario.shift_at_s(),
         systems,
+        cases: vec![],
+        published: vec![],
     })
 }
 

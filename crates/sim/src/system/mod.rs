@@ -80,7 +80,7 @@ impl Parts {
             System::DemeterWorker => (T::SamplesByWorker, C::Ranges, R::Batches),
             System::DemeterBlocks => (T::SamplesAtSwitch, C::Blocks, R::Batches),
             System::DemeterSequential => (T::SamplesAtSwitch, C::Ranges, R::OneByOne),
-            System::Damon | System::DemeterDamon => return None,
+            System::Memtis | System::Damon | System::DemeterDamon => return None,
         };
         Some(Self {
             track,

@@ -1,0 +1,149 @@
+//! A scenario of several cases: some of its keys take several values in turn.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use toml::{Table, Value};
+
+use crate::grid::{Axis, Grid, Point};
+use crate::{Error, Scenario, System};
+
+/// Most cases of a scenario; more is what `demeter sweep` is for.
+const CASES_MAX: usize = 256;
+
+/// A figure that somebody has published about the scenario, to be shown beside ours.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Published {
+    /// Which figure of a result, such as `elapsed_s`, `counters.flush_total` or `cpu_s.track`.
+    pub figure: String,
+    /// Whose.
+    pub system: System,
+    /// Where given, the value is the system's figure divided by this one's.
+    #[serde(default)]
+    pub over: Option<System>,
+    /// Settings of the case that it is about, key and value as the result spells them; the
+    /// scenario's only case where empty.
+    #[serde(default)]
+    pub case: BTreeMap<String, String>,
+    /// What was published.
+    pub value: f64,
+    /// How far ours may be from it, as a share of it, and still agree.
+    pub within: f64,
+    /// Where it was published.
+    pub source: String,
+}
+
+impl Scenario {
+    /// The scenarios that this one stands for: every combination of the values in each table of
+    /// `vary`, table after table. Without any, the scenario itself, with no settings.
+    ///
+    /// # Errors
+    /// When the settings of a case make no scenario: which, and why.
+    pub fn cases(&self) -> Result<Vec<Point>, Error> {
+        if self.vary.is_empty() {
+            return Ok(vec![Point {
+                settings: vec![],
+                scenario: self.clone(),
+            }]);
+        }
+        let fault = |what: String| Error::Invalid {
+            name: self.name.clone(),
+            what,
+        };
+        let plain = Self {
+            vary: vec![],
+            ..self.clone()
+        };
+        let base = Table::try_from(&plain).map_err(|e| fault(e.to_string()))?;
+        let mut cases = vec![];
+        for table in &self.vary {
+            let axes = table.iter().map(|(key, values)| match values {
+                Value::Array(values) if !values.is_empty() => Ok(Axis::new(key, values.clone())),
+                _ => Err(fault(format!(
+                    "vary: {key} must be a list of values, such as [1, 2]"
+                ))),
+            });
+            let axes = axes.collect::<Result<Vec<_>, _>>()?;
+            cases.extend(Grid::new(base.clone(), self.name.clone(), axes)?.points()?);
+            if cases.len() > CASES_MAX {
+                return Err(fault(format!(
+                    "vary: more than {CASES_MAX} cases; use demeter sweep"
+                )));
+            }
+        }
+        Ok(cases)
+    }
+
+    /// What is wrong with its cases, if anything.
+    pub(crate) fn vary_fault(&self) -> Option<String> {
+        if self.vary.is_empty() {
+            return None;
+        }
+        match self.cases() {
+            Ok(_) => None,
+            Err(Error::Invalid { what, .. }) => Some(what),
+            Err(other) => Some(other.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scenario(vary: &str) -> Result<Scenario, String> {
+        let text = format!(
+            "name = \"x\"\nduration_s = 9\nsystems = [\"none\"]\n\
+             machine = {{ vcpus = 1, fast = {{ usable_mib = 100, latency_ns = 80, \
+             bandwidth_gbps = 50 }}, slow = {{ usable_mib = 100, latency_ns = 250, \
+             bandwidth_gbps = 20 }} }}\n\
+             workload = {{ kind = \"btree\", size_mib = 80 }}\n{vary}"
+        );
+        let scenario: Scenario = toml::from_str(&text).map_err(|e| e.message().to_owned())?;
+        scenario.check().map_err(|e| e.to_string())?;
+        Ok(scenario)
+    }
+
+    fn cases(vary: &str) -> Vec<String> {
+        let cases = scenario(vary).unwrap().cases().unwrap();
+        cases.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn tables_follow_each_other_and_the_keys_of_one_are_combined() {
+        assert_eq!(cases(""), [""]);
+        assert_eq!(
+            cases(
+                "[[vary]]\n\"sim.vms\" = [1, 2]\n\"machine.thp\" = [\"never\"]\n\
+                 [[vary]]\nduration_s = [3]"
+            ),
+            [
+                "machine.thp=never sim.vms=1",
+                "machine.thp=never sim.vms=2",
+                "duration_s=3"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_whole_table_is_told_by_its_kind() {
+        let vary = "[[vary]]\nworkload = [{ kind = \"btree\", size_mib = 60 }, \
+                    { kind = \"silo\", size_mib = 60, mix = \"tpcc\" }]";
+        assert_eq!(cases(vary), ["workload=btree", "workload=silo"]);
+        let scenarios = scenario(vary).unwrap().cases().unwrap();
+        assert_eq!(scenarios[1].scenario.workload.kind(), "silo");
+        assert!(scenarios[1].scenario.vary.is_empty());
+    }
+
+    #[test]
+    fn a_case_that_is_no_scenario_is_named() {
+        for (vary, named) in [
+            ("[[vary]]\n\"sim.vms\" = 3", "sim.vms"),
+            ("[[vary]]\n\"sim.vms\" = [1, 0]", "sim.vms=0"),
+            ("[[vary]]\n\"sim.bogus\" = [1]", "bogus"),
+        ] {
+            let said = scenario(vary).expect_err(vary);
+            assert!(said.contains(named), "{said:?} does not name {named}");
+        }
+    }
+}
