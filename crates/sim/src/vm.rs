@@ -326,6 +326,7 @@ impl<P: Program> Vm<P> {
         if ticks > 0 {
             self.hardware.vcpus[on].charge(Cause::Kernel, ticks * costs.tick_ps);
             let mut actor = self.hardware.actor(on, &mut host.memory);
+            actor.work_in_the_background(ticks);
             match &mut self.manager {
                 Manager::Hints(hints) => hints.tick(&mut self.guest, &mut actor),
                 Manager::Ageing(ageing) => {

@@ -57,7 +57,7 @@ impl Guest {
         }
         actor.charge_page(Cause::Track, seen * actor.costs.scan_entry_ps);
         if marked > 0 {
-            actor.flush_all();
+            actor.flush_own();
         }
     }
 

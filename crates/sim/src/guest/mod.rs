@@ -30,6 +30,10 @@ const LOW_MILLI: u64 = 20;
 /// Share up to which reclaim frees: the high watermark, or the one for promotions.
 const HIGH_MILLI: u64 = 40;
 
+/// First touches of base pages by which the process invalidates one address. Fitted: 2.75 million in
+/// 144 GiB, whatever manages the memory and however long it takes.
+const TOUCHES_PER_FLUSH: u64 = 14;
+
 /// How memory is laid out and allocated.
 #[derive(Debug, Clone)]
 pub(crate) struct GuestConfig {
@@ -76,6 +80,8 @@ pub(crate) struct Guest {
     hint_cursor: u64,
     hint_passes: u32,
     hand: u32,
+    /// First touches since the last invalidation for one.
+    first_touches: u64,
 }
 
 /// What a machine cannot give.
@@ -108,6 +114,7 @@ impl Guest {
             hint_cursor: 0,
             hint_passes: 0,
             hand: first,
+            first_touches: 0,
         }
     }
 
@@ -229,6 +236,9 @@ impl Guest {
         }
         let real = if size == PageSize::Base { actor.k } else { 0 };
         actor.charge(Cause::Fault, actor.costs.fault_ps << real);
+        self.first_touches += 1 << real;
+        actor.flushes.guest_local_one += self.first_touches / TOUCHES_PER_FLUSH;
+        self.first_touches %= TOUCHES_PER_FLUSH;
         let tier = self.node_of(frame);
         actor.clear(Cause::Fault, tier, self.bytes(size));
         Ok(())

@@ -15,14 +15,15 @@ impl Guest {
         self.nodes[0].free() < self.high(TierId::Fast)
     }
 
-    /// Demotes until enough is free, or two rounds over the node are done.
-    pub(crate) fn reclaim(&mut self, actor: &mut Actor<'_>) {
+    /// Demotes until enough is free, two rounds over the node are done, or it is `until_ps`;
+    /// true when there is no more to do.
+    pub(crate) fn reclaim(&mut self, actor: &mut Actor<'_>, until_ps: u64) -> bool {
         let frames = self.nodes[0].frames();
-        if frames.is_empty() {
-            return;
-        }
         let mut left = frames.len() as u32 * ROUNDS;
         while self.is_short() && left > 0 {
+            if actor.now_ps() >= until_ps {
+                return false;
+            }
             let frame = self.hand;
             let Some(used) = self.frames.used(frame) else {
                 self.hand = next(frame, 1, &frames);
@@ -52,9 +53,10 @@ impl Guest {
                 self.frames.set_active(frame, false);
             } else if !self.migrate(gva, TierId::Slow, true, actor) {
                 // No room below either.
-                return;
+                return true;
             }
         }
+        true
     }
 }
 

@@ -17,6 +17,8 @@ pub(crate) struct Vcpu {
     pub(crate) clock_ps: u64,
     /// Adds up to the clock.
     pub(crate) bill: Bill,
+    /// Timer ticks since its kernel last interrupted the others.
+    ticks: u64,
 }
 
 impl Vcpu {
@@ -30,6 +32,16 @@ impl Vcpu {
 /// Pages beyond which Linux flushes everything instead of one address after the other
 /// (`tlb_single_page_flush_ceiling`).
 const FLUSH_PAGES_MAX: u64 = 33;
+
+/// Timer ticks of a virtual CPU after which its kernel interrupts the others to invalidate
+/// something, for reasons of its own. Fitted: 602,668 in 896 s on 36 virtual CPUs, in a guest
+/// that does not manage its memory.
+const TICKS_PER_SHOOTDOWN: u64 = 13;
+
+/// Flushes of second-level translations after which a virtual CPU, at its next entry, makes one:
+/// those that come while it is outside of the guest anyway merge. Fitted: 58,697,567 flushes of
+/// 36 virtual CPUs for 20,214,840 orders.
+const INVEPTS_PER_ENTRY: u64 = 12;
 
 /// Somebody who acts.
 pub(crate) struct Actor<'a> {
@@ -62,28 +74,24 @@ impl Actor<'_> {
         self.vcpus[self.on].clock_ps
     }
 
-    /// A guest invalidates one base page everywhere.
+    /// The guest's kernel invalidates one base page of a process that it moves memory of: not
+    /// the process itself does it, so there is nothing to do on the CPU where that runs.
     pub(crate) fn flush_page(&mut self, gva: u64) {
         for core in &mut *self.cores {
             core.flush_page(self.space, gva);
         }
-        let n = 1 << self.k;
-        self.flushes.guest_local_one += n;
-        self.charge_page(Cause::Flush, self.costs.flush_page_ps);
-        self.shoot_down(n, self.costs.flush_page_ps);
+        self.shoot_down(1 << self.k, self.costs.flush_page_ps);
     }
 
-    /// A guest invalidates a huge page everywhere.
+    /// The same for a huge page.
     pub(crate) fn flush_huge(&mut self, gva: u64) {
         for core in &mut *self.cores {
             core.flush_page(self.space, gva);
         }
-        self.flushes.guest_local_one += 1;
-        self.charge(Cause::Flush, self.costs.flush_page_ps);
         self.shoot_down(1, self.costs.flush_page_ps);
     }
 
-    /// A guest invalidates so many base pages at once: one shootdown for all.
+    /// The same for so many base pages at once: one shootdown for all.
     pub(crate) fn flush_batch(&mut self, pages: &[u64]) {
         let real = (pages.len() as u64) << self.k;
         if real == 0 {
@@ -97,24 +105,27 @@ impl Actor<'_> {
                 .iter()
                 .for_each(|&gva| core.flush_page(self.space, gva));
         }
-        self.flushes.guest_local_one += real;
-        self.charge(Cause::Flush, real * self.costs.flush_page_ps);
         self.shoot_down(1, real * self.costs.flush_page_ps);
     }
 
-    /// A guest invalidates all of the address space everywhere.
+    /// The same for all of the process's address space.
     pub(crate) fn flush_all(&mut self) {
         for core in &mut *self.cores {
             core.flush_space(self.space);
         }
-        self.flushes.guest_local_all += 1;
-        self.charge(Cause::Flush, self.costs.flush_space_ps);
         self.shoot_down(1, self.costs.flush_space_ps);
     }
 
+    /// A process invalidates all of its own address space everywhere.
+    pub(crate) fn flush_own(&mut self) {
+        self.flushes.guest_local_all += 1;
+        self.charge(Cause::Flush, self.costs.flush_space_ps);
+        self.flush_all();
+    }
+
     /// The hypervisor forgets all that was cached from the VM's second-level tables, `times`
-    /// over: it asks every virtual CPU to leave the guest for it, and does not wait. Requests
-    /// that come while a virtual CPU is still on its way merge.
+    /// over, one after the other: it asks the virtual CPUs to leave the guest for it and waits
+    /// for them, with the lock of the VM's tables held.
     pub(crate) fn invept(&mut self, times: u64) {
         if times == 0 {
             return;
@@ -122,21 +133,37 @@ impl Actor<'_> {
         for core in &mut *self.cores {
             core.flush_space(self.space);
         }
-        let ask_ps = self.costs.ipi_receiver_ps;
-        let handle_ps = self.costs.ipi_ps + self.costs.exit_ps + self.costs.invept_ps;
-        let handled = (times * ask_ps).div_ceil(handle_ps);
+        let vcpus = self.cores.len() as u64;
+        let ask_ps = self.costs.ipi_ps + vcpus * self.costs.ipi_receiver_ps;
+        let handled = times.div_ceil(INVEPTS_PER_ENTRY);
+        let handle_ps = self.costs.exit_ps + self.costs.invept_ps;
         self.flushes.host_invept += times;
-        self.flushes.host_vcpu += handled * self.cores.len() as u64;
+        self.flushes.host_vcpu += handled * vcpus;
         self.charge(Cause::Flush, times * ask_ps);
+        self.wait_for_tables(times);
         for vcpu in &mut *self.vcpus {
             vcpu.charge(Cause::Exit, handled * handle_ps);
         }
     }
 
+    /// Waits so many times for the lock of the VM's second-level tables, for which all its
+    /// virtual CPUs contend.
+    pub(crate) fn wait_for_tables(&mut self, times: u64) {
+        let others = self.vcpus.len() as u64 - 1;
+        self.charge(Cause::Exit, times * others * self.costs.table_lock_ps);
+    }
+
+    /// What a kernel does beside the program while so many ticks pass.
+    pub(crate) fn work_in_the_background(&mut self, ticks: u64) {
+        let ticks = self.vcpus[self.on].ticks + ticks;
+        self.vcpus[self.on].ticks = ticks % TICKS_PER_SHOOTDOWN;
+        self.shoot_down(ticks / TICKS_PER_SHOOTDOWN, self.costs.flush_page_ps);
+    }
+
     /// Interrupts the other virtual CPUs, `times` over; each spends `work_ps` on it.
     fn shoot_down(&mut self, times: u64, work_ps: u64) {
         let receivers = self.vcpus.len() as u64 - 1;
-        if receivers == 0 {
+        if receivers == 0 || times == 0 {
             return;
         }
         self.flushes.guest_remote += times;

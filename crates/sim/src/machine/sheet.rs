@@ -54,6 +54,8 @@ pub struct CostSheet {
     pub exit_ps: u64,
     /// An EPT violation that the hypervisor handles, exit included.
     pub ept_violation_ps: u64,
+    /// Waiting for the lock of a VM's second-level tables, for each other virtual CPU of it.
+    pub table_lock_ps: u64,
     /// A page fault of the guest that its kernel handles, without clearing or copying.
     pub fault_ps: u64,
     /// A context switch.
@@ -111,6 +113,8 @@ const X86_COSTS: CostSheet = CostSheet {
     exit_ps: 880 * PS_PER_NS,
     // KVM, 2 to 5 us.
     ept_violation_ps: 3000 * PS_PER_NS,
+    // Fitted to the time that TPP in the hypervisor takes for GUPS with 36 virtual CPUs.
+    table_lock_ps: 1000 * PS_PER_NS,
     // Assumed: entry, handler, exit of a minor fault, in a guest.
     fault_ps: 1000 * PS_PER_NS,
     // Assumed.
@@ -238,6 +242,7 @@ pub(crate) fn emulator(dilation: u64) -> Sheet {
             // It runs no hypervisor.
             exit_ps: 0,
             ept_violation_ps: 0,
+            table_lock_ps: 0,
             fault_ps: c.fault_ps * software,
             switch_ps: c.switch_ps * software,
             tick_ps: c.tick_ps * software,

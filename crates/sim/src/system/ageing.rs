@@ -6,6 +6,7 @@
 //! next access to a page whose bit it cleared, it has to forget everything that was cached from
 //! the VM's tables.
 
+use super::reclaimer::Reclaimer;
 use crate::hypervisor::{Backing, Hypervisor};
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
@@ -19,8 +20,7 @@ pub(crate) struct Ageing {
     hand: u64,
     /// By guest-physical page: whether it is on the active list.
     active: Vec<bool>,
-    /// Reclaim was woken.
-    short: bool,
+    reclaimer: Reclaimer,
 }
 
 impl Ageing {
@@ -64,19 +64,20 @@ impl Ageing {
             entry.set_hint(false);
         }
         actor.charge_page(Cause::Exit, actor.costs.ept_violation_ps);
+        actor.wait_for_tables(1 << actor.k);
         let page = self.page(gpa, backing);
         if !std::mem::replace(&mut self.active[page], true) {
             return;
         }
         if host.is_short() {
-            self.short = true;
-        } else if host.migrate(backing, gpa, TierId::Fast, actor) {
-            actor.invept(1 << actor.k);
+            self.reclaimer.wake();
+        } else {
+            // While it was taken out nobody could have its translation.
+            host.migrate(backing, gpa, TierId::Fast, actor);
         }
     }
 
-    /// A moment at which reclaim may run, if it was woken: two rounds over the VM's memory at
-    /// most.
+    /// A moment at which reclaim may run, if it was woken.
     pub(crate) fn tick(
         &mut self,
         end_gpa: u64,
@@ -84,13 +85,30 @@ impl Ageing {
         backing: &mut Backing,
         actor: &mut Actor<'_>,
     ) {
-        if !std::mem::take(&mut self.short) {
-            return;
-        }
+        let mut reclaimer = std::mem::take(&mut self.reclaimer);
+        reclaimer.turn(actor, |actor, until_ps| {
+            self.reclaim(end_gpa, host, backing, actor, until_ps)
+        });
+        self.reclaimer = reclaimer;
+    }
+
+    /// Demotes until enough is free, two rounds over the VM's memory are done, or it is
+    /// `until_ps`; true when there is no more to do.
+    fn reclaim(
+        &mut self,
+        end_gpa: u64,
+        host: &mut Hypervisor,
+        backing: &mut Backing,
+        actor: &mut Actor<'_>,
+        until_ps: u64,
+    ) -> bool {
         let page_bytes = 1 << backing.tree.page_bits();
         for _ in 0..2 * end_gpa / page_bytes {
             if !host.is_short() {
-                return;
+                return true;
+            }
+            if actor.now_ps() >= until_ps {
+                return false;
             }
             let gpa = if self.hand >= end_gpa { 0 } else { self.hand };
             self.hand = gpa + page_bytes;
@@ -112,6 +130,7 @@ impl Ageing {
                 actor.invept(1 << actor.k);
             }
         }
+        true
     }
 
     fn page(&mut self, gpa: u64, backing: &Backing) -> usize {

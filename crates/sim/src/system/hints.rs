@@ -5,6 +5,7 @@
 
 use demeter_policy::MIB;
 
+use super::reclaimer::Reclaimer;
 use super::{Classify, Memory};
 use crate::guest::Guest;
 use crate::machine::actor::Actor;
@@ -38,8 +39,7 @@ pub(crate) struct Hints {
     classify: Classify,
     /// Whether threads share the memory: the kernel then goes on scanning as fast.
     shared: bool,
-    /// Reclaim was woken.
-    short: bool,
+    reclaimer: Reclaimer,
     period_ps: u64,
     passes: u32,
 }
@@ -50,7 +50,7 @@ impl Hints {
         Self {
             classify,
             shared: memory.shared,
-            short: false,
+            reclaimer: Reclaimer::default(),
             period_ps: scan_period_ps(memory.bytes),
             passes: 0,
         }
@@ -87,16 +87,16 @@ impl Hints {
             return;
         }
         if guest.is_short() {
-            self.short = true;
+            self.reclaimer.wake();
         } else {
-            guest.migrate(gva, TierId::Fast, true, actor);
+            // While it was marked nobody could have its translation.
+            guest.migrate(gva, TierId::Fast, false, actor);
         }
     }
 
     /// A moment at which reclaim may run, if it was woken.
     pub(crate) fn tick(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
-        if std::mem::take(&mut self.short) {
-            guest.reclaim(actor);
-        }
+        let work = |actor: &mut Actor<'_>, until_ps| guest.reclaim(actor, until_ps);
+        self.reclaimer.turn(actor, work);
     }
 }

@@ -5,6 +5,7 @@ mod ageing;
 mod agent;
 mod heat;
 mod hints;
+mod reclaimer;
 
 use demeter_scenario::System;
 
