@@ -39,29 +39,39 @@ fn simulate<P: Program>(
     programs: Vec<P>,
 ) -> Result<SystemResult, SimError> {
     let parts = Parts::of(system).ok_or(SimError::NoModel(system))?;
-    let threads: usize = programs.iter().map(Program::threads).sum();
-    let asked = Asked {
-        threads: threads as u64,
-        as_latency: is_told_as_latency(&scenario.workload),
-        shift_at_s: scenario.shift_at_s(),
-    };
     let mut world = setup.world(parts, programs);
     world.populate()?;
     let mut snapshots = vec![world.snapshot(0)];
     let mut digest = Digest::default();
     for second in 1..=scenario.duration_s {
         world.run_until(second * PS_PER_S)?;
-        snapshots.push(world.snapshot(second * PS_PER_S));
+        let done_ps = world.elapsed_ps().and_then(|vms| vms.into_iter().max());
+        // The last point may be a part of a second.
+        let at_ps = done_ps.map_or(second * PS_PER_S, |ps| ps.min(second * PS_PER_S));
+        snapshots.push(world.snapshot(at_ps));
         world.digest(&mut digest);
+        if done_ps.is_some() {
+            break;
+        }
     }
     if let Some(fault) = world.vms.iter().find_map(|vm| vm.program.fault()) {
         return Err(SimError::Workload(fault));
     }
     debug_assert!(world.is_conserved(), "time was lost or invented");
+    let asked = Asked {
+        as_latency: is_told_as_latency(&scenario.workload),
+        shift_at_s: scenario.shift_at_s(),
+        elapsed_s: world.elapsed_ps().map(|vms| mean_s(&vms)),
+    };
     let mut result = summarise(&system.to_string(), &snapshots, asked).ok_or(SimError::Stuck)?;
     result.counters.insert("event_log_hash".into(), digest.0);
     result.counters.insert("scale".into(), 1 << setup.k);
     Ok(result)
+}
+
+fn mean_s(times_ps: &[u64]) -> f64 {
+    let sum: f64 = times_ps.iter().map(|&ps| ps as f64).sum();
+    sum / times_ps.len() as f64 / PS_PER_S as f64
 }
 
 /// Whether the simulator has a model of a system.
