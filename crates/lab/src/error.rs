@@ -88,7 +88,7 @@ impl Error {
 #[derive(Debug, thiserror::Error)]
 pub enum VmFault {
     /// It did not end in time.
-    #[error("the VM did not end within {} s (lab.timeout_s) and was killed; it {doing}", limit.as_secs())]
+    #[error("the VM did not end within {} s (duration_s and lab.timeout_s) and was killed; it {doing}", limit.as_secs())]
     TimeLimit {
         /// The limit.
         limit: Duration,

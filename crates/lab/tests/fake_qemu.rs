@@ -109,10 +109,10 @@ const BOOTED: &str =
 #[test]
 fn a_vm_that_hangs_is_killed_in_time() {
     let mut fake = Fake::new("exec sleep 1000");
-    fake.scenario.lab.timeout_s = 1;
+    (fake.scenario.duration_s, fake.scenario.lab.timeout_s) = (1, 1);
     let said = fake.fault().to_string();
     assert!(
-        said.contains("within 1 s (lab.timeout_s)") && said.contains("did not boot"),
+        said.contains("within 2 s (duration_s and lab.timeout_s)") && said.contains("did not boot"),
         "{said}"
     );
 }
@@ -120,7 +120,7 @@ fn a_vm_that_hangs_is_killed_in_time() {
 #[test]
 fn a_vm_that_hangs_later_says_where() {
     let mut fake = Fake::new(&format!("{BOOTED}\nexec sleep 1000"));
-    fake.scenario.lab.timeout_s = 2;
+    (fake.scenario.duration_s, fake.scenario.lab.timeout_s) = (1, 2);
     let said = fake.fault().to_string();
     assert!(said.contains("was filling memory"), "{said}");
 }

@@ -280,7 +280,7 @@ pub struct Lab {
     /// How many times slower than hardware the emulated CPU is taken to be: memory delays are
     /// stretched by this factor, so that the ratio of memory to compute stays real.
     pub dilation: u64,
-    /// Seconds until a VM is given up.
+    /// Seconds that a VM may take for all but the timed phase before it is given up.
     pub timeout_s: u64,
 }
 
@@ -288,7 +288,7 @@ impl Default for Lab {
     fn default() -> Self {
         Self {
             dilation: 8,
-            timeout_s: 300,
+            timeout_s: 240,
         }
     }
 }
@@ -303,8 +303,8 @@ pub struct Sim {
     pub vms: u32,
     /// Cores that all virtual CPUs share in turn; each has one of its own when left out.
     pub cores: Option<u32>,
-    /// Operations, of all VMs together and shared out evenly, after which the run ends; it then
-    /// tells how long that took. `duration_s` still bounds it.
+    /// Operations after which a VM has finished; the run ends when all have, and tells how long
+    /// that took. `duration_s` still bounds it.
     pub operations: Option<u64>,
     /// One simulated page and one simulated access stand for two to this many real ones; chosen
     /// so that a run takes seconds when left out.

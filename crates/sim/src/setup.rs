@@ -166,7 +166,7 @@ impl Setup {
             };
             let manager = Manager::new(parts, &self.agent, memory);
             let mut vm = Vm::new(self.hardware(i as u32), guest, backing, manager, program);
-            vm.share = self.operations.map(|n| share_of(n, i as u64, vms));
+            vm.share = self.operations;
             if parts.classify == Classify::Told {
                 let after_ns = self.shift_at_s.map_or(0, |s| s * 1_000_000_000);
                 let mut hot = vm.program.hot(0);
@@ -211,15 +211,11 @@ fn scale_for(scenario: &Scenario) -> Result<u32, SimError> {
     if let Some(operations) = scenario.sim.operations {
         let each = accesses_per_operation(&scenario.workload)
             .map_err(|e| SimError::Workload(e.to_string()))?;
-        accesses = accesses.min(operations.saturating_mul(each));
+        let all = operations.saturating_mul(scenario.sim.vms.into());
+        accesses = accesses.min(all.saturating_mul(each));
     }
     let scale = (0..SCALE_MAX).find(|k| accesses >> k <= ACCESSES_WANTED);
     Ok(scale.unwrap_or(SCALE_MAX))
-}
-
-/// What a VM does of so many operations when all VMs share them out evenly.
-fn share_of(operations: u64, vm: u64, vms: u64) -> u64 {
-    operations / vms + u64::from(vm < operations % vms)
 }
 
 /// What the agent is set to: its own defaults, and the scenario's `[agent]`.
@@ -248,18 +244,7 @@ pub(crate) fn is_told_as_latency(workload: &Workload) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
-
-    proptest! {
-        #[test]
-        fn shares_add_up_and_are_even(operations in 1u64.., vms in 1u64..33) {
-            let shares: Vec<u64> = (0..vms).map(|vm| share_of(operations, vm, vms)).collect();
-            prop_assert_eq!(shares.iter().sum::<u64>(), operations);
-            prop_assert!(shares[0] - shares[vms as usize - 1] <= 1);
-        }
-    }
 
     #[test]
     fn the_scale_follows_from_the_work_when_that_is_fixed() {

@@ -120,7 +120,7 @@ impl Lab {
             },
             elastic,
             prealloc: false,
-            limit: Duration::from_secs(scenario.lab.timeout_s),
+            limit: Duration::from_secs(scenario.duration_s + scenario.lab.timeout_s),
             folder,
             keep_logs: self.keep_logs.clone(),
         })
