@@ -167,8 +167,7 @@ impl Actor<'_> {
             return;
         }
         self.flushes.guest_remote += times;
-        // A guest leaves to the hypervisor to have its interrupts sent.
-        let send = self.costs.exit_ps + self.costs.ipi_ps + receivers * self.costs.ipi_receiver_ps;
+        let send = self.costs.ipi_ps + receivers * self.costs.ipi_receiver_ps;
         self.charge(Cause::Flush, times * send);
         for (i, vcpu) in self.vcpus.iter_mut().enumerate() {
             if i != self.on {
