@@ -50,6 +50,14 @@ struct Thread {
     done: usize,
 }
 
+impl Thread {
+    /// Operations of the batch that are done, as many as there are accesses done of all.
+    fn operations(&self) -> u64 {
+        let (done, all) = (self.done as u64, self.batch.accesses().len() as u64);
+        u64::from(self.batch.ops) * done / all.max(1)
+    }
+}
+
 /// When the events of a virtual CPU are due.
 #[derive(Debug, Clone, Copy)]
 struct Due {
@@ -257,15 +265,14 @@ impl<P: Program> Vm<P> {
             self.program.next(which, now_ns, &mut thread.batch);
         }
         let slice = (BATCH >> self.hardware.k).max(SLICE_MIN);
+        let before = thread.operations();
         let taken = self.take_slice(on, &mut thread, slice, host);
-        if thread.done == thread.batch.accesses().len() {
-            let ops = u64::from(thread.batch.ops) << self.hardware.k;
-            self.ops += ops;
-            let compute_ps = ops * self.program.compute_ps();
-            self.hardware.vcpus[on].charge(Cause::Compute, compute_ps);
-            if self.share.is_some_and(|share| self.ops >= share) {
-                self.finished_ps = Some(self.hardware.vcpus[on].clock_ps);
-            }
+        let ops = (thread.operations() - before) << self.hardware.k;
+        self.ops += ops;
+        let compute_ps = ops * self.program.compute_ps();
+        self.hardware.vcpus[on].charge(Cause::Compute, compute_ps);
+        if self.share.is_some_and(|share| self.ops >= share) {
+            self.finished_ps = Some(self.hardware.vcpus[on].clock_ps);
         }
         self.threads[which] = Some(thread);
         taken

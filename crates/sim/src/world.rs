@@ -102,6 +102,17 @@ impl<P: Program> World<P> {
         self.vms.iter().map(Vm::elapsed_ps).collect()
     }
 
+    /// Share of the work that is done, 0 to 1; 0 where it is not fixed.
+    pub(crate) fn worked(&self) -> f64 {
+        let share: u64 = self.vms.iter().filter_map(|vm| vm.share).sum();
+        let ops: u64 = self.vms.iter().map(|vm| vm.ops).sum();
+        if share == 0 {
+            0.0
+        } else {
+            (ops as f64 / share as f64).min(1.0)
+        }
+    }
+
     /// How things stand `at_ps` after the timed phase began. Virtual CPUs without a thread have
     /// waited until then.
     pub(crate) fn snapshot(&mut self, at_ps: u64) -> Snapshot {

@@ -109,7 +109,7 @@ fn setup(scenario: &Scenario) -> Setup {
 fn simulated(scenario: &Scenario, system: System) -> SystemResult {
     let setup = setup(scenario);
     let programs = (0..setup.vms).map(|_| Updates::new(256, 2)).collect();
-    simulate(scenario, &setup, system, programs).unwrap()
+    simulate(scenario, &setup, system, programs, &|_| Ok(())).unwrap()
 }
 
 #[test]
@@ -225,7 +225,13 @@ fn idle_ps(vcpu: &crate::machine::actor::Vcpu) -> u64 {
 fn systems_without_a_model_and_machines_that_are_too_large_are_refused() {
     let scenario = scenario(1, "");
     let setup = Setup::new(&scenario).unwrap();
-    let refused = simulate(&scenario, &setup, System::Damon, vec![Updates::new(1, 1)]);
+    let refused = simulate(
+        &scenario,
+        &setup,
+        System::Damon,
+        vec![Updates::new(1, 1)],
+        &|_| Ok(()),
+    );
     assert!(
         refused
             .unwrap_err()
@@ -248,7 +254,7 @@ fn a_program_that_does_not_fit_is_told_of() {
     let scenario = scenario(1, "scale_bits = 4");
     let setup = Setup::new(&scenario).unwrap();
     let too_much = Updates::new(256 + 64 + 2 * BLOCK_SIZE / MIB, 1);
-    let refused = simulate(&scenario, &setup, System::None, vec![too_much]);
+    let refused = simulate(&scenario, &setup, System::None, vec![too_much], &|_| Ok(()));
     assert!(refused.unwrap_err().to_string().contains("memory is full"));
 }
 
