@@ -15,7 +15,7 @@ const BAR_SHARE: f64 = 0.6;
 /// Room below the bars for the ticks.
 const FOOT: f64 = 26.0;
 /// Most characters of the text behind a bar.
-const END_CHARS: f64 = 9.0;
+const END_CHARS: f64 = 8.0;
 
 /// A picture of bars.
 pub(crate) struct Bars {
@@ -85,7 +85,7 @@ impl Bars {
         });
         let longest = ends.fold(drawable(self.reference.unwrap_or(0.0)), f64::max);
         let place = Place {
-            left: 10.0 + chars.unwrap_or(0) as f64 * CHAR_WIDTH,
+            left: 12.0 + chars.unwrap_or(0) as f64 * CHAR_WIDTH,
             // Room for the text behind the longest bar.
             right: width - END_CHARS * CHAR_WIDTH,
             axis: Axis::exact(longest, (width / 110.0) as u32),
@@ -107,7 +107,6 @@ impl Bars {
 
         let mut svg = Svg::new(size, &self.title);
         for tick in place.axis.ticks() {
-            svg.line("grid", (place.x(tick), 0.0), (place.x(tick), bottom));
             let label = format!("{} {}", place.axis.label(tick), self.unit);
             let at = (place.x(tick), bottom + 18.0);
             svg.text("tick middle", at, label.trim_end());
@@ -118,16 +117,21 @@ impl Bars {
                 svg.text("label strong", (0.0, top + 19.0), &block.heading);
             }
             top += block.head();
-            for bar in &block.bars {
-                bar.draw(&mut svg, &place, top, row_height);
-                top += row_height;
+            let end = top + block.bars.len() as f64 * row_height;
+            // Beside its bars only: a line through the heading would strike it out.
+            for tick in place.axis.ticks() {
+                svg.line("grid", (place.x(tick), top), (place.x(tick), end));
             }
+            for (row, bar) in block.bars.iter().enumerate() {
+                bar.draw(&mut svg, &place, top + row as f64 * row_height, row_height);
+            }
+            if let Some(reference) = self.reference {
+                let x = place.x(reference);
+                svg.line("shift", (x, top), (x, end));
+            }
+            svg.line("axis", (place.left, top), (place.left, end));
+            top = end;
         }
-        if let Some(reference) = self.reference {
-            let x = place.x(reference);
-            svg.line("shift", (x, 0.0), (x, bottom));
-        }
-        svg.line("axis", (place.left, 0.0), (place.left, bottom));
         svg.finish()
     }
 }

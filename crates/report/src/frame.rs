@@ -5,8 +5,10 @@ use crate::svg::{Px, Size, Svg};
 
 /// Height of a name, and so the least distance of two.
 const NAME_HEIGHT: f64 = 16.0;
-/// Width of a name's character, about.
-pub(crate) const CHAR_WIDTH: f64 = 8.0;
+/// Width of a name's character, about: of those in bold in a wide font.
+pub(crate) const CHAR_WIDTH: f64 = 9.0;
+/// Least room for the amounts' labels.
+const LEFT_MIN: f64 = 46.0;
 /// Room for a line that leads from a line's end to its name.
 const LEADER_WIDTH: f64 = 18.0;
 
@@ -36,8 +38,10 @@ impl Frame {
         y: Axis,
     ) -> Self {
         let chars = names.map(|name| name.chars().count()).max().unwrap_or(0);
+        let labels = y.ticks().into_iter().map(|tick| y.label(tick).len());
+        let label_chars = labels.max().unwrap_or(0);
         Self {
-            left: 46.0,
+            left: (label_chars as f64 * CHAR_WIDTH + 10.0).max(LEFT_MIN),
             right: size.width - LEADER_WIDTH - 6.0 - chars as f64 * CHAR_WIDTH,
             top: top + 22.0,
             bottom: size.height - 30.0,

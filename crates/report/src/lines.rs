@@ -5,7 +5,7 @@ use std::fmt::Write;
 use crate::axis::Axis;
 use crate::frame::{End, Frame};
 use crate::palette;
-use crate::schema::{Point, RunResult};
+use crate::schema::{Point, RunResult, SystemResult};
 use crate::summary::shows_latency;
 use crate::svg::{Px, Size, Svg};
 use crate::text;
@@ -58,6 +58,12 @@ impl Quantity {
             Self::HotShare => "percent of its bytes",
             Self::FastMemory => "MiB owned",
         }
+    }
+
+    /// Whether there is anything to draw.
+    pub(crate) fn is_known(self, systems: &[SystemResult]) -> bool {
+        let mut points = systems.iter().flat_map(|system| &system.series);
+        points.any(|point| self.of(point).is_some())
     }
 
     fn of(self, point: &Point) -> Option<f64> {
@@ -166,7 +172,7 @@ fn draw(svg: &mut Svg, size: Size, top: f64, result: &RunResult, quantity: Quant
 
 fn lines(result: &RunResult, quantity: Quantity) -> Vec<Line> {
     let classes = palette::systems(result.systems.iter().map(|system| system.name.as_str()));
-    let line = |(system, class): (&crate::SystemResult, String)| {
+    let line = |(system, class): (&SystemResult, String)| {
         let points = system.series.iter().filter(|point| point.t_s.is_finite());
         let points = points
             .map(|point| (point.t_s, quantity.of(point)))

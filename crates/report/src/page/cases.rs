@@ -78,7 +78,7 @@ impl Page {
                 let name = text::name(baseline);
                 (
                     format!("Speed by {}", axis.title()),
-                    format!("times that of {name}, the dashed line; more is better"),
+                    format!("multiples of {name} (the dashed line), more is better"),
                 )
             }
             None => (

@@ -19,6 +19,9 @@ impl Page {
 
     fn performance(&mut self, result: &RunResult) {
         let quantity = Quantity::performance(result);
+        if !quantity.is_known(&result.systems) {
+            return;
+        }
         let mut note = format!("In {}.", quantity.unit());
         if result.systems.len() > SYSTEMS_MAX {
             let _ = write!(
@@ -37,15 +40,15 @@ impl Page {
 
     fn hot_share(&mut self, result: &RunResult) {
         let quantity = Quantity::HotShare;
-        self.section(quantity.title(), &format!("In {}.", quantity.unit()));
-        self.lines(result, quantity, 260.0);
+        if quantity.is_known(&result.systems) {
+            self.section(quantity.title(), &format!("In {}.", quantity.unit()));
+            self.lines(result, quantity, 260.0);
+        }
     }
 
     fn fast_memory(&mut self, result: &RunResult) {
         let quantity = Quantity::FastMemory;
-        let points = result.systems.iter().flat_map(|system| &system.series);
-        let is_known = points.clone().any(|point| point.fast_bytes.is_some());
-        if is_known {
+        if quantity.is_known(&result.systems) {
             self.section(quantity.title(), &format!("In {}.", quantity.unit()));
             self.lines(result, quantity, 220.0);
         }

@@ -69,7 +69,10 @@ impl Page {
             return;
         }
         let mut note = "In nanoseconds, by powers of ten; less is better.".to_owned();
-        note_left_out(&mut note, sides.len(), TAILS_MAX);
+        if sides.len() > TAILS_MAX {
+            // Writing to a String cannot fail.
+            let _ = write!(note, " The first {TAILS_MAX} of {} cases.", sides.len());
+        }
         self.section("How long single operations took", &note);
         let cast = Cast::of(result);
         for side in sides.into_iter().take(TAILS_MAX) {
@@ -102,21 +105,26 @@ impl Page {
              a whole VM's (invept).",
         );
         if let Some((heading, rows)) = flush_table(&Side::all(result)) {
-            let names = if result.cases.is_empty() { 1 } else { 2 };
-            self.table(&heading, &rows, names);
+            if result.cases.is_empty() {
+                self.table(&heading, &rows, 1);
+            } else {
+                self.add(format_args!(
+                    "<details>\n<summary>{FLUSHES} of each case</summary>\n"
+                ));
+                self.table(&heading, &rows, 2);
+                self.add(format_args!("</details>\n"));
+            }
         }
     }
 
+    /// Nothing where there are so many cases that nobody would compare their bars.
     fn stacked(&mut self, result: &RunResult, split: Split, title: &str, note: &str) {
         let sides = Side::all(result);
-        let shown = &sides[..sides.len().min(SIDES_MAX)];
-        let parts = Parts::of(split, shown.iter().flat_map(|side| side.systems));
-        if parts.is_empty() {
+        let parts = Parts::of(split, sides.iter().flat_map(|side| side.systems));
+        if parts.is_empty() || sides.len() > SIDES_MAX {
             return;
         }
-        let mut note = note.to_owned();
-        note_left_out(&mut note, sides.len(), SIDES_MAX);
-        self.section(title, &note);
+        self.section(title, note);
         self.add(format_args!("<ul class=\"legend\">\n"));
         for (class, label) in parts.legend() {
             self.add(format_args!(
@@ -125,15 +133,8 @@ impl Page {
             ));
         }
         self.add(format_args!("</ul>\n"));
-        let bars = parts.bars(shown);
+        let bars = parts.bars(&sides);
         self.plot(|width| bars.plot(width));
-    }
-}
-
-fn note_left_out(note: &mut String, all: usize, shown: usize) {
-    if all > shown {
-        // Writing to a String cannot fail.
-        let _ = write!(note, " The first {shown} of {all} cases are drawn.");
     }
 }
 
