@@ -243,24 +243,24 @@ mod tests {
             ],
             reference: Some(2.0),
         };
-        // 18 to the left of the bars, 72 to their right: a hundred for each unit.
-        let svg = bars.plot(490.0);
+        // 21 to the left of the bars, 72 to their right: a hundred for each unit.
+        let svg = bars.plot(493.0);
         assert!(
-            svg.contains("class=\"c2 bar\" x=\"18\" y=\"34\" width=\"99\""),
+            svg.contains("class=\"c2 bar\" x=\"21\" y=\"34\" width=\"99\""),
             "{svg}"
         );
         assert!(
-            svg.contains("class=\"c3 bar\" x=\"118\" y=\"34\" width=\"299\""),
+            svg.contains("class=\"c3 bar\" x=\"121\" y=\"34\" width=\"299\""),
             "{svg}"
         );
         assert!(
-            svg.contains("class=\"c2 bar\" x=\"18\" y=\"64\" width=\"199\""),
+            svg.contains("class=\"c2 bar\" x=\"21\" y=\"64\" width=\"199\""),
             "{svg}"
         );
         // From the smallest to the largest measurement; the text stands behind it.
-        assert!(svg.contains("M118 73L418 73"), "{svg}");
-        assert!(svg.contains("x=\"424\" y=\"77.5\">end of b<"), "{svg}");
-        assert!(svg.contains("class=\"shift\" x1=\"218\""), "{svg}");
+        assert!(svg.contains("M121 73L421 73"), "{svg}");
+        assert!(svg.contains("x=\"427\" y=\"77.5\">end of b<"), "{svg}");
+        assert!(svg.contains("class=\"shift\" x1=\"221\""), "{svg}");
         assert!(
             svg.contains("&lt;first&gt;") && svg.contains(">4 s<"),
             "{svg}"

@@ -221,13 +221,13 @@ mod tests {
         });
         // Amounts 0 to 10 lie from 122 up to 22; the right edge leaves room for the name.
         assert!(svg.contains("cx=\"46\" cy=\"72\""), "{svg}");
-        assert!(svg.contains("cx=\"320\" cy=\"22\""), "{svg}");
+        assert!(svg.contains("cx=\"313\" cy=\"22\""), "{svg}");
         assert!(
             svg.contains("M42 122L50 122M46 122L46 22M42 22L50 22"),
             "{svg}"
         );
         // The missing value parts the line.
-        assert!(svg.contains("d=\"M46 72M320 22\""), "{svg}");
+        assert!(svg.contains("d=\"M46 72M313 22\""), "{svg}");
         assert!(svg.contains("demeter, 1: 5.00 (0 to 10.0)"), "{svg}");
         assert!(svg.contains("a &amp; b"));
     }

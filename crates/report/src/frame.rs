@@ -88,7 +88,7 @@ impl Frame {
                 "M{} {}L{} {}L{} {}",
                 Px(end.x + 3.0),
                 Px(end.y),
-                Px(self.right + 4.0),
+                Px((self.right + 4.0).max(end.x + 3.0)),
                 Px(end.y),
                 Px(from),
                 Px(place)

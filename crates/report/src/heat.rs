@@ -172,9 +172,9 @@ mod tests {
             y: ("<y>".into(), vec!["5".into()]),
             cells: vec![vec![Some(1.5), None]],
         };
-        let svg = heat.plot(&shades(&[1.5], false), 126.0);
+        let svg = heat.plot(&shades(&[1.5], false), 127.0);
         assert!(
-            svg.contains("<rect class=\"h4\" x=\"22\" y=\"24\" width=\"49\""),
+            svg.contains("<rect class=\"h4\" x=\"23\" y=\"24\" width=\"49\""),
             "{svg}"
         );
         assert!(svg.contains("epoch ms 1, &lt;y&gt; 5: 1.50"), "{svg}");
