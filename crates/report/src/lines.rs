@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use crate::axis::Axis;
 use crate::frame::{End, Frame};
+use crate::measure::Measure;
 use crate::palette;
 use crate::schema::{Point, RunResult, SystemResult};
 use crate::summary::shows_latency;
@@ -125,9 +126,12 @@ pub(crate) fn plot(result: &RunResult, quantity: Quantity, size: Size) -> String
 fn draw(svg: &mut Svg, size: Size, top: f64, result: &RunResult, quantity: Quantity) {
     let lines = lines(result, quantity);
     let values = || lines.iter().flat_map(|line| &line.points);
-    let t_max_s = values()
-        .map(|(t_s, _)| *t_s)
-        .fold(result.duration_s as f64, f64::max);
+    // Where the work is fixed, the timed phase may have been allowed to last much longer.
+    let planned_s = match Measure::of(result.systems.iter()) {
+        Measure::Elapsed => 0.0,
+        Measure::Throughput | Measure::Latency => result.duration_s as f64,
+    };
+    let t_max_s = values().map(|(t_s, _)| *t_s).fold(planned_s, f64::max);
     let value_max = values().filter_map(|(_, value)| *value).fold(0.0, f64::max);
     let y = match quantity {
         Quantity::HotShare => Axis::exact(100.0, 5),

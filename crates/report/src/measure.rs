@@ -67,7 +67,7 @@ impl Measure {
     }
 }
 
-/// A figure's name (see [`figure`](crate::figure)) in words. The unit is left out of a ratio.
+/// A figure's name (see [`figure`](crate::figure())) in words. The unit is left out of a ratio.
 pub(crate) fn words(name: &str, is_ratio: bool) -> String {
     let (words, unit) = match name {
         "elapsed_s" => ("time for the work", "s"),

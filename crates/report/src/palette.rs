@@ -127,7 +127,7 @@ pub(crate) fn css() -> String {
          .strong{{font-weight:600}}\
          .line{{fill:none;stroke-width:1.75;stroke-linejoin:round;stroke-linecap:round}}\
          .line.strong{{stroke-width:2.75}}.line.dashed{{stroke-dasharray:7 4}}\
-         .leader{{fill:none;stroke-width:1}}.whisker{{fill:none;stroke-width:1.25}}\
+         .leader{{fill:none;stroke-width:1;stroke-dasharray:1 3}}.whisker{{fill:none;stroke-width:1.25}}\
          .bar.dashed{{fill-opacity:.55}}\
          .shift{{stroke-dasharray:4 4}}.bar{{stroke:none}}",
         colors(|pair| pair.0, INK_TURNS.0, "#fff"),

@@ -4,7 +4,8 @@ mod common;
 
 use common::{empty, pictures};
 use demeter_report::{
-    Case, Published, Repeats, RunResult, SystemResult, Tail, figure, html, table,
+    Case, Point, Published, Repeats, RunResult, SystemResult, Tail, figure, html, table,
+    throughput_svg,
 };
 
 fn system(name: &str, elapsed_s: f64) -> SystemResult {
@@ -201,6 +202,24 @@ fn extremes_of_several_runs_stand_beside_the_figure() {
     let page = html(&result);
     assert_eq!(sections(&page)[0], "Time for the work");
     assert_eq!(pictures(&page)[0].matches("class=\"whisker").count(), 1);
+}
+
+#[test]
+fn time_ends_with_the_work_where_that_is_fixed() {
+    let point = |t_s| Point {
+        t_s,
+        mops: Some(1.0),
+        ..Point::default()
+    };
+    let mut ours = system("demeter", 20.0);
+    ours.series = vec![point(10.0), point(20.0)];
+    let result = RunResult {
+        systems: vec![ours],
+        duration_s: 4000,
+        ..empty()
+    };
+    let svg = throughput_svg(&result);
+    assert!(svg.contains(">20 s<") && !svg.contains("000 s<"), "{svg}");
 }
 
 #[test]

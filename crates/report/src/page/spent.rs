@@ -17,8 +17,11 @@ const SIDES_MAX: usize = 12;
 /// Most cases of which percentiles are drawn.
 const TAILS_MAX: usize = 6;
 
+/// A percentile's name and where it is found.
+type Percentile = (&'static str, fn(&Tail) -> f64);
+
 /// The percentiles that are drawn.
-const PERCENTILES: [(&str, fn(&Tail) -> f64); 4] = [
+const PERCENTILES: [Percentile; 4] = [
     ("p50", |tail| tail.p50_ns),
     ("p90", |tail| tail.p90_ns),
     ("p99", |tail| tail.p99_ns),
@@ -142,7 +145,7 @@ fn percentiles(side: &Side, cast: &Cast) -> Curves {
     let curve = |(name, class): &(&str, String)| {
         let of_name = |system: &&SystemResult| system.name == *name;
         let tail = side.systems.iter().find(of_name)?.tail?;
-        let spot = |(_, of): &(&str, fn(&Tail) -> f64)| {
+        let spot = |(_, of): &Percentile| {
             Some(Spot {
                 value: of(&tail),
                 extremes: None,
