@@ -4,7 +4,9 @@ use std::fmt::Write;
 
 use crate::axis::Axis;
 use crate::frame::{CHAR_WIDTH, End, Frame};
+use crate::measure::Measure;
 use crate::number::short;
+use crate::schema::SystemResult;
 use crate::svg::{Px, Size, Svg};
 
 /// Radius of the dot at each place.
@@ -38,6 +40,16 @@ pub(crate) struct Curve {
 pub(crate) struct Spot {
     pub value: f64,
     pub extremes: Option<(f64, f64)>,
+}
+
+impl Spot {
+    /// The main figure of a system, with the extremes of several runs.
+    pub(crate) fn of(measure: Measure, system: &SystemResult) -> Option<Self> {
+        Some(Self {
+            value: measure.value(system)?,
+            extremes: system.repeats.map(|repeats| (repeats.min, repeats.max)),
+        })
+    }
 }
 
 /// Shares of the width at which ascending numbers lie: by powers where they span many.

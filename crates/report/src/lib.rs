@@ -22,6 +22,7 @@ mod curves;
 mod figure;
 mod file;
 mod frame;
+mod grouped;
 mod heat;
 mod lines;
 mod measure;

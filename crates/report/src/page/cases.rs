@@ -3,11 +3,10 @@
 use std::fmt::Write;
 
 use super::Page;
-use crate::bars::{Bar, Bars, Block, Part};
 use crate::curves::{self, Curve, Curves, Spot};
 use crate::figure::figure;
+use crate::grouped::{self, Grouped};
 use crate::heat::{Heat, Shades};
-use crate::measure::Measure;
 use crate::number::short;
 use crate::palette::HEAT_STEPS;
 use crate::schema::{Case, RunResult, SystemResult};
@@ -37,7 +36,7 @@ impl Page {
         let title = format!("{} by {}", measure.title(), axis.title());
         self.section(&title, &note(group, measure.unit(), &[axis]));
         self.curves(&along(group, axis, cast, &title, |system| {
-            spot(measure, system)
+            Spot::of(measure, system)
         }));
         let cores = |system: &SystemResult| {
             let value = figure(system, "cores_managing")?;
@@ -71,23 +70,15 @@ impl Page {
     }
 
     fn bars_of(&mut self, group: &Group, axis: &Setting, cast: &Cast) {
-        let measure = group.measure();
-        let cases: Vec<&Case> = group.along(axis).into_iter().flatten().collect();
-        let (title, unit) = match baseline(measure, &cases, cast) {
-            Some(baseline) => {
-                let name = text::name(baseline);
-                (
-                    format!("Speed by {}", axis.title()),
-                    format!("multiples of {name} (the dashed line), more is better"),
-                )
-            }
-            None => (
-                format!("{} by {}", measure.title(), axis.title()),
-                measure.unit().to_owned(),
+        let Grouped { baseline, bars } = grouped::by_case(group, axis, cast);
+        let unit = match baseline {
+            Some(baseline) => format!(
+                "multiples of {} (the dashed line), more is better",
+                text::name(baseline)
             ),
+            None => group.measure().unit().to_owned(),
         };
-        self.section(&title, &note(group, &unit, &[axis]));
-        let bars = grouped(group, &cases, cast, title);
+        self.section(&bars.title, &note(group, &unit, &[axis]));
         self.plot(|width| bars.plot(width));
     }
 
@@ -152,14 +143,6 @@ fn note(group: &Group, unit: &str, axes: &[&Setting]) -> String {
     note
 }
 
-/// The main figure of a system, with the extremes of several runs.
-fn spot(measure: Measure, system: &SystemResult) -> Option<Spot> {
-    Some(Spot {
-        value: measure.value(system)?,
-        extremes: system.repeats.map(|repeats| (repeats.min, repeats.max)),
-    })
-}
-
 /// A curve for each system that has anything to show.
 fn along(
     group: &Group,
@@ -188,97 +171,4 @@ fn along(
             .filter(|curve| curve.spots.iter().any(Option::is_some))
             .collect(),
     }
-}
-
-/// The system to which the others are held, if there are others: `none`, else the first one that
-/// has a figure in every case.
-fn baseline<'a>(measure: Measure, cases: &[&Case], cast: &Cast<'a>) -> Option<&'a str> {
-    let has = |case: &&Case, name: &str| {
-        let value = shape::system(case, name).and_then(|system| measure.value(system));
-        value.is_some_and(|value| value > 0.0)
-    };
-    let everywhere = |name: &&str| cases.iter().all(|case| has(case, name));
-    let names = cast.0.iter().map(|(name, _)| *name);
-    let none = names.clone().filter(|name| *name == "none");
-    none.chain(names)
-        .find(everywhere)
-        .filter(|_| cast.0.len() > 1)
-}
-
-/// A block of bars for each case, and one for the geometric mean over all of them where they are
-/// held to a baseline.
-fn grouped(group: &Group, cases: &[&Case], cast: &Cast, title: String) -> Bars {
-    let measure = group.measure();
-    let baseline = baseline(measure, cases, cast);
-    let show = |value: f64| match baseline {
-        Some(_) => format!("{}×", short(value)),
-        None => short(value),
-    };
-    let bar = |name: &str, class: &str, spot: Spot| {
-        let name = text::name(name);
-        let end = show(spot.value);
-        Bar {
-            parts: vec![Part {
-                class: class.into(),
-                amount: spot.value,
-                title: format!("{name}: {end}"),
-            }],
-            name,
-            extremes: spot.extremes,
-            end,
-        }
-    };
-    let drawn = || cast.0.iter().filter(|(name, _)| Some(*name) != baseline);
-    let spot_of = |case: &Case, name: &str| {
-        let system = shape::system(case, name)?;
-        match baseline {
-            Some(baseline) => relative(measure, system, shape::system(case, baseline)?),
-            None => spot(measure, system),
-        }
-    };
-    let block = |case: &&Case| Block {
-        heading: group.label(case),
-        bars: drawn()
-            .filter_map(|(name, class)| Some(bar(name, class, spot_of(case, name)?)))
-            .collect(),
-    };
-    let mut blocks: Vec<Block> = cases.iter().map(block).collect();
-    if baseline.is_some() && cases.len() > 1 {
-        let mean = |name: &str| {
-            let logs = cases
-                .iter()
-                .map(|case| Some(spot_of(case, name)?.value.ln()));
-            let sum: f64 = logs.sum::<Option<f64>>()?;
-            let value = (sum / cases.len() as f64).exp();
-            Some(Spot {
-                value,
-                extremes: None,
-            })
-        };
-        let bars = drawn().filter_map(|(name, class)| Some(bar(name, class, mean(name)?)));
-        blocks.push(Block {
-            heading: "geometric mean".into(),
-            bars: bars.collect(),
-        });
-    }
-    Bars {
-        title,
-        unit: "",
-        blocks,
-        reference: baseline.map(|_| 1.0),
-    }
-}
-
-/// How many times as fast as the baseline a system is, and its slowest and its fastest run.
-fn relative(measure: Measure, system: &SystemResult, baseline: &SystemResult) -> Option<Spot> {
-    let value = measure.speed(system, baseline)?;
-    let ours = measure.value(system)?;
-    let extremes = system.repeats.map(|repeats| {
-        if measure.less_is_better() {
-            (value * ours / repeats.max, value * ours / repeats.min)
-        } else {
-            (value * repeats.min / ours, value * repeats.max / ours)
-        }
-    });
-    Some(Spot { value, extremes })
 }
