@@ -3,6 +3,8 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use demeter_sim::SimError;
+
 use crate::output::ReaderGone;
 
 /// Says what went wrong in one line and returns the exit code.
@@ -14,10 +16,12 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
     }
     // Nobody is left to tell when stderr is gone too.
     let _ = writeln!(io::stderr(), "error: {}", one_line(error));
-    match error.downcast_ref() {
+    let interrupted = matches!(error.downcast_ref(), Some(demeter_lab::Error::Interrupted))
+        || matches!(error.downcast_ref(), Some(SimError::Interrupted));
+    match interrupted {
         // What a shell expects of a program that SIGINT ended.
-        Some(demeter_lab::Error::Interrupted) => ExitCode::from(130),
-        _ => ExitCode::FAILURE,
+        true => ExitCode::from(130),
+        false => ExitCode::FAILURE,
     }
 }
 

@@ -10,6 +10,7 @@ mod host;
 mod logging;
 mod output;
 mod probe;
+mod progress;
 mod report;
 mod run;
 mod shell;

@@ -1,15 +1,16 @@
 //! `demeter run`: a scenario under several systems, with live progress and a result file.
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::ValueEnum;
 use demeter_lab::link::Report;
 use demeter_lab::{Lab, stop_on_signals};
-use demeter_report::SystemResult;
 use demeter_scenario::{Scenario, System};
 
 use crate::output;
+use crate::progress::{Progress, Work};
 
 /// Bytes in a mebibyte, for people.
 const MIB: f64 = (1u64 << 20) as f64;
@@ -43,9 +44,15 @@ pub struct Args {
     /// Seconds of the timed phase instead of the scenario's
     #[arg(long, value_name = "S")]
     duration: Option<u64>,
+    /// Seeds for each system on the simulator: the scenario's and those that follow it; the run
+    /// in the middle is shown
+    #[arg(long, value_name = "N", default_value = "1")]
+    repeat: NonZeroU32,
     /// Keep the logs of every VM here, not only those of failed ones
     #[arg(long, value_name = "DIR")]
     keep_logs: Option<PathBuf>,
+    #[command(flatten)]
+    work: Work,
 }
 
 /// Runs the scenario.
@@ -57,23 +64,31 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     scenario.seed = args.seed.unwrap_or(scenario.seed);
     scenario.duration_s = args.duration.unwrap_or(scenario.duration_s);
     scenario.check()?;
+    let stop = stop_on_signals().context("cannot catch signals")?;
     let (result, ended) = match args.on {
         Place::Lab => {
+            if args.repeat.get() > 1 {
+                bail!(
+                    "--repeat is for the simulator; give --on sim, or run the lab several times with --seed"
+                );
+            }
             let lab = Lab {
                 keep_logs: args.keep_logs,
                 ..Lab::from_env()?
             };
-            let stop = stop_on_signals().context("cannot catch signals")?;
             let outcome = demeter_lab::run(&scenario, &lab, &stop, &mut show);
             (outcome.result, outcome.ended)
         }
         Place::Sim => {
             leave_out_those_without_a_model(&mut scenario);
-            (demeter_sim::run_all(&scenario, &show_simulated)?, Ok(()))
+            let (progress, limits) = (Progress::new(), args.work.limits(&stop));
+            let show = |event: demeter_sim::Event<'_>| progress.show(event);
+            let result = demeter_sim::run_all(&scenario, args.repeat, limits, &show)?;
+            (result, Ok(()))
         }
     };
     // What was measured before a VM failed is kept.
-    if !result.systems.is_empty() {
+    if !result.systems.is_empty() || !result.cases.is_empty() {
         if let Some(path) = &args.json {
             result.save(path)?;
         }
@@ -99,17 +114,6 @@ fn leave_out_those_without_a_model(scenario: &mut Scenario) {
         );
     }
     scenario.systems = modelled;
-}
-
-/// One line for a system that the simulator is done with.
-fn show_simulated(result: &SystemResult) {
-    let speed = match (result.mean_mops, result.mean_latency_ns) {
-        (Some(mops), _) => format!("mean {mops:.3} Mops"),
-        (_, Some(ns)) => format!("mean {ns:.1} ns"),
-        _ => "done".into(),
-    };
-    let hot = result.hot_in_fast_final * 100.0;
-    eprintln!("{:17} {speed}, hot set {hot:3.0} % fast", result.name);
 }
 
 /// One line of progress on standard error.

@@ -16,5 +16,5 @@ pub use scenario::{
     Cpu, Error, Gups, Lab, Machine, Memlat, Phase, Scenario, Sim, System, Thp, Tier, UnknownSystem,
     Workload,
 };
-pub use vary::Published;
+pub use vary::{Case, Published};
 pub use workload::{App, Silo, SiloMix, Trace};

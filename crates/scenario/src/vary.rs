@@ -4,11 +4,20 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use toml::{Table, Value};
 
-use crate::grid::{Axis, Grid, Point};
+use crate::grid::{Axis, Grid, Point, plain};
 use crate::{Error, Scenario, System};
 
 /// Most cases of a scenario; more is what `demeter sweep` is for.
 const CASES_MAX: usize = 256;
+
+/// One case of a scenario.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Case {
+    /// Which table of `vary` it belongs to, from 0.
+    pub group: usize,
+    /// The scenario with the case's settings.
+    pub point: Point,
+}
 
 /// A figure that somebody has published about the scenario, to be shown beside ours.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -39,11 +48,14 @@ impl Scenario {
     ///
     /// # Errors
     /// When the settings of a case make no scenario: which, and why.
-    pub fn cases(&self) -> Result<Vec<Point>, Error> {
+    pub fn cases(&self) -> Result<Vec<Case>, Error> {
         if self.vary.is_empty() {
-            return Ok(vec![Point {
-                settings: vec![],
-                scenario: self.clone(),
+            return Ok(vec![Case {
+                group: 0,
+                point: Point {
+                    settings: vec![],
+                    scenario: self.clone(),
+                },
             }]);
         }
         let fault = |what: String| Error::Invalid {
@@ -52,11 +64,12 @@ impl Scenario {
         };
         let plain = Self {
             vary: vec![],
+            published: vec![],
             ..self.clone()
         };
         let base = Table::try_from(&plain).map_err(|e| fault(e.to_string()))?;
         let mut cases = vec![];
-        for table in &self.vary {
+        for (group, table) in self.vary.iter().enumerate() {
             let axes = table.iter().map(|(key, values)| match values {
                 Value::Array(values) if !values.is_empty() => Ok(Axis::new(key, values.clone())),
                 _ => Err(fault(format!(
@@ -64,7 +77,8 @@ impl Scenario {
                 ))),
             });
             let axes = axes.collect::<Result<Vec<_>, _>>()?;
-            cases.extend(Grid::new(base.clone(), self.name.clone(), axes)?.points()?);
+            let points = Grid::new(base.clone(), self.name.clone(), axes)?.points()?;
+            cases.extend(points.into_iter().map(|point| Case { group, point }));
             if cases.len() > CASES_MAX {
                 return Err(fault(format!(
                     "vary: more than {CASES_MAX} cases; use demeter sweep"
@@ -74,16 +88,44 @@ impl Scenario {
         Ok(cases)
     }
 
-    /// What is wrong with its cases, if anything.
+    /// What is wrong with its cases, or with what was published about them, if anything.
     pub(crate) fn vary_fault(&self) -> Option<String> {
-        if self.vary.is_empty() {
+        if self.vary.is_empty() && self.published.is_empty() {
             return None;
         }
         match self.cases() {
-            Ok(_) => None,
+            Ok(cases) => self.published_fault(&cases),
             Err(Error::Invalid { what, .. }) => Some(what),
             Err(other) => Some(other.to_string()),
         }
+    }
+
+    fn published_fault(&self, cases: &[Case]) -> Option<String> {
+        let settings = |case: &Case| -> Vec<(String, String)> {
+            let settings = case.point.settings.iter();
+            settings.map(|(key, v)| (key.clone(), plain(v))).collect()
+        };
+        let all: Vec<_> = cases.iter().map(settings).collect();
+        self.published.iter().find_map(|published| {
+            let fits = all.iter().filter(|case| published.is_about(case)).count();
+            (fits != 1).then(|| {
+                format!(
+                    "published: {} of {} is about {fits} cases; its `case` must name one",
+                    published.figure, published.system
+                )
+            })
+        })
+    }
+}
+
+impl Published {
+    /// Whether it is about the case with these settings, in the spelling of [`plain`].
+    pub fn is_about(&self, settings: &[(String, String)]) -> bool {
+        let among = |(key, value): (&String, &String)| {
+            let same = |(k, v): &(String, String)| (k, v) == (key, value);
+            settings.iter().any(same)
+        };
+        self.case.iter().all(among)
     }
 }
 
@@ -106,7 +148,7 @@ mod tests {
 
     fn cases(vary: &str) -> Vec<String> {
         let cases = scenario(vary).unwrap().cases().unwrap();
-        cases.iter().map(ToString::to_string).collect()
+        cases.iter().map(|case| case.point.to_string()).collect()
     }
 
     #[test]
@@ -131,8 +173,41 @@ mod tests {
                     { kind = \"silo\", size_mib = 60, mix = \"tpcc\" }]";
         assert_eq!(cases(vary), ["workload=btree", "workload=silo"]);
         let scenarios = scenario(vary).unwrap().cases().unwrap();
-        assert_eq!(scenarios[1].scenario.workload.kind(), "silo");
-        assert!(scenarios[1].scenario.vary.is_empty());
+        assert_eq!(scenarios[1].point.scenario.workload.kind(), "silo");
+        assert!(scenarios[1].point.scenario.vary.is_empty());
+    }
+
+    #[test]
+    fn a_case_knows_its_table() {
+        let vary = "[[vary]]\n\"sim.vms\" = [1, 2]\n[[vary]]\nduration_s = [3]";
+        let cases = scenario(vary).unwrap().cases().unwrap();
+        let groups: Vec<_> = cases.iter().map(|case| case.group).collect();
+        assert_eq!(groups, [0, 0, 1]);
+    }
+
+    #[test]
+    fn what_was_published_is_about_one_case() {
+        let vary = "[[vary]]\n\"sim.vms\" = [1, 2]\nduration_s = [3, 4]\n";
+        let published = |case: &str| {
+            format!(
+                "[[published]]\nfigure = \"elapsed_s\"\nsystem = \"none\"\nvalue = 1.0\n\
+                 within = 0.1\nsource = \"a paper\"\ncase = {{ {case} }}"
+            )
+        };
+        let with = |case: &str| scenario(&format!("{vary}{}", published(case)));
+        assert!(with("\"sim.vms\" = \"2\", duration_s = \"3\"").is_ok());
+        assert!(scenario(&published("")).is_ok());
+        for (case, fits) in [
+            ("", 4),
+            ("duration_s = \"3\"", 2),
+            ("duration_s = \"5\"", 0),
+        ] {
+            let said = with(case).unwrap_err();
+            assert!(
+                said.contains(&format!("elapsed_s of none is about {fits}")),
+                "{said}"
+            );
+        }
     }
 
     #[test]

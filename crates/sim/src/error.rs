@@ -37,6 +37,33 @@ pub enum SimError {
     /// The workload cannot run.
     #[error("workload: {0}")]
     Workload(String),
+    /// A scenario's cases.
+    #[error(transparent)]
+    Cases(#[from] demeter_scenario::Error),
+    /// One of several runs.
+    #[error("{job}")]
+    Run {
+        /// Its settings, system and seed.
+        job: String,
+        /// What went wrong.
+        source: Box<SimError>,
+    },
+    /// Somebody said stop.
+    #[error("interrupted")]
+    Interrupted,
+    /// More runs than there is time for.
+    #[error(
+        "{runs} runs would take about {hours:.1} hours more, longer than --hours-max {hours_max}: \
+         run fewer, shorten duration_s, or allow more hours"
+    )]
+    TooLong {
+        /// All runs.
+        runs: usize,
+        /// How long those that are not done would take.
+        hours: f64,
+        /// What is allowed.
+        hours_max: f64,
+    },
     /// One access faults for ever: an error in the simulator.
     #[error("an access faults for ever; please report the scenario")]
     Stuck,

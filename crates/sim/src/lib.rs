@@ -3,10 +3,12 @@
 //!
 //! The same scenario and seed give the same result, on any machine and with any number of threads.
 
+mod cases;
 mod error;
 mod guest;
 mod hypervisor;
 mod machine;
+mod pool;
 mod program;
 mod result;
 mod run;
@@ -18,7 +20,9 @@ mod vm;
 pub mod workload;
 mod world;
 
+pub use cases::run_all;
 pub use error::SimError;
+pub use pool::{Event, Job, Limits, run_jobs};
 pub use program::{Access, BATCH, Batch, Program, Region};
-pub use run::{is_modelled, run, run_all};
+pub use run::is_modelled;
 pub use testbed::{Model, Testbed};

@@ -13,15 +13,15 @@ const FOUND: f64 = 0.9;
 /// Picoseconds in a second.
 const PS_PER_S: f64 = 1e12;
 
-/// What is asked of a result beside the snapshots.
+/// What a result needs beside the snapshots.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Asked {
-    /// Threads that ran side by side.
-    pub(crate) threads: u64,
     /// Whether the program's speed is told as the latency of its operations.
     pub(crate) as_latency: bool,
     /// When the hot set jumps, seconds into the timed phase.
     pub(crate) shift_at_s: Option<u64>,
+    /// Seconds that the work took, if it was a fixed amount and is done.
+    pub(crate) elapsed_s: Option<f64>,
 }
 
 /// What a system did, from its state at the start and at the end of every interval. Nothing
@@ -33,6 +33,7 @@ pub(crate) fn summarise(name: &str, snapshots: &[Snapshot], asked: Asked) -> Opt
     let steady_start = snapshots.iter().rev().find(|s| s.at_ps <= steady_from)?;
     let mut result = SystemResult {
         name: name.into(),
+        elapsed_s: asked.elapsed_s,
         hot_in_fast_final: end.hot_in_fast,
         kswapd_scanned: end.scanned_by_reclaim - start.scanned_by_reclaim,
         bytes_promoted: Some(end.promoted_bytes - start.promoted_bytes),
@@ -80,10 +81,11 @@ pub(crate) fn summarise(name: &str, snapshots: &[Snapshot], asked: Asked) -> Opt
 /// Million operations per second between two moments, or nanoseconds per operation of a thread.
 fn speed(from: &Snapshot, to: &Snapshot, asked: Asked) -> Option<f64> {
     let ops = (to.ops - from.ops) as f64;
-    let seconds = (to.at_ps - from.at_ps) as f64 / PS_PER_S;
     if asked.as_latency {
-        (ops > 0.0).then(|| seconds * 1e9 * asked.threads as f64 / ops)
+        let thread_ns = (to.thread_time_ps - from.thread_time_ps) as f64 / 1e3;
+        (ops > 0.0).then(|| thread_ns / ops)
     } else {
+        let seconds = (to.at_ps - from.at_ps) as f64 / PS_PER_S;
         (seconds > 0.0).then(|| ops / seconds / 1e6)
     }
 }
@@ -144,6 +146,7 @@ mod tests {
             Snapshot {
                 at_ps: i as u64 * 1_000_000_000_000,
                 ops: (i * i) as u64 * 1_000_000,
+                thread_time_ps: i as u64 * 4_000_000_000_000,
                 hot_in_fast,
                 promoted_bytes: i as u64 * 10,
                 bill,
@@ -154,7 +157,7 @@ mod tests {
     }
 
     const PLAIN: Asked = Asked {
-        threads: 1,
+        elapsed_s: None,
         as_latency: false,
         shift_at_s: None,
     };
@@ -193,7 +196,6 @@ mod tests {
     #[test]
     fn latency_counts_every_thread() {
         let asked = Asked {
-            threads: 4,
             as_latency: true,
             ..PLAIN
         };

@@ -19,6 +19,7 @@ use crate::machine::walk::Space;
 use crate::program::Program;
 use crate::system::{self, AgentSettings, Classify, Manager, Parts};
 use crate::vm::{Hardware, Host, Vm};
+use crate::workload::accesses_per_operation;
 use crate::world::World;
 
 /// Simulated accesses that a run shall take about, when the scenario does not say its scale:
@@ -48,6 +49,8 @@ pub(crate) struct Setup {
     pub(crate) vcpus: u32,
     pub(crate) vms: u32,
     pub(crate) agent: AgentSettings,
+    /// Operations that all VMs do together, if the work is fixed.
+    operations: Option<u64>,
     /// When the hot set jumps: the oracle knows both.
     shift_at_s: Option<u64>,
 }
@@ -83,10 +86,10 @@ impl Setup {
             };
         let setup = Self {
             sheet,
-            k: scenario
-                .sim
-                .scale_bits
-                .unwrap_or_else(|| scale_for(scenario)),
+            k: match scenario.sim.scale_bits {
+                Some(bits) => bits,
+                None => scale_for(scenario)?,
+            },
             tiers: [
                 tier(&machine.fast, None, LINE_BYTES),
                 tier(
@@ -100,6 +103,7 @@ impl Setup {
             vcpus: machine.vcpus,
             vms: scenario.sim.vms,
             agent: agent_settings(scenario)?,
+            operations: scenario.sim.operations,
             shift_at_s: scenario.shift_at_s(),
         };
         setup.check()?;
@@ -162,6 +166,7 @@ impl Setup {
             };
             let manager = Manager::new(parts, &self.agent, memory);
             let mut vm = Vm::new(self.hardware(i as u32), guest, backing, manager, program);
+            vm.share = self.operations.map(|n| share_of(n, i as u64, vms));
             if parts.classify == Classify::Told {
                 let after_ns = self.shift_at_s.map_or(0, |s| s * 1_000_000_000);
                 let mut hot = vm.program.hot(0);
@@ -200,12 +205,21 @@ impl Setup {
 }
 
 /// The scale at which a scenario takes some seconds.
-fn scale_for(scenario: &Scenario) -> u32 {
+fn scale_for(scenario: &Scenario) -> Result<u32, SimError> {
     let threads = u64::from(scenario.machine.vcpus * scenario.sim.vms);
-    let accesses = scenario.duration_s * 1_000_000_000 / ACCESS_NS * threads;
-    (0..SCALE_MAX)
-        .find(|k| accesses >> k <= ACCESSES_WANTED)
-        .unwrap_or(SCALE_MAX)
+    let mut accesses = scenario.duration_s * 1_000_000_000 / ACCESS_NS * threads;
+    if let Some(operations) = scenario.sim.operations {
+        let each = accesses_per_operation(&scenario.workload)
+            .map_err(|e| SimError::Workload(e.to_string()))?;
+        accesses = accesses.min(operations.saturating_mul(each));
+    }
+    let scale = (0..SCALE_MAX).find(|k| accesses >> k <= ACCESSES_WANTED);
+    Ok(scale.unwrap_or(SCALE_MAX))
+}
+
+/// What a VM does of so many operations when all VMs share them out evenly.
+fn share_of(operations: u64, vm: u64, vms: u64) -> u64 {
+    operations / vms + u64::from(vm < operations % vms)
 }
 
 /// What the agent is set to: its own defaults, and the scenario's `[agent]`.
@@ -230,4 +244,40 @@ fn agent_settings(scenario: &Scenario) -> Result<AgentSettings, SimError> {
 /// Whether a workload's speed is told as the latency of its operations.
 pub(crate) fn is_told_as_latency(workload: &Workload) -> bool {
     matches!(workload, Workload::Memlat(_))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn shares_add_up_and_are_even(operations in 1u64.., vms in 1u64..33) {
+            let shares: Vec<u64> = (0..vms).map(|vm| share_of(operations, vm, vms)).collect();
+            prop_assert_eq!(shares.iter().sum::<u64>(), operations);
+            prop_assert!(shares[0] - shares[vms as usize - 1] <= 1);
+        }
+    }
+
+    #[test]
+    fn the_scale_follows_from_the_work_when_that_is_fixed() {
+        let scale = |operations: &str| {
+            let text = format!(
+                "name = \"x\"\nduration_s = 600\nsystems = []\n\
+                 machine = {{ vcpus = 4, fast = {{ usable_mib = 100, latency_ns = 80, \
+                 bandwidth_gbps = 50 }}, slow = {{ usable_mib = 100, latency_ns = 250, \
+                 bandwidth_gbps = 20 }} }}\n\
+                 workload = {{ kind = \"silo\", size_mib = 80, mix = \"tpcc\" }}\n\
+                 [sim]\n{operations}"
+            );
+            scale_for(&toml::from_str(&text).unwrap()).unwrap()
+        };
+        assert_eq!(scale(""), SCALE_MAX);
+        // A transaction has about a hundred accesses.
+        assert_eq!(scale("operations = 100_000"), 0);
+        let few = scale("operations = 2_000_000");
+        assert!((1..SCALE_MAX).contains(&few), "{few}");
+    }
 }

@@ -50,6 +50,14 @@ struct Thread {
     done: usize,
 }
 
+impl Thread {
+    /// Operations of the batch that are done, as many as there are accesses done of all.
+    fn operations(&self) -> u64 {
+        let (done, all) = (self.done as u64, self.batch.accesses().len() as u64);
+        u64::from(self.batch.ops) * done / all.max(1)
+    }
+}
+
 /// When the events of a virtual CPU are due.
 #[derive(Debug, Clone, Copy)]
 struct Due {
@@ -98,6 +106,10 @@ pub(crate) struct Vm<P> {
     pub(crate) program: P,
     /// Operations that the program has completed.
     pub(crate) ops: u64,
+    /// Operations after which it is done; else it goes on for ever.
+    pub(crate) share: Option<u64>,
+    /// When it was done.
+    finished_ps: Option<u64>,
     /// None while it takes a slice.
     threads: Vec<Option<Box<Thread>>>,
     /// The thread that each virtual CPU runs.
@@ -139,6 +151,8 @@ impl<P: Program> Vm<P> {
             manager,
             program,
             ops: 0,
+            share: None,
+            finished_ps: None,
             manager_due_ps: u64::MAX,
             worker_due_ps: u64::MAX,
             start_ps: 0,
@@ -146,9 +160,25 @@ impl<P: Program> Vm<P> {
         }
     }
 
-    /// Virtual CPUs that have a thread to run.
-    pub(crate) fn busy(&self) -> usize {
-        self.threads.len().min(self.hardware.vcpus.len())
+    /// Virtual CPUs that have a thread to run: the first ones, and none once the program is done.
+    fn busy(&self) -> usize {
+        match self.finished_ps {
+            Some(_) => 0,
+            None => self.threads.len().min(self.hardware.vcpus.len()),
+        }
+    }
+
+    /// When the program was done, since the timed phase began.
+    pub(crate) fn elapsed_ps(&self) -> Option<u64> {
+        Some(self.finished_ps? - self.start_ps)
+    }
+
+    /// Time that its threads had by `at_ps` after the timed phase began, taken together.
+    pub(crate) fn thread_time_ps(&self, at_ps: u64) -> u64 {
+        let ran_ps = self
+            .elapsed_ps()
+            .map_or(at_ps, |done_ps| done_ps.min(at_ps));
+        self.threads.len() as u64 * ran_ps
     }
 
     /// The busy virtual CPU whose clock is furthest behind, with that clock.
@@ -168,12 +198,11 @@ impl<P: Program> Vm<P> {
             .unwrap_or(0)
     }
 
-    /// Lets every virtual CPU wait until `ps`, if it is not there yet.
-    pub(crate) fn wait_until(&mut self, ps: u64) {
-        for vcpu in &mut self.hardware.vcpus {
-            let wait = ps.saturating_sub(vcpu.clock_ps);
-            vcpu.charge(Cause::Idle, wait);
-        }
+    /// Lets every virtual CPU that has nothing to run wait until `at_ps` after the timed phase
+    /// began, if it is not there yet.
+    pub(crate) fn idle_until(&mut self, at_ps: u64) {
+        let busy = self.busy();
+        wait_until(&mut self.hardware.vcpus[busy..], self.start_ps + at_ps);
     }
 
     /// Touches the program's memory, on the first virtual CPU; nobody manages it yet.
@@ -193,7 +222,7 @@ impl<P: Program> Vm<P> {
 
     /// The timed phase begins: all clocks are there, and the manager starts.
     pub(crate) fn start(&mut self, start_ps: u64) {
-        self.wait_until(start_ps);
+        wait_until(&mut self.hardware.vcpus, start_ps);
         self.start_ps = start_ps;
         let busy = self.busy();
         for (i, due) in self.due.iter_mut().enumerate() {
@@ -236,12 +265,14 @@ impl<P: Program> Vm<P> {
             self.program.next(which, now_ns, &mut thread.batch);
         }
         let slice = (BATCH >> self.hardware.k).max(SLICE_MIN);
+        let before = thread.operations();
         let taken = self.take_slice(on, &mut thread, slice, host);
-        if thread.done == thread.batch.accesses().len() {
-            let ops = u64::from(thread.batch.ops) << self.hardware.k;
-            self.ops += ops;
-            let compute_ps = ops * self.program.compute_ps();
-            self.hardware.vcpus[on].charge(Cause::Compute, compute_ps);
+        let ops = (thread.operations() - before) << self.hardware.k;
+        self.ops += ops;
+        let compute_ps = ops * self.program.compute_ps();
+        self.hardware.vcpus[on].charge(Cause::Compute, compute_ps);
+        if self.share.is_some_and(|share| self.ops >= share) {
+            self.finished_ps = Some(self.hardware.vcpus[on].clock_ps);
         }
         self.threads[which] = Some(thread);
         taken
@@ -461,6 +492,14 @@ impl<P: Program> Vm<P> {
         } else {
             fast as f64 / all as f64
         }
+    }
+}
+
+/// Lets virtual CPUs wait until `ps` that are not there yet.
+fn wait_until(vcpus: &mut [Vcpu], ps: u64) {
+    for vcpu in vcpus {
+        let wait = ps.saturating_sub(vcpu.clock_ps);
+        vcpu.charge(Cause::Idle, wait);
     }
 }
 

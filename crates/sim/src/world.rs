@@ -27,6 +27,8 @@ pub(crate) struct Snapshot {
     /// Since the timed phase began.
     pub(crate) at_ps: u64,
     pub(crate) ops: u64,
+    /// Time that all threads had together, those of finished programs until they finished.
+    pub(crate) thread_time_ps: u64,
     pub(crate) hot_in_fast: f64,
     pub(crate) promoted_bytes: u64,
     pub(crate) demoted_bytes: u64,
@@ -64,7 +66,7 @@ impl<P: Program> World<P> {
     }
 
     /// Lets everything run until every virtual CPU has reached this time since the timed phase
-    /// began.
+    /// began, or is done.
     pub(crate) fn run_until(&mut self, end_ps: u64) -> Result<(), SimError> {
         let end_ps = self.start_ps + end_ps;
         loop {
@@ -95,6 +97,22 @@ impl<P: Program> World<P> {
         self.window_end_ps += more * window_ps;
     }
 
+    /// When each program was done, since the timed phase began; nothing while any is not.
+    pub(crate) fn elapsed_ps(&self) -> Option<Vec<u64>> {
+        self.vms.iter().map(Vm::elapsed_ps).collect()
+    }
+
+    /// Share of the work that is done, 0 to 1; 0 where it is not fixed.
+    pub(crate) fn worked(&self) -> f64 {
+        let share: u64 = self.vms.iter().filter_map(|vm| vm.share).sum();
+        let ops: u64 = self.vms.iter().map(|vm| vm.ops).sum();
+        if share == 0 {
+            0.0
+        } else {
+            (ops as f64 / share as f64).min(1.0)
+        }
+    }
+
     /// How things stand `at_ps` after the timed phase began. Virtual CPUs without a thread have
     /// waited until then.
     pub(crate) fn snapshot(&mut self, at_ps: u64) -> Snapshot {
@@ -104,7 +122,9 @@ impl<P: Program> World<P> {
         };
         let vms = self.vms.len() as f64;
         for vm in &mut self.vms {
+            vm.idle_until(at_ps);
             sum.ops += vm.ops;
+            sum.thread_time_ps += vm.thread_time_ps(at_ps);
             sum.hot_in_fast += vm.hot_in_fast(&self.host.hypervisor, at_ps / 1000) / vms;
             let moved = vm.moved_bytes();
             sum.promoted_bytes += moved[0];

@@ -109,7 +109,7 @@ fn setup(scenario: &Scenario) -> Setup {
 fn simulated(scenario: &Scenario, system: System) -> SystemResult {
     let setup = setup(scenario);
     let programs = (0..setup.vms).map(|_| Updates::new(256, 2)).collect();
-    simulate(scenario, &setup, system, programs).unwrap()
+    simulate(scenario, &setup, system, programs, &|_| Ok(())).unwrap()
 }
 
 #[test]
@@ -172,10 +172,66 @@ fn vms_side_by_side_share_bandwidth_only() {
 }
 
 #[test]
+fn twice_the_work_takes_twice_the_time() {
+    let elapsed = |operations: u64| {
+        let scenario = scenario(60, &format!("scale_bits = 5\noperations = {operations}"));
+        let result = simulated(&scenario, System::None);
+        let elapsed_s = result.elapsed_s.unwrap();
+        let last_s = result.series.last().unwrap().t_s;
+        assert!((last_s - elapsed_s).abs() < 1e-9, "{last_s}");
+        let done = result.mean_mops.unwrap() * 1e6 * elapsed_s;
+        assert!((done / operations as f64 - 1.0).abs() < 0.01, "{done}");
+        elapsed_s
+    };
+    let (once, twice) = (elapsed(20_000_000), elapsed(40_000_000));
+    assert!((twice / once - 2.0).abs() < 0.02, "{once} and {twice}");
+}
+
+#[test]
+fn work_that_does_not_end_has_no_elapsed_time() {
+    let scenario = scenario(2, "scale_bits = 6\noperations = 1_000_000_000_000");
+    let result = simulated(&scenario, System::None);
+    assert_eq!((result.elapsed_s, result.series.len()), (None, 2));
+}
+
+#[test]
+fn a_vm_that_finishes_first_idles() {
+    let scenario = scenario(60, "scale_bits = 5\nvms = 2\noperations = 20_000_000");
+    for system in [System::Demeter, System::Linux, System::HTpp] {
+        let programs = vec![Updates::new(256, 1), Updates::new(256, 2)];
+        let mut world = setup(&scenario).world(Parts::of(system).unwrap(), programs);
+        world.populate().unwrap();
+        let before = world.snapshot(0).bill;
+        world.run_until(60 * PS_PER_S).unwrap();
+        let [slow, quick] = world.elapsed_ps().unwrap()[..] else {
+            panic!("two VMs");
+        };
+        assert!(quick < slow / 10 * 7, "{system}: {quick} and {slow}");
+        let spent = world.snapshot(slow).bill.since(&before);
+        let quick_idle: u64 = world.vms[1].hardware.vcpus.iter().map(idle_ps).sum();
+        assert!(quick_idle >= 2 * (slow - quick) / 100 * 99, "{system}");
+        // Four virtual CPUs until the end; the last slices may reach a little beyond.
+        let share = spent.total() as f64 / (4 * slow) as f64;
+        assert!((0.999..1.01).contains(&share), "{system}: {share}");
+        assert!(world.is_conserved());
+    }
+}
+
+fn idle_ps(vcpu: &crate::machine::actor::Vcpu) -> u64 {
+    vcpu.bill.of(crate::machine::ledger::Cause::Idle)
+}
+
+#[test]
 fn systems_without_a_model_and_machines_that_are_too_large_are_refused() {
     let scenario = scenario(1, "");
     let setup = Setup::new(&scenario).unwrap();
-    let refused = simulate(&scenario, &setup, System::Damon, vec![Updates::new(1, 1)]);
+    let refused = simulate(
+        &scenario,
+        &setup,
+        System::Damon,
+        vec![Updates::new(1, 1)],
+        &|_| Ok(()),
+    );
     assert!(
         refused
             .unwrap_err()
@@ -198,7 +254,7 @@ fn a_program_that_does_not_fit_is_told_of() {
     let scenario = scenario(1, "scale_bits = 4");
     let setup = Setup::new(&scenario).unwrap();
     let too_much = Updates::new(256 + 64 + 2 * BLOCK_SIZE / MIB, 1);
-    let refused = simulate(&scenario, &setup, System::None, vec![too_much]);
+    let refused = simulate(&scenario, &setup, System::None, vec![too_much], &|_| Ok(()));
     assert!(refused.unwrap_err().to_string().contains("memory is full"));
 }
 

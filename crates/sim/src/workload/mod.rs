@@ -32,6 +32,9 @@ use self::memory::Memory;
 use crate::trace::Error;
 use crate::{Batch, Program, Region};
 
+/// Batches from which the length of an operation is told: it may take more than one.
+const TRIAL_BATCHES: usize = 16;
+
 /// A workload of a scenario, as a program.
 pub struct Workload {
     memory: Memory,
@@ -63,6 +66,27 @@ impl Workload {
             generator,
         })
     }
+}
+
+/// Accesses of one operation, rounded up, as the first batches of such a program show.
+///
+/// # Errors
+/// As [`Workload::new`].
+pub(crate) fn accesses_per_operation(kind: &Kind) -> Result<u64, Error> {
+    if let Kind::Trace(_) = kind {
+        // Each access is one, and the file is large.
+        return Ok(1);
+    }
+    let mut program = Workload::new(kind, 0)?;
+    let mut batch = Batch::default();
+    let (mut accesses, mut operations) = (0, 0);
+    for _ in 0..TRIAL_BATCHES {
+        batch.clear();
+        program.next(0, 0, &mut batch);
+        accesses += batch.accesses().len() as u64;
+        operations += u64::from(batch.ops);
+    }
+    Ok(accesses.div_ceil(operations.max(1)))
 }
 
 impl Program for Workload {

@@ -1,0 +1,127 @@
+//! Runs on the simulator, for people: what they may take, and on standard error how they come on.
+
+use std::num::NonZeroUsize;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use demeter_report::SystemResult;
+use demeter_sim::{Event, Limits};
+
+/// A run that takes longer than this says how far it is, and again after this time.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Options of commands that run much on the simulator.
+#[derive(Debug, clap::Args)]
+pub struct Work {
+    /// Runs of the simulator at a time; by default as many as there are cores
+    #[arg(long, value_name = "N")]
+    jobs: Option<NonZeroUsize>,
+    /// Refuse, after the first run of the simulator, what would take longer than this
+    #[arg(long, value_name = "H", default_value_t = 8.0)]
+    hours_max: f64,
+}
+
+impl Work {
+    /// What they allow; `stop` ends all runs.
+    pub fn limits<'a>(&self, stop: &'a AtomicBool) -> Limits<'a> {
+        let cores = || thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        Limits {
+            workers: self.jobs.unwrap_or_else(cores),
+            hours_max: self.hours_max,
+            stop,
+        }
+    }
+}
+
+/// Shows a line for each run that is done, and in between how far a long one is.
+pub struct Progress {
+    last: Mutex<Instant>,
+}
+
+impl Progress {
+    /// Nothing shown yet.
+    pub fn new() -> Self {
+        Self {
+            last: Mutex::new(Instant::now()),
+        }
+    }
+
+    /// Shows what happened, if it is worth a line.
+    pub fn show(&self, event: Event<'_>) {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            Event::Underway { job, share, since } => {
+                if since < PATIENCE || last.elapsed() < PATIENCE {
+                    return;
+                }
+                let seconds = since.as_secs();
+                eprintln!("{job}: {:.0} % after {seconds} s", share * 100.0);
+            }
+            Event::Done {
+                job,
+                result,
+                done,
+                of,
+                left,
+            } => {
+                let left = match done < of {
+                    true => format!("  ({} left)", spoken(left)),
+                    false => String::new(),
+                };
+                eprintln!("{done}/{of}  {job}: {}{left}", figures(result));
+            }
+        }
+        *last = Instant::now();
+    }
+}
+
+/// The figures that tell most.
+fn figures(result: &SystemResult) -> String {
+    let hot = result.hot_in_fast_final * 100.0;
+    let speed = match (result.elapsed_s, result.mean_mops, result.mean_latency_ns) {
+        (Some(s), _, _) => format!("done after {s:.1} s"),
+        (_, Some(mops), _) => format!("mean {mops:.3} Mops"),
+        (_, _, Some(ns)) => format!("mean {ns:.1} ns"),
+        _ => "done".into(),
+    };
+    format!("{speed}, hot set {hot:.0} % fast")
+}
+
+/// A time as a person says it.
+fn spoken(time: Duration) -> String {
+    let s = time.as_secs_f64();
+    match s {
+        s if s < 1.0 => format!("{:.0} ms", s * 1e3),
+        s if s < 120.0 => format!("{s:.1} s"),
+        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
+        s if s < 172_800.0 => format!("{:.1} h", s / 3600.0),
+        s => format!("{:.1} days", s / 86_400.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_spoken() {
+        let spoken = |s| spoken(Duration::from_secs_f64(s));
+        assert_eq!(spoken(0.25), "250 ms");
+        assert_eq!(spoken(600.0), "10 min");
+        assert_eq!(spoken(4.0 * 86_400.0), "4.0 days");
+    }
+
+    #[test]
+    fn the_time_that_work_took_comes_first() {
+        let mut result = SystemResult {
+            mean_mops: Some(2.0),
+            hot_in_fast_final: 0.5,
+            ..SystemResult::default()
+        };
+        assert_eq!(figures(&result), "mean 2.000 Mops, hot set 50 % fast");
+        result.elapsed_s = Some(12.0);
+        assert_eq!(figures(&result), "done after 12.0 s, hot set 50 % fast");
+    }
+}

@@ -1,0 +1,378 @@
+//! Many runs, as many at a time as this computer shall do.
+//!
+//! # Approach
+//! Workers take runs in order. The first run that is done tells how long all will take; if that is
+//! too long, or a run fails, or the caller says stop, the runs under way end at their next report.
+//!
+//! # Properties
+//! - Results come in the order of the jobs and do not depend on the number of workers.
+//! - After a failure no run begins.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use demeter_report::SystemResult;
+use demeter_scenario::{Point, System};
+
+use crate::error::SimError;
+use crate::run::{Watch, run};
+
+/// One run: a scenario under one system with one seed.
+#[derive(Debug, Clone, Copy)]
+pub struct Job<'a> {
+    /// The scenario, with the settings that tell it from the others.
+    pub point: &'a Point,
+    /// The system.
+    pub system: System,
+    /// The seed of its workload.
+    pub seed: u64,
+}
+
+impl fmt::Display for Job<'_> {
+    /// Its settings, its system, and its seed where that is not the scenario's own.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.point.settings.is_empty() {
+            write!(f, "{} ", self.point)?;
+        }
+        write!(f, "{}", self.system)?;
+        if self.seed != self.point.scenario.seed {
+            write!(f, " seed {}", self.seed)?;
+        }
+        Ok(())
+    }
+}
+
+/// What many runs may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits<'a> {
+    /// Runs at a time.
+    pub workers: NonZeroUsize,
+    /// Refuse, after the first run, what would take longer than this, hours.
+    pub hours_max: f64,
+    /// Once it is set, all runs end soon.
+    pub stop: &'a AtomicBool,
+}
+
+/// What is told while runs go on.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// A run has come so far.
+    Underway {
+        /// Which.
+        job: Job<'a>,
+        /// Share of its timed phase or of its work, 0 to 1.
+        share: f64,
+        /// How long it takes already.
+        since: Duration,
+    },
+    /// A run is done. Results by [`run_all`](crate::run_all) differ from what is told here in
+    /// what follows from several runs.
+    Done {
+        /// Which.
+        job: Job<'a>,
+        /// What it gave.
+        result: &'a SystemResult,
+        /// Runs that are done.
+        done: usize,
+        /// All runs.
+        of: usize,
+        /// How long those that are not done will take, about.
+        left: Duration,
+    },
+}
+
+/// Runs all jobs and returns their results in order; `tell` is told how they come on, by several
+/// threads.
+///
+/// # Errors
+/// The first that a run gives, [`SimError::Interrupted`] when `limits.stop` was set, or
+/// [`SimError::TooLong`].
+pub fn run_jobs(
+    jobs: &[Job<'_>],
+    limits: Limits<'_>,
+    tell: &(dyn Fn(Event<'_>) + Sync),
+) -> Result<Vec<SystemResult>, SimError> {
+    run_jobs_by(jobs, limits, tell, &|job: Job<'_>, watch: &Watch<'_>| {
+        run(&job.point.scenario, job.system, job.seed, watch)
+    })
+}
+
+fn run_jobs_by(
+    jobs: &[Job<'_>],
+    limits: Limits<'_>,
+    tell: &(dyn Fn(Event<'_>) + Sync),
+    run: &(dyn Fn(Job<'_>, &Watch<'_>) -> Result<SystemResult, SimError> + Sync),
+) -> Result<Vec<SystemResult>, SimError> {
+    let pool = Pool {
+        jobs,
+        limits,
+        start: Instant::now(),
+        work: Mutex::new(Work {
+            next: 0,
+            results: vec![None; jobs.len()],
+            done: 0,
+            error: None,
+        }),
+        halt: AtomicBool::new(false),
+    };
+    thread::scope(|scope| {
+        for _ in 0..limits.workers.get().min(jobs.len()) {
+            scope.spawn(|| pool.run(tell, run));
+        }
+    });
+    let work = pool
+        .work
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner);
+    match work.error {
+        Some(error) => Err(error),
+        None => Ok(work.results.into_iter().flatten().collect()),
+    }
+}
+
+/// What workers share.
+struct Pool<'a> {
+    jobs: &'a [Job<'a>],
+    limits: Limits<'a>,
+    start: Instant,
+    work: Mutex<Work>,
+    /// Set with `Work::error`, for runs under way.
+    halt: AtomicBool,
+}
+
+struct Work {
+    next: usize,
+    results: Vec<Option<SystemResult>>,
+    done: usize,
+    error: Option<SimError>,
+}
+
+impl Pool<'_> {
+    fn lock(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes runs until there are none, or one failed.
+    fn run(
+        &self,
+        tell: &(dyn Fn(Event<'_>) + Sync),
+        run: &(dyn Fn(Job<'_>, &Watch<'_>) -> Result<SystemResult, SimError> + Sync),
+    ) {
+        while let Some((index, job)) = self.take() {
+            let began = Instant::now();
+            let watch = |share: f64| {
+                tell(Event::Underway {
+                    job,
+                    share,
+                    since: began.elapsed(),
+                });
+                self.may_go_on()
+            };
+            let result = self.may_go_on().and_then(|()| run(job, &watch));
+            match result {
+                Ok(result) => self.finish(index, job, result, tell),
+                Err(SimError::Interrupted) => self.fail(SimError::Interrupted),
+                Err(source) => self.fail(SimError::Run {
+                    job: job.to_string(),
+                    source: Box::new(source),
+                }),
+            }
+        }
+    }
+
+    fn take(&self) -> Option<(usize, Job<'_>)> {
+        let mut work = self.lock();
+        let job = self.jobs.get(work.next)?;
+        work.next += 1;
+        work.error.is_none().then_some((work.next - 1, *job))
+    }
+
+    fn may_go_on(&self) -> Result<(), SimError> {
+        let stop = [self.limits.stop, &self.halt];
+        match stop.iter().any(|stop| stop.load(Ordering::Relaxed)) {
+            true => Err(SimError::Interrupted),
+            false => Ok(()),
+        }
+    }
+
+    /// Only the first failure counts: others may follow from it.
+    fn fail(&self, error: SimError) {
+        self.lock().error.get_or_insert(error);
+        self.halt.store(true, Ordering::Relaxed);
+    }
+
+    fn finish(
+        &self,
+        index: usize,
+        job: Job<'_>,
+        result: SystemResult,
+        tell: &(dyn Fn(Event<'_>) + Sync),
+    ) {
+        let mut work = self.lock();
+        work.done += 1;
+        let (done, of) = (work.done, self.jobs.len());
+        let left = self.left(done);
+        tell(Event::Done {
+            job,
+            result: &result,
+            done,
+            of,
+            left,
+        });
+        work.results[index] = Some(result);
+        drop(work);
+        if done == 1 && left.as_secs_f64() > self.limits.hours_max * 3600.0 {
+            self.fail(SimError::TooLong {
+                runs: of,
+                hours: left.as_secs_f64() / 3600.0,
+                hours_max: self.limits.hours_max,
+            });
+        }
+    }
+
+    /// How long the runs will take that are not done yet. Those under way are about as far as the
+    /// one that just ended when it is the first, and half-way later.
+    fn left(&self, done: usize) -> Duration {
+        let workers = self.limits.workers.get().min(self.jobs.len());
+        let others = workers.min(self.jobs.len() - done + 1) - 1;
+        let ahead = if done == 1 { 1.0 } else { 0.5 };
+        let behind = done as f64 + ahead * others as f64;
+        let each = self.start.elapsed().as_secs_f64() / behind;
+        Duration::try_from_secs_f64(each * (self.jobs.len() as f64 - behind).max(0.0))
+            .unwrap_or(Duration::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::atomic::AtomicUsize;
+
+    use demeter_scenario::Grid;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn points() -> Vec<Point> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/gups.toml");
+        let axis = "workload.hot_mib=10,20,30".parse().unwrap();
+        Grid::load(&path, vec![axis]).unwrap().points().unwrap()
+    }
+
+    fn jobs(points: &[Point]) -> Vec<Job<'_>> {
+        let jobs = points.iter().flat_map(|point| {
+            (1..=4).map(move |seed| Job {
+                point,
+                system: System::None,
+                seed,
+            })
+        });
+        jobs.collect()
+    }
+
+    fn limits(workers: usize, stop: &AtomicBool) -> Limits<'_> {
+        Limits {
+            workers: NonZeroUsize::new(workers).unwrap(),
+            hours_max: 1.0,
+            stop,
+        }
+    }
+
+    fn named(job: Job<'_>) -> SystemResult {
+        SystemResult {
+            name: job.to_string(),
+            ..SystemResult::default()
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn results_come_in_the_order_of_the_jobs(workers in 1usize..20, count in 0usize..12) {
+            let points = points();
+            let jobs = &jobs(&points)[..count];
+            let stop = AtomicBool::new(false);
+            let counts = Mutex::new(vec![]);
+            let tell = |event: Event<'_>| {
+                if let Event::Done { done, of, .. } = event {
+                    counts.lock().unwrap().push((done, of));
+                }
+            };
+            let got = run_jobs_by(jobs, limits(workers, &stop), &tell, &|job, _| Ok(named(job)));
+            let expected: Vec<_> = jobs.iter().map(|job| named(*job)).collect();
+            prop_assert_eq!(got.unwrap(), expected);
+            let expected: Vec<_> = (1..=count).map(|done| (done, count)).collect();
+            prop_assert_eq!(counts.into_inner().unwrap(), expected);
+        }
+
+        #[test]
+        fn after_a_failure_no_run_begins(failing in 0usize..12) {
+            let points = points();
+            let stop = AtomicBool::new(false);
+            let begun = AtomicUsize::new(0);
+            let run = |_: Job<'_>, _: &Watch<'_>| {
+                if begun.fetch_add(1, Ordering::SeqCst) == failing {
+                    return Err(SimError::Stuck);
+                }
+                Ok(SystemResult::default())
+            };
+            let ended = run_jobs_by(&jobs(&points), limits(1, &stop), &|_| (), &run);
+            let said = ended.unwrap_err();
+            prop_assert!(matches!(said, SimError::Run { .. }), "{said}");
+            prop_assert_eq!(begun.into_inner(), failing + 1);
+        }
+    }
+
+    #[test]
+    fn a_failed_run_is_named() {
+        let points = points();
+        let stop = AtomicBool::new(false);
+        let run = |job: Job<'_>, _: &Watch<'_>| match job.seed {
+            4 => Err(SimError::Stuck),
+            _ => Ok(named(job)),
+        };
+        let error = run_jobs_by(&jobs(&points), limits(1, &stop), &|_| (), &run).unwrap_err();
+        assert_eq!(error.to_string(), "workload.hot_mib=10 none seed 4");
+    }
+
+    #[test]
+    fn a_run_under_way_ends_when_it_is_told_to_stop() {
+        let points = points();
+        let stop = AtomicBool::new(false);
+        let begun = AtomicUsize::new(0);
+        let tell = |event: Event<'_>| {
+            if matches!(event, Event::Underway { share, .. } if share >= 0.5) {
+                stop.store(true, Ordering::Relaxed);
+            }
+        };
+        let run = |job: Job<'_>, watch: &Watch<'_>| {
+            begun.fetch_add(1, Ordering::Relaxed);
+            (0..10).try_for_each(|tenth| watch(f64::from(tenth) / 10.0))?;
+            Ok(named(job))
+        };
+        let ended = run_jobs_by(&jobs(&points), limits(1, &stop), &tell, &run);
+        assert!(matches!(ended, Err(SimError::Interrupted)));
+        assert_eq!(begun.into_inner(), 1);
+    }
+
+    #[test]
+    fn what_would_take_too_long_is_refused_after_the_first_run() {
+        let points = points();
+        let stop = AtomicBool::new(false);
+        let begun = AtomicUsize::new(0);
+        let limits = Limits {
+            hours_max: 0.0,
+            ..limits(1, &stop)
+        };
+        let refused = run_jobs_by(&jobs(&points), limits, &|_| (), &|job, _| {
+            begun.fetch_add(1, Ordering::Relaxed);
+            Ok(named(job))
+        });
+        let said = refused.unwrap_err().to_string();
+        assert!(said.contains("--hours-max 0"), "{said}");
+        assert_eq!(begun.into_inner(), 1);
+    }
+}
