@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::ensure;
 use demeter_report::RunResult;
 
 use crate::output;
@@ -11,7 +12,8 @@ use crate::output;
 pub struct Args {
     /// The result file (JSON) that `demeter run --json` wrote
     result: PathBuf,
-    /// Also write a self-contained page with plots
+    /// Also write a self-contained page with pictures: over time, over the settings of its cases,
+    /// of where CPU time went
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Also write the plot of throughput (or latency) over time as a picture
@@ -26,6 +28,14 @@ pub fn report(args: &Args) -> anyhow::Result<()> {
         demeter_report::write_file(file, demeter_report::html(&result).as_bytes())?;
     }
     if let Some(file) = &args.svg {
+        ensure!(
+            result
+                .systems
+                .iter()
+                .any(|system| !system.series.is_empty()),
+            "result file {}: nothing in it was measured over time; --html FILE draws what it has",
+            args.result.display()
+        );
         demeter_report::write_file(file, demeter_report::throughput_svg(&result).as_bytes())?;
     }
     output::print(demeter_report::table(&result))

@@ -1,12 +1,13 @@
 //! `demeter sweep`: a scenario over a grid of its parameters, on the simulator.
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use demeter_lab::stop_on_signals;
-use demeter_report::CsvRow;
+use demeter_report::{Case, CsvRow, RunResult, SCHEMA, SystemResult};
 use demeter_scenario::{Axis, Grid, Point, System, plain};
-use demeter_sim::{Job, run_jobs};
+use demeter_sim::{Job, run_jobs, together};
 
 use crate::output;
 use crate::progress::{Progress, Work};
@@ -24,11 +25,17 @@ pub struct Args {
     #[arg(long = "system", value_name = "NAME")]
     systems: Vec<System>,
     /// Seeds for each combination: the scenario's and those that follow it
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
-    seeds: u64,
+    #[arg(long, value_name = "N", default_value = "1")]
+    seeds: NonZeroU32,
     /// Write the table to this file instead of standard output
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
+    /// Also write a result file, for demeter report; of several seeds it has the run in the middle
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Also write a self-contained page: lines or bars over one parameter, heat maps over two
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     #[command(flatten)]
     work: Work,
 }
@@ -49,14 +56,23 @@ pub fn sweep(args: &Args) -> Result<()> {
     let results = run_jobs(&jobs, args.work.limits(&stop), &|event| {
         progress.show(event)
     })?;
+    if let Some(first) = points
+        .first()
+        .filter(|_| args.json.is_some() || args.html.is_some())
+    {
+        let result = result(first, &jobs, args.seeds, &results);
+        if let Some(path) = &args.json {
+            result.save(path)?;
+        }
+        if let Some(path) = &args.html {
+            demeter_report::write_file(path, demeter_report::html(&result).as_bytes())?;
+        }
+    }
     let rows: Vec<CsvRow> = jobs
         .iter()
         .zip(results)
         .map(|(job, result)| {
-            let settings = job.point.settings.iter();
-            let mut settings: Vec<_> = settings
-                .map(|(key, value)| (key.clone(), plain(value)))
-                .collect();
+            let mut settings = texts(job.point);
             settings.push(("seed".into(), job.seed.to_string()));
             CsvRow { settings, result }
         })
@@ -68,8 +84,51 @@ pub fn sweep(args: &Args) -> Result<()> {
     }
 }
 
+/// The grid's settings of a point, as a person gives them.
+fn texts(point: &Point) -> Vec<(String, String)> {
+    let settings = point.settings.iter();
+    settings
+        .map(|(key, value)| (key.clone(), plain(value)))
+        .collect()
+}
+
+/// The runs as one result: a case for each point of the grid; of a grid without axes, no cases.
+fn result(
+    base: &Point,
+    jobs: &[Job<'_>],
+    seeds: NonZeroU32,
+    results: &[SystemResult],
+) -> RunResult {
+    let runs: Vec<_> = jobs.iter().zip(results).collect();
+    let points = runs.chunk_by(|a, b| std::ptr::eq(a.0.point, b.0.point));
+    let case = |runs: &[(&Job<'_>, &SystemResult)]| Case {
+        group: 0,
+        settings: texts(runs[0].0.point),
+        systems: together(runs.iter().map(|(_, result)| (*result).clone()), seeds),
+    };
+    let mut result = RunResult {
+        schema: SCHEMA,
+        scenario: base.scenario.name.clone(),
+        on: "sim".into(),
+        seed: base.scenario.seed,
+        duration_s: base.scenario.duration_s,
+        shift_at_s: base.scenario.shift_at_s(),
+        systems: vec![],
+        cases: points.map(case).collect(),
+        published: vec![],
+    };
+    if base.settings.is_empty() {
+        result.systems = result
+            .cases
+            .drain(..)
+            .flat_map(|case| case.systems)
+            .collect();
+    }
+    result
+}
+
 /// Every run of the grid, in the order of the table.
-fn jobs<'a>(points: &'a [Point], systems: &[System], seeds: u64) -> Vec<Job<'a>> {
+fn jobs<'a>(points: &'a [Point], systems: &[System], seeds: NonZeroU32) -> Vec<Job<'a>> {
     let mut jobs = Vec::new();
     for point in points {
         let systems = match systems {
@@ -77,7 +136,7 @@ fn jobs<'a>(points: &'a [Point], systems: &[System], seeds: u64) -> Vec<Job<'a>>
             chosen => chosen,
         };
         for &system in systems {
-            for seed in (point.scenario.seed..).take(seeds as usize) {
+            for seed in (point.scenario.seed..).take(seeds.get() as usize) {
                 jobs.push(Job {
                     point,
                     system,
@@ -95,12 +154,64 @@ mod tests {
 
     use super::*;
 
+    fn seeds(count: u32) -> NonZeroU32 {
+        NonZeroU32::new(count).unwrap()
+    }
+
+    fn points(axes: &[&str]) -> Vec<Point> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/gups.toml");
+        let axes = axes.iter().map(|axis| axis.parse().unwrap()).collect();
+        Grid::load(&path, axes).unwrap().points().unwrap()
+    }
+
+    #[test]
+    fn a_case_has_the_middle_of_its_runs_less_what_none_takes() {
+        let points = points(&["workload.hot_mib=10,20"]);
+        let jobs = jobs(&points, &[System::None, System::Demeter], seeds(3));
+        // In each case 1, 2, 3 seconds of none, then 4, 5, 6 of demeter.
+        let run = |(index, job): (usize, &Job<'_>)| SystemResult {
+            name: job.system.to_string(),
+            mean_mops: Some((index % 6) as f64 + 1.0),
+            mgmt_cpu_s: Some((index % 6) as f64 + 1.0),
+            ..SystemResult::default()
+        };
+        let results: Vec<_> = jobs.iter().enumerate().map(run).collect();
+        let found = result(&points[0], &jobs, seeds(3), &results);
+        found.check().unwrap();
+        assert!(found.systems.is_empty());
+        assert_eq!(found.cases.len(), 2);
+        for (case, hot_mib) in found.cases.iter().zip(["10", "20"]) {
+            assert_eq!(
+                case.settings,
+                [("workload.hot_mib".to_owned(), hot_mib.to_owned())]
+            );
+            let figures: Vec<_> = case
+                .systems
+                .iter()
+                .map(|s| (s.name.as_str(), s.mean_mops, s.mgmt_cpu_s))
+                .collect();
+            let expected = [
+                ("none", Some(2.0), Some(0.0)),
+                ("demeter", Some(5.0), Some(3.0)),
+            ];
+            assert_eq!(figures, expected);
+            let repeats = case.systems[1].repeats.unwrap();
+            assert_eq!((repeats.runs, repeats.min, repeats.max), (3, 4.0, 6.0));
+        }
+    }
+
+    #[test]
+    fn without_axes_there_are_no_cases() {
+        let points = points(&[]);
+        let jobs = jobs(&points, &[System::None], seeds(1));
+        let found = result(&points[0], &jobs, seeds(1), &[SystemResult::default()]);
+        assert_eq!((found.systems.len(), found.cases.len()), (1, 0));
+    }
+
     #[test]
     fn every_point_runs_every_system_with_every_seed() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/gups.toml");
-        let axis = "workload.hot_mib=10,20".parse().unwrap();
-        let points = Grid::load(&path, vec![axis]).unwrap().points().unwrap();
-        let jobs = jobs(&points, &[System::None, System::Demeter], 2);
+        let points = points(&["workload.hot_mib=10,20"]);
+        let jobs = jobs(&points, &[System::None, System::Demeter], seeds(2));
         let texts: Vec<_> = jobs.iter().map(ToString::to_string).collect();
         let expected = ["10", "20"].into_iter().flat_map(|hot| {
             ["none", "none seed 2", "demeter", "demeter seed 2"]

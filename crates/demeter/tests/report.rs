@@ -65,6 +65,16 @@ fn a_failure_is_one_line_that_names_the_thing() {
     let broken = dir.path().join("broken.json");
     fs::write(&broken, "{\n\n").unwrap();
     let broken = broken.to_str().unwrap();
+    let cases = dir.path().join("cases.json");
+    let result = r#"{"schema":1,"scenario":"x","on":"sim","seed":1,"duration_s":1,"systems":[]}"#;
+    fs::write(&cases, result).unwrap();
+    let picture = dir.path().join("picture.svg");
+    let over_time = [
+        "report",
+        cases.to_str().unwrap(),
+        "--svg",
+        picture.to_str().unwrap(),
+    ];
     let into_nowhere = ["report", EXAMPLE, "--html", "/nowhere/page.html"];
     for (args, named) in [
         (
@@ -73,6 +83,10 @@ fn a_failure_is_one_line_that_names_the_thing() {
         ),
         (&["report", broken], "broken.json: not JSON"),
         (&into_nowhere, "/nowhere/page.html: No such file"),
+        (
+            &over_time,
+            "cases.json: nothing in it was measured over time",
+        ),
     ] {
         let output = run(args);
         assert_eq!(output.status.code(), Some(1));

@@ -1,61 +1,104 @@
-//! Axes that begin at zero, with ticks at round numbers.
+//! Axes with ticks at round numbers: from zero, or by powers of ten.
 
 /// Largest value that is drawn; above it sums and products would overflow.
 const VALUE_MAX: f64 = 1e300;
 /// Below this an axis has nothing to show.
 const VALUE_MIN: f64 = 1e-9;
 
-/// An axis from zero to `top`.
+/// An axis of amounts.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Axis {
-    top: f64,
-    step: f64,
+pub(crate) enum Axis {
+    /// From zero to `top`.
+    Linear {
+        /// Its end.
+        top: f64,
+        /// From tick to tick.
+        step: f64,
+    },
+    /// From a power of ten to another.
+    Log {
+        /// Exponent of the first.
+        from: i32,
+        /// Exponent of the last, above `from`.
+        to: i32,
+        /// Powers from tick to tick.
+        step: i32,
+    },
 }
 
 impl Axis {
-    /// Ends at the first tick that is not below `max`. At most `ticks_max` ticks besides zero.
+    /// From zero to the first tick that is not below `max`. At most `ticks_max` ticks besides
+    /// zero.
     pub(crate) fn rounded(max: f64, ticks_max: u32) -> Self {
         let max = sensible(max);
         let step = round_step(max / f64::from(ticks_max.max(1)));
-        Self {
+        Self::Linear {
             top: (max / step - 1e-9).ceil() * step,
             step,
         }
     }
 
-    /// Ends exactly at `max`.
+    /// From zero to exactly `max`.
     pub(crate) fn exact(max: f64, ticks_max: u32) -> Self {
         let max = sensible(max);
-        Self {
+        Self::Linear {
             top: max,
             step: round_step(max / f64::from(ticks_max.max(1))),
         }
     }
 
-    /// Where `value` lies between zero (0) and the axis' end (1).
-    pub(crate) fn share(&self, value: f64) -> f64 {
-        if value.is_finite() {
-            (value / self.top).clamp(0.0, 1.0)
-        } else {
-            0.0
+    /// From the last power of ten that is not above `min` to the first that is not below `max`.
+    pub(crate) fn log(min: f64, max: f64, ticks_max: u32) -> Self {
+        let exponent = |value: f64| sensible(value).log10();
+        let from = (exponent(min) + 1e-9).floor() as i32;
+        let to = ((exponent(max) - 1e-9).ceil() as i32).max(from + 1);
+        Self::Log {
+            from,
+            to,
+            step: ((to - from) as u32).div_ceil(ticks_max.max(1)) as i32,
         }
     }
 
-    /// The ticks' values, from zero upwards.
+    /// Where `value` lies between the axis' begin (0) and its end (1).
+    pub(crate) fn share(&self, value: f64) -> f64 {
+        if !value.is_finite() {
+            return 0.0;
+        }
+        match *self {
+            Self::Linear { top, .. } => (value / top).clamp(0.0, 1.0),
+            Self::Log { from, to, .. } => {
+                let exponent = value.max(f64::MIN_POSITIVE).log10();
+                ((exponent - f64::from(from)) / f64::from(to - from)).clamp(0.0, 1.0)
+            }
+        }
+    }
+
+    /// The ticks' values, ascending.
     pub(crate) fn ticks(&self) -> Vec<f64> {
-        let count = (self.top / self.step + 1e-9).floor() as u32;
-        (0..=count)
-            .map(|index| f64::from(index) * self.step)
-            .collect()
+        match *self {
+            Self::Linear { top, step } => {
+                let count = (top / step + 1e-9).floor() as u32;
+                (0..=count).map(|index| f64::from(index) * step).collect()
+            }
+            Self::Log { from, to, step } => (from..=to)
+                .step_by(step.max(1) as usize)
+                .map(|exponent| 10f64.powi(exponent))
+                .collect(),
+        }
     }
 
     /// A tick's value with as many digits as tell it from its neighbours.
     pub(crate) fn label(&self, tick: f64) -> String {
-        if self.top >= 1e7 {
-            return crate::number::short(tick);
+        match *self {
+            Self::Linear { top, step } if top < 1e7 => {
+                let decimals = (-step.log10().floor()).clamp(0.0, 9.0) as usize;
+                format!("{tick:.decimals$}")
+            }
+            Self::Log { .. } if tick < 1e-3 => format!("{tick:.0e}"),
+            Self::Log { .. } if tick < 1.0 => tick.to_string(),
+            Self::Log { .. } if tick < 1e6 => format!("{tick:.0}"),
+            _ => crate::number::short(tick),
         }
-        let decimals = (-self.step.log10().floor()).clamp(0.0, 9.0) as usize;
-        format!("{tick:.decimals$}")
     }
 }
 
@@ -105,6 +148,15 @@ mod tests {
         );
         assert_eq!(labels(Axis::exact(47.0, 5)), ["0", "10", "20", "30", "40"]);
         assert_eq!(labels(Axis::rounded(0.0, 2)), ["0.0", "0.5", "1.0"]);
+        assert_eq!(
+            labels(Axis::log(150.0, 90_000.0, 6)),
+            ["100", "1000", "10000", "100000"]
+        );
+        assert_eq!(labels(Axis::log(100.0, 100.0, 6)), ["100", "1000"]);
+        assert_eq!(
+            labels(Axis::log(0.02, 2e9, 3)),
+            ["0.01", "100", "1.00M", "10.0G"]
+        );
     }
 
     proptest! {
@@ -124,6 +176,21 @@ mod tests {
             let exact = Axis::exact(max, ticks_max).ticks();
             prop_assert!(!exact.is_empty() && exact.len() <= ticks_max as usize + 1);
             prop_assert!(exact.iter().all(|tick| axis.share(*tick) <= 1.0));
+        }
+
+        #[test]
+        fn powers_of_ten_hold_what_they_were_made_for(
+            a in proptest::num::f64::POSITIVE | proptest::num::f64::ZERO,
+            b in proptest::num::f64::POSITIVE | proptest::num::f64::ZERO,
+            ticks_max in 1u32..20,
+        ) {
+            let (min, max) = if a <= b { (a, b) } else { (b, a) };
+            let axis = Axis::log(min, max, ticks_max);
+            let ticks = axis.ticks();
+            prop_assert!(!ticks.is_empty() && ticks.len() <= ticks_max as usize + 1);
+            prop_assert!(ticks.windows(2).all(|pair| pair[0] < pair[1]));
+            let (low, high) = (axis.share(min), axis.share(max));
+            prop_assert!((0.0..=1.0).contains(&low) && (low..=1.0).contains(&high));
         }
 
         #[test]

@@ -1,137 +1,283 @@
-//! The plot of CPU time by cause: one stacked bar per system.
-
-use std::collections::BTreeSet;
+//! Horizontal bars in blocks: one bar per system, a block per case, parts of a bar side by side.
 
 use crate::axis::Axis;
-use crate::lines::SYSTEMS_MAX;
-use crate::number::short;
-use crate::palette;
-use crate::schema::{RunResult, SystemResult};
+use crate::frame::CHAR_WIDTH;
 use crate::svg::{Px, Size, Svg};
-use crate::text;
 
-/// What the machine is there for: drawn, it would dwarf everything else.
-const USEFUL_WORK: &str = "workload_user";
-/// Most causes that are told apart.
-const CAUSES_MAX: usize = 12;
 const ROW_HEIGHT: f64 = 30.0;
-const BAR_HEIGHT: f64 = 18.0;
-const CHAR_WIDTH: f64 = 8.0;
+/// Height of a row where there are many.
+const ROW_HEIGHT_LOW: f64 = 22.0;
+/// Bars from which on rows are low.
+const MANY: usize = 16;
+const HEADING_HEIGHT: f64 = 28.0;
+/// What of a row its bar takes.
+const BAR_SHARE: f64 = 0.6;
+/// Room below the bars for the ticks.
+const FOOT: f64 = 26.0;
+/// Most characters of the text behind a bar.
+const END_CHARS: f64 = 8.0;
 
-/// The causes that a result's bars show, in order, each with its class.
-pub(crate) struct Causes(pub Vec<(String, String)>);
+/// A picture of bars.
+pub(crate) struct Bars {
+    /// What it shows, for those who cannot see it.
+    pub title: String,
+    /// The amounts' unit, written behind each tick; may be empty.
+    pub unit: &'static str,
+    pub blocks: Vec<Block>,
+    /// An amount to which all others are held.
+    pub reference: Option<f64>,
+}
 
-impl Causes {
-    pub(crate) fn of(result: &RunResult) -> Self {
-        let all = result
-            .systems
-            .iter()
-            .take(SYSTEMS_MAX)
-            .flat_map(|system| &system.cpu_s);
-        let names: BTreeSet<&str> = all
-            .filter(|(cause, cpu_s)| *cause != USEFUL_WORK && drawable(**cpu_s) > 0.0)
-            .map(|(cause, _)| cause.as_str())
-            .collect();
-        let classes = palette::causes(names.iter().copied());
-        let causes = names.into_iter().zip(classes).take(CAUSES_MAX);
-        Self(
-            causes
-                .map(|(cause, class)| (cause.to_owned(), class))
-                .collect(),
-        )
-    }
+/// Bars that belong together.
+pub(crate) struct Block {
+    /// Above them; may be empty.
+    pub heading: String,
+    pub bars: Vec<Bar>,
+}
 
-    fn total_s(&self, system: &SystemResult) -> f64 {
-        self.0.iter().map(|(cause, _)| cpu_s(system, cause)).sum()
+/// One bar.
+pub(crate) struct Bar {
+    pub name: String,
+    /// From left to right.
+    pub parts: Vec<Part>,
+    /// Smallest and largest of several measurements.
+    pub extremes: Option<(f64, f64)>,
+    /// What is written behind it.
+    pub end: String,
+}
+
+/// A part of a bar.
+pub(crate) struct Part {
+    pub class: String,
+    pub amount: f64,
+    /// Shown when it is pointed at.
+    pub title: String,
+}
+
+impl Bar {
+    /// Amounts below zero are none.
+    fn length(&self) -> f64 {
+        self.parts.iter().map(|part| drawable(part.amount)).sum()
     }
 }
 
-/// Draws the bars in a picture of the given width.
-pub(crate) fn plot(result: &RunResult, causes: &Causes, width: f64) -> String {
-    let systems = &result.systems[..result.systems.len().min(SYSTEMS_MAX)];
-    let names: Vec<String> = systems
-        .iter()
-        .map(|system| text::name(&system.name))
-        .collect();
-    let name_chars = names
-        .iter()
-        .map(|name| name.chars().count())
-        .max()
-        .unwrap_or(0);
-    let left = 10.0 + name_chars as f64 * CHAR_WIDTH;
-    // Room for the total behind the longest bar.
-    let right = width - 64.0;
-    let bottom = systems.len() as f64 * ROW_HEIGHT;
-    let longest_s = systems
-        .iter()
-        .map(|system| causes.total_s(system))
-        .fold(0.0, f64::max);
-    let axis = Axis::exact(longest_s, (width / 110.0) as u32);
-    let x = |cpu_s: f64| left + (right - left) * axis.share(cpu_s);
+/// Where amounts lie in a picture.
+struct Place {
+    left: f64,
+    right: f64,
+    axis: Axis,
+}
 
-    let mut svg = Svg::new(
-        Size {
-            width,
-            height: bottom + 26.0,
-        },
-        "CPU seconds by cause",
-    );
-    for tick in axis.ticks() {
-        svg.line("grid", (x(tick), 0.0), (x(tick), bottom));
-        let label = format!("{} s", axis.label(tick));
-        svg.text("tick middle", (x(tick), bottom + 18.0), &label);
+impl Place {
+    fn x(&self, amount: f64) -> f64 {
+        self.left + (self.right - self.left) * self.axis.share(amount)
     }
-    for (index, (system, name)) in systems.iter().zip(&names).enumerate() {
-        let top = index as f64 * ROW_HEIGHT + (ROW_HEIGHT - BAR_HEIGHT) / 2.0;
-        let text_y = top + BAR_HEIGHT / 2.0 + 4.5;
-        let strong = if name == "demeter" { " strong" } else { "" };
-        svg.text(&format!("end{strong}"), (left - 8.0, text_y), name);
-        let mut from_s = 0.0;
-        for (cause, class) in &causes.0 {
-            let cpu_s = cpu_s(system, cause);
-            if cpu_s > 0.0 {
-                let bar = (x(from_s), x(from_s + cpu_s));
+}
+
+impl Bars {
+    /// Draws the bars in a picture of the given width.
+    pub(crate) fn plot(&self, width: f64) -> String {
+        let bars = || self.blocks.iter().flat_map(|block| &block.bars);
+        let chars = bars().map(|bar| bar.name.chars().count()).max();
+        let ends = bars().map(|bar| {
+            let (_, high) = bar.extremes.unwrap_or_default();
+            bar.length().max(drawable(high))
+        });
+        let longest = ends.fold(drawable(self.reference.unwrap_or(0.0)), f64::max);
+        let place = Place {
+            left: 12.0 + chars.unwrap_or(0) as f64 * CHAR_WIDTH,
+            // Room for the text behind the longest bar.
+            right: width - END_CHARS * CHAR_WIDTH,
+            axis: Axis::exact(longest, (width / 110.0) as u32),
+        };
+        let row_height = if bars().count() < MANY {
+            ROW_HEIGHT
+        } else {
+            ROW_HEIGHT_LOW
+        };
+        let heights = self
+            .blocks
+            .iter()
+            .map(|block| block.head() + block.bars.len() as f64 * row_height);
+        let bottom = heights.sum::<f64>();
+        let size = Size {
+            width,
+            height: bottom + FOOT,
+        };
+
+        let mut svg = Svg::new(size, &self.title);
+        for tick in place.axis.ticks() {
+            let label = format!("{} {}", place.axis.label(tick), self.unit);
+            let at = (place.x(tick), bottom + 18.0);
+            svg.text("tick middle", at, label.trim_end());
+        }
+        let mut top = 0.0;
+        for block in &self.blocks {
+            if !block.heading.is_empty() {
+                svg.text("label strong", (0.0, top + 19.0), &block.heading);
+            }
+            top += block.head();
+            let end = top + block.bars.len() as f64 * row_height;
+            // Beside its bars only: a line through the heading would strike it out.
+            for tick in place.axis.ticks() {
+                svg.line("grid", (place.x(tick), top), (place.x(tick), end));
+            }
+            for (row, bar) in block.bars.iter().enumerate() {
+                bar.draw(&mut svg, &place, top + row as f64 * row_height, row_height);
+            }
+            if let Some(reference) = self.reference {
+                let x = place.x(reference);
+                svg.line("shift", (x, top), (x, end));
+            }
+            svg.line("axis", (place.left, top), (place.left, end));
+            top = end;
+        }
+        svg.finish()
+    }
+}
+
+impl Block {
+    /// Height of its heading.
+    fn head(&self) -> f64 {
+        if self.heading.is_empty() {
+            0.0
+        } else {
+            HEADING_HEIGHT
+        }
+    }
+}
+
+impl Bar {
+    fn draw(&self, svg: &mut Svg, place: &Place, row_top: f64, row_height: f64) {
+        let height = (row_height * BAR_SHARE).round();
+        let top = row_top + (row_height - height) / 2.0;
+        let middle = top + height / 2.0;
+        let strong = if self.name == "demeter" {
+            " strong"
+        } else {
+            ""
+        };
+        let name_class = format!("end{strong}");
+        svg.text(&name_class, (place.left - 8.0, middle + 4.5), &self.name);
+        let mut from = 0.0;
+        for part in &self.parts {
+            let amount = drawable(part.amount);
+            if amount > 0.0 {
+                let (left, right) = (place.x(from), place.x(from + amount));
                 // A hair of ground between neighbours, as far as a thin bar can spare it.
-                let width = (bar.1 - bar.0 - 1.0).max((bar.1 - bar.0) / 2.0);
-                let title = format!("{name}: {} {} s", label(cause), short(cpu_s));
+                let width = (right - left - 1.0).max((right - left) / 2.0);
                 svg.element(
                     "rect",
                     &[
-                        ("class", &format!("{class} bar")),
-                        ("x", &Px(bar.0)),
+                        ("class", &format!("{} bar", part.class)),
+                        ("x", &Px(left)),
                         ("y", &Px(top)),
                         ("width", &Px(width)),
-                        ("height", &Px(BAR_HEIGHT)),
+                        ("height", &Px(height)),
                     ],
-                    Some(&title),
+                    Some(&part.title),
                 );
-                from_s += cpu_s;
+                from += amount;
             }
         }
-        svg.text(
-            "tick",
-            (x(from_s) + 6.0, text_y),
-            &format!("{} s", short(from_s)),
-        );
+        let mut end = place.x(from);
+        if let Some((low, high)) = self.extremes {
+            let (low, high) = (place.x(drawable(low)), place.x(drawable(high)));
+            let (upper, lower) = (Px(middle - 4.0), Px(middle + 4.0));
+            let (low, high_px, middle) = (Px(low), Px(high), Px(middle));
+            let whisker = format!(
+                "M{low} {upper}L{low} {lower}M{low} {middle}L{high_px} {middle}\
+                 M{high_px} {upper}L{high_px} {lower}"
+            );
+            svg.element("path", &[("class", &"whisker c0"), ("d", &whisker)], None);
+            end = end.max(high);
+        }
+        svg.text("tick", (end + 6.0, middle + 4.5), &self.end);
     }
-    svg.line("axis", (left, 0.0), (left, bottom));
-    svg.finish()
-}
-
-/// A cause as people write it.
-pub(crate) fn label(cause: &str) -> String {
-    text::name(&cause.replace('_', " "))
-}
-
-fn cpu_s(system: &SystemResult, cause: &str) -> f64 {
-    system.cpu_s.get(cause).copied().map_or(0.0, drawable)
 }
 
 /// Bounded so that sums stay finite.
-fn drawable(cpu_s: f64) -> f64 {
-    if cpu_s.is_finite() {
-        cpu_s.clamp(0.0, 1e290)
+fn drawable(amount: f64) -> f64 {
+    if amount.is_finite() {
+        amount.clamp(0.0, 1e290)
     } else {
         0.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(class: &str, amount: f64) -> Part {
+        Part {
+            class: class.into(),
+            amount,
+            title: format!("{class} {amount}"),
+        }
+    }
+
+    fn bar(name: &str, parts: Vec<Part>, extremes: Option<(f64, f64)>) -> Bar {
+        Bar {
+            name: name.into(),
+            parts,
+            extremes,
+            end: format!("end of {name}"),
+        }
+    }
+
+    #[test]
+    fn parts_stand_side_by_side_and_blocks_below_each_other() {
+        let bars = Bars {
+            title: "t".into(),
+            unit: "s",
+            blocks: vec![
+                Block {
+                    heading: "<first>".into(),
+                    bars: vec![bar("a", vec![part("c2", 1.0), part("c3", 3.0)], None)],
+                },
+                Block {
+                    heading: String::new(),
+                    bars: vec![bar("b", vec![part("c2", 2.0)], Some((1.0, 4.0)))],
+                },
+            ],
+            reference: Some(2.0),
+        };
+        // 21 to the left of the bars, 72 to their right: a hundred for each unit.
+        let svg = bars.plot(493.0);
+        assert!(
+            svg.contains("class=\"c2 bar\" x=\"21\" y=\"34\" width=\"99\""),
+            "{svg}"
+        );
+        assert!(
+            svg.contains("class=\"c3 bar\" x=\"121\" y=\"34\" width=\"299\""),
+            "{svg}"
+        );
+        assert!(
+            svg.contains("class=\"c2 bar\" x=\"21\" y=\"64\" width=\"199\""),
+            "{svg}"
+        );
+        // From the smallest to the largest measurement; the text stands behind it.
+        assert!(svg.contains("M121 73L421 73"), "{svg}");
+        assert!(svg.contains("x=\"427\" y=\"77.5\">end of b<"), "{svg}");
+        assert!(svg.contains("class=\"shift\" x1=\"221\""), "{svg}");
+        assert!(
+            svg.contains("&lt;first&gt;") && svg.contains(">4 s<"),
+            "{svg}"
+        );
+    }
+
+    #[test]
+    fn what_is_no_amount_has_no_bar() {
+        let bars = Bars {
+            title: "t".into(),
+            unit: "",
+            blocks: vec![Block {
+                heading: String::new(),
+                bars: vec![bar("a", vec![part("c2", -1.0), part("c2", f64::NAN)], None)],
+            }],
+            reference: None,
+        };
+        assert!(!bars.plot(400.0).contains("<rect"));
     }
 }

@@ -1,5 +1,6 @@
 //! Two results of one scenario side by side: does the simulator say what the lab measured?
 
+use crate::columns::aligned;
 use crate::schema::{RunResult, SystemResult};
 use crate::summary::steady_of_oracle;
 use crate::text;
@@ -27,7 +28,7 @@ struct Figure {
 const FIGURES: [Figure; 4] = [
     Figure {
         title: "steady, of oracle",
-        of: steady_of_oracle,
+        of: |result, system| steady_of_oracle(&result.systems, system),
         limit: Limit::Share(0.15),
         show: |share| format!("{share:.3}"),
     },
@@ -72,7 +73,7 @@ pub fn compare(first: &RunResult, second: &RunResult) -> Result<String, CompareE
         let name = |result: &RunResult| text::name(&result.scenario);
         return Err(CompareError::Scenarios(name(first), name(second)));
     }
-    let mut rows: Vec<[String; 6]> = Vec::new();
+    let mut rows: Vec<Vec<String>> = Vec::new();
     let (mut agree, mut all) = (0, 0);
     for a in &first.systems {
         let Some(b) = second.systems.iter().find(|b| b.name == a.name) else {
@@ -86,7 +87,7 @@ pub fn compare(first: &RunResult, second: &RunResult) -> Result<String, CompareE
             all += 1;
             agree += usize::from(verdict.agrees);
             let show = |value: Option<f64>| value.map_or("-".into(), figure.show);
-            rows.push([
+            rows.push(vec![
                 text::name(&a.name),
                 figure.title.into(),
                 show(of_a),
@@ -107,12 +108,12 @@ pub fn compare(first: &RunResult, second: &RunResult) -> Result<String, CompareE
         "difference",
         "agree",
     ];
-    rows.insert(0, heading.map(String::from));
+    rows.insert(0, heading.map(String::from).into());
     Ok(format!(
         "{}\n{agree} of {all} figures agree: steady throughput (or latency) relative to the oracle \
          within 15 %, t90\nwithin two epochs ({:.0} s), bytes moved within 30 %. A figure that only \
          one result has does not agree.\n",
-        lines(&rows),
+        aligned(&rows, 2),
         2.0 * EPOCH_S,
     ))
 }
@@ -161,26 +162,6 @@ fn verdict(a: Option<f64>, b: Option<f64>, limit: Limit) -> Option<Verdict> {
             agrees: (a - b).abs() <= most * b,
         },
     })
-}
-
-/// Two columns of names to the left, figures to the right.
-fn lines(rows: &[[String; 6]]) -> String {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
-    let widths: [usize; 6] = std::array::from_fn(|column| width(column).unwrap_or(0));
-    let mut text = String::new();
-    for row in rows {
-        for (column, (cell, width)) in row.iter().zip(widths).enumerate() {
-            let cell = match column {
-                0 | 1 => format!("{cell:<width$}"),
-                _ => format!("{cell:>width$}"),
-            };
-            text.push_str(if column == 0 { "" } else { "  " });
-            text.push_str(&cell);
-        }
-        text.truncate(text.trim_end().len());
-        text.push('\n');
-    }
-    text
 }
 
 #[cfg(test)]

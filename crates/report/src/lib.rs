@@ -10,18 +10,28 @@
 //! assert!(html(&result).starts_with("<!doctype html>"));
 //! ```
 
+mod agreement;
 mod axis;
 mod bars;
+mod breakdown;
+mod check;
+mod columns;
 mod compare;
 mod csv;
+mod curves;
 mod figure;
 mod file;
+mod frame;
+mod grouped;
+mod heat;
 mod lines;
+mod measure;
 mod number;
 mod page;
 mod palette;
 mod provision;
 mod schema;
+mod shape;
 mod summary;
 mod svg;
 mod table;

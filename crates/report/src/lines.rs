@@ -3,8 +3,10 @@
 use std::fmt::Write;
 
 use crate::axis::Axis;
+use crate::frame::{End, Frame};
+use crate::measure::Measure;
 use crate::palette;
-use crate::schema::{Point, RunResult};
+use crate::schema::{Point, RunResult, SystemResult};
 use crate::summary::shows_latency;
 use crate::svg::{Px, Size, Svg};
 use crate::text;
@@ -15,12 +17,6 @@ const MIB: f64 = (1u64 << 20) as f64;
 pub(crate) const SYSTEMS_MAX: usize = 12;
 /// Most points of a line: about two for each pixel that a picture is wide.
 const POINTS_MAX: usize = 1600;
-/// Height of a label's text, and so the least distance of two labels.
-const LABEL_HEIGHT: f64 = 16.0;
-/// Width of a label's character, about.
-const CHAR_WIDTH: f64 = 8.0;
-/// Room for a line that leads from a line's end to its label.
-const LEADER_WIDTH: f64 = 18.0;
 
 /// What a plot over time shows of each point.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,7 +34,7 @@ pub(crate) enum Quantity {
 impl Quantity {
     /// What the workload of this result measures.
     pub(crate) fn performance(result: &RunResult) -> Self {
-        if shows_latency(result) {
+        if shows_latency(&result.systems) {
             Self::Latency
         } else {
             Self::Throughput
@@ -65,6 +61,12 @@ impl Quantity {
         }
     }
 
+    /// Whether there is anything to draw.
+    pub(crate) fn is_known(self, systems: &[SystemResult]) -> bool {
+        let mut points = systems.iter().flat_map(|system| &system.series);
+        points.any(|point| self.of(point).is_some())
+    }
+
     fn of(self, point: &Point) -> Option<f64> {
         let value = match self {
             Self::Throughput => point.mops,
@@ -82,26 +84,6 @@ struct Line {
     class: String,
     /// Second and value; a point without a value breaks the line.
     points: Vec<(f64, Option<f64>)>,
-}
-
-/// Where the plot's inside lies in the picture.
-struct Frame {
-    left: f64,
-    right: f64,
-    top: f64,
-    bottom: f64,
-    x: Axis,
-    y: Axis,
-}
-
-impl Frame {
-    fn x(&self, t_s: f64) -> f64 {
-        self.left + (self.right - self.left) * self.x.share(t_s)
-    }
-
-    fn y(&self, value: f64) -> f64 {
-        self.bottom - (self.bottom - self.top) * self.y.share(value)
-    }
 }
 
 /// The plot of throughput (or latency) over time as a picture of its own, for a README: with its
@@ -144,29 +126,26 @@ pub(crate) fn plot(result: &RunResult, quantity: Quantity, size: Size) -> String
 fn draw(svg: &mut Svg, size: Size, top: f64, result: &RunResult, quantity: Quantity) {
     let lines = lines(result, quantity);
     let values = || lines.iter().flat_map(|line| &line.points);
-    let t_max_s = values()
-        .map(|(t_s, _)| *t_s)
-        .fold(result.duration_s as f64, f64::max);
-    let value_max = values().filter_map(|(_, value)| *value).fold(0.0, f64::max);
-    let label_chars = lines
-        .iter()
-        .map(|line| line.name.chars().count())
-        .max()
-        .unwrap_or(0);
-    let frame = Frame {
-        left: 46.0,
-        right: size.width - LEADER_WIDTH - 6.0 - label_chars as f64 * CHAR_WIDTH,
-        top: top + 22.0,
-        bottom: size.height - 30.0,
-        x: Axis::exact(t_max_s, (size.width / 90.0) as u32),
-        y: match quantity {
-            Quantity::HotShare => Axis::exact(100.0, 5),
-            _ => Axis::rounded(value_max, 6),
-        },
+    // Where the work is fixed, the timed phase may have been allowed to last much longer.
+    let planned_s = match Measure::of(result.systems.iter()) {
+        Measure::Elapsed => 0.0,
+        Measure::Throughput | Measure::Latency => result.duration_s as f64,
     };
-    draw_grid(svg, &frame);
+    let t_max_s = values().map(|(t_s, _)| *t_s).fold(planned_s, f64::max);
+    let value_max = values().filter_map(|(_, value)| *value).fold(0.0, f64::max);
+    let y = match quantity {
+        Quantity::HotShare => Axis::exact(100.0, 5),
+        _ => Axis::rounded(value_max, 6),
+    };
+    let frame = Frame::new(size, top, lines.iter().map(|line| line.name.as_str()), y);
+    let time = Axis::exact(t_max_s, (size.width / 90.0) as u32);
+    frame.draw_amounts(svg);
+    for tick in time.ticks() {
+        let label = format!("{} s", time.label(tick));
+        frame.draw_place(svg, time.share(tick), &label);
+    }
     if let Some(shift_at_s) = result.shift_at_s.filter(|at_s| *at_s as f64 <= t_max_s) {
-        let x = frame.x(shift_at_s as f64);
+        let x = frame.x(time.share(shift_at_s as f64));
         svg.line("shift", (x, frame.top - 6.0), (x, frame.bottom));
         svg.text("note middle", (x, frame.top - 10.0), "the hot set jumps");
     }
@@ -179,15 +158,25 @@ fn draw(svg: &mut Svg, size: Size, top: f64, result: &RunResult, quantity: Quant
     {
         let strong = if is_ours(&line) { " strong" } else { "" };
         let class = format!("line {}{strong}", line.class);
-        let path = path(&frame, &line.points);
+        let path = path(&frame, &time, &line.points);
         svg.element("path", &[("class", &class), ("d", &path)], Some(&line.name));
     }
-    draw_labels(svg, &frame, &lines);
+    let ends = lines.iter().filter_map(|line| {
+        let known = |(t_s, value): &(f64, Option<f64>)| Some((*t_s, (*value)?));
+        let (t_s, value) = line.points.iter().rev().find_map(known)?;
+        Some(End {
+            x: frame.x(time.share(t_s)),
+            y: frame.y(value),
+            name: &line.name,
+            class: &line.class,
+        })
+    });
+    frame.draw_names(svg, ends.collect());
 }
 
 fn lines(result: &RunResult, quantity: Quantity) -> Vec<Line> {
     let classes = palette::systems(result.systems.iter().map(|system| system.name.as_str()));
-    let line = |(system, class): (&crate::SystemResult, String)| {
+    let line = |(system, class): (&SystemResult, String)| {
         let points = system.series.iter().filter(|point| point.t_s.is_finite());
         let points = points
             .map(|point| (point.t_s, quantity.of(point)))
@@ -233,27 +222,8 @@ fn thin(points: &[(f64, Option<f64>)], points_max: usize) -> Vec<(f64, Option<f6
     kept
 }
 
-fn draw_grid(svg: &mut Svg, frame: &Frame) {
-    for tick in frame.y.ticks() {
-        let y = frame.y(tick);
-        let class = if tick == 0.0 { "axis" } else { "grid" };
-        svg.line(class, (frame.left, y), (frame.right, y));
-        svg.text(
-            "tick end",
-            (frame.left - 8.0, y + 4.0),
-            &frame.y.label(tick),
-        );
-    }
-    for tick in frame.x.ticks() {
-        let x = frame.x(tick);
-        svg.line("axis", (x, frame.bottom), (x, frame.bottom + 5.0));
-        let label = format!("{} s", frame.x.label(tick));
-        svg.text("tick middle", (x, frame.bottom + 20.0), &label);
-    }
-}
-
 /// The path through the points, broken where a value is missing. A point alone becomes a dot.
-fn path(frame: &Frame, points: &[(f64, Option<f64>)]) -> String {
+fn path(frame: &Frame, time: &Axis, points: &[(f64, Option<f64>)]) -> String {
     let mut path = String::new();
     for stretch in points.chunk_by(|a, b| a.1.is_some() && b.1.is_some()) {
         let known = stretch
@@ -262,65 +232,14 @@ fn path(frame: &Frame, points: &[(f64, Option<f64>)]) -> String {
         for (index, (t_s, value)) in known.enumerate() {
             let command = if index == 0 { 'M' } else { 'L' };
             // Writing to a String cannot fail.
-            let _ = write!(path, "{command}{} {}", Px(frame.x(t_s)), Px(frame.y(value)));
+            let (x, y) = (frame.x(time.share(t_s)), frame.y(value));
+            let _ = write!(path, "{command}{} {}", Px(x), Px(y));
         }
         if stretch.len() == 1 && stretch[0].1.is_some() {
             path.push_str("h0");
         }
     }
     path
-}
-
-/// Writes each line's name at its end. Names that would overlap are pushed apart; a thin line
-/// leads from the end of each line to its name.
-fn draw_labels(svg: &mut Svg, frame: &Frame, lines: &[Line]) {
-    let mut ends: Vec<(f64, f64, &Line)> = lines
-        .iter()
-        .filter_map(|line| {
-            let (t_s, value) = line
-                .points
-                .iter()
-                .rev()
-                .find(|(_, value)| value.is_some())?;
-            Some((frame.x(*t_s), frame.y((*value)?), line))
-        })
-        .collect();
-    ends.sort_by(|a, b| a.1.total_cmp(&b.1));
-    let mut places: Vec<f64> = ends.iter().map(|end| end.1).collect();
-    push_apart(&mut places, frame.bottom);
-    for ((x, y, line), place) in ends.into_iter().zip(places) {
-        let from = frame.right + LEADER_WIDTH;
-        let leader = format!(
-            "M{} {}L{} {}L{} {}",
-            Px(x + 3.0),
-            Px(y),
-            Px(frame.right + 4.0),
-            Px(y),
-            Px(from),
-            Px(place)
-        );
-        let class = format!("leader {}", line.class);
-        svg.element("path", &[("class", &class), ("d", &leader)], None);
-        let class = if line.name == "demeter" {
-            "label strong"
-        } else {
-            "label"
-        };
-        svg.text(class, (from + 3.0, place + 4.5), &line.name);
-    }
-}
-
-/// Moves ascending places until neighbours are [`LABEL_HEIGHT`] apart: downwards first, then,
-/// where that passes `bottom`, upwards.
-fn push_apart(places: &mut [f64], bottom: f64) {
-    for index in 1..places.len() {
-        places[index] = places[index].max(places[index - 1] + LABEL_HEIGHT);
-    }
-    let mut limit = bottom;
-    for place in places.iter_mut().rev() {
-        *place = place.min(limit);
-        limit = *place - LABEL_HEIGHT;
-    }
 }
 
 #[cfg(test)]
@@ -330,14 +249,6 @@ mod tests {
     use super::*;
 
     proptest! {
-        #[test]
-        fn labels_do_not_overlap(mut places in prop::collection::vec(0.0f64..300.0, 0..SYSTEMS_MAX)) {
-            places.sort_by(f64::total_cmp);
-            push_apart(&mut places, 300.0);
-            prop_assert!(places.windows(2).all(|pair| pair[1] - pair[0] >= LABEL_HEIGHT - 1e-6));
-            prop_assert!(places.iter().all(|place| *place <= 300.0));
-        }
-
         #[test]
         fn thinning_keeps_extremes_order_and_bound(
             values in prop::collection::vec(prop::option::of(0.0f64..10.0), 0..500),
@@ -360,16 +271,16 @@ mod tests {
             right: 10.0,
             top: 0.0,
             bottom: 10.0,
-            x: Axis::exact(10.0, 5),
             y: Axis::exact(10.0, 5),
         };
+        let time = frame.y;
         let points = [
             (1.0, Some(1.0)),
             (2.0, Some(2.0)),
             (3.0, None),
             (4.0, Some(4.0)),
         ];
-        assert_eq!(path(&frame, &points), "M1 9L2 8M4 6h0");
-        assert_eq!(path(&frame, &[]), "");
+        assert_eq!(path(&frame, &time, &points), "M1 9L2 8M4 6h0");
+        assert_eq!(path(&frame, &time, &[]), "");
     }
 }

@@ -1,27 +1,30 @@
 //! The page: one HTML file that needs nothing else, no script and no network.
 
-use std::collections::BTreeSet;
+mod cases;
+mod over_time;
+mod spent;
+mod tables;
+
 use std::fmt::{self, Write};
 
-use crate::bars::{self, Causes};
-use crate::lines::{self, Quantity, SYSTEMS_MAX};
-use crate::number::{count, percent};
+use crate::agreement::Agreement;
+use crate::lines::SYSTEMS_MAX;
+use crate::measure::Measure;
+use crate::number::percent;
 use crate::palette;
-use crate::schema::{RunResult, SystemResult};
-use crate::summary::{Summary, explanation, steady_of_oracle};
-use crate::svg::Size;
+use crate::schema::RunResult;
+use crate::shape::Cast;
+use crate::summary::steady_of_oracle;
 use crate::text::{self, Escaped};
 
 const STYLE: &str = include_str!("page.css");
 /// Widths of each picture for wide and for narrow windows; the style sheet shows one of them.
 const WIDE: f64 = 920.0;
 const NARROW: f64 = 400.0;
-/// Most kernel counters and columns of their table.
-const COUNTERS_MAX: usize = 100;
 
-/// The result as one self-contained page: plots of performance, of the hot set's place and of CPU
-/// time by cause, the table, the run's facts and the kernel's counters. Names from the file are
-/// shown as text, whatever they are.
+/// The result as one self-contained page: pictures of what it has (figures over time, over the
+/// settings of its cases, by cause), the tables of the terminal, the run's facts and counters.
+/// Names from the file are shown as text, whatever they are.
 pub fn html(result: &RunResult) -> String {
     let scenario = text::name(&result.scenario);
     let mut page = Page(String::new());
@@ -35,12 +38,16 @@ pub fn html(result: &RunResult) -> String {
         palette::css(),
     ));
     page.head(result, &scenario);
-    page.performance(result);
-    page.hot_share(result);
-    page.fast_memory(result);
-    page.vms(result);
+    page.cases(result);
+    page.elapsed(result);
+    if result.cases.is_empty() || !result.systems.is_empty() {
+        page.over_time(result);
+    }
+    page.tail(result);
     page.cpu(result);
+    page.flushes(result);
     page.figures(result);
+    page.published(result);
     page.facts(result);
     page.counters(result);
     page.add(format_args!("</main>\n</body>\n</html>\n"));
@@ -56,11 +63,16 @@ impl Page {
     }
 
     fn head(&mut self, result: &RunResult, scenario: &str) {
+        let systems = result.systems.len().max(Cast::of(result).0.len());
+        let cases = match result.cases.len() {
+            0 => String::new(),
+            cases => format!("{}, ", counted(cases, "case")),
+        };
         self.add(format_args!(
-            "<h1>{}</h1>\n<p class=\"soft\">{}, {} s each, {}</p>\n",
+            "<h1>{}</h1>\n<p class=\"soft\">{cases}{}, {} each, {}</p>\n",
             Escaped(scenario),
-            systems(result.systems.len()),
-            result.duration_s,
+            counted(systems, "system"),
+            length(result),
             Escaped(&place(&result.on)),
         ));
         let shares: Vec<String> = result
@@ -68,7 +80,7 @@ impl Page {
             .iter()
             .filter(|system| system.name != "oracle")
             .filter_map(|system| {
-                let share = steady_of_oracle(result, system)?;
+                let share = steady_of_oracle(&result.systems, system)?;
                 Some(format!("{} {} %", text::name(&system.name), percent(share)))
             })
             .take(SYSTEMS_MAX)
@@ -78,6 +90,13 @@ impl Page {
                 "<p class=\"lead\">Share of the oracle's performance in the last third of the \
                  run: {}.</p>\n",
                 Escaped(&shares.join(", "))
+            ));
+        }
+        if let Some(agreement) = Agreement::of(result) {
+            let counts = agreement.counts();
+            self.add(format_args!(
+                "<p class=\"lead\">Published figures beside ours: {}.</p>\n",
+                Escaped(&counts)
             ));
         }
     }
@@ -90,6 +109,10 @@ impl Page {
         ));
     }
 
+    fn subsection(&mut self, title: &str) {
+        self.add(format_args!("<h3>{}</h3>\n", Escaped(title)));
+    }
+
     /// A picture in both widths.
     fn plot(&mut self, draw: impl Fn(f64) -> String) {
         for (class, width) in [("wide", WIDE), ("narrow", NARROW)] {
@@ -98,122 +121,6 @@ impl Page {
                 draw(width)
             ));
         }
-    }
-
-    fn performance(&mut self, result: &RunResult) {
-        let quantity = Quantity::performance(result);
-        let mut note = format!("In {}.", quantity.unit());
-        if result.systems.len() > SYSTEMS_MAX {
-            let _ = write!(
-                note,
-                " The plots show the first {SYSTEMS_MAX} of {} systems; the table shows all.",
-                result.systems.len()
-            );
-        }
-        self.section(quantity.title(), &note);
-        self.over_time(result, quantity, 340.0);
-    }
-
-    fn over_time(&mut self, result: &RunResult, quantity: Quantity, height: f64) {
-        self.plot(|width| lines::plot(result, quantity, Size { width, height }));
-    }
-
-    fn hot_share(&mut self, result: &RunResult) {
-        let quantity = Quantity::HotShare;
-        self.section(quantity.title(), &format!("In {}.", quantity.unit()));
-        self.over_time(result, quantity, 260.0);
-    }
-
-    fn fast_memory(&mut self, result: &RunResult) {
-        let quantity = Quantity::FastMemory;
-        let points = result.systems.iter().flat_map(|system| &system.series);
-        let is_known = points.clone().any(|point| point.fast_bytes.is_some());
-        if is_known {
-            self.section(quantity.title(), &format!("In {}.", quantity.unit()));
-            self.over_time(result, quantity, 220.0);
-        }
-    }
-
-    /// The VMs of each run that had several: a run's picture shows its VMs as another's shows
-    /// systems.
-    fn vms(&mut self, result: &RunResult) {
-        let runs = result.systems.iter().take(SYSTEMS_MAX);
-        for run in runs {
-            let Some(provisioning) = run.provisioning.as_ref().filter(|p| !p.vms.is_empty()) else {
-                continue;
-            };
-            let name = text::name(&run.name);
-            let systems = provisioning.vms.iter().map(|vm| SystemResult {
-                name: vm.name.clone(),
-                series: vm.series.clone(),
-                ..SystemResult::default()
-            });
-            let vms = RunResult {
-                systems: systems.collect(),
-                ..result.clone()
-            };
-            for quantity in [Quantity::Throughput, Quantity::FastMemory] {
-                let title = format!("{name}: {} of each VM", quantity.title().to_lowercase());
-                self.section(&title, &format!("In {}.", quantity.unit()));
-                self.over_time(&vms, quantity, 220.0);
-            }
-        }
-    }
-
-    fn cpu(&mut self, result: &RunResult) {
-        let causes = Causes::of(result);
-        if causes.0.is_empty() {
-            return;
-        }
-        self.section(
-            "CPU time spent beside the work",
-            "CPU seconds of the whole run by cause; the workload's own user time is the work and \
-             is not drawn.",
-        );
-        self.add(format_args!("<ul class=\"legend\">\n"));
-        for (cause, class) in &causes.0 {
-            let label = bars::label(cause);
-            self.add(format_args!(
-                "<li><i class=\"{class}\"></i>{}</li>\n",
-                Escaped(&label)
-            ));
-        }
-        self.add(format_args!("</ul>\n"));
-        self.plot(|width| bars::plot(result, &causes, width));
-    }
-
-    fn figures(&mut self, result: &RunResult) {
-        let Summary { columns, rows } = Summary::new(result);
-        self.section("Figures", explanation(result));
-        self.add(format_args!(
-            "<div class=\"scroll\">\n<table class=\"figures\">\n<thead>\n<tr>"
-        ));
-        for group in columns.chunk_by(|a, b| a.group == b.group) {
-            let (span, name) = (group.len(), Escaped(group[0].group));
-            self.add(format_args!("<th colspan=\"{span}\">{name}</th>"));
-        }
-        self.add(format_args!("</tr>\n<tr>"));
-        for column in &columns {
-            self.add(format_args!("<th>{}</th>", Escaped(column.title)));
-        }
-        self.add(format_args!("</tr>\n</thead>\n<tbody>\n"));
-        for (system, row) in result.systems.iter().zip(&rows) {
-            let class = if system.name == "demeter" {
-                " class=\"ours\""
-            } else {
-                ""
-            };
-            self.row(class, row);
-        }
-        self.add(format_args!("</tbody>\n</table>\n</div>\n"));
-    }
-
-    fn row(&mut self, class: &str, cells: &[String]) {
-        self.add(format_args!("<tr{class}>"));
-        for cell in cells {
-            self.add(format_args!("<td>{}</td>", Escaped(cell)));
-        }
-        self.add(format_args!("</tr>\n"));
     }
 
     fn facts(&mut self, result: &RunResult) {
@@ -226,7 +133,7 @@ impl Page {
             ("Where", Some(text::name(&result.on))),
             (
                 "Timed phase",
-                Some(format!("{} s for each system", result.duration_s)),
+                Some(format!("{} for each system", length(result))),
             ),
             ("Hot set jumps", shift),
             ("Seed", Some(result.seed.to_string())),
@@ -242,39 +149,6 @@ impl Page {
         }
         self.add(format_args!("</dl>\n"));
     }
-
-    fn counters(&mut self, result: &RunResult) {
-        let systems = &result.systems[..result.systems.len().min(SYSTEMS_MAX)];
-        let names: BTreeSet<&str> = systems
-            .iter()
-            .flat_map(|system| system.counters.keys().map(String::as_str))
-            .collect();
-        if names.is_empty() {
-            return;
-        }
-        self.add(format_args!(
-            "<details>\n<summary>Kernel counters over the timed phase (/proc/vmstat)</summary>\n\
-             <div class=\"scroll\">\n<table>\n<thead>\n<tr><th>counter</th>"
-        ));
-        for system in systems {
-            self.add(format_args!(
-                "<th>{}</th>",
-                Escaped(&text::name(&system.name))
-            ));
-        }
-        self.add(format_args!("</tr>\n</thead>\n<tbody>\n"));
-        for name in names.into_iter().take(COUNTERS_MAX) {
-            let mut cells = vec![text::name(name)];
-            let value = |counter: Option<&u64>| counter.map_or("-".into(), |value| count(*value));
-            cells.extend(
-                systems
-                    .iter()
-                    .map(|system| value(system.counters.get(name))),
-            );
-            self.row("", &cells);
-        }
-        self.add(format_args!("</tbody>\n</table>\n</div>\n</details>\n"));
-    }
 }
 
 /// Where a scenario ran, for people.
@@ -287,10 +161,20 @@ fn place(on: &str) -> String {
     }
 }
 
-fn systems(count: usize) -> String {
-    if count == 1 {
-        "One system".into()
-    } else {
-        format!("{count} systems")
+/// How long each run was; where the work is fixed, how long it may have been.
+fn length(result: &RunResult) -> String {
+    let cases = result.cases.iter().flat_map(|case| &case.systems);
+    let systems = result.systems.iter().chain(cases);
+    match Measure::of(systems) {
+        Measure::Elapsed => format!("at most {} s", result.duration_s),
+        Measure::Throughput | Measure::Latency => format!("{} s", result.duration_s),
+    }
+}
+
+/// A number of things, in words.
+fn counted(count: usize, what: &str) -> String {
+    match count {
+        1 => format!("1 {what}"),
+        _ => format!("{count} {what}s"),
     }
 }

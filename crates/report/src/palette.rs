@@ -1,6 +1,9 @@
 //! Colours of lines and bars: told apart by people who see colours differently (after Okabe and
 //! Ito), on light and dark ground.
 
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
 /// A class of the style sheet, with a second one that dashes lines when colours repeat.
 pub(crate) type Class = String;
 
@@ -18,35 +21,75 @@ const COLORS: [(&str, &str); 8] = [
 /// The colours for what has none of its own.
 const FREE: std::ops::Range<usize> = 2..COLORS.len();
 
-const SYSTEMS: [(&str, usize); 6] = [
+const SYSTEMS: [(&str, usize); 9] = [
     ("oracle", 0),
     ("none", 1),
     ("demeter", 2),
     ("linux", 3),
     ("damon", 4),
     ("demeter-damon", 5),
+    ("memtis", 4),
+    ("h-tpp", 5),
+    ("g-tpp", 6),
 ];
 
-const CAUSES: [(&str, usize); 6] = [
+/// Causes of CPU time and kinds of invalidations, in the order in which they are drawn.
+const PARTS: [(&str, usize); 17] = [
     ("agent_user", 2),
     ("agent_system", 7),
     ("kswapd", 3),
     ("kdamond", 4),
     ("workload_system", 6),
     ("other_system", 1),
+    ("track", 2),
+    ("classify", 7),
+    ("migrate", 3),
+    ("fault", 6),
+    ("exit", 5),
+    ("flush", 4),
+    ("flush_guest_local_one", 7),
+    ("flush_guest_local_all", 2),
+    ("flush_guest_remote", 4),
+    ("flush_host_vcpu", 6),
+    ("flush_host_invept", 3),
 ];
+
+/// Light and dark colour of each step of a heat map, `h0` (worst) to `h8`: one hue, so that only
+/// lightness tells, and the best stands out from the ground.
+const HEAT: [(&str, &str); HEAT_STEPS] = [
+    ("#eaf2f9", "#1c2a37"),
+    ("#d3e4f2", "#20384c"),
+    ("#b9d4ea", "#264a67"),
+    ("#9bc2e1", "#2d5d84"),
+    ("#7aaed6", "#3672a2"),
+    ("#5b9bcb", "#4588bd"),
+    ("#3577ae", "#5f9fd2"),
+    ("#205f96", "#86bae3"),
+    ("#0a4577", "#b5d7f1"),
+];
+/// Number of steps of a heat map.
+pub(crate) const HEAT_STEPS: usize = 9;
+/// First step on which text needs the other ink, on light and on dark ground.
+const INK_TURNS: (usize, usize) = (6, 5);
 
 /// A class for each system: the same system has the same colour on every page.
 pub(crate) fn systems<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Class> {
     assign(&SYSTEMS, names)
 }
 
-/// A class for each cause of CPU time.
-pub(crate) fn causes<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Class> {
-    assign(&CAUSES, names)
+/// A class for each cause of CPU time or kind of invalidation.
+pub(crate) fn parts<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Class> {
+    assign(&PARTS, names)
 }
 
-/// Known names have their colour; the others take those that are left, and then repeat, dashed.
+/// Where a part is drawn among others: those that are known in their order, then all others.
+pub(crate) fn rank(part: &str) -> usize {
+    let known = PARTS.iter().position(|(known, _)| *known == part);
+    known.unwrap_or(PARTS.len())
+}
+
+/// Known names have their colour, if none before them has it; the others take those that are
+/// left, and then repeat, dashed.
 fn assign<'a>(known: &[(&str, usize)], names: impl Iterator<Item = &'a str>) -> Vec<Class> {
     let own = |name: &str| {
         known
@@ -54,7 +97,10 @@ fn assign<'a>(known: &[(&str, usize)], names: impl Iterator<Item = &'a str>) -> 
             .find(|(known, _)| *known == name)
             .map(|(_, slot)| *slot)
     };
-    let own: Vec<Option<usize>> = names.map(own).collect();
+    let mut taken = BTreeSet::new();
+    let own: Vec<Option<usize>> = names
+        .map(|name| own(name).filter(|slot| taken.insert(*slot)))
+        .collect();
     let left: Vec<usize> = FREE.filter(|slot| !own.contains(&Some(*slot))).collect();
     let repeated = FREE.cycle().map(|slot| format!("c{slot} dashed"));
     let mut others = left.iter().map(|slot| format!("c{slot}")).chain(repeated);
@@ -69,31 +115,49 @@ fn assign<'a>(known: &[(&str, usize)], names: impl Iterator<Item = &'a str>) -> 
 
 /// The style sheet of a picture, light and dark.
 pub(crate) fn css() -> String {
-    let rules = |color: fn(&(&'static str, &'static str)) -> &'static str| {
-        let rule = |(slot, pair)| {
-            let color = color(pair);
-            format!(".c{slot}{{stroke:{color};fill:{color};background:{color}}}")
-        };
-        COLORS.iter().enumerate().map(rule).collect::<String>()
-    };
     format!(
-        "{}{}@media(prefers-color-scheme:dark){{{}{}}}{}",
-        rules(|pair| pair.0),
-        ".ground{fill:#fff}.grid{stroke:#e4e6ea}.axis,.shift{stroke:#8b9199}\
-         text{fill:#24292f}.tick,.note{fill:#5a626b}",
-        rules(|pair| pair.1),
-        ".ground{fill:#14171b}.grid{stroke:#2a2f36}.axis,.shift{stroke:#7f8790}\
-         text{fill:#e6e8eb}.tick,.note{fill:#a2aab3}",
-        "text{font:13px system-ui,-apple-system,\"Segoe UI\",sans-serif;stroke:none}\
-         .tick,.note{font-size:12px;font-variant-numeric:tabular-nums}\
-         .title{font-size:15px;font-weight:600}\
-         .end{text-anchor:end}.middle{text-anchor:middle}\
-         .strong{font-weight:600}\
-         .line{fill:none;stroke-width:1.75;stroke-linejoin:round;stroke-linecap:round}\
-         .line.strong{stroke-width:2.75}.line.dashed{stroke-dasharray:7 4}\
-         .leader{fill:none;stroke-width:1}\
-         .shift{stroke-dasharray:4 4}.bar{stroke:none}"
+        "{}.ground{{fill:#fff}}.grid{{stroke:#e4e6ea}}.axis,.shift{{stroke:#8b9199}}\
+         text{{fill:#24292f}}.tick,.note{{fill:#5a626b}}\
+         @media(prefers-color-scheme:dark){{{}.ground{{fill:#14171b}}.grid{{stroke:#2a2f36}}\
+         .axis,.shift{{stroke:#7f8790}}text{{fill:#e6e8eb}}.tick,.note{{fill:#a2aab3}}}}\
+         text{{font:13px system-ui,-apple-system,\"Segoe UI\",sans-serif;stroke:none}}\
+         .tick,.note{{font-size:12px;font-variant-numeric:tabular-nums}}\
+         .title{{font-size:15px;font-weight:600}}\
+         .end{{text-anchor:end}}.middle{{text-anchor:middle}}\
+         .strong{{font-weight:600}}\
+         .line{{fill:none;stroke-width:1.75;stroke-linejoin:round;stroke-linecap:round}}\
+         .line.strong{{stroke-width:2.75}}.line.dashed{{stroke-dasharray:7 4}}\
+         .leader{{fill:none;stroke-width:1;stroke-dasharray:1 3}}.whisker{{fill:none;stroke-width:1.25}}\
+         .bar.dashed{{fill-opacity:.55}}\
+         .shift{{stroke-dasharray:4 4}}.bar{{stroke:none}}",
+        colors(|pair| pair.0, INK_TURNS.0, "#fff"),
+        colors(|pair| pair.1, INK_TURNS.1, "#14171b"),
     )
+}
+
+/// The rules for all colours on one ground. Text has `ink` on the steps of a heat map from
+/// `turn` on.
+fn colors(of: fn(&(&'static str, &'static str)) -> &'static str, turn: usize, ink: &str) -> String {
+    let mut rules = String::new();
+    for (slot, pair) in COLORS.iter().enumerate() {
+        let color = of(pair);
+        // Writing to a String cannot fail.
+        let _ = write!(
+            rules,
+            ".c{slot}{{stroke:{color};fill:{color};background:{color}}}"
+        );
+    }
+    for (step, pair) in HEAT.iter().enumerate() {
+        let color = of(pair);
+        let _ = write!(
+            rules,
+            ".h{step}{{fill:{color};background:{color};stroke:none}}"
+        );
+        if step >= turn {
+            let _ = write!(rules, "text.on{step}{{fill:{ink}}}");
+        }
+    }
+    rules
 }
 
 #[cfg(test)]
@@ -102,9 +166,11 @@ mod tests {
 
     #[test]
     fn a_system_keeps_its_colour_and_others_differ() {
-        let classes = systems(["tpp", "demeter", "memtis", "oracle"].into_iter());
+        let classes = systems(["tpp", "demeter", "other", "oracle"].into_iter());
         assert_eq!(classes, ["c3", "c2", "c4", "c0"]);
         assert_eq!(systems(["demeter"].into_iter()), ["c2"]);
+        // Two that have the same: the first has it.
+        assert_eq!(systems(["damon", "memtis"].into_iter()), ["c4", "c2"]);
     }
 
     #[test]

@@ -62,7 +62,7 @@ pub struct Case {
 /// A published figure and ours.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Published {
-    /// Which figure, see [`figure`](crate::figure).
+    /// Which figure, see [`figure`](crate::figure()).
     pub figure: String,
     /// Whose.
     pub system: String,

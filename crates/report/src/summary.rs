@@ -1,52 +1,84 @@
 //! The figures that people compare, as text: what the terminal's table and the page's both show.
 
+mod cases;
+mod provisioned;
+
+use crate::measure::Measure;
 use crate::number::{count, percent, short};
-use crate::provision::CrashFigures;
 use crate::schema::{RunResult, SystemResult};
+use crate::shape::Group;
 use crate::text;
 
-/// One row per system, one column per figure.
+/// Most rows of a table.
+const ROWS_MAX: usize = 1000;
+
+/// A table of figures: one row per system, one column per figure.
 pub(crate) struct Summary {
+    /// What all rows have in common; may be empty.
+    pub heading: String,
     pub columns: Vec<Column>,
-    /// As many cells as there are columns; `-` where nothing was measured.
-    pub rows: Vec<Vec<String>>,
+    pub rows: Vec<Row>,
+    /// Rows that there would be besides.
+    pub left_out: usize,
+    /// How to read the figures.
+    pub explanation: &'static str,
 }
 
 /// A column's heading: neighbours of one group share the upper line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Column {
     pub group: &'static str,
-    pub title: &'static str,
+    pub title: String,
+    /// Whether its cells are names, not figures.
+    pub is_name: bool,
 }
 
-/// The same for runs that compare how memory is provisioned.
-const EXPLANATION_PROVISIONED: &str = "The end (steady) is the last third of the run; before it the VM was \
-     sized: how fast memory was taken, how much of that the host has back, and what programs then \
-     found free in each tier; p99 is what 99 % of the intervals reached, in which a resize was under \
-     way and in all others; late is the longest resize, - if one was never done in full; over pool \
-     counts the moments at which the host had promised more than it has.";
-
-/// The same for runs that crash things.
-const EXPLANATION_CRASHES: &str = "Agent, host controller or VM was killed, or the VM reset, at a random \
-     point after its sizes were changed; well again means: the VM owns what it should and its workload \
-     has verified a round that began after the crash (the longest is shown).";
+/// One system.
+pub(crate) struct Row {
+    /// As many as there are columns; `-` where nothing was measured.
+    pub cells: Vec<String>,
+    pub is_ours: bool,
+    /// Whether it is the first of a case.
+    pub starts_case: bool,
+}
 
 /// What a figure needs besides the system itself.
 struct Context<'a> {
-    result: &'a RunResult,
-    oracle: Option<&'a SystemResult>,
+    /// All systems that ran under the same conditions.
+    systems: &'a [SystemResult],
+    measure: Measure,
+    duration_s: f64,
+}
+
+impl Context<'_> {
+    fn peer(&self, name: &str) -> Option<&SystemResult> {
+        self.systems.iter().find(|system| system.name == name)
+    }
 }
 
 type Figure = fn(&Context, &SystemResult) -> Option<String>;
 
-/// Says how to read the figures, in one sentence.
-pub(crate) fn explanation(result: &RunResult) -> &'static str {
-    if result.systems.iter().any(|s| crashes(s).is_some()) {
-        EXPLANATION_CRASHES
-    } else if is_provisioned(result) {
-        EXPLANATION_PROVISIONED
-    } else {
-        EXPLANATION
+/// Columns and what stands in them.
+#[derive(Default)]
+struct Figures(Vec<(Column, Figure)>);
+
+impl Figures {
+    fn add(&mut self, group: &'static str, title: &str, figure: Figure) {
+        let column = Column {
+            group,
+            title: title.into(),
+            is_name: self.0.is_empty(),
+        };
+        self.0.push((column, figure));
+    }
+
+    fn row(&self, context: &Context, system: &SystemResult) -> Row {
+        let cell = |figure: &Figure| figure(context, system).unwrap_or_else(|| "-".into());
+        Row {
+            cells: self.0.iter().map(|(_, figure)| cell(figure)).collect(),
+            is_ours: system.name == "demeter",
+            starts_case: false,
+        }
     }
 }
 
@@ -56,67 +88,91 @@ const EXPLANATION: &str = "The end (steady) is the last third of the run; the or
      time of none, in seconds and in % of one CPU.";
 
 impl Summary {
-    pub(crate) fn new(result: &RunResult) -> Self {
+    /// The tables of a result: of its systems, and of each group of its cases. At least one.
+    pub(crate) fn all(result: &RunResult) -> Vec<Self> {
+        let groups: Vec<Group> = Group::all(result);
+        let mut tables = vec![];
+        if groups.is_empty() || !result.systems.is_empty() {
+            tables.push(Self::of_systems(result));
+        }
+        tables.extend(groups.iter().map(|group| cases::summary(result, group)));
+        tables
+    }
+
+    fn of_systems(result: &RunResult) -> Self {
+        let systems = &result.systems;
         let context = Context {
-            result,
-            oracle: result.systems.iter().find(|s| s.name == "oracle"),
+            systems,
+            measure: Measure::of(systems.iter()),
+            duration_s: result.duration_s as f64,
         };
-        let figures = figures(result);
-        let rows = result.systems.iter().map(|system| {
-            figures
-                .iter()
-                .map(|(_, figure)| figure(&context, system).unwrap_or_else(|| "-".into()))
-                .collect()
-        });
+        let (figures, explanation) = provisioned::figures(systems)
+            .unwrap_or_else(|| (figures(&context, result.shift_at_s.is_some()), EXPLANATION));
+        let shown = systems.iter().take(ROWS_MAX);
         Self {
-            rows: rows.collect(),
-            columns: figures.iter().map(|(column, _)| *column).collect(),
+            heading: String::new(),
+            rows: shown.map(|system| figures.row(&context, system)).collect(),
+            columns: figures.0.into_iter().map(|(column, _)| column).collect(),
+            left_out: systems.len().saturating_sub(ROWS_MAX),
+            explanation,
         }
     }
 }
 
 /// Whether the workload reports latency (memlat) instead of throughput (gups).
-pub(crate) fn shows_latency(result: &RunResult) -> bool {
-    let any = |figure: fn(&SystemResult) -> bool| result.systems.iter().any(figure);
+pub(crate) fn shows_latency(systems: &[SystemResult]) -> bool {
+    let any = |figure: fn(&SystemResult) -> bool| systems.iter().any(figure);
     any(|s| s.mean_latency_ns.is_some()) && !any(|s| s.mean_mops.is_some())
 }
 
 /// A system's share of the oracle's performance over the last third: 1 is as good as the oracle.
-pub(crate) fn steady_of_oracle(result: &RunResult, system: &SystemResult) -> Option<f64> {
-    let oracle = result.systems.iter().find(|s| s.name == "oracle")?;
-    if shows_latency(result) {
+pub(crate) fn steady_of_oracle(systems: &[SystemResult], system: &SystemResult) -> Option<f64> {
+    let oracle = systems.iter().find(|s| s.name == "oracle")?;
+    if shows_latency(systems) {
         ratio(oracle.steady_latency_ns, system.steady_latency_ns)
     } else {
         ratio(system.steady_mops, oracle.steady_mops)
     }
 }
 
-fn figures(result: &RunResult) -> Vec<(Column, Figure)> {
-    if is_provisioned(result) {
-        return provisioned_figures(result);
-    }
-    let mut figures: Vec<(Column, Figure)> = Vec::new();
-    let mut add = |group, title, figure: Figure| figures.push((Column { group, title }, figure));
+/// The figures of systems that manage a memory of one size. Where the work is fixed and not the
+/// time, the last third of the run is of no interest.
+fn figures(context: &Context, shifts: bool) -> Figures {
+    let any = |has: fn(&SystemResult) -> bool| context.systems.iter().any(has);
+    let is_fixed = context.measure == Measure::Elapsed;
+    let mut figures = Figures::default();
+    let mut add = |group, title, figure: Figure| figures.add(group, title, figure);
 
     add("", "system", |_, s| Some(text::name(&s.name)));
-    if shows_latency(result) {
+    if is_fixed {
+        add("elapsed", "s", |_, s| s.elapsed_s.map(seconds));
+    }
+    if any(|s| s.repeats.is_some()) {
+        add("all runs", "min..max", |_, s| extremes(s));
+    }
+    if shows_latency(context.systems) {
         add("latency, ns", "mean", |_, s| s.mean_latency_ns.map(short));
-        add("latency, ns", "end", |_, s| s.steady_latency_ns.map(short));
-        add("% of oracle", "mean", |c, s| {
-            ratio(c.oracle?.mean_latency_ns, s.mean_latency_ns).map(percent)
-        });
+        if !is_fixed {
+            add("latency, ns", "end", |_, s| s.steady_latency_ns.map(short));
+        }
     } else {
         add("Mops", "mean", |_, s| s.mean_mops.map(short));
-        add("Mops", "end", |_, s| s.steady_mops.map(short));
-        add("% of oracle", "mean", |c, s| {
-            ratio(s.mean_mops, c.oracle?.mean_mops).map(percent)
-        });
+        if !is_fixed {
+            add("Mops", "end", |_, s| s.steady_mops.map(short));
+        }
     }
-    add("% of oracle", "end", |c, s| {
-        steady_of_oracle(c.result, s).map(percent)
-    });
+    if any(is_oracle) {
+        add("% of oracle", "mean", of_oracle);
+        if !is_fixed {
+            add("% of oracle", "end", |c, s| {
+                steady_of_oracle(c.systems, s).map(percent)
+            });
+        }
+    } else if any(is_none) {
+        add("times", "none", times_none);
+    }
     add("hot in", "fast%", |_, s| Some(percent(s.hot_in_fast_final)));
-    if result.shift_at_s.is_some() {
+    if shifts {
         add("t90, s", "1st", |_, s| s.t90_s.map(seconds));
         add("t90, s", "2nd", |_, s| s.t90_after_shift_s.map(seconds));
     } else {
@@ -124,106 +180,57 @@ fn figures(result: &RunResult) -> Vec<(Column, Figure)> {
     }
     add("management CPU", "s", |_, s| s.mgmt_cpu_s.map(seconds));
     add("management CPU", "%", |c, s| {
-        ratio(s.mgmt_cpu_s, Some(c.result.duration_s as f64)).map(percent)
+        ratio(s.mgmt_cpu_s, Some(s.elapsed_s.unwrap_or(c.duration_s))).map(percent)
     });
-    add("management CPU", "end%", |c, s| {
-        ratio(s.mgmt_cpu_steady_s, Some(c.result.duration_s as f64 / 3.0)).map(percent)
-    });
+    if !is_fixed {
+        add("management CPU", "end%", |c, s| {
+            ratio(s.mgmt_cpu_steady_s, Some(c.duration_s / 3.0)).map(percent)
+        });
+    }
     add("kswapd", "scanned", |_, s| Some(count(s.kswapd_scanned)));
     add("moved MiB", "up", |_, s| s.bytes_promoted.map(mib));
     add("moved MiB", "down", |_, s| s.bytes_demoted.map(mib));
-    add("wrong", "words", |_, s| s.verify_errors.map(count));
+    if any(|s| s.verify_errors.is_some()) {
+        add("wrong", "words", |_, s| s.verify_errors.map(count));
+    }
+    if any(|s| s.tail.is_some()) {
+        add_tail(&mut figures);
+    }
     figures
 }
 
-fn is_provisioned(result: &RunResult) -> bool {
-    result.systems.iter().any(|s| s.provisioning.is_some())
+/// How long single operations took.
+fn add_tail(figures: &mut Figures) {
+    let mut add = |title, figure: Figure| figures.add("operations, ns", title, figure);
+    add("p50", |_, s| Some(short(s.tail?.p50_ns)));
+    add("p99", |_, s| Some(short(s.tail?.p99_ns)));
+    add("p99.9", |_, s| Some(short(s.tail?.p999_ns)));
 }
 
-fn crashes(system: &SystemResult) -> Option<&CrashFigures> {
-    system.provisioning.as_ref()?.crashes.as_ref()
+/// A system's share of the oracle's performance, in percent.
+fn of_oracle(context: &Context, system: &SystemResult) -> Option<String> {
+    let oracle = context.peer("oracle")?;
+    context.measure.speed(system, oracle).map(percent)
 }
 
-fn crash_figures() -> Vec<(Column, Figure)> {
-    let mut figures: Vec<(Column, Figure)> = Vec::new();
-    let mut add = |group, title, figure: Figure| figures.push((Column { group, title }, figure));
-
-    add("", "memory by", |_, s| Some(text::name(&s.name)));
-    add("", "crashes", |_, s| Some(count(crashes(s)?.cycles)));
-    for (title, figure) in [
-        ("agent", (|_, s| of_victim(s, "kill agent")) as Figure),
-        ("host", |_, s| of_victim(s, "kill host")),
-        ("VM", |_, s| of_victim(s, "kill vm")),
-        ("reset", |_, s| of_victim(s, "reset vm")),
-    ] {
-        add("of these", title, figure);
-    }
-    add("well again", "after s", |_, s| {
-        Some(seconds(crashes(s)?.recovered_max_s))
-    });
-    add("verified", "rounds", |_, s| Some(count(crashes(s)?.rounds)));
-    add("verified", "words", |_, s| Some(count(crashes(s)?.words)));
-    add("wrong", "words", |_, s| {
-        Some(count(crashes(s)?.wrong_words))
-    });
-    add("over", "pool", |_, s| Some(count(crashes(s)?.violations)));
-    figures
+/// How many times as fast as `none` a system is.
+fn times_none(context: &Context, system: &SystemResult) -> Option<String> {
+    let none = context.peer("none")?;
+    context.measure.speed(system, none).map(short)
 }
 
-fn of_victim(system: &SystemResult, victim: &str) -> Option<String> {
-    Some(count(*crashes(system)?.by_victim.get(victim).unwrap_or(&0)))
+fn is_oracle(system: &SystemResult) -> bool {
+    system.name == "oracle"
 }
 
-fn provisioned_figures(result: &RunResult) -> Vec<(Column, Figure)> {
-    if result.systems.iter().any(|s| crashes(s).is_some()) {
-        return crash_figures();
-    }
-    let mut figures: Vec<(Column, Figure)> = Vec::new();
-    let mut add = |group, title, figure: Figure| figures.push((Column { group, title }, figure));
+fn is_none(system: &SystemResult) -> bool {
+    system.name == "none"
+}
 
-    add("", "memory by", |_, s| Some(text::name(&s.name)));
-    add("Mops", "mean", |_, s| s.mean_mops.map(short));
-    add("Mops", "end", |_, s| s.steady_mops.map(short));
-    if result.systems.iter().any(|s| s.name == "static") {
-        add("% of", "static", |c, s| {
-            let fixed = c.result.systems.iter().find(|s| s.name == "static")?;
-            ratio(s.mean_mops, fixed.mean_mops).map(percent)
-        });
-    }
-    add("hot in", "fast%", |_, s| Some(percent(s.hot_in_fast_final)));
-    add("taken", "GiB/s", |_, s| {
-        s.provisioning.as_ref()?.inflate_gib_per_s.map(short)
-    });
-    add("returned", "%", |_, s| {
-        let p = s.provisioning.as_ref()?;
-        let bytes = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64);
-        ratio(bytes(p.host_bytes_returned), bytes(p.bytes_inflated)).map(percent)
-    });
-    add("free MiB", "fast", |_, s| {
-        s.provisioning.as_ref()?.fast_free_bytes.map(mib)
-    });
-    add("free MiB", "slow", |_, s| {
-        s.provisioning.as_ref()?.slow_free_bytes.map(mib)
-    });
-    add("p99 Mops", "resizing", |_, s| {
-        s.provisioning.as_ref()?.p99_resizing_mops.map(short)
-    });
-    add("p99 Mops", "else", |_, s| {
-        s.provisioning.as_ref()?.p99_other_mops.map(short)
-    });
-    add("resized", "late, s", |_, s| {
-        let resizes = &s.provisioning.as_ref()?.resizes;
-        let longest = resizes
-            .iter()
-            .map(|r| r.took_s)
-            .try_fold(0.0, |longest: f64, took_s| Some(longest.max(took_s?)));
-        longest.filter(|_| !resizes.is_empty()).map(short)
-    });
-    add("over", "pool", |_, s| {
-        s.provisioning.as_ref()?.pool_violations.map(count)
-    });
-    add("wrong", "words", |_, s| s.verify_errors.map(count));
-    figures
+/// The smallest and the largest main figure of several runs.
+fn extremes(system: &SystemResult) -> Option<String> {
+    let repeats = system.repeats?;
+    Some(format!("{}..{}", short(repeats.min), short(repeats.max)))
 }
 
 /// `part / whole`, where both are known and the quotient means something.

@@ -1,36 +1,68 @@
-//! The table in the terminal.
+//! The tables in the terminal.
 
+use crate::agreement::Agreement;
+use crate::breakdown::{FLUSHES, flush_table};
+use crate::columns::{aligned, wrap};
 use crate::schema::RunResult;
-use crate::summary::{Column, Summary, explanation};
+use crate::shape::Side;
+use crate::summary::{Column, Row, Summary};
 
-/// Width that tables of ordinary figures and the text below them keep to, characters.
-const WIDTH: usize = 100;
-
-/// The result as lines of text, ending with a sentence that explains the figures. Nothing in it
-/// but printable characters, whatever the file says.
+/// The result as lines of text: its figures, a sentence that explains them, and those that others
+/// have published beside ours. Nothing in it but printable characters, whatever the file says.
 pub fn table(result: &RunResult) -> String {
-    let Summary { columns, rows } = Summary::new(result);
-    let titles: Vec<String> = columns.iter().map(|column| column.title.into()).collect();
-    let mut widths: Vec<usize> = columns.iter().map(|column| column.title.len()).collect();
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
+    let tables = Summary::all(result);
+    let mut blocks: Vec<String> = tables.iter().map(figures).collect();
+    blocks.extend(tables.last().map(|last| wrapped(last.explanation)));
+    // Of cases, the page has it.
+    let sides = Some(Side::all(result)).filter(|_| result.cases.is_empty());
+    if let Some((heading, rows)) = sides.and_then(|sides| flush_table(&sides)) {
+        let rows: Vec<_> = [heading].into_iter().chain(rows).collect();
+        blocks.push(format!("{FLUSHES}\n{}", aligned(&rows, 1)));
+    }
+    if let Some(agreement) = Agreement::of(result) {
+        let rows = agreement.rows.iter().map(|row| agreement.row(row));
+        let rows: Vec<_> = [agreement.heading()].into_iter().chain(rows).collect();
+        blocks.push(aligned(&rows, agreement.names()));
+        blocks.push(wrapped(&agreement.sentence()));
+    }
+    blocks.join("\n")
+}
+
+/// Text in lines of bounded width.
+fn wrapped(text: &str) -> String {
+    wrap(text).join("\n") + "\n"
+}
+
+/// Heading and rows.
+fn figures(summary: &Summary) -> String {
+    let columns = &summary.columns;
+    let titles: Vec<String> = columns.iter().map(|column| column.title.clone()).collect();
+    let width = |text: &String| text.chars().count();
+    let mut widths: Vec<usize> = titles.iter().map(width).collect();
+    for row in &summary.rows {
+        for (width, cell) in widths.iter_mut().zip(&row.cells) {
             *width = (*width).max(cell.chars().count());
         }
     }
-    let groups = groups(&columns, &mut widths);
-
-    let mut lines = vec![groups, line(&columns, &widths, &titles)];
-    lines.extend(rows.iter().map(|row| line(&columns, &widths, row)));
-    lines.push(String::new());
-    lines.extend(wrap(explanation(result)));
+    let groups = groups(columns, &mut widths);
+    let mut lines = vec![groups, line(columns, &widths, &titles)];
+    if !summary.heading.is_empty() {
+        lines.insert(0, summary.heading.clone());
+    }
+    let rows = summary.rows.iter();
+    lines.extend(rows.map(|Row { cells, .. }| line(columns, &widths, cells)));
+    if summary.left_out > 0 {
+        lines.push(format!("and {} more rows", summary.left_out));
+    }
     lines.push(String::new());
     lines.join("\n")
 }
 
-/// Blanks before a column: a wider gap sets groups apart.
+/// Blanks before a column: a wider gap sets groups apart, and columns without one.
 fn gap(columns: &[Column], index: usize) -> usize {
     match index {
         0 => 0,
+        _ if columns[index].group.is_empty() => 2,
         _ if columns[index - 1].group == columns[index].group => 1,
         _ => 2,
     }
@@ -58,27 +90,12 @@ fn line(columns: &[Column], widths: &[usize], cells: &[String]) -> String {
     let mut line = String::new();
     for (index, (cell, &width)) in cells.iter().zip(widths).enumerate() {
         line.push_str(&" ".repeat(gap(columns, index)));
-        // The system's name to the left, figures to the right.
-        line.push_str(&match index {
-            0 => format!("{cell:<width$}"),
-            _ => format!("{cell:>width$}"),
+        // Names to the left, figures to the right.
+        line.push_str(&if columns[index].is_name {
+            format!("{cell:<width$}")
+        } else {
+            format!("{cell:>width$}")
         });
     }
     line.trim_end().into()
-}
-
-fn wrap(text: &str) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    for word in text.split_whitespace() {
-        let last = lines.len() - 1;
-        if lines[last].is_empty() {
-            lines[last].push_str(word);
-        } else if lines[last].len() + 1 + word.len() <= WIDTH {
-            lines[last].push(' ');
-            lines[last].push_str(word);
-        } else {
-            lines.push(word.into());
-        }
-    }
-    lines
 }

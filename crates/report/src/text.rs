@@ -4,6 +4,8 @@ use std::fmt::{self, Write};
 
 /// Longest name that is shown, characters; the rest becomes `..`.
 const NAME_CHARS_MAX: usize = 24;
+/// Longest sentence that is shown, characters.
+const SENTENCE_CHARS_MAX: usize = 300;
 
 /// A name fit to be shown: short, without control characters (a terminal would obey them) and
 /// without marks that reverse the direction of what follows.
@@ -19,6 +21,11 @@ pub(crate) fn name(raw: &str) -> String {
         shown.push_str("..");
     }
     shown
+}
+
+/// Longer text, such as where something was published: as fit to be shown as a name.
+pub(crate) fn sentence(raw: &str) -> String {
+    raw.chars().take(SENTENCE_CHARS_MAX).map(visible).collect()
 }
 
 fn visible(c: char) -> char {

@@ -1,5 +1,8 @@
 //! What is drawn from any result: numbers, bounded size, and never the file's own markup.
 
+mod common;
+
+use common::{any_case, any_published, any_system, coordinates, elements, pictures};
 use demeter_report::{
     CrashFigures, Point, Provisioning, Resize, RunResult, SystemResult, VmResult, html, table,
     throughput_svg,
@@ -8,15 +11,10 @@ use proptest::prelude::*;
 
 fn result(systems: Vec<SystemResult>) -> RunResult {
     RunResult {
-        schema: 1,
-        scenario: "gups".into(),
         on: "lab".into(),
-        seed: 1,
-        duration_s: 60,
         shift_at_s: Some(30),
         systems,
-        cases: vec![],
-        published: vec![],
+        ..common::empty()
     }
 }
 
@@ -37,102 +35,32 @@ fn system(name: &str, points: usize) -> SystemResult {
     }
 }
 
-/// Checks that every element of an SVG is closed, and returns how many there are.
-fn elements(svg: &str) -> usize {
-    let mut open = Vec::new();
-    let mut count = 0;
-    for tag in svg.split('<').skip(1) {
-        let (tag, _) = tag.split_once('>').expect("a tag ends");
-        if let Some(name) = tag.strip_prefix('/') {
-            assert_eq!(open.pop(), Some(name));
-        } else {
-            count += 1;
-            if !tag.ends_with('/') {
-                open.push(tag.split([' ', '\n']).next().unwrap());
-            }
-        }
-    }
-    assert!(open.is_empty(), "{open:?}");
-    count
-}
-
-/// The pictures of a page.
-fn pictures(page: &str) -> Vec<&str> {
-    let starts = page.match_indices("<svg").map(|(at, _)| &page[at..]);
-    starts
-        .map(|text| &text[..text.find("</svg>").unwrap() + 6])
-        .collect()
-}
-
-/// All coordinates and lengths of a picture, as text.
-fn coordinates(svg: &str) -> Vec<&str> {
-    let mut numbers = Vec::new();
-    for name in ["x", "y", "x1", "x2", "y1", "y2", "width", "height", "d"] {
-        let attribute = format!(" {name}=\"");
-        for value in svg.split(&attribute).skip(1) {
-            let value = value.split('"').next().unwrap();
-            numbers.extend(value.split([' ', 'M', 'L', 'h']).filter(|n| !n.is_empty()));
-        }
-    }
-    numbers.retain(|number| *number != "100%");
-    numbers
-}
-
-fn amount() -> impl Strategy<Value = f64> {
-    prop_oneof![0.0f64..100.0, proptest::num::f64::POSITIVE, Just(0.0)]
-}
-
-fn any_system() -> impl Strategy<Value = SystemResult> {
-    let point = (prop::option::of(amount()), 0.0f64..=1.0);
-    (
-        any::<String>(),
-        prop::collection::vec((amount(), point), 0..6),
-        prop::collection::btree_map(any::<String>(), amount(), 0..4),
-        prop::option::of(amount()),
-        any::<(u64, Option<u64>)>(),
-    )
-        .prop_map(|(name, points, cpu_s, value, (count, moved))| {
-            let mut series: Vec<Point> = points
-                .into_iter()
-                .map(|(t_s, (mops, hot_in_fast))| Point {
-                    t_s,
-                    mops,
-                    latency_ns: mops,
-                    hot_in_fast,
-                    fast_bytes: None,
-                })
-                .collect();
-            series.sort_by(|a, b| a.t_s.total_cmp(&b.t_s));
-            SystemResult {
-                name,
-                mean_mops: value,
-                steady_mops: value,
-                mean_latency_ns: value,
-                mgmt_cpu_s: value.map(|value| -value),
-                kswapd_scanned: count,
-                bytes_promoted: moved,
-                cpu_s,
-                series,
-                ..SystemResult::default()
-            }
-        })
-}
-
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
     #[test]
     fn any_result_is_drawn_with_numbers_and_closed_elements(
         systems in prop::collection::vec(any_system(), 0..5),
+        cases in prop::collection::vec(any_case(), 0..6),
+        published in prop::collection::vec(any_published(), 0..3),
         scenario in any::<String>(),
         duration_s in any::<u64>(),
         shift_at_s in any::<Option<u64>>(),
     ) {
-        let result = RunResult { scenario, duration_s, shift_at_s, ..result(systems) };
+        let result = RunResult {
+            scenario,
+            duration_s,
+            shift_at_s,
+            cases,
+            published,
+            ..result(systems)
+        };
         let svg = throughput_svg(&result);
         let page = html(&result);
         for picture in pictures(&page).into_iter().chain([svg.as_str()]) {
             elements(picture);
             for number in coordinates(picture) {
-                let in_picture = number.parse().is_ok_and(|n: f64| (-100.0..2000.0).contains(&n));
+                let in_picture = number.parse().is_ok_and(|n: f64| (-100.0..9000.0).contains(&n));
                 prop_assert!(in_picture, "{number}");
             }
         }
@@ -264,7 +192,12 @@ fn memlat_is_reported_as_latency() {
         steady_mops: None,
         mean_latency_ns: Some(ns),
         steady_latency_ns: Some(ns),
-        ..system(name, 1)
+        series: vec![Point {
+            t_s: 1.0,
+            latency_ns: Some(ns),
+            ..Point::default()
+        }],
+        ..system(name, 0)
     };
     let result = result(vec![latency("linux", 400.0), latency("oracle", 100.0)]);
     let table = table(&result);

@@ -109,6 +109,58 @@ fn values_that_nobody_can_measure_are_named() {
 }
 
 #[test]
+fn cases_and_published_figures_are_checked_too() {
+    let with = |fields: &str| {
+        let from = "\"duration_s\": 2,";
+        altered(from, &format!("{from} {fields},"))
+    };
+    let case = |system: &str| {
+        let system = format!(
+            "\"name\": \"x\", \"hot_in_fast_final\": 0, \"kswapd_scanned\": 0, \"series\": [], {system}"
+        );
+        with(&format!(
+            "\"cases\": [{{\"settings\": [[\"sim.vms\", \"2\"]], \"systems\": [{{{system}}}]}}]"
+        ))
+    };
+    let whole = case(
+        "\"elapsed_s\": 5, \"repeats\": {\"runs\": 2, \"min\": 4, \"max\": 6}, \
+         \"tail\": {\"mean_ns\": 9, \"p50_ns\": 1, \"p90_ns\": 1, \"p99_ns\": 2, \"p999_ns\": 30}",
+    )
+    .unwrap();
+    assert_eq!(whole.cases[0].settings, [("sim.vms".into(), "2".into())]);
+    assert_eq!(whole.cases[0].systems[0].elapsed_s, Some(5.0));
+    let written = serde_json::to_string(&whole).unwrap();
+    assert_eq!(RunResult::from_json(&written).unwrap(), whole);
+
+    let published = |value: &str, within: &str| {
+        with(&format!(
+            "\"published\": [{{\"figure\": \"t90_s\", \"system\": \"x\", \"value\": {value}, \
+             \"ours\": -1, \"within\": {within}, \"source\": \"s\"}}]"
+        ))
+    };
+    published("-2", "0.1").unwrap();
+    let refused = [
+        (case("\"elapsed_s\": -5"), "systems[0].elapsed_s is -5"),
+        (
+            case("\"repeats\": {\"runs\": 2, \"min\": 4, \"max\": 3}"),
+            "systems[0].repeats.max is 3",
+        ),
+        (
+            case(
+                "\"tail\": {\"mean_ns\": 9, \"p50_ns\": 5, \"p90_ns\": 4, \"p99_ns\": 7, \
+                 \"p999_ns\": 8}",
+            ),
+            "systems[0].tail.p90_ns is 4",
+        ),
+        (published("1", "-0.1"), "published[0].within is -0.1"),
+    ];
+    for (result, expected) in refused {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
 fn what_cannot_be_saved_leaves_the_old_file_and_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("result.json");

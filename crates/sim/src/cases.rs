@@ -35,12 +35,8 @@ pub fn run_all(
     let jobs: Vec<Job<'_>> = jobs.collect();
     let mut results = run_jobs(&jobs, limits, tell)?.into_iter();
     let mut systems_of = |case: &scenario::Case| {
-        let systems = case.point.scenario.systems.iter();
-        let mut systems: Vec<SystemResult> = systems
-            .filter_map(|_| middle(results.by_ref().take(repeats.get() as usize).collect()))
-            .collect();
-        subtract_none(&mut systems);
-        systems
+        let runs = case.point.scenario.systems.len() * repeats.get() as usize;
+        together(results.by_ref().take(runs), repeats)
     };
     let mut result = RunResult {
         schema: SCHEMA,
@@ -69,6 +65,19 @@ pub fn run_all(
         .map(|published| beside_ours(published, &result))
         .collect();
     Ok(result)
+}
+
+/// What all runs of one case give together, each system's `repeats` runs next to each other: of
+/// each system the run in the middle, its management less that of `none`.
+pub fn together(
+    mut runs: impl Iterator<Item = SystemResult>,
+    repeats: NonZeroU32,
+) -> Vec<SystemResult> {
+    let repeats = repeats.get() as usize;
+    let of_next = || middle(runs.by_ref().take(repeats).collect());
+    let mut systems: Vec<SystemResult> = std::iter::from_fn(of_next).collect();
+    subtract_none(&mut systems);
+    systems
 }
 
 /// The settings of a case, as a person gives them.

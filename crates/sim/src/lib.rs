@@ -20,7 +20,7 @@ mod vm;
 pub mod workload;
 mod world;
 
-pub use cases::run_all;
+pub use cases::{run_all, together};
 pub use error::SimError;
 pub use pool::{Event, Job, Limits, run_jobs};
 pub use program::{Access, BATCH, Batch, Program, Region};

@@ -1,0 +1,360 @@
+//! What a result of several cases looks like: which settings vary, and so which picture shows it.
+//! No scenario is known by name.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::lines::SYSTEMS_MAX;
+use crate::measure::Measure;
+use crate::palette;
+use crate::schema::{Case, RunResult, SystemResult};
+use crate::text;
+
+/// Most groups of cases that are shown.
+const GROUPS_MAX: usize = 16;
+/// Most settings of a case that are looked at.
+const KEYS_MAX: usize = 16;
+/// Most values of an axis that lines are drawn along.
+const LINE_VALUES_MAX: usize = 500;
+/// Most values of an axis of words.
+const BAR_VALUES_MAX: usize = 24;
+/// Most values of either axis of a heat map.
+const HEAT_VALUES_MAX: usize = 32;
+/// Largest number that lies on an axis of numbers; what is larger is a word.
+const NUMBER_MAX: f64 = 1e15;
+/// The setting that counts VMs side by side.
+const VMS_KEY: &str = "sim.vms";
+
+/// The cases of one table of a scenario's `vary`.
+pub(crate) struct Group<'a> {
+    /// What all its cases have in common: key and value.
+    pub fixed: Vec<(&'a str, &'a str)>,
+    /// What varies.
+    pub axes: Vec<Setting<'a>>,
+    /// At least one.
+    pub cases: Vec<&'a Case>,
+}
+
+/// A key with several values.
+pub(crate) struct Setting<'a> {
+    /// Dotted.
+    pub key: &'a str,
+    /// Each once: numbers ascending, words as they come.
+    pub values: Vec<&'a str>,
+    /// The same as numbers, if all are.
+    pub numbers: Option<Vec<f64>>,
+}
+
+/// The picture that shows a group.
+pub(crate) enum Shape<'g, 'a> {
+    /// A line for each system along numbers.
+    Lines(&'g Setting<'a>),
+    /// A block of bars for each word.
+    Bars(&'g Setting<'a>),
+    /// A heat map for each system.
+    Heat {
+        x: &'g Setting<'a>,
+        y: &'g Setting<'a>,
+    },
+    /// None: a table has to do.
+    Table,
+}
+
+impl<'a> Group<'a> {
+    /// The groups of a result, in order.
+    pub(crate) fn all(result: &'a RunResult) -> Vec<Self> {
+        let mut groups: BTreeMap<usize, Vec<&Case>> = BTreeMap::new();
+        for case in &result.cases {
+            groups.entry(case.group).or_default().push(case);
+        }
+        let groups = groups.into_values().take(GROUPS_MAX);
+        groups.map(Self::new).collect()
+    }
+
+    fn new(cases: Vec<&'a Case>) -> Self {
+        let mut keys: Vec<&str> = vec![];
+        let mut seen = BTreeSet::new();
+        for (key, _) in cases.iter().flat_map(|case| &case.settings) {
+            if keys.len() < KEYS_MAX && seen.insert(key) {
+                keys.push(key);
+            }
+        }
+        let settings = keys.into_iter().map(|key| Setting::new(key, &cases));
+        let (axes, fixed): (Vec<_>, Vec<_>) = settings.partition(|s| s.values.len() > 1);
+        let fixed = fixed.iter().map(|s| (s.key, s.values[0])).collect();
+        Self { fixed, axes, cases }
+    }
+
+    /// Which picture shows it.
+    pub(crate) fn shape(&self) -> Shape<'_, 'a> {
+        let numeric = |setting: &Setting| setting.numbers.is_some();
+        let fits = |setting: &Setting, max| setting.values.len() <= max;
+        match self.axes.as_slice() {
+            [axis] if numeric(axis) && fits(axis, LINE_VALUES_MAX) => Shape::Lines(axis),
+            [axis] if !numeric(axis) && fits(axis, BAR_VALUES_MAX) => Shape::Bars(axis),
+            [y, x]
+                if [y, x]
+                    .iter()
+                    .all(|s| numeric(s) && fits(s, HEAT_VALUES_MAX)) =>
+            {
+                Shape::Heat { x, y }
+            }
+            _ => Shape::Table,
+        }
+    }
+
+    /// What its pictures show.
+    pub(crate) fn measure(&self) -> Measure {
+        Measure::of(self.cases.iter().flat_map(|case| &case.systems))
+    }
+
+    /// The case at each value of an axis, the first if there are several.
+    pub(crate) fn along(&self, axis: &Setting<'a>) -> Vec<Option<&'a Case>> {
+        let mut at: BTreeMap<&str, &Case> = BTreeMap::new();
+        for case in &self.cases {
+            at.entry(value(case, axis.key)).or_insert(case);
+        }
+        let values = axis.values.iter();
+        values.map(|value| at.get(value).copied()).collect()
+    }
+
+    /// The case at each point of two axes: rows along `y`.
+    pub(crate) fn over(&self, x: &Setting<'a>, y: &Setting<'a>) -> Vec<Vec<Option<&'a Case>>> {
+        let mut at: BTreeMap<(&str, &str), &Case> = BTreeMap::new();
+        for case in &self.cases {
+            let place = (value(case, x.key), value(case, y.key));
+            at.entry(place).or_insert(case);
+        }
+        let row = |y: &&'a str| {
+            x.values
+                .iter()
+                .map(|x| at.get(&(*x, *y)).copied())
+                .collect()
+        };
+        y.values.iter().map(row).collect()
+    }
+
+    /// What all its cases have in common, for people; may be empty.
+    pub(crate) fn common(&self) -> String {
+        let settings = self.fixed.iter();
+        let settings = settings.map(|(key, value)| {
+            let (key, value) = (text::sentence(key), text::name(value));
+            format!("{key}={value}")
+        });
+        settings.collect::<Vec<_>>().join(", ")
+    }
+
+    /// How a case differs from the others, for people; empty if there are no others.
+    pub(crate) fn label(&self, case: &Case) -> String {
+        match self.axes.as_slice() {
+            // A word says by itself what it is.
+            [axis] if axis.numbers.is_none() => text::name(value(case, axis.key)),
+            axes => {
+                let settings = axes.iter().map(|axis| {
+                    let value = text::name(value(case, axis.key));
+                    format!("{} {value}", axis.title())
+                });
+                settings.collect::<Vec<_>>().join(", ")
+            }
+        }
+    }
+}
+
+impl<'a> Setting<'a> {
+    fn new(key: &'a str, cases: &[&'a Case]) -> Self {
+        let mut seen = BTreeSet::new();
+        let all = cases.iter().map(|case| value(case, key));
+        let mut values: Vec<&str> = all.filter(|value| seen.insert(*value)).collect();
+        let numbers: Option<Vec<f64>> = values.iter().map(|value| number(value)).collect();
+        let numbers = numbers.map(|numbers| {
+            let mut pairs: Vec<_> = numbers.into_iter().zip(values.iter().copied()).collect();
+            pairs.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let (numbers, sorted) = pairs.into_iter().unzip();
+            values = sorted;
+            numbers
+        });
+        Self {
+            key,
+            values,
+            numbers,
+        }
+    }
+
+    /// The last part of its key, for people.
+    pub(crate) fn title(&self) -> String {
+        title(self.key)
+    }
+
+    /// Whether it counts VMs, so that what management takes of the host is of interest.
+    pub(crate) fn counts_vms(&self) -> bool {
+        self.key == VMS_KEY
+    }
+}
+
+/// The last part of a dotted key, for people.
+pub(crate) fn title(key: &str) -> String {
+    let last = key.rsplit('.').next().unwrap_or(key);
+    text::name(&last.replace('_', " "))
+}
+
+/// A case's value of a key; `-` where it sets none.
+pub(crate) fn value<'a>(case: &'a Case, key: &str) -> &'a str {
+    let mut settings = case.settings.iter();
+    settings
+        .find(|(set, _)| set == key)
+        .map_or("-", |(_, value)| value)
+}
+
+/// The result of a system in a case.
+pub(crate) fn system<'a>(case: &'a Case, name: &str) -> Option<&'a SystemResult> {
+    case.systems.iter().find(|system| system.name == name)
+}
+
+fn number(text: &str) -> Option<f64> {
+    let number: f64 = text.parse().ok()?;
+    (number.abs() <= NUMBER_MAX).then_some(number)
+}
+
+/// Systems that ran under the same conditions.
+pub(crate) struct Side<'a> {
+    /// How the conditions differ from others; empty where there are no others.
+    pub heading: String,
+    pub systems: &'a [SystemResult],
+}
+
+impl<'a> Side<'a> {
+    /// All of a result: its systems, and each of its cases.
+    pub(crate) fn all(result: &'a RunResult) -> Vec<Self> {
+        let mut sides = vec![];
+        if !result.systems.is_empty() {
+            sides.push(Self {
+                heading: String::new(),
+                systems: &result.systems,
+            });
+        }
+        let groups = Group::all(result);
+        for group in &groups {
+            // Where there are several groups, what a case has in common with its own tells it
+            // from those of others.
+            let common = Some(group.common()).filter(|_| groups.len() > 1);
+            sides.extend(group.cases.iter().map(|case| {
+                let parts = [common.clone(), Some(group.label(case))];
+                let parts = parts.into_iter().flatten().filter(|part| !part.is_empty());
+                Self {
+                    heading: parts.collect::<Vec<_>>().join(", "),
+                    systems: &case.systems,
+                }
+            }));
+        }
+        sides
+    }
+}
+
+/// The systems that a page shows, each with its class.
+pub(crate) struct Cast<'a>(pub Vec<(&'a str, palette::Class)>);
+
+impl<'a> Cast<'a> {
+    /// All systems of a result and of its cases, as they come; the first twelve.
+    pub(crate) fn of(result: &'a RunResult) -> Self {
+        let mut seen = BTreeSet::new();
+        let cases = result.cases.iter().flat_map(|case| &case.systems);
+        let names: Vec<&str> = result
+            .systems
+            .iter()
+            .chain(cases)
+            .map(|system| system.name.as_str())
+            .filter(|name| seen.insert(*name))
+            .take(SYSTEMS_MAX)
+            .collect();
+        let classes = palette::systems(names.iter().copied());
+        Self(names.into_iter().zip(classes).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn result(cases: &[&[(&str, &str)]]) -> RunResult {
+        let case = |settings: &&[(&str, &str)]| Case {
+            group: 0,
+            settings: settings
+                .iter()
+                .map(|(key, value)| (key.to_string(), value.to_string()))
+                .collect(),
+            systems: vec![],
+        };
+        let text = r#"{"schema":1,"scenario":"x","on":"sim","seed":1,"duration_s":1,"systems":[]}"#;
+        RunResult {
+            cases: cases.iter().map(case).collect(),
+            ..RunResult::from_json(text).unwrap()
+        }
+    }
+
+    fn shape(cases: &[&[(&str, &str)]]) -> String {
+        let result = result(cases);
+        let group = &Group::all(&result)[0];
+        match group.shape() {
+            Shape::Lines(axis) => format!("lines {}", axis.values.join(" ")),
+            Shape::Bars(axis) => format!("bars {}", axis.values.join(" ")),
+            Shape::Heat { x, y } => format!("heat {} {}", x.title(), y.title()),
+            Shape::Table => "table".into(),
+        }
+    }
+
+    #[test]
+    fn the_settings_decide_on_the_picture() {
+        let vms = |n| ("sim.vms", n);
+        let kind = |word| ("workload.kind", word);
+        let never = ("machine.thp", "never");
+        assert_eq!(
+            shape(&[&[vms("10")], &[vms("9")], &[vms("1")]]),
+            "lines 1 9 10"
+        );
+        assert_eq!(
+            shape(&[&[never, vms("1")], &[never, vms("2")]]),
+            "lines 1 2"
+        );
+        assert_eq!(shape(&[&[kind("silo")], &[kind("9")]]), "bars silo 9");
+        assert_eq!(
+            shape(&[&[kind("silo"), vms("1")], &[kind("btree"), vms("2")]]),
+            "table"
+        );
+        let grid: &[&[(&str, &str)]] = &[
+            &[("a.x_ms", "1"), ("a.y", "0.5")],
+            &[("a.x_ms", "2"), ("a.y", "0.25")],
+        ];
+        assert_eq!(shape(grid), "heat y x ms");
+        assert_eq!(shape(&[&[never]]), "table");
+        // What no axis can hold.
+        for word in ["inf", "nan", "1e16"] {
+            assert!(shape(&[&[vms("1")], &[vms(word)]]).starts_with("bars"));
+        }
+        // A case that does not say.
+        assert_eq!(shape(&[&[vms("1")], &[]]), "bars 1 -");
+    }
+
+    #[test]
+    fn cases_are_found_by_their_values() {
+        let result = result(&[
+            &[("x", "2"), ("y", "1")],
+            &[("x", "1"), ("y", "1")],
+            &[("x", "1"), ("y", "3")],
+            &[("x", "1"), ("y", "3")],
+        ]);
+        let group = &Group::all(&result)[0];
+        let [x, y] = group.axes.as_slice() else {
+            panic!("two axes");
+        };
+        let found = group.over(x, y);
+        let labels = |row: &[Option<&Case>]| -> Vec<String> {
+            let label = |case: &Option<&Case>| case.map_or("none".into(), |c| group.label(c));
+            row.iter().map(label).collect()
+        };
+        assert_eq!(labels(&found[0]), ["x 1, y 1", "x 2, y 1"]);
+        assert_eq!(labels(&found[1]), ["x 1, y 3", "none"]);
+        assert!(std::ptr::eq(
+            found[1][0].unwrap(),
+            &raw const result.cases[2]
+        ));
+    }
+}
