@@ -204,14 +204,14 @@ impl<P: Program> Vm<P> {
                 switch_ps: part(SWITCH_PS),
             };
         }
-        match &self.manager {
+        match &mut self.manager {
             Manager::Nobody => {}
-            Manager::Hints(hints) => self.manager_due_ps = start_ps + hints.period_ps(),
+            Manager::Hints(hints) => self.manager_due_ps = hints.start(start_ps),
             Manager::Ageing(_) => {
                 self.manager_due_ps = start_ps + scan_period_ps(self.guest.end_gpa());
             }
             Manager::Agent(agent) => {
-                self.manager_due_ps = start_ps + agent.epoch_ps();
+                self.manager_due_ps = agent.start(start_ps);
                 if agent.has_worker() {
                     self.worker_due_ps = start_ps + WORKER_PS;
                 }
@@ -355,18 +355,17 @@ impl<P: Program> Vm<P> {
 
     /// The manager's turn: an epoch or a scan.
     fn run_manager(&mut self, now_ps: u64, host: &mut Host) {
-        let on = self.place_of_manager(now_ps);
+        let (on, busy) = (self.place_of_manager(now_ps), self.busy());
         let memory = &mut host.memory;
         match &mut self.manager {
             Manager::Nobody => self.manager_due_ps = u64::MAX,
             Manager::Hints(hints) => {
                 let mut actor = self.hardware.actor(on, memory);
-                hints.scan(&mut self.guest, &mut actor);
-                self.manager_due_ps += hints.period_ps();
+                self.manager_due_ps = hints.scan(&mut self.guest, &mut actor);
             }
             Manager::Agent(agent) => {
-                agent.run_epoch(&mut self.guest, &mut self.hardware.actor(on, memory));
-                self.manager_due_ps += agent.epoch_ps();
+                let mut actor = self.hardware.actor(on, memory);
+                self.manager_due_ps = agent.turn(on >= busy, &mut self.guest, &mut actor);
             }
             Manager::Ageing(ageing) => {
                 let end_gpa = self.guest.end_gpa();

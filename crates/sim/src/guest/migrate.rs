@@ -13,9 +13,23 @@ use crate::machine::radix::PageSize;
 const COLLAPSE_PART: u64 = 4;
 
 impl Guest {
-    /// Moves the page that holds `gva` to a node; true when it did. `flush`: whether each page is
-    /// invalidated at once; else the caller does it for many.
-    pub(crate) fn migrate(
+    /// Moves the page that holds `gva` to a node, alone; true when it did.
+    pub(crate) fn migrate(&mut self, gva: u64, to: TierId, actor: &mut Actor<'_>) -> bool {
+        let moved = self.migrate_one_of_many(gva, to, true, actor);
+        if moved {
+            let single = self
+                .tables
+                .find(gva)
+                .is_some_and(|(_, s)| s == PageSize::Base);
+            let real = if single { actor.k } else { 0 };
+            actor.charge(Cause::Migrate, actor.costs.migrate_call_ps << real);
+        }
+        moved
+    }
+
+    /// Moves the page that holds `gva` to a node as part of a call that moves many; true when it
+    /// did. `flush`: whether it is invalidated at once; else the caller does it for all.
+    pub(super) fn migrate_one_of_many(
         &mut self,
         gva: u64,
         to: TierId,
@@ -74,10 +88,13 @@ impl Guest {
                 pages.push((at, size))
             });
         for (at, size) in pages {
-            if self.migrate(at, to, false, actor) {
+            if self.migrate_one_of_many(at, to, false, actor) {
                 moved.push(at);
                 bytes += self.bytes(size);
             }
+        }
+        if !moved.is_empty() {
+            actor.charge(Cause::Migrate, actor.costs.migrate_call_ps);
         }
         match moved[..] {
             [one] if bytes == BLOCK_SIZE => actor.flush_huge(one),
@@ -99,16 +116,16 @@ impl Guest {
         self.tables
             .for_each(start..start + BLOCK_SIZE, |at, _, _| pages.push(at));
         for at in pages {
-            self.migrate(at, to, true, actor);
+            self.migrate(at, to, actor);
         }
         self.counts.promoted_bytes + self.counts.demoted_bytes
             - before.promoted_bytes
             - before.demoted_bytes
     }
 
-    /// Makes a huge page of a block's small ones, on a node; true when it did. All of them are
-    /// mapped, or nothing happens.
-    pub(crate) fn collapse(&mut self, block: Block, to: TierId, actor: &mut Actor<'_>) -> bool {
+    /// Makes a huge page of a block's small ones, on the node where most of them lie; true when
+    /// it did. All of them are mapped, or nothing happens.
+    pub(crate) fn collapse(&mut self, block: Block, actor: &mut Actor<'_>) -> bool {
         let start = block.start().0;
         let mut old = vec![];
         self.tables
@@ -120,6 +137,11 @@ impl Guest {
         if old.len() as u64 != BLOCK_SIZE >> self.page_bits {
             return false;
         }
+        let in_slow = old.iter().filter(|&&f| self.node_of(f) == TierId::Slow);
+        let to = match in_slow.count() * 2 >= old.len() {
+            true => TierId::Slow,
+            false => TierId::Fast,
+        };
         let Some(new) = self.nodes[to as usize].take_block() else {
             return false;
         };

@@ -27,8 +27,11 @@ const FIRST_BASE: u64 = 1 << 30;
 /// watermark.
 const LOW_MILLI: u64 = 20;
 
-/// Share up to which reclaim frees: the high watermark, or the one for promotions.
-const HIGH_MILLI: u64 = 40;
+/// Share below which promotions find no room and wake reclaim: the high watermark.
+const HIGH_MILLI: u64 = 30;
+
+/// Share up to which reclaim frees for them: the promotion watermark.
+const PROMO_MILLI: u64 = 40;
 
 /// How memory is laid out and allocated.
 #[derive(Debug, Clone)]
@@ -189,20 +192,24 @@ impl Guest {
         ByteCount(u64::from(free) << self.page_bits)
     }
 
+    /// Bytes that promotions may still take before they have to wait for reclaim.
+    pub(crate) fn promotable(&self) -> ByteCount {
+        let free = self.nodes[0].free();
+        let above = free.saturating_sub(self.share_of(TierId::Fast, HIGH_MILLI));
+        ByteCount(u64::from(above) << self.page_bits)
+    }
+
     /// Frames that allocations leave free.
     fn low(&self, node: TierId) -> u32 {
         match node {
-            TierId::Fast => (u64::from(self.frames_of(node)) * LOW_MILLI / 1000) as u32,
+            TierId::Fast => self.share_of(node, LOW_MILLI),
             TierId::Slow => 0,
         }
     }
 
-    /// Frames that reclaim wants to be free.
-    fn high(&self, node: TierId) -> u32 {
-        match node {
-            TierId::Fast => (u64::from(self.frames_of(node)) * HIGH_MILLI / 1000) as u32,
-            TierId::Slow => 0,
-        }
+    /// So many thousandths of a node's frames.
+    fn share_of(&self, node: TierId, milli: u64) -> u32 {
+        (u64::from(self.frames_of(node)) * milli / 1000) as u32
     }
 
     /// Handles a fault on an address that nothing is mapped at.

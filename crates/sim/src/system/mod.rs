@@ -5,6 +5,7 @@ mod ageing;
 mod agent;
 mod heat;
 mod hints;
+mod moves;
 
 use demeter_scenario::System;
 
@@ -52,8 +53,8 @@ pub(crate) enum Relocate {
     Nothing,
     /// The policy crate's plan, in batches whose translations are flushed together.
     Batches,
-    /// The policy crate's plan, page by page, each flushed alone.
-    OneByOne,
+    /// The policy crate's promotions only, page by page, each flushed alone; reclaim makes room.
+    Sequential,
     /// Promotion when a page is found hot, demotion when memory is short.
     Reclaim,
 }
@@ -79,7 +80,7 @@ impl Parts {
             System::Demeter => (T::SamplesAtSwitch, C::Ranges, R::Batches),
             System::DemeterWorker => (T::SamplesByWorker, C::Ranges, R::Batches),
             System::DemeterBlocks => (T::SamplesAtSwitch, C::Blocks, R::Batches),
-            System::DemeterSequential => (T::SamplesAtSwitch, C::Ranges, R::OneByOne),
+            System::DemeterSequential => (T::SamplesAtSwitch, C::Ranges, R::Sequential),
             System::Memtis | System::Damon | System::DemeterDamon => return None,
         };
         Some(Self {
@@ -100,8 +101,8 @@ impl Parts {
 pub(crate) struct Memory {
     /// Its size.
     pub(crate) bytes: u64,
-    /// Whether several threads use it.
-    pub(crate) shared: bool,
+    /// Threads that use it.
+    pub(crate) threads: u64,
 }
 
 /// Who manages a VM's memory, with what it knows.
