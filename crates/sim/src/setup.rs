@@ -159,6 +159,12 @@ impl Setup {
             let memory = system::Memory {
                 bytes: regions.iter().map(|r| r.bytes.0).sum(),
                 threads: program.threads() as u64,
+                latency_ps: self
+                    .tiers
+                    .map(|t| t.latency_ps)
+                    .into_iter()
+                    .min()
+                    .unwrap_or(0),
             };
             let manager = Manager::new(parts, &self.agent, memory);
             let mut vm = Vm::new(self.hardware(i as u32), guest, backing, manager, program);

@@ -80,26 +80,35 @@ impl Guest {
     /// Translations are flushed once for all.
     pub(crate) fn migrate_block(&mut self, block: Block, to: TierId, actor: &mut Actor<'_>) -> u64 {
         let start = block.start().0;
-        let mut moved = vec![];
-        let mut bytes = 0;
         let mut pages = vec![];
         self.tables
-            .for_each(start..start + BLOCK_SIZE, |at, _, size| {
-                pages.push((at, size))
-            });
-        for (at, size) in pages {
-            if self.migrate_one_of_many(at, to, false, actor) {
-                moved.push(at);
+            .for_each(start..start + BLOCK_SIZE, |at, _, _| pages.push(at));
+        self.migrate_pages(&pages, to, actor)
+    }
+
+    /// Moves the pages that begin at these addresses to a node, as far as there is room; tells how
+    /// many bytes moved. Base pages' translations are flushed once for all.
+    pub(crate) fn migrate_pages(
+        &mut self,
+        pages: &[u64],
+        to: TierId,
+        actor: &mut Actor<'_>,
+    ) -> u64 {
+        let (mut moved, mut bytes) = (vec![], 0);
+        for &at in pages {
+            let Some((_, size)) = self.tables.find(at) else {
+                continue;
+            };
+            let is_base = size == PageSize::Base;
+            if self.migrate_one_of_many(at, to, !is_base, actor) {
+                moved.extend(is_base.then_some(at));
                 bytes += self.bytes(size);
             }
         }
-        if !moved.is_empty() {
+        if bytes > 0 {
             actor.charge(Cause::Migrate, actor.costs.migrate_call_ps);
         }
-        match moved[..] {
-            [one] if bytes == BLOCK_SIZE => actor.flush_huge(one),
-            _ => actor.flush_batch(&moved),
-        }
+        actor.flush_batch(&moved);
         bytes
     }
 

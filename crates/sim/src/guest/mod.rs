@@ -179,6 +179,11 @@ impl Guest {
         }
     }
 
+    /// The slow node's first frame.
+    pub(crate) fn first_slow_frame(&self) -> u32 {
+        self.nodes[1].frames().start
+    }
+
     /// Frames of a node.
     pub(crate) fn frames_of(&self, node: TierId) -> u32 {
         self.nodes[node as usize].frames().len() as u32

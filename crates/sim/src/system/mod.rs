@@ -5,14 +5,18 @@ mod ageing;
 mod agent;
 mod heat;
 mod hints;
+mod memtis;
 mod moves;
 
 use demeter_scenario::System;
+
+use crate::machine::sampler::{Record, Sampling};
 
 pub(crate) use ageing::Ageing;
 pub(crate) use agent::{Agent, AgentSettings};
 pub(crate) use heat::Heat;
 pub(crate) use hints::{Hints, SCAN_BYTES, scan_period_ps};
+pub(crate) use memtis::Memtis;
 
 /// How accesses are seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +44,8 @@ pub(crate) enum Classify {
     Ranges,
     /// A counter for every block of 2 MiB.
     Blocks,
+    /// A histogram of all pages by how often they were sampled (Memtis).
+    Histogram,
     /// A page that faults soon after it was marked (Linux's `numa_balancing=2`).
     SoonFault,
     /// A page that faults twice (TPP).
@@ -81,7 +87,8 @@ impl Parts {
             System::DemeterWorker => (T::SamplesByWorker, C::Ranges, R::Batches),
             System::DemeterBlocks => (T::SamplesAtSwitch, C::Blocks, R::Batches),
             System::DemeterSequential => (T::SamplesAtSwitch, C::Ranges, R::Sequential),
-            System::Memtis | System::Damon | System::DemeterDamon => return None,
+            System::Memtis => (T::SamplesByWorker, C::Histogram, R::Reclaim),
+            System::Damon | System::DemeterDamon => return None,
         };
         Some(Self {
             track,
@@ -103,6 +110,8 @@ pub(crate) struct Memory {
     pub(crate) bytes: u64,
     /// Threads that use it.
     pub(crate) threads: u64,
+    /// What a load that no cache had takes at least.
+    pub(crate) latency_ps: u64,
 }
 
 /// Who manages a VM's memory, with what it knows.
@@ -114,6 +123,8 @@ pub(crate) enum Manager {
     Hints(Hints),
     /// An agent in the guest, by samples.
     Agent(Box<Agent>),
+    /// The guest's kernel, by samples.
+    Memtis(Box<Memtis>),
     /// The hypervisor, by exits.
     Ageing(Ageing),
 }
@@ -125,10 +136,49 @@ impl Manager {
         match parts.track {
             Track::Nothing => Self::Nobody,
             Track::HintFaults => Self::Hints(Hints::new(parts.classify, memory)),
+            Track::SamplesByWorker if parts.classify == Classify::Histogram => {
+                Self::Memtis(Box::new(Memtis::new(memory.latency_ps)))
+            }
             Track::SamplesAtSwitch | Track::SamplesByWorker => {
                 Self::Agent(Box::new(Agent::new(parts, settings)))
             }
             Track::SecondLevelFaults => Self::Ageing(Ageing::default()),
+        }
+    }
+
+    /// What to sample, if anything; a simulated load stands for `2^k`.
+    pub(crate) fn sampling(&self, k: u32) -> Option<Sampling> {
+        match self {
+            Self::Agent(agent) => Some(agent.sampling()),
+            Self::Memtis(memtis) => Some(memtis.sampling(k)),
+            _ => None,
+        }
+    }
+
+    /// Whether a thread of its own empties the sampling units' buffers.
+    pub(crate) fn has_worker(&self) -> bool {
+        match self {
+            Self::Agent(agent) => agent.has_worker(),
+            Self::Memtis(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Takes what a sampling unit recorded.
+    pub(crate) fn take(&mut self, records: impl Iterator<Item = Record>) {
+        match self {
+            Self::Agent(agent) => agent.take(records),
+            Self::Memtis(memtis) => memtis.take(records),
+            _ => {}
+        }
+    }
+
+    /// Hardware samples that it has seen.
+    pub(crate) fn samples_seen(&self) -> u64 {
+        match self {
+            Self::Agent(agent) => agent.samples_seen,
+            Self::Memtis(memtis) => memtis.samples_seen,
+            _ => 0,
         }
     }
 }
