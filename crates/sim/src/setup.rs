@@ -74,7 +74,7 @@ impl Setup {
         let (sheet, dilation) = match scenario.sim.cpu {
             Cpu::IceLakeSp => (ICE_LAKE_SP, 1),
             Cpu::Zen3 => (ZEN_3, 1),
-            Cpu::Lab => (emulator(dilation), dilation),
+            Cpu::Lab => (emulator(), dilation),
         };
         let gbps = 1_000_000_000 / dilation;
         let tier =
@@ -162,7 +162,13 @@ impl Setup {
             let regions = program.regions();
             let memory = system::Memory {
                 bytes: regions.iter().map(|r| r.bytes.0).sum(),
-                shared: program.threads() > 1,
+                threads: program.threads() as u64,
+                latency_ps: self
+                    .tiers
+                    .map(|t| t.latency_ps)
+                    .into_iter()
+                    .min()
+                    .unwrap_or(0),
             };
             let manager = Manager::new(parts, &self.agent, memory);
             let mut vm = Vm::new(self.hardware(i as u32), guest, backing, manager, program);

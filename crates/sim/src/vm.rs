@@ -233,23 +233,30 @@ impl<P: Program> Vm<P> {
                 switch_ps: part(SWITCH_PS),
             };
         }
-        match &self.manager {
+        match &mut self.manager {
             Manager::Nobody => {}
-            Manager::Hints(hints) => self.manager_due_ps = start_ps + hints.period_ps(),
+            Manager::Hints(hints) => self.manager_due_ps = hints.start(start_ps),
             Manager::Ageing(_) => {
                 self.manager_due_ps = start_ps + scan_period_ps(self.guest.end_gpa());
             }
-            Manager::Agent(agent) => {
-                self.manager_due_ps = start_ps + agent.epoch_ps();
-                if agent.has_worker() {
-                    self.worker_due_ps = start_ps + WORKER_PS;
-                }
-                let sampling = agent.sampling();
-                for (i, core) in self.hardware.cores.iter_mut().enumerate() {
-                    let phase = sampling.period * i as u64 / busy.max(1) as u64;
-                    core.sampler.start(sampling, phase);
-                }
-            }
+            Manager::Agent(agent) => self.manager_due_ps = agent.start(start_ps),
+            Manager::Memtis(memtis) => self.manager_due_ps = memtis.start(start_ps),
+        }
+        if self.manager.has_worker() {
+            self.worker_due_ps = start_ps + WORKER_PS;
+        }
+        self.sample();
+    }
+
+    /// Lets the sampling units sample what the manager wants.
+    fn sample(&mut self) {
+        let Some(sampling) = self.manager.sampling(self.hardware.k) else {
+            return;
+        };
+        let busy = self.busy().max(1) as u64;
+        for (i, core) in self.hardware.cores.iter_mut().enumerate() {
+            let phase = sampling.period * i as u64 / busy;
+            core.sampler.start(sampling, phase);
         }
     }
 
@@ -364,7 +371,7 @@ impl<P: Program> Vm<P> {
                     let (end_gpa, hypervisor) = (self.guest.end_gpa(), &mut host.hypervisor);
                     ageing.tick(end_gpa, hypervisor, &mut self.backing, &mut actor);
                 }
-                Manager::Nobody | Manager::Agent(_) => {}
+                Manager::Nobody | Manager::Agent(_) | Manager::Memtis(_) => {}
             }
         }
         let switches = overdue(&mut self.due[on].switch_ps, SWITCH_PS, now_ps);
@@ -375,10 +382,12 @@ impl<P: Program> Vm<P> {
             let (vcpus, threads) = (self.hardware.vcpus.len(), self.threads.len());
             let next = self.running[on] + vcpus;
             self.running[on] = if next < threads { next } else { on };
-            self.drain(on, on);
+            if !self.manager.has_worker() {
+                self.drain(on, on);
+            }
         }
         if now_ps >= self.worker_due_ps {
-            self.run_worker(now_ps);
+            self.run_worker(now_ps, host);
         }
         if now_ps >= self.manager_due_ps {
             self.run_manager(now_ps, host);
@@ -387,18 +396,21 @@ impl<P: Program> Vm<P> {
 
     /// The manager's turn: an epoch or a scan.
     fn run_manager(&mut self, now_ps: u64, host: &mut Host) {
-        let on = self.place_of_manager(now_ps);
+        let (on, busy) = (self.place_of_manager(now_ps), self.busy());
         let memory = &mut host.memory;
         match &mut self.manager {
             Manager::Nobody => self.manager_due_ps = u64::MAX,
             Manager::Hints(hints) => {
                 let mut actor = self.hardware.actor(on, memory);
-                hints.scan(&mut self.guest, &mut actor);
-                self.manager_due_ps += hints.period_ps();
+                self.manager_due_ps = hints.scan(&mut self.guest, &mut actor);
             }
             Manager::Agent(agent) => {
-                agent.run_epoch(&mut self.guest, &mut self.hardware.actor(on, memory));
-                self.manager_due_ps += agent.epoch_ps();
+                let mut actor = self.hardware.actor(on, memory);
+                self.manager_due_ps = agent.turn(on >= busy, &mut self.guest, &mut actor);
+            }
+            Manager::Memtis(memtis) => {
+                let mut actor = self.hardware.actor(on, memory);
+                self.manager_due_ps = memtis.turn(on >= busy, &mut self.guest, &mut actor);
             }
             Manager::Ageing(ageing) => {
                 let end_gpa = self.guest.end_gpa();
@@ -414,13 +426,20 @@ impl<P: Program> Vm<P> {
     }
 
     /// The sampling thread's turn.
-    fn run_worker(&mut self, now_ps: u64) {
+    fn run_worker(&mut self, now_ps: u64, host: &mut Host) {
         let on = self.place_of_manager(now_ps);
+        let began_ps = self.hardware.vcpus[on].clock_ps;
         let wakes = overdue(&mut self.worker_due_ps, WORKER_PS, now_ps);
         let switch_ps = self.hardware.costs.switch_ps;
         self.hardware.vcpus[on].charge(Cause::Track, wakes * 2 * switch_ps);
         for core in 0..self.busy() {
             self.drain(core, on);
+        }
+        if let Manager::Memtis(memtis) = &mut self.manager {
+            let mut actor = self.hardware.actor(on, &mut host.memory);
+            if memtis.count(began_ps, &mut self.guest, &mut actor) {
+                self.sample();
+            }
         }
     }
 
@@ -439,12 +458,9 @@ impl<P: Program> Vm<P> {
 
     /// Empties a core's sampling buffer, at the expense of a virtual CPU.
     fn drain(&mut self, core: usize, on: usize) {
-        let Manager::Agent(agent) = &mut self.manager else {
-            return;
-        };
         let sampler = &mut self.hardware.cores[core].sampler;
         let ps = sampler.waiting() as u64 * self.hardware.costs.record_drain_ps;
-        agent.take(sampler.drain());
+        self.manager.take(sampler.drain());
         self.hardware.vcpus[on].charge(Cause::Track, ps);
     }
 
@@ -460,10 +476,7 @@ impl<P: Program> Vm<P> {
 
     /// Hardware samples that the manager has seen.
     pub(crate) fn samples(&self) -> u64 {
-        match &self.manager {
-            Manager::Agent(agent) => agent.samples_seen,
-            _ => 0,
-        }
+        self.manager.samples_seen()
     }
 
     /// Share of what the program says is hot that lies in the fast tier, 0 to 1; 0 if it does

@@ -1,7 +1,5 @@
 //! Hint faults: pages of the slow node are made to fault, so that the kernel sees who uses them.
 
-use demeter_policy::BLOCK_SIZE;
-
 use super::Guest;
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
@@ -21,42 +19,49 @@ pub(crate) struct Hint {
 }
 
 impl Guest {
-    /// Makes the slow node's pages fault, from where the last call ended on: so many bytes of
-    /// them, or those in so many bytes of address space.
+    /// Makes the slow node's pages in so many bytes of address space fault, from where the last
+    /// call ended on and at most to the end. Stretches in which there are none to be marked do not
+    /// count, but for `reach`.
+    ///
+    /// As in Linux a stretch is what is left of `bytes`, and counts whole if one page in it was
+    /// marked.
     pub(crate) fn hint_scan(&mut self, bytes: u64, reach: u64, actor: &mut Actor<'_>) {
         let now_ms = (actor.now_ps() / PS_PER_MS) as u32;
         let middle = self.nodes[1].frames().start;
-        let page_bits = self.page_bits;
-        let (mut seen, mut marked) = (0u64, 0u64);
-        // Block by block, once around at most.
-        for _ in 0..reach / BLOCK_SIZE {
+        let (mut seen, mut marked, mut marked_huge) = (0u64, 0u64, 0u64);
+        let (mut bytes, mut reach) = (bytes, reach);
+        while bytes > 0 && reach > 0 {
             let next = self.vmas.iter().find(|v| v.end().0 > self.hint_cursor);
             let Some(vma) = next else {
                 self.hint_cursor = 0;
                 self.hint_passes += 1;
-                continue;
+                break;
             };
             let start = self.hint_cursor.max(vma.start().0);
-            let end = vma.end().0.min(start.saturating_add(BLOCK_SIZE));
+            let end = vma.end().0.min(start.saturating_add(bytes.min(reach)));
+            let before = marked + marked_huge;
             let frames = &mut self.frames;
             self.tables.for_each(start..end, |_, entry, size| {
                 seen += 1;
                 if entry.index() >= middle && !entry.is_hint() {
                     entry.set_hint(true);
                     *frames.word(entry.index()) = now_ms;
-                    marked += match size {
-                        PageSize::Base => 1 << page_bits,
-                        _ => BLOCK_SIZE,
-                    };
+                    match size {
+                        PageSize::Base => marked += 1,
+                        _ => marked_huge += 1,
+                    }
                 }
             });
             self.hint_cursor = end;
-            if marked >= bytes {
-                break;
+            reach = reach.saturating_sub(end - start);
+            if marked + marked_huge > before {
+                bytes = bytes.saturating_sub(end - start);
             }
         }
         actor.charge_page(Cause::Track, seen * actor.costs.scan_entry_ps);
-        if marked > 0 {
+        actor.charge_page(Cause::Track, marked * actor.costs.mark_page_ps);
+        actor.charge(Cause::Track, marked_huge * actor.costs.mark_page_ps);
+        if marked + marked_huge > 0 {
             actor.flush_own();
         }
     }

@@ -13,9 +13,30 @@ use crate::machine::radix::PageSize;
 const COLLAPSE_PART: u64 = 4;
 
 impl Guest {
-    /// Moves the page that holds `gva` to a node; true when it did. `flush`: whether each page is
-    /// invalidated at once; else the caller does it for many.
+    /// Moves the page that holds `gva` to a node, alone; true when it did. `flush`: whether
+    /// anybody may have its translation.
     pub(crate) fn migrate(
+        &mut self,
+        gva: u64,
+        to: TierId,
+        flush: bool,
+        actor: &mut Actor<'_>,
+    ) -> bool {
+        let moved = self.migrate_one_of_many(gva, to, flush, actor);
+        if moved {
+            let single = self
+                .tables
+                .find(gva)
+                .is_some_and(|(_, s)| s == PageSize::Base);
+            let real = if single { actor.k } else { 0 };
+            actor.charge(Cause::Migrate, actor.costs.migrate_call_ps << real);
+        }
+        moved
+    }
+
+    /// Moves the page that holds `gva` to a node as part of a call that moves many; true when it
+    /// did. `flush`: whether it is invalidated at once; else the caller does it for all.
+    pub(super) fn migrate_one_of_many(
         &mut self,
         gva: u64,
         to: TierId,
@@ -66,23 +87,35 @@ impl Guest {
     /// Translations are flushed once for all.
     pub(crate) fn migrate_block(&mut self, block: Block, to: TierId, actor: &mut Actor<'_>) -> u64 {
         let start = block.start().0;
-        let mut moved = vec![];
-        let mut bytes = 0;
         let mut pages = vec![];
         self.tables
-            .for_each(start..start + BLOCK_SIZE, |at, _, size| {
-                pages.push((at, size))
-            });
-        for (at, size) in pages {
-            if self.migrate(at, to, false, actor) {
-                moved.push(at);
+            .for_each(start..start + BLOCK_SIZE, |at, _, _| pages.push(at));
+        self.migrate_pages(&pages, to, actor)
+    }
+
+    /// Moves the pages that begin at these addresses to a node, as far as there is room; tells how
+    /// many bytes moved. Base pages' translations are flushed once for all.
+    pub(crate) fn migrate_pages(
+        &mut self,
+        pages: &[u64],
+        to: TierId,
+        actor: &mut Actor<'_>,
+    ) -> u64 {
+        let (mut moved, mut bytes) = (vec![], 0);
+        for &at in pages {
+            let Some((_, size)) = self.tables.find(at) else {
+                continue;
+            };
+            let is_base = size == PageSize::Base;
+            if self.migrate_one_of_many(at, to, !is_base, actor) {
+                moved.extend(is_base.then_some(at));
                 bytes += self.bytes(size);
             }
         }
-        match moved[..] {
-            [one] if bytes == BLOCK_SIZE => actor.flush_huge(one),
-            _ => actor.flush_batch(&moved),
+        if bytes > 0 {
+            actor.charge(Cause::Migrate, actor.costs.migrate_call_ps);
         }
+        actor.flush_batch(&moved);
         bytes
     }
 
@@ -106,9 +139,9 @@ impl Guest {
             - before.demoted_bytes
     }
 
-    /// Makes a huge page of a block's small ones, on a node; true when it did. All of them are
-    /// mapped, or nothing happens.
-    pub(crate) fn collapse(&mut self, block: Block, to: TierId, actor: &mut Actor<'_>) -> bool {
+    /// Makes a huge page of a block's small ones, on the node where most of them lie; true when
+    /// it did. All of them are mapped, or nothing happens.
+    pub(crate) fn collapse(&mut self, block: Block, actor: &mut Actor<'_>) -> bool {
         let start = block.start().0;
         let mut old = vec![];
         self.tables
@@ -120,6 +153,11 @@ impl Guest {
         if old.len() as u64 != BLOCK_SIZE >> self.page_bits {
             return false;
         }
+        let in_slow = old.iter().filter(|&&f| self.node_of(f) == TierId::Slow);
+        let to = match in_slow.count() * 2 >= old.len() {
+            true => TierId::Slow,
+            false => TierId::Fast,
+        };
         let Some(new) = self.nodes[to as usize].take_block() else {
             return false;
         };

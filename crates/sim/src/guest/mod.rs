@@ -27,8 +27,11 @@ const FIRST_BASE: u64 = 1 << 30;
 /// watermark.
 const LOW_MILLI: u64 = 20;
 
-/// Share up to which reclaim frees: the high watermark, or the one for promotions.
-const HIGH_MILLI: u64 = 40;
+/// Share below which promotions find no room and wake reclaim: the high watermark.
+const HIGH_MILLI: u64 = 30;
+
+/// Share up to which reclaim frees for them: the promotion watermark.
+const PROMO_MILLI: u64 = 40;
 
 /// First touches of base pages by which the process invalidates one address. Fitted: 2.75 million in
 /// 144 GiB, whatever manages the memory and however long it takes.
@@ -183,6 +186,11 @@ impl Guest {
         }
     }
 
+    /// The slow node's first frame.
+    pub(crate) fn first_slow_frame(&self) -> u32 {
+        self.nodes[1].frames().start
+    }
+
     /// Frames of a node.
     pub(crate) fn frames_of(&self, node: TierId) -> u32 {
         self.nodes[node as usize].frames().len() as u32
@@ -196,20 +204,24 @@ impl Guest {
         ByteCount(u64::from(free) << self.page_bits)
     }
 
+    /// Bytes that promotions may still take before they have to wait for reclaim.
+    pub(crate) fn promotable(&self) -> ByteCount {
+        let free = self.nodes[0].free();
+        let above = free.saturating_sub(self.share_of(TierId::Fast, HIGH_MILLI));
+        ByteCount(u64::from(above) << self.page_bits)
+    }
+
     /// Frames that allocations leave free.
     fn low(&self, node: TierId) -> u32 {
         match node {
-            TierId::Fast => (u64::from(self.frames_of(node)) * LOW_MILLI / 1000) as u32,
+            TierId::Fast => self.share_of(node, LOW_MILLI),
             TierId::Slow => 0,
         }
     }
 
-    /// Frames that reclaim wants to be free.
-    fn high(&self, node: TierId) -> u32 {
-        match node {
-            TierId::Fast => (u64::from(self.frames_of(node)) * HIGH_MILLI / 1000) as u32,
-            TierId::Slow => 0,
-        }
+    /// So many thousandths of a node's frames.
+    fn share_of(&self, node: TierId, milli: u64) -> u32 {
+        (u64::from(self.frames_of(node)) * milli / 1000) as u32
     }
 
     /// Handles a fault on an address that nothing is mapped at.

@@ -1,7 +1,7 @@
 //! Reclaim by demotion, as kswapd does it: pages of the fast node that were not accessed since the
 //! last look go to the slow one, until enough is free.
 
-use super::Guest;
+use super::{Guest, HIGH_MILLI, PROMO_MILLI};
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
@@ -12,7 +12,12 @@ const ROUNDS: u32 = 2;
 impl Guest {
     /// Whether promotions find less free fast memory than they leave free.
     pub(crate) fn is_short(&self) -> bool {
-        self.nodes[0].free() < self.high(TierId::Fast)
+        self.nodes[0].free() < self.share_of(TierId::Fast, HIGH_MILLI)
+    }
+
+    /// Whether reclaim still has to free memory for promotions.
+    fn wants_more(&self) -> bool {
+        self.nodes[0].free() < self.share_of(TierId::Fast, PROMO_MILLI)
     }
 
     /// Demotes until enough is free, two rounds over the node are done, or it is `until_ps`;
@@ -20,7 +25,7 @@ impl Guest {
     pub(crate) fn reclaim(&mut self, actor: &mut Actor<'_>, until_ps: u64) -> bool {
         let frames = self.nodes[0].frames();
         let mut left = frames.len() as u32 * ROUNDS;
-        while self.is_short() && left > 0 {
+        while self.wants_more() && left > 0 {
             if actor.now_ps() >= until_ps {
                 return false;
             }
@@ -40,7 +45,7 @@ impl Guest {
             let gva = u64::from(used.page) << self.page_bits;
             let real = if used.huge { 0 } else { self.page_bits - 12 };
             self.counts.scanned_by_reclaim += 1 << real;
-            actor.charge(Cause::Track, actor.costs.scan_entry_ps << real);
+            actor.charge(Cause::Track, actor.costs.reclaim_page_ps << real);
             let accessed = self
                 .tables
                 .find_mut(gva)
@@ -51,7 +56,7 @@ impl Guest {
                 self.frames.set_active(frame, true);
             } else if used.active {
                 self.frames.set_active(frame, false);
-            } else if !self.migrate(gva, TierId::Slow, true, actor) {
+            } else if !self.migrate_one_of_many(gva, TierId::Slow, true, actor) {
                 // No room below either.
                 return true;
             }

@@ -162,7 +162,9 @@ fn a_small_block_is_promoted_as_a_huge_page() {
         b.act(|g, a| g.migrate_block(cold, TierId::Slow, a)),
         BLOCK_SIZE
     );
-    assert!(b.act(|g, a| g.collapse(hot, TierId::Fast, a)));
+    assert!(b.act(|g, a| g.collapse(hot, a)));
+    assert_eq!(b.placed(hot.start(), BLOCK_SIZE), [0, BLOCK_SIZE]);
+    b.act(|g, a| g.migrate_block(hot, TierId::Fast, a));
     assert_eq!(b.placed(hot.start(), BLOCK_SIZE), [BLOCK_SIZE, 0]);
     assert_eq!(
         b.guest.tables.find(hot.start().0).unwrap().1,
@@ -193,11 +195,11 @@ fn reclaim_demotes_what_was_not_accessed() {
             g.tables.for_each(used.clone(), |_, e, _| e.set_accessed());
         };
         walk(&mut b.guest);
-        b.act(|g, a| g.reclaim(a));
+        b.act(|g, a| g.reclaim(a, u64::MAX));
     }
     assert!(!b.guest.is_short());
     assert_eq!(b.placed(base, 4 * MIB), [4 * MIB, 0]);
-    assert!(b.guest.counts.demoted_bytes >= 8 * MIB * (HIGH_MILLI - LOW_MILLI) / 1000);
+    assert!(b.guest.counts.demoted_bytes >= 8 * MIB * (PROMO_MILLI - LOW_MILLI) / 1000);
     b.check();
 }
 
@@ -241,9 +243,9 @@ proptest! {
                 0 => drop(g.migrate_block(block, to, a)),
                 1 => drop(g.migrate_block_singly(block, to, a)),
                 2 => drop(g.migrate(gva, to, true, a)),
-                3 => drop(g.collapse(block, to, a)),
+                3 => drop(g.collapse(block, a)),
                 4 => g.hint_scan(BLOCK_SIZE, 4 * BLOCK_SIZE, a),
-                _ => g.reclaim(a),
+                _ => drop(g.reclaim(a, u64::MAX)),
             });
         }
         b.check();

@@ -1,12 +1,17 @@
 //! The agent in a guest, as `demeter guest` runs it: the same policy, the same epochs; the kernel
 //! beneath it is the simulated one.
+//!
+//! It is a thread beside the program's: it carries its plan out in batches, and where the program
+//! wants the same virtual CPU the scheduler gives the program its share in between. The next
+//! epoch begins when the plan is done.
 
 use demeter_policy::{
     BLOCK_SIZE, Block, ByteCount, ClassifierConfig, FillThreshold, GuestVirtAddr, MIB, Placement,
-    Plan, RankedRange, Relocation, ResidencyMap, Room, VirtRange, plan,
+    RankedRange, Relocation, ResidencyMap, Room, VirtRange, plan,
 };
 
 use super::heat::PID;
+use super::moves::{Moves, Next};
 use super::{Classify, Heat, Parts, Relocate, Track};
 use crate::guest::Guest;
 use crate::machine::actor::Actor;
@@ -14,8 +19,13 @@ use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
 use crate::machine::sampler::{Record, Sampling};
 
-/// Blocks in one batch of moves.
-const BATCH_BLOCKS: usize = 8;
+/// The scheduler's weights of a thread at nice 0, and of the agent at its nice -10
+/// (`sched_prio_to_weight`).
+const PROGRAM_WEIGHT: u64 = 1024;
+const AGENT_WEIGHT: u64 = 9548;
+
+/// After so many epochs in which nothing was to move, every second wake is left out.
+const CALM_AFTER_EPOCHS: u32 = 8;
 
 /// Blocks of unknown place that are looked up in one epoch, hottest first.
 const LOOKUPS_MAX: usize = 2048;
@@ -52,6 +62,11 @@ pub(crate) struct Agent {
     all_known: bool,
     samples: Vec<GuestVirtAddr>,
     epoch: u32,
+    /// Epochs in a row in which nothing was to move.
+    calm: u32,
+    next_epoch_ps: u64,
+    /// What is left of the last epoch's plan.
+    moves: Moves,
     /// Samples so far.
     pub(crate) samples_seen: u64,
 }
@@ -66,6 +81,9 @@ impl Agent {
             all_known: false,
             samples: vec![],
             epoch: 0,
+            calm: 0,
+            next_epoch_ps: 0,
+            moves: Moves::default(),
             samples_seen: 0,
         }
     }
@@ -80,9 +98,10 @@ impl Agent {
         self.settings.sampling
     }
 
-    /// Time between two decisions.
-    pub(crate) fn epoch_ps(&self) -> u64 {
-        self.settings.epoch_ps
+    /// Begins its work; tells when its first turn is due.
+    pub(crate) fn start(&mut self, now_ps: u64) -> u64 {
+        self.next_epoch_ps = now_ps + self.settings.epoch_ps;
+        self.next_epoch_ps
     }
 
     /// Takes what a sampling unit recorded.
@@ -90,8 +109,27 @@ impl Agent {
         self.samples.extend(records.map(|r| r.gva));
     }
 
-    /// One epoch: classifies, plans, moves.
-    pub(crate) fn run_epoch(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
+    /// Its turn: a batch of its plan or, once that is done, an epoch. Tells when the next turn is
+    /// due. `alone`: whether no thread of the program wants the same virtual CPU.
+    pub(crate) fn turn(&mut self, alone: bool, guest: &mut Guest, actor: &mut Actor<'_>) -> u64 {
+        let began_ps = actor.now_ps();
+        if self.moves.is_done() {
+            self.run_epoch(guest, actor);
+        } else {
+            self.move_on(guest, actor);
+        }
+        let now_ps = actor.now_ps();
+        if self.moves.is_done() {
+            // An epoch that took too long is not made up for.
+            self.next_epoch_ps = self.next_epoch_ps.max(now_ps);
+            return self.next_epoch_ps;
+        }
+        let program_ps = (now_ps - began_ps) * PROGRAM_WEIGHT / AGENT_WEIGHT;
+        now_ps + if alone { 0 } else { program_ps }
+    }
+
+    /// One epoch: classifies and plans.
+    fn run_epoch(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
         self.epoch += 1;
         let (classifier, by_block) = (
             self.settings.classifier,
@@ -111,8 +149,13 @@ impl Agent {
         let work = EPOCH_PS + samples * ADD_PS + ranking.len() as u64 * RANGE_PS;
         actor.charge(Cause::Classify, work);
         self.look_up(&ranking, guest, actor);
-        let plan = self.plan(&ranking, guest);
-        self.execute(&plan, guest, actor);
+        let room = self.room(guest);
+        let fill = FillThreshold(f64::from(self.settings.classifier.tau_split));
+        let plan = plan(&ranking, &self.residency, &room, fill, self.epoch);
+        self.calm = if plan.is_empty() { self.calm + 1 } else { 0 };
+        let epochs = if self.calm < CALM_AFTER_EPOCHS { 1 } else { 2 };
+        self.next_epoch_ps += epochs * self.settings.epoch_ps;
+        self.moves = Moves::new(plan, room.level(), self.parts.relocate);
     }
 
     /// Finds out where blocks lie that are not known yet.
@@ -140,73 +183,67 @@ impl Agent {
         }
     }
 
-    fn plan(&self, ranking: &[RankedRange], guest: &Guest) -> Plan {
+    /// What the nodes have to give now.
+    fn room(&self, guest: &Guest) -> Room {
         let fast_total = u64::from(guest.frames_of(TierId::Fast)) << guest.page_bits();
         let reserve = (fast_total / 128).clamp(4 * MIB, 64 * MIB);
-        let room = Room {
+        Room {
             fast_free: guest.usable(TierId::Fast),
             fast_reserve: ByteCount(reserve),
             fast_low: ByteCount(reserve / 4),
             slow_free: guest.usable(TierId::Slow),
             batch: self.settings.batch,
-        };
-        let fill = FillThreshold(f64::from(self.settings.classifier.tau_split));
-        plan(ranking, &self.residency, &room, fill, self.epoch)
+        }
     }
 
-    /// Promotes while there is room, then demotes a batch, and so on.
-    fn execute(&mut self, plan: &Plan, guest: &mut Guest, actor: &mut Actor<'_>) {
-        let (mut up, mut down) = (&plan.promotions[..], &plan.demotions[..]);
-        loop {
-            let mut room = guest.usable(TierId::Fast).0;
-            let fits = |r: &&Relocation| {
-                let fits = r.bytes.0 <= room;
-                room -= if fits { r.bytes.0 } else { 0 };
-                fits
-            };
-            let n = up.iter().take(BATCH_BLOCKS).take_while(fits).count();
-            let (list, n, to) = if n > 0 {
-                (&mut up, n, TierId::Fast)
-            } else if !down.is_empty() {
-                let n = down.len().min(BATCH_BLOCKS);
-                (&mut down, n, TierId::Slow)
-            } else {
-                return;
-            };
-            let (batch, rest) = list.split_at(n);
-            *list = rest;
-            for relocation in batch {
-                self.move_block(relocation, to, guest, actor);
+    /// Carries the next batch of the plan out.
+    fn move_on(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
+        match self.moves.next(self.parts.relocate, guest) {
+            Next::Nothing => {}
+            Next::WakeReclaim => {
+                guest.reclaim(actor, u64::MAX);
+            }
+            Next::Batch(to, batch) => {
+                let planned: u64 = batch.iter().map(|r| r.bytes.0).sum();
+                let left: u64 = batch
+                    .iter()
+                    .map(|r| self.move_block(r, to, guest, actor).0)
+                    .sum();
+                if to == TierId::Fast && left * 2 > planned {
+                    self.moves.give_up_promotions();
+                }
             }
         }
     }
 
+    /// Moves a block; tells how much of it did not move.
     fn move_block(
         &mut self,
         relocation: &Relocation,
         to: TierId,
         guest: &mut Guest,
         actor: &mut Actor<'_>,
-    ) {
+    ) -> ByteCount {
         let block = relocation.block;
-        let made_huge =
-            to == TierId::Fast && guest.wants_huge() && guest.collapse(block, to, actor);
-        if !made_huge {
-            if self.parts.relocate == Relocate::OneByOne {
-                guest.migrate_block_singly(block, to, actor);
-            } else {
-                guest.migrate_block(block, to, actor);
-            }
+        if to == TierId::Fast && guest.wants_huge() {
+            guest.collapse(block, actor);
+        }
+        if self.parts.relocate == Relocate::Sequential {
+            guest.migrate_block_singly(block, to, actor);
+        } else {
+            guest.migrate_block(block, to, actor);
         }
         self.look_at(block, guest);
-        let left = self.residency.get(PID, block).map_or(0, |p| match to {
-            TierId::Fast => p.slow.0,
-            TierId::Slow => p.fast.0,
-        });
-        if left == 0 {
+        let placement = self.residency.get(PID, block).unwrap_or_default();
+        let left = match to {
+            TierId::Fast => placement.slow,
+            TierId::Slow => placement.fast,
+        };
+        if left.0 == 0 {
             self.residency.moved(PID, block);
         } else {
             self.residency.failed(PID, block, self.epoch);
         }
+        left
     }
 }

@@ -10,6 +10,10 @@ use demeter_policy::{
 /// Counts below this are forgotten.
 const COUNT_MIN: f64 = 1.0 / 16.0;
 
+/// Counters of blocks are halved after so many samples for each block. A single block gets few:
+/// halved every epoch, as ranges are, its count would never be certain.
+const COOL_SAMPLES_PER_BLOCK: u64 = 8;
+
 /// The process of a guest.
 pub(super) const PID: Pid = Pid(1);
 
@@ -22,8 +26,10 @@ pub(crate) enum Heat {
     Blocks {
         /// The process's mappings.
         vmas: Vec<VirtRange>,
-        /// Samples, halved every epoch.
+        /// Samples, halved now and then.
         counts: BTreeMap<Block, f64>,
+        /// Samples until then.
+        left: u64,
     },
 }
 
@@ -40,6 +46,7 @@ impl Heat {
         Self::Blocks {
             vmas: vmas.to_vec(),
             counts: BTreeMap::new(),
+            left: cool_samples(vmas),
         }
     }
 
@@ -47,7 +54,10 @@ impl Heat {
     pub(crate) fn add(&mut self, addr: GuestVirtAddr) {
         match self {
             Self::Ranges(classifier) => classifier.add(addr, 1),
-            Self::Blocks { counts, .. } => *counts.entry(Block::of(addr)).or_default() += 1.0,
+            Self::Blocks { counts, left, .. } => {
+                *counts.entry(Block::of(addr)).or_default() += 1.0;
+                *left = left.saturating_sub(1);
+            }
         }
     }
 
@@ -55,7 +65,9 @@ impl Heat {
     pub(crate) fn end_epoch(&mut self) {
         match self {
             Self::Ranges(classifier) => classifier.end_epoch(),
-            Self::Blocks { counts, .. } => {
+            Self::Blocks { left: 1.., .. } => {}
+            Self::Blocks { vmas, counts, left } => {
+                *left = cool_samples(vmas);
                 counts.values_mut().for_each(|c| *c /= 2.0);
                 counts.retain(|_, c| *c >= COUNT_MIN);
             }
@@ -66,7 +78,7 @@ impl Heat {
     pub(crate) fn ranking(&self) -> Vec<RankedRange> {
         match self {
             Self::Ranges(classifier) => rank([(PID, classifier.ranges().collect::<Vec<_>>())]),
-            Self::Blocks { vmas, counts } => {
+            Self::Blocks { vmas, counts, .. } => {
                 let blocks = vmas.iter().flat_map(Block::all_of).map(|block| {
                     let end = GuestVirtAddr(Block(block.0 + 1).start().0);
                     ClassifiedRange {
@@ -79,6 +91,12 @@ impl Heat {
             }
         }
     }
+}
+
+/// Samples after which counters of these mappings' blocks are halved.
+fn cool_samples(vmas: &[VirtRange]) -> u64 {
+    let blocks = vmas.iter().flat_map(Block::all_of).count() as u64;
+    blocks * COOL_SAMPLES_PER_BLOCK
 }
 
 #[cfg(test)]

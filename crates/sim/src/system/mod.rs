@@ -5,14 +5,19 @@ mod ageing;
 mod agent;
 mod heat;
 mod hints;
+mod memtis;
+mod moves;
 mod reclaimer;
 
 use demeter_scenario::System;
+
+use crate::machine::sampler::{Record, Sampling};
 
 pub(crate) use ageing::Ageing;
 pub(crate) use agent::{Agent, AgentSettings};
 pub(crate) use heat::Heat;
 pub(crate) use hints::{Hints, SCAN_BYTES, scan_period_ps};
+pub(crate) use memtis::Memtis;
 
 /// How accesses are seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +45,8 @@ pub(crate) enum Classify {
     Ranges,
     /// A counter for every block of 2 MiB.
     Blocks,
+    /// A histogram of all pages by how often they were sampled (Memtis).
+    Histogram,
     /// A page that faults soon after it was marked (Linux's `numa_balancing=2`).
     SoonFault,
     /// A page that faults twice (TPP).
@@ -53,8 +60,8 @@ pub(crate) enum Relocate {
     Nothing,
     /// The policy crate's plan, in batches whose translations are flushed together.
     Batches,
-    /// The policy crate's plan, page by page, each flushed alone.
-    OneByOne,
+    /// The policy crate's promotions only, page by page, each flushed alone; reclaim makes room.
+    Sequential,
     /// Promotion when a page is found hot, demotion when memory is short.
     Reclaim,
 }
@@ -80,8 +87,9 @@ impl Parts {
             System::Demeter => (T::SamplesAtSwitch, C::Ranges, R::Batches),
             System::DemeterWorker => (T::SamplesByWorker, C::Ranges, R::Batches),
             System::DemeterBlocks => (T::SamplesAtSwitch, C::Blocks, R::Batches),
-            System::DemeterSequential => (T::SamplesAtSwitch, C::Ranges, R::OneByOne),
-            System::Memtis | System::Damon | System::DemeterDamon => return None,
+            System::DemeterSequential => (T::SamplesAtSwitch, C::Ranges, R::Sequential),
+            System::Memtis => (T::SamplesByWorker, C::Histogram, R::Reclaim),
+            System::Damon | System::DemeterDamon => return None,
         };
         Some(Self {
             track,
@@ -101,8 +109,10 @@ impl Parts {
 pub(crate) struct Memory {
     /// Its size.
     pub(crate) bytes: u64,
-    /// Whether several threads use it.
-    pub(crate) shared: bool,
+    /// Threads that use it.
+    pub(crate) threads: u64,
+    /// What a load that no cache had takes at least.
+    pub(crate) latency_ps: u64,
 }
 
 /// Who manages a VM's memory, with what it knows.
@@ -114,6 +124,8 @@ pub(crate) enum Manager {
     Hints(Hints),
     /// An agent in the guest, by samples.
     Agent(Box<Agent>),
+    /// The guest's kernel, by samples.
+    Memtis(Box<Memtis>),
     /// The hypervisor, by exits.
     Ageing(Ageing),
 }
@@ -125,10 +137,49 @@ impl Manager {
         match parts.track {
             Track::Nothing => Self::Nobody,
             Track::HintFaults => Self::Hints(Hints::new(parts.classify, memory)),
+            Track::SamplesByWorker if parts.classify == Classify::Histogram => {
+                Self::Memtis(Box::new(Memtis::new(memory.latency_ps)))
+            }
             Track::SamplesAtSwitch | Track::SamplesByWorker => {
                 Self::Agent(Box::new(Agent::new(parts, settings)))
             }
             Track::SecondLevelFaults => Self::Ageing(Ageing::default()),
+        }
+    }
+
+    /// What to sample, if anything; a simulated load stands for `2^k`.
+    pub(crate) fn sampling(&self, k: u32) -> Option<Sampling> {
+        match self {
+            Self::Agent(agent) => Some(agent.sampling()),
+            Self::Memtis(memtis) => Some(memtis.sampling(k)),
+            _ => None,
+        }
+    }
+
+    /// Whether a thread of its own empties the sampling units' buffers.
+    pub(crate) fn has_worker(&self) -> bool {
+        match self {
+            Self::Agent(agent) => agent.has_worker(),
+            Self::Memtis(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Takes what a sampling unit recorded.
+    pub(crate) fn take(&mut self, records: impl Iterator<Item = Record>) {
+        match self {
+            Self::Agent(agent) => agent.take(records),
+            Self::Memtis(memtis) => memtis.take(records),
+            _ => {}
+        }
+    }
+
+    /// Hardware samples that it has seen.
+    pub(crate) fn samples_seen(&self) -> u64 {
+        match self {
+            Self::Agent(agent) => agent.samples_seen,
+            Self::Memtis(memtis) => memtis.samples_seen,
+            _ => 0,
         }
     }
 }

@@ -1,0 +1,413 @@
+//! Memtis: a histogram of sampled pages in the guest's kernel.
+//!
+//! # Problem
+//! Which pages are hot enough for fast memory, when it is only known which pages were sampled,
+//! when the number of samples that there should be is not known beforehand, and when pages have
+//! two sizes?
+//!
+//! # Approach
+//! A page's count is its samples by 4 KiB and 512: a sample on a base page counts 512, one on a
+//! huge page 1. Pages are counted by the logarithm of their counts in 16 bins; the top bins that
+//! fit fast memory are hot. The border is looked for again every so many samples, and all
+//! counts are halved every so many more.
+//!
+//! One thread of the kernel takes samples, and samples less if that costs more than it may.
+//! Another moves pages, every half second: hot ones up, and for room the coldest ones down.
+//!
+//! # Properties
+//! - The histogram counts every page once, whatever is sampled.
+//! - The hot bins fit the capacity, and no others would fit with them.
+//! - Halving keeps the order of pages.
+
+use std::collections::VecDeque;
+
+use demeter_policy::GuestVirtAddr;
+
+use crate::guest::Guest;
+use crate::machine::actor::Actor;
+use crate::machine::ledger::Cause;
+use crate::machine::memory::TierId;
+use crate::machine::radix::PageSize;
+use crate::machine::sampler::{Record, Sampling};
+
+/// Bins of the histogram.
+const BINS: usize = 16;
+
+/// What a sample on a page of 4 KiB counts.
+const BASE_WEIGHT: u32 = 512;
+
+/// Share of fast memory, in 1/1000, that hot pages do not fill.
+const SPARE_MILLI: u64 = 30;
+
+/// Samples after which the border is looked for again, and after which counts are halved.
+const ADAPT_SAMPLES: u64 = 100_000;
+const COOL_SAMPLES: u64 = 2_000_000;
+
+/// Sampling periods: the shortest, the longest, and the steps between them.
+const PERIOD_MIN: f64 = 199.0;
+const PERIOD_MAX: f64 = 19_997.0;
+const PERIOD_STEPS: u32 = 30;
+
+/// Time between two looks at what sampling costs, and what it may cost, in 1/1000 of a CPU.
+const COST_PERIOD_PS: u64 = 15_000_000_000_000;
+const COST_MILLI: std::ops::RangeInclusive<u64> = 25..=35;
+
+/// Time between two turns of the moving thread.
+const MOVE_PERIOD_PS: u64 = 500_000_000_000;
+
+/// Bytes that are moved in one go.
+const BATCH_BYTES: u64 = 16 << 20;
+
+/// Finding a sample's page and counting it, its record aside. Assumed.
+const COUNT_PS: u64 = 200_000;
+
+/// How many pages were sampled how often.
+#[derive(Debug, Clone, Default)]
+struct Histogram {
+    /// By base page, where a page begins: its count, and how many base pages it has. Elsewhere
+    /// the latter is none.
+    pages: Vec<(u32, u32)>,
+    /// Base pages by the logarithm of their page's count.
+    bins: [u64; BINS],
+}
+
+impl Histogram {
+    /// Pages that were not sampled yet. `sizes`: base pages of the page that begins at each.
+    fn new(sizes: impl Iterator<Item = u32>) -> Self {
+        let pages: Vec<_> = sizes.map(|size| (0, size)).collect();
+        let mut bins = [0; BINS];
+        bins[0] = pages.iter().map(|&(_, size)| u64::from(size)).sum();
+        Self { pages, bins }
+    }
+
+    fn bin_of(count: u32) -> usize {
+        (count.saturating_add(1).ilog2() as usize).min(BINS - 1)
+    }
+
+    /// The bin of the page that begins at base page `first`.
+    fn bin(&self, first: usize) -> usize {
+        self.pages.get(first).map_or(0, |&(c, _)| Self::bin_of(c))
+    }
+
+    /// Adds to the count of the page that begins at base page `first`.
+    fn add(&mut self, first: usize, weight: u32) {
+        if let Some((count, size)) = self.pages.get_mut(first) {
+            self.bins[Self::bin_of(*count)] -= u64::from(*size);
+            *count = count.saturating_add(weight);
+            self.bins[Self::bin_of(*count)] += u64::from(*size);
+        }
+    }
+
+    /// Halves all counts.
+    fn halve(&mut self) {
+        self.bins = [0; BINS];
+        for (count, size) in &mut self.pages {
+            *count /= 2;
+            self.bins[Self::bin_of(*count)] += u64::from(*size);
+        }
+    }
+
+    /// The lowest hot bin: it and those above have at most so many base pages. What was never
+    /// sampled is not hot.
+    fn border(&self, capacity: u64) -> usize {
+        let mut left = capacity;
+        let fits = |&bin: &usize| {
+            let fits = self.bins[bin] <= left;
+            left -= if fits { self.bins[bin] } else { 0 };
+            fits
+        };
+        (1..BINS).rev().take_while(fits).last().unwrap_or(BINS)
+    }
+}
+
+/// The kernel's part.
+#[derive(Debug)]
+pub(crate) struct Memtis {
+    /// Loads that count: those that no cache had.
+    threshold_ps: u64,
+    period_step: u32,
+    /// Where memory begins; none before the first sample.
+    base: Option<u64>,
+    histogram: Histogram,
+    /// The lowest hot bin.
+    border: usize,
+    /// Samples so far.
+    pub(crate) samples_seen: u64,
+    waiting: Vec<GuestVirtAddr>,
+    /// What sampling cost since the last look, and when the next is due.
+    spent_ps: u64,
+    look_due_ps: u64,
+    next_move_ps: u64,
+    up: VecDeque<u64>,
+    down: VecDeque<u64>,
+}
+
+impl Memtis {
+    /// Nothing seen yet; loads of `threshold_ps` and more come from memory.
+    pub(crate) fn new(threshold_ps: u64) -> Self {
+        Self {
+            threshold_ps,
+            period_step: 0,
+            base: None,
+            histogram: Histogram::default(),
+            border: BINS,
+            samples_seen: 0,
+            waiting: vec![],
+            spent_ps: 0,
+            look_due_ps: 0,
+            next_move_ps: 0,
+            up: VecDeque::new(),
+            down: VecDeque::new(),
+        }
+    }
+
+    /// Begins its work; tells when the first turn of the moving thread is due.
+    pub(crate) fn start(&mut self, now_ps: u64) -> u64 {
+        self.look_due_ps = now_ps + COST_PERIOD_PS;
+        self.next_move_ps = now_ps + MOVE_PERIOD_PS;
+        self.next_move_ps
+    }
+
+    /// What to sample. A period is at least the `2^k` loads that a simulated one stands for.
+    pub(crate) fn sampling(&self, k: u32) -> Sampling {
+        let part = f64::from(self.period_step) / f64::from(PERIOD_STEPS - 1);
+        let period = PERIOD_MIN * (PERIOD_MAX / PERIOD_MIN).powf(part);
+        Sampling {
+            period: (period.round() as u64).max(1 << k),
+            threshold_ps: self.threshold_ps,
+        }
+    }
+
+    /// Takes what a sampling unit recorded.
+    pub(crate) fn take(&mut self, records: impl Iterator<Item = Record>) {
+        self.waiting.extend(records.map(|r| r.gva));
+    }
+
+    /// The sampling thread counts what was taken; its turn began at `began_ps`. True when it
+    /// changed its period.
+    pub(crate) fn count(
+        &mut self,
+        began_ps: u64,
+        guest: &mut Guest,
+        actor: &mut Actor<'_>,
+    ) -> bool {
+        let base = *self.base.get_or_insert_with(|| {
+            let (base, sizes) = sizes(guest);
+            self.histogram = Histogram::new(sizes.into_iter());
+            base
+        });
+        let (page_bits, before) = (guest.page_bits(), self.samples_seen);
+        for gva in self.waiting.drain(..) {
+            let Some((_, size)) = guest.tables.find(gva.0) else {
+                continue;
+            };
+            let weight = match size {
+                PageSize::Base => BASE_WEIGHT >> actor.k,
+                _ => 1,
+            };
+            let first = gva.0 & !(guest.bytes(size) - 1);
+            let page = (first - base) >> page_bits;
+            self.histogram.add(page as usize, weight.max(1));
+            self.samples_seen += 1;
+            actor.charge(Cause::Track, COUNT_PS);
+        }
+        let passed = |every: u64| before / every < self.samples_seen / every;
+        if passed(COOL_SAMPLES) {
+            self.histogram.halve();
+            let pages = self.histogram.pages.len() as u64;
+            actor.charge_page(Cause::Classify, pages * actor.costs.scan_entry_ps);
+        }
+        if passed(ADAPT_SAMPLES) || passed(COOL_SAMPLES) {
+            let fast = u64::from(guest.frames_of(TierId::Fast));
+            self.border = self.histogram.border(fast * (1000 - SPARE_MILLI) / 1000);
+        }
+        self.spent_ps += actor.now_ps() - began_ps;
+        self.adapt_period(actor.now_ps())
+    }
+
+    /// Samples less or more if it costs too much or little; true when the period is another.
+    fn adapt_period(&mut self, now_ps: u64) -> bool {
+        if now_ps < self.look_due_ps {
+            return false;
+        }
+        let since_ps = now_ps - self.look_due_ps + COST_PERIOD_PS;
+        let milli = std::mem::take(&mut self.spent_ps) * 1000 / since_ps;
+        self.look_due_ps = now_ps + COST_PERIOD_PS;
+        let before = self.period_step;
+        if milli > *COST_MILLI.end() {
+            self.period_step = (before + 1).min(PERIOD_STEPS - 1);
+        } else if milli < *COST_MILLI.start() {
+            self.period_step = before.saturating_sub(1);
+        }
+        self.period_step != before
+    }
+
+    /// The moving thread's turn: a batch of what is to move or, once that is done, a look at what
+    /// is. Tells when the next turn is due. `alone`: whether no thread of the program wants the
+    /// same virtual CPU; else they take turns.
+    pub(crate) fn turn(&mut self, alone: bool, guest: &mut Guest, actor: &mut Actor<'_>) -> u64 {
+        let began_ps = actor.now_ps();
+        if self.up.is_empty() {
+            self.look(guest);
+            self.next_move_ps += MOVE_PERIOD_PS;
+        } else {
+            self.move_on(guest, actor);
+        }
+        let now_ps = actor.now_ps();
+        if self.up.is_empty() {
+            self.next_move_ps = self.next_move_ps.max(now_ps);
+            return self.next_move_ps;
+        }
+        now_ps + if alone { 0 } else { now_ps - began_ps }
+    }
+
+    /// Lists hot pages of the slow node, and cold ones of the fast node, coldest first. The kernel
+    /// has such lists at hand.
+    fn look(&mut self, guest: &mut Guest) {
+        let Some(base) = self.base else {
+            return;
+        };
+        let (page_bits, middle) = (guest.page_bits(), guest.first_slow_frame());
+        let mut cold = vec![];
+        for vma in guest.vmas().to_vec() {
+            let range = vma.start().0..vma.end().0;
+            guest.tables.for_each(range, |at, entry, _| {
+                let bin = self.histogram.bin(((at - base) >> page_bits) as usize);
+                match (entry.index() >= middle, bin >= self.border) {
+                    (true, true) => self.up.push_back(at),
+                    (false, false) => cold.push((bin, at)),
+                    _ => {}
+                }
+            });
+        }
+        cold.sort_unstable();
+        self.down = cold.into_iter().map(|(_, at)| at).collect();
+    }
+
+    /// Promotes a batch as far as there is room, else demotes one.
+    fn move_on(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
+        let room = guest.usable(TierId::Fast).0;
+        let batch = take_batch(&mut self.up, guest, BATCH_BYTES.min(room));
+        if !batch.is_empty() {
+            guest.migrate_pages(&batch, TierId::Fast, actor);
+            return;
+        }
+        let batch = take_batch(&mut self.down, guest, BATCH_BYTES);
+        if guest.migrate_pages(&batch, TierId::Slow, actor) == 0 {
+            // Nothing is cold, or there is no room below.
+            self.up.clear();
+        }
+    }
+}
+
+/// Takes pages off the front of a list, at most so many bytes of them.
+fn take_batch(list: &mut VecDeque<u64>, guest: &Guest, bytes: u64) -> Vec<u64> {
+    let mut left = bytes;
+    let mut batch = vec![];
+    while let Some(&at) = list.front() {
+        let size = guest.tables.find(at).map_or(0, |(_, s)| guest.bytes(s));
+        if size > left {
+            break;
+        }
+        left -= size;
+        batch.extend(list.pop_front());
+    }
+    batch
+}
+
+/// Where a process's memory begins, and by base page from there how many of them belong to the
+/// page that begins with it.
+fn sizes(guest: &mut Guest) -> (u64, Vec<u32>) {
+    let vmas = guest.vmas().to_vec();
+    let (Some(first), Some(last)) = (vmas.first(), vmas.last()) else {
+        return (0, vec![]);
+    };
+    let (base, page_bits) = (first.start().0, guest.page_bits());
+    let mut sizes = vec![0; ((last.end().0 - base) >> page_bits) as usize + 1];
+    let per_block = (demeter_policy::BLOCK_SIZE >> page_bits) as u32;
+    guest.tables.for_each(base..last.end().0, |at, _, size| {
+        sizes[((at - base) >> page_bits) as usize] = match size {
+            PageSize::Base => 1,
+            _ => per_block,
+        };
+    });
+    (base, sizes)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn histogram(sizes: &[u32], samples: &[(prop::sample::Index, u32)]) -> Histogram {
+        let mut histogram = Histogram::new(sizes.iter().copied());
+        for (page, weight) in samples {
+            histogram.add(page.index(sizes.len()), *weight);
+        }
+        histogram
+    }
+
+    prop_compose! {
+        fn histograms()(
+            sizes in prop::collection::vec(prop_oneof![Just(0u32), Just(1), Just(64)], 1..200),
+            samples in prop::collection::vec((any::<prop::sample::Index>(), 1u32..5000), 0..300),
+        ) -> Histogram {
+            histogram(&sizes, &samples)
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_page_is_counted_once(mut h in histograms(), halvings in 0u32..4) {
+            (0..halvings).for_each(|_| h.halve());
+            let mut bins = [0; BINS];
+            for &(count, size) in &h.pages {
+                bins[Histogram::bin_of(count)] += u64::from(size);
+            }
+            prop_assert_eq!(bins, h.bins);
+            let total: u64 = h.pages.iter().map(|&(_, size)| u64::from(size)).sum();
+            prop_assert_eq!(h.bins.iter().sum::<u64>(), total);
+        }
+
+        #[test]
+        fn the_hot_bins_fit_and_no_more_would(h in histograms(), capacity in 0u64..8000) {
+            let border = h.border(capacity);
+            prop_assert!(border > 0);
+            let hot: u64 = h.bins[border..].iter().sum();
+            prop_assert!(hot <= capacity);
+            if border > 1 {
+                prop_assert!(hot + h.bins[border - 1] > capacity);
+            }
+        }
+
+        #[test]
+        fn halving_keeps_the_order(h in histograms()) {
+            let mut halved = h.clone();
+            halved.halve();
+            let pairs: Vec<_> = h.pages.iter().zip(&halved.pages).collect();
+            for (a, b) in pairs.iter().zip(pairs.iter().skip(1)) {
+                if a.0.0 <= b.0.0 {
+                    prop_assert!(a.1.0 <= b.1.0);
+                }
+            }
+        }
+
+        /// Whatever sampling costs, the period stays in its bounds and follows the cost.
+        #[test]
+        fn the_period_follows_the_cost(milli in prop::collection::vec(0u64..1000, 1..80)) {
+            let mut memtis = Memtis::new(0);
+            memtis.start(0);
+            for (i, milli) in milli.into_iter().enumerate() {
+                let before = memtis.sampling(0).period;
+                memtis.spent_ps = COST_PERIOD_PS / 1000 * milli;
+                memtis.adapt_period((i as u64 + 1) * COST_PERIOD_PS);
+                let after = memtis.sampling(0).period;
+                prop_assert!((199..=19_997).contains(&after));
+                prop_assert!(milli <= 35 || after > before || after == 19_997);
+                prop_assert!(milli >= 25 || after < before || after == 199);
+                prop_assert!(!COST_MILLI.contains(&milli) || after == before);
+            }
+        }
+    }
+}
