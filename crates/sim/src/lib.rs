@@ -17,6 +17,7 @@ mod setup;
 mod system;
 mod testbed;
 pub mod trace;
+mod turns;
 mod vm;
 pub mod workload;
 mod world;

@@ -1,4 +1,4 @@
-//! A virtual machine: virtual CPUs on cores of their own, a guest's kernel, the program that runs
+//! A virtual machine: virtual CPUs, a guest's kernel, the program that runs
 //! in it, and what manages its memory.
 //!
 //! # Approach
@@ -84,7 +84,9 @@ struct Due {
 /// A VM's hardware, and what it has done.
 pub(crate) struct Hardware {
     pub(crate) vcpus: Vec<Vcpu>,
-    pub(crate) cores: Vec<Core>,
+    /// The host's core on which each of them runs; the first ones differ from one another, as far
+    /// as there are cores.
+    pub(crate) placed: Vec<usize>,
     pub(crate) flushes: FlushCounts,
     pub(crate) space: Space,
     pub(crate) costs: CostSheet,
@@ -93,12 +95,14 @@ pub(crate) struct Hardware {
 }
 
 impl Hardware {
-    fn actor<'a>(&'a mut self, on: usize, memory: &'a mut Memory) -> Actor<'a> {
+    fn actor<'a>(&'a mut self, on: usize, machine: &'a mut Machine) -> Actor<'a> {
+        let cores = self.placed.len().min(machine.cores.len());
         Actor {
             vcpus: &mut self.vcpus,
-            cores: &mut self.cores,
+            cores: &mut machine.cores,
+            placed: &self.placed[..cores],
             on,
-            memory,
+            memory: &mut machine.memory,
             costs: &self.costs,
             space: self.space,
             flushes: &mut self.flushes,
@@ -107,9 +111,15 @@ impl Hardware {
     }
 }
 
+/// The host's cores and memory.
+pub(crate) struct Machine {
+    pub(crate) cores: Vec<Core>,
+    pub(crate) memory: Memory,
+}
+
 /// What all VMs share.
 pub(crate) struct Host {
-    pub(crate) memory: Memory,
+    pub(crate) machine: Machine,
     pub(crate) hypervisor: Hypervisor,
 }
 
@@ -187,6 +197,11 @@ impl<P: Program> Vm<P> {
         }
     }
 
+    /// Whether a virtual CPU has a thread to run.
+    pub(crate) fn is_busy(&self, vcpu: usize) -> bool {
+        vcpu < self.busy()
+    }
+
     /// When the program was done, since the timed phase began.
     pub(crate) fn elapsed_ps(&self) -> Option<u64> {
         Some(self.finished_ps? - self.start_ps)
@@ -198,13 +213,6 @@ impl<P: Program> Vm<P> {
             .elapsed_ps()
             .map_or(at_ps, |done_ps| done_ps.min(at_ps));
         self.threads.len() as u64 * ran_ps
-    }
-
-    /// The busy virtual CPU whose clock is furthest behind, with that clock.
-    pub(crate) fn furthest_behind(&self) -> (u64, usize) {
-        let clocks = self.hardware.vcpus[..self.busy()].iter();
-        let behind = clocks.enumerate().map(|(i, v)| (v.clock_ps, i)).min();
-        behind.unwrap_or((u64::MAX, 0))
     }
 
     /// The clock of the virtual CPU that is furthest ahead.
@@ -269,9 +277,9 @@ impl<P: Program> Vm<P> {
                     self.worker_due_ps = start_ps + WORKER_PS;
                 }
                 let sampling = agent.sampling();
-                for (i, core) in self.hardware.cores.iter_mut().enumerate() {
+                for (i, vcpu) in self.hardware.vcpus.iter_mut().enumerate() {
                     let phase = sampling.period * i as u64 / busy.max(1) as u64;
-                    core.sampler.start(sampling, phase);
+                    vcpu.sampler.start(sampling, phase);
                 }
             }
         }
@@ -328,10 +336,17 @@ impl<P: Program> Vm<P> {
                 space: self.hardware.space,
             };
             let count = thread.next_end().unwrap_or(end).min(end) - thread.done;
-            let (todo, memory) = (&thread.batch.accesses()[thread.done..], &mut host.memory);
-            let core = &mut self.hardware.cores[on];
-            let progress = core.run::<true, true>(todo, count, &mut tables, memory, &mut bill);
-            let vcpu = &mut self.hardware.vcpus[on];
+            let todo = &thread.batch.accesses()[thread.done..];
+            let Machine { cores, memory } = &mut host.machine;
+            let (vcpu, core) = (&mut self.hardware.vcpus[on], self.hardware.placed[on]);
+            let progress = cores[core].run::<true, true>(
+                todo,
+                count,
+                &mut tables,
+                memory,
+                &mut vcpu.sampler,
+                &mut bill,
+            );
             let clock_ps = vcpu.bill.add_scaled(&bill, k);
             vcpu.clock_ps += clock_ps;
             thread.operation.spend(bill.total(), clock_ps);
@@ -360,7 +375,7 @@ impl<P: Program> Vm<P> {
                 thread.ended += 1;
             }
         }
-        if self.hardware.cores[on].sampler.is_full() {
+        if self.hardware.vcpus[on].sampler.is_full() {
             let interrupt_ps = self.hardware.costs.pebs_interrupt_ps;
             self.hardware.vcpus[on].charge(Cause::Track, interrupt_ps);
             self.drain(on, on);
@@ -375,7 +390,7 @@ impl<P: Program> Vm<P> {
         gva: GuestVirtAddr,
         host: &mut Host,
     ) -> Result<(), SimError> {
-        let mut actor = self.hardware.actor(on, &mut host.memory);
+        let mut actor = self.hardware.actor(on, &mut host.machine);
         match fault {
             Fault::Page => self.guest.fault(gva, &mut actor)?,
             Fault::Violation(gpa) => {
@@ -412,7 +427,7 @@ impl<P: Program> Vm<P> {
         let ticks = overdue(&mut self.due[on].tick_ps, TICK_PS, now_ps);
         if ticks > 0 {
             self.hardware.vcpus[on].charge(Cause::Kernel, ticks * costs.tick_ps);
-            let mut actor = self.hardware.actor(on, &mut host.memory);
+            let mut actor = self.hardware.actor(on, &mut host.machine);
             match &mut self.manager {
                 Manager::Hints(hints) => hints.tick(&mut self.guest, &mut actor),
                 Manager::Ageing(ageing) => {
@@ -426,7 +441,7 @@ impl<P: Program> Vm<P> {
         if switches > 0 {
             let vcpu = &mut self.hardware.vcpus[on];
             vcpu.charge(Cause::Kernel, switches * 2 * costs.switch_ps);
-            self.hardware.cores[on].switch();
+            host.machine.cores[self.hardware.placed[on]].switch();
             let (vcpus, threads) = (self.hardware.vcpus.len(), self.threads.len());
             let next = self.running[on] + vcpus;
             self.running[on] = if next < threads { next } else { on };
@@ -443,21 +458,21 @@ impl<P: Program> Vm<P> {
     /// The manager's turn: an epoch or a scan.
     fn run_manager(&mut self, now_ps: u64, host: &mut Host) {
         let on = self.place_of_manager(now_ps);
-        let memory = &mut host.memory;
+        let machine = &mut host.machine;
         match &mut self.manager {
             Manager::Nobody => self.manager_due_ps = u64::MAX,
             Manager::Hints(hints) => {
-                let mut actor = self.hardware.actor(on, memory);
+                let mut actor = self.hardware.actor(on, machine);
                 hints.scan(&mut self.guest, &mut actor);
                 self.manager_due_ps += hints.period_ps();
             }
             Manager::Agent(agent) => {
-                agent.run_epoch(&mut self.guest, &mut self.hardware.actor(on, memory));
+                agent.run_epoch(&mut self.guest, &mut self.hardware.actor(on, machine));
                 self.manager_due_ps += agent.epoch_ps();
             }
             Manager::Ageing(ageing) => {
                 let end_gpa = self.guest.end_gpa();
-                let mut actor = self.hardware.actor(on, memory);
+                let mut actor = self.hardware.actor(on, machine);
                 let backing = &mut self.backing;
                 ageing.scan(SCAN_BYTES, end_gpa, &host.hypervisor, backing, &mut actor);
                 self.manager_due_ps += scan_period_ps(end_gpa);
@@ -474,8 +489,8 @@ impl<P: Program> Vm<P> {
         let wakes = overdue(&mut self.worker_due_ps, WORKER_PS, now_ps);
         let switch_ps = self.hardware.costs.switch_ps;
         self.hardware.vcpus[on].charge(Cause::Track, wakes * 2 * switch_ps);
-        for core in 0..self.busy() {
-            self.drain(core, on);
+        for vcpu in 0..self.busy() {
+            self.drain(vcpu, on);
         }
     }
 
@@ -492,12 +507,12 @@ impl<P: Program> Vm<P> {
         self.turns % vcpus
     }
 
-    /// Empties a core's sampling buffer, at the expense of a virtual CPU.
-    fn drain(&mut self, core: usize, on: usize) {
+    /// Empties a virtual CPU's sampling buffer, at the expense of another or the same.
+    fn drain(&mut self, vcpu: usize, on: usize) {
         let Manager::Agent(agent) = &mut self.manager else {
             return;
         };
-        let sampler = &mut self.hardware.cores[core].sampler;
+        let sampler = &mut self.hardware.vcpus[vcpu].sampler;
         let ps = sampler.waiting() as u64 * self.hardware.costs.record_drain_ps;
         agent.take(sampler.drain());
         self.hardware.vcpus[on].charge(Cause::Track, ps);

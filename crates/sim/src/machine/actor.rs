@@ -7,12 +7,13 @@ use super::core::Core;
 use super::flush::FlushCounts;
 use super::ledger::{Bill, Cause};
 use super::memory::{LINE_BITS, Memory, TierId};
+use super::sampler::Sampler;
 use super::sheet::CostSheet;
 use super::walk::Space;
 use crate::latency::Interruptions;
 
 /// A virtual CPU: its time, and what it went to.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct Vcpu {
     /// Now, on this virtual CPU.
     pub(crate) clock_ps: u64,
@@ -20,9 +21,46 @@ pub(crate) struct Vcpu {
     pub(crate) bill: Bill,
     /// Of these, what other virtual CPUs and the hypervisor made it do.
     pub(crate) interruptions: Interruptions,
+    /// Its sampling unit.
+    pub(crate) sampler: Sampler,
+    /// Of its work, what it had a core for by the end of its last turn.
+    served_ps: u64,
 }
 
 impl Vcpu {
+    /// One that did nothing yet; each simulated access stands for `2^k`.
+    pub(crate) fn new(k: u32) -> Self {
+        Self {
+            clock_ps: 0,
+            bill: Bill::default(),
+            interruptions: Interruptions::default(),
+            sampler: Sampler::new(k),
+            served_ps: 0,
+        }
+    }
+
+    /// All that it did.
+    fn worked_ps(&self) -> u64 {
+        self.clock_ps - self.bill.of(Cause::Idle) - self.bill.of(Cause::Steal)
+    }
+
+    /// What it did or was given to do since its last turn ended.
+    pub(crate) fn undone_ps(&self) -> u64 {
+        self.worked_ps() - self.served_ps
+    }
+
+    /// It gets a core at this time, or goes on waiting then: what it was given to do is yet to
+    /// come.
+    pub(crate) fn begin_turn(&mut self, now_ps: u64) {
+        let waited_ps = (now_ps + self.undone_ps()).saturating_sub(self.clock_ps);
+        self.charge(Cause::Steal, waited_ps);
+    }
+
+    /// It gives up its core.
+    pub(crate) fn end_turn(&mut self) {
+        self.served_ps = self.worked_ps();
+    }
+
     /// Lets time pass.
     pub(crate) fn charge(&mut self, cause: Cause, ps: u64) {
         self.clock_ps += ps;
@@ -43,9 +81,12 @@ const FLUSH_PAGES_MAX: u64 = 33;
 
 /// Somebody who acts.
 pub(crate) struct Actor<'a> {
-    /// The VM's virtual CPUs, each on the core of the same index.
+    /// The VM's virtual CPUs.
     pub(crate) vcpus: &'a mut [Vcpu],
+    /// The host's cores.
     pub(crate) cores: &'a mut [Core],
+    /// Those on which the virtual CPUs run, each once.
+    pub(crate) placed: &'a [usize],
     /// The virtual CPU whose time it takes.
     pub(crate) on: usize,
     pub(crate) memory: &'a mut Memory,
@@ -74,8 +115,8 @@ impl Actor<'_> {
 
     /// A guest invalidates one base page everywhere.
     pub(crate) fn flush_page(&mut self, gva: u64) {
-        for core in &mut *self.cores {
-            core.flush_page(self.space, gva);
+        for &core in self.placed {
+            self.cores[core].flush_page(self.space, gva);
         }
         let n = 1 << self.k;
         self.flushes.guest_local_one += n;
@@ -85,8 +126,8 @@ impl Actor<'_> {
 
     /// A guest invalidates a huge page everywhere.
     pub(crate) fn flush_huge(&mut self, gva: u64) {
-        for core in &mut *self.cores {
-            core.flush_page(self.space, gva);
+        for &core in self.placed {
+            self.cores[core].flush_page(self.space, gva);
         }
         self.flushes.guest_local_one += 1;
         self.charge(Cause::Flush, self.costs.flush_page_ps);
@@ -102,7 +143,8 @@ impl Actor<'_> {
         if real > FLUSH_PAGES_MAX {
             return self.flush_all();
         }
-        for core in &mut *self.cores {
+        for &core in self.placed {
+            let core = &mut self.cores[core];
             pages
                 .iter()
                 .for_each(|&gva| core.flush_page(self.space, gva));
@@ -114,8 +156,8 @@ impl Actor<'_> {
 
     /// A guest invalidates all of the address space everywhere.
     pub(crate) fn flush_all(&mut self) {
-        for core in &mut *self.cores {
-            core.flush_space(self.space);
+        for &core in self.placed {
+            self.cores[core].flush_space(self.space);
         }
         self.flushes.guest_local_all += 1;
         self.charge(Cause::Flush, self.costs.flush_space_ps);
@@ -129,14 +171,14 @@ impl Actor<'_> {
         if times == 0 {
             return;
         }
-        for core in &mut *self.cores {
-            core.flush_space(self.space);
+        for &core in self.placed {
+            self.cores[core].flush_space(self.space);
         }
         let ask_ps = self.costs.ipi_receiver_ps;
         let handle_ps = self.costs.ipi_ps + self.costs.exit_ps + self.costs.invept_ps;
         let handled = (times * ask_ps).div_ceil(handle_ps);
         self.flushes.host_invept += times;
-        self.flushes.host_vcpu += handled * self.cores.len() as u64;
+        self.flushes.host_vcpu += handled * self.vcpus.len() as u64;
         self.charge(Cause::Flush, times * ask_ps);
         for vcpu in &mut *self.vcpus {
             vcpu.interrupt(Cause::Exit, handled, handle_ps);
