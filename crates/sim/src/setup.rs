@@ -18,7 +18,7 @@ use crate::machine::tier::{LINE_BYTES, TierSheet};
 use crate::machine::walk::Space;
 use crate::program::Program;
 use crate::system::{self, AgentSettings, Classify, Manager, Parts};
-use crate::vm::{Hardware, Host, Vm};
+use crate::vm::{Hardware, Host, Machine, Vm};
 use crate::workload::accesses_per_operation;
 use crate::world::World;
 
@@ -49,6 +49,8 @@ pub(crate) struct Setup {
     pub(crate) vcpus: u32,
     pub(crate) vms: u32,
     pub(crate) agent: AgentSettings,
+    /// Cores that all virtual CPUs share; as many as these where each has one of its own.
+    cores: usize,
     /// Operations that all VMs do together, if the work is fixed.
     operations: Option<u64>,
     /// When the hot set jumps: the oracle knows both.
@@ -103,6 +105,7 @@ impl Setup {
             vcpus: machine.vcpus,
             vms: scenario.sim.vms,
             agent: agent_settings(scenario)?,
+            cores: cores_of(scenario) as usize,
             operations: scenario.sim.operations,
             shift_at_s: scenario.shift_at_s(),
         };
@@ -185,7 +188,10 @@ impl Setup {
         };
         let vms = programs.into_iter().enumerate().map(vm).collect();
         let host = Host {
-            memory: Memory::new(&self.sheet, self.tiers, fast_end),
+            machine: Machine {
+                cores: vec![Core::new(&self.sheet, self.page_bits()); self.cores],
+                memory: Memory::new(&self.sheet, self.tiers, fast_end),
+            },
             hypervisor,
         };
         World::new(host, vms, self.k)
@@ -200,8 +206,10 @@ impl Setup {
     fn hardware(&self, vm: u32) -> Hardware {
         let vcpus = self.vcpus as usize;
         Hardware {
-            vcpus: vec![Vcpu::default(); vcpus],
-            cores: vec![Core::new(&self.sheet, self.page_bits()); vcpus],
+            vcpus: vec![Vcpu::new(self.k); vcpus],
+            placed: (0..vcpus)
+                .map(|vcpu| (vm as usize * vcpus + vcpu) % self.cores)
+                .collect(),
             flushes: FlushCounts::default(),
             space: Space(vm),
             costs: self.sheet.costs,
@@ -210,10 +218,16 @@ impl Setup {
     }
 }
 
+/// Cores of the host: more than there are virtual CPUs are not used.
+fn cores_of(scenario: &Scenario) -> u32 {
+    let vcpus = scenario.machine.vcpus * scenario.sim.vms;
+    scenario.sim.cores.map_or(vcpus, |cores| cores.min(vcpus))
+}
+
 /// The scale at which a scenario takes some seconds.
 fn scale_for(scenario: &Scenario) -> Result<u32, SimError> {
-    let threads = u64::from(scenario.machine.vcpus * scenario.sim.vms);
-    let mut accesses = scenario.duration_s * 1_000_000_000 / ACCESS_NS * threads;
+    let cores = u64::from(cores_of(scenario));
+    let mut accesses = scenario.duration_s * 1_000_000_000 / ACCESS_NS * cores;
     if let Some(operations) = scenario.sim.operations {
         let each = accesses_per_operation(&scenario.workload)
             .map_err(|e| SimError::Workload(e.to_string()))?;

@@ -6,7 +6,7 @@ use crate::machine::core::{Core, Tables};
 use crate::machine::ledger::Bill;
 use crate::machine::memory::Memory;
 use crate::machine::radix::{PageSize, Radix};
-use crate::machine::sampler::Sampling;
+use crate::machine::sampler::{Sampler, Sampling};
 use crate::machine::sheet::{ICE_LAKE_SP, PS_PER_NS};
 use crate::machine::tier::TierSheet;
 use crate::machine::walk::Space;
@@ -28,6 +28,7 @@ pub enum Model {
 /// A core whose memory is mapped in pages of 4 KiB, half of it in each tier.
 pub struct Testbed {
     core: Core,
+    sampler: Sampler,
     guest: Radix,
     host: Radix,
     memory: Memory,
@@ -63,14 +64,15 @@ impl Testbed {
             granule_lines: 1,
         };
         let middle = (host_tables + table_pages + pages / 2) * PAGE_SIZE;
-        let mut core = Core::new(&ICE_LAKE_SP, 12);
+        let mut sampler = Sampler::new(0);
         let sampling = Sampling {
             period: 4093,
             threshold_ps: 64 * PS_PER_NS,
         };
-        core.sampler.start(sampling, 0);
+        sampler.start(sampling, 0);
         Self {
-            core,
+            core: Core::new(&ICE_LAKE_SP, 12),
+            sampler,
             guest,
             host,
             memory: Memory::new(&ICE_LAKE_SP, [tier(80), tier(250)], middle),
@@ -91,16 +93,24 @@ impl Testbed {
             space: Space(0),
         };
         let (core, memory) = (&mut self.core, &mut self.memory);
+        let sampler = &mut self.sampler;
+        let all = accesses.len();
         let (tables, bill_now) = (&mut tables, &mut bill);
         let progress = match model {
-            Model::Native => core.run::<false, false>(accesses, tables, memory, bill_now),
-            Model::NativeCaches => core.run::<false, true>(accesses, tables, memory, bill_now),
-            Model::Nested => core.run::<true, false>(accesses, tables, memory, bill_now),
-            Model::Full => core.run::<true, true>(accesses, tables, memory, bill_now),
+            Model::Native => {
+                core.run::<false, false>(accesses, all, tables, memory, sampler, bill_now)
+            }
+            Model::NativeCaches => {
+                core.run::<false, true>(accesses, all, tables, memory, sampler, bill_now)
+            }
+            Model::Nested => {
+                core.run::<true, false>(accesses, all, tables, memory, sampler, bill_now)
+            }
+            Model::Full => core.run::<true, true>(accesses, all, tables, memory, sampler, bill_now),
         };
         assert_eq!(progress.fault, None, "an access outside of the testbed");
-        if core.sampler.is_full() {
-            core.sampler.drain().for_each(drop);
+        if sampler.is_full() {
+            sampler.drain().for_each(drop);
         }
         bill.total()
     }

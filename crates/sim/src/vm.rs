@@ -1,4 +1,4 @@
-//! A virtual machine: virtual CPUs on cores of their own, a guest's kernel, the program that runs
+//! A virtual machine: virtual CPUs, a guest's kernel, the program that runs
 //! in it, and what manages its memory.
 //!
 //! # Approach
@@ -15,11 +15,13 @@ use demeter_policy::GuestVirtAddr;
 use crate::error::SimError;
 use crate::guest::Guest;
 use crate::hypervisor::{Backing, Hypervisor};
+use crate::latency::{Interruptions, Latencies, Operation};
 use crate::machine::actor::{Actor, Vcpu};
 use crate::machine::core::{Core, Tables};
 use crate::machine::flush::FlushCounts;
 use crate::machine::ledger::{Bill, Cause};
 use crate::machine::memory::{Memory, TierId};
+use crate::machine::radix::PageSize;
 use crate::machine::sheet::CostSheet;
 use crate::machine::walk::{Fault, Space};
 use crate::program::{BATCH, Batch, Program};
@@ -48,6 +50,9 @@ struct Thread {
     batch: Batch,
     /// Accesses of the batch that are done.
     done: usize,
+    /// Marked ends of operations that are behind.
+    ended: usize,
+    operation: Operation,
 }
 
 impl Thread {
@@ -55,6 +60,17 @@ impl Thread {
     fn operations(&self) -> u64 {
         let (done, all) = (self.done as u64, self.batch.accesses().len() as u64);
         u64::from(self.batch.ops) * done / all.max(1)
+    }
+
+    fn begin_batch(&mut self) {
+        self.batch.clear();
+        self.done = 0;
+        self.ended = 0;
+    }
+
+    /// Accesses of the batch before the next marked end.
+    fn next_end(&self) -> Option<usize> {
+        self.batch.ends().get(self.ended).map(|&end| end.into())
     }
 }
 
@@ -68,7 +84,9 @@ struct Due {
 /// A VM's hardware, and what it has done.
 pub(crate) struct Hardware {
     pub(crate) vcpus: Vec<Vcpu>,
-    pub(crate) cores: Vec<Core>,
+    /// The host's core on which each of them runs; the first ones differ from one another, as far
+    /// as there are cores.
+    pub(crate) placed: Vec<usize>,
     pub(crate) flushes: FlushCounts,
     pub(crate) space: Space,
     pub(crate) costs: CostSheet,
@@ -77,12 +95,14 @@ pub(crate) struct Hardware {
 }
 
 impl Hardware {
-    fn actor<'a>(&'a mut self, on: usize, memory: &'a mut Memory) -> Actor<'a> {
+    fn actor<'a>(&'a mut self, on: usize, machine: &'a mut Machine) -> Actor<'a> {
+        let cores = self.placed.len().min(machine.cores.len());
         Actor {
             vcpus: &mut self.vcpus,
-            cores: &mut self.cores,
+            cores: &mut machine.cores,
+            placed: &self.placed[..cores],
             on,
-            memory,
+            memory: &mut machine.memory,
             costs: &self.costs,
             space: self.space,
             flushes: &mut self.flushes,
@@ -91,9 +111,15 @@ impl Hardware {
     }
 }
 
+/// The host's cores and memory.
+pub(crate) struct Machine {
+    pub(crate) cores: Vec<Core>,
+    pub(crate) memory: Memory,
+}
+
 /// What all VMs share.
 pub(crate) struct Host {
-    pub(crate) memory: Memory,
+    pub(crate) machine: Machine,
     pub(crate) hypervisor: Hypervisor,
 }
 
@@ -110,6 +136,8 @@ pub(crate) struct Vm<P> {
     pub(crate) share: Option<u64>,
     /// When it was done.
     finished_ps: Option<u64>,
+    /// How long its operations took.
+    pub(crate) latencies: Latencies,
     /// None while it takes a slice.
     threads: Vec<Option<Box<Thread>>>,
     /// The thread that each virtual CPU runs.
@@ -153,6 +181,7 @@ impl<P: Program> Vm<P> {
             ops: 0,
             share: None,
             finished_ps: None,
+            latencies: Latencies::default(),
             manager_due_ps: u64::MAX,
             worker_due_ps: u64::MAX,
             start_ps: 0,
@@ -168,6 +197,11 @@ impl<P: Program> Vm<P> {
         }
     }
 
+    /// Whether a virtual CPU has a thread to run.
+    pub(crate) fn is_busy(&self, vcpu: usize) -> bool {
+        vcpu < self.busy()
+    }
+
     /// When the program was done, since the timed phase began.
     pub(crate) fn elapsed_ps(&self) -> Option<u64> {
         Some(self.finished_ps? - self.start_ps)
@@ -179,13 +213,6 @@ impl<P: Program> Vm<P> {
             .elapsed_ps()
             .map_or(at_ps, |done_ps| done_ps.min(at_ps));
         self.threads.len() as u64 * ran_ps
-    }
-
-    /// The busy virtual CPU whose clock is furthest behind, with that clock.
-    pub(crate) fn furthest_behind(&self) -> (u64, usize) {
-        let clocks = self.hardware.vcpus[..self.busy()].iter();
-        let behind = clocks.enumerate().map(|(i, v)| (v.clock_ps, i)).min();
-        behind.unwrap_or((u64::MAX, 0))
     }
 
     /// The clock of the virtual CPU that is furthest ahead.
@@ -209,8 +236,7 @@ impl<P: Program> Vm<P> {
     pub(crate) fn populate(&mut self, host: &mut Host) -> Result<(), SimError> {
         let mut thread = Thread::default();
         loop {
-            thread.batch.clear();
-            thread.done = 0;
+            thread.begin_batch();
             if !self.program.populate(&mut thread.batch) {
                 return Ok(());
             }
@@ -224,6 +250,12 @@ impl<P: Program> Vm<P> {
     pub(crate) fn start(&mut self, start_ps: u64) {
         wait_until(&mut self.hardware.vcpus, start_ps);
         self.start_ps = start_ps;
+        for thread in self.threads.iter_mut().flatten() {
+            thread.operation = Operation::new(start_ps, Interruptions::default());
+        }
+        for vcpu in &mut self.hardware.vcpus {
+            vcpu.interruptions = Interruptions::default();
+        }
         let busy = self.busy();
         for (i, due) in self.due.iter_mut().enumerate() {
             // Not all in the same moment.
@@ -254,9 +286,9 @@ impl<P: Program> Vm<P> {
             return;
         };
         let busy = self.busy().max(1) as u64;
-        for (i, core) in self.hardware.cores.iter_mut().enumerate() {
+        for (i, vcpu) in self.hardware.vcpus.iter_mut().enumerate() {
             let phase = sampling.period * i as u64 / busy;
-            core.sampler.start(sampling, phase);
+            vcpu.sampler.start(sampling, phase);
         }
     }
 
@@ -266,18 +298,24 @@ impl<P: Program> Vm<P> {
         let which = self.running[on];
         let mut thread = self.threads[which].take().ok_or(SimError::Stuck)?;
         if thread.done == thread.batch.accesses().len() {
-            thread.batch.clear();
-            thread.done = 0;
+            thread.begin_batch();
             let now_ns = (self.hardware.vcpus[on].clock_ps - self.start_ps) / 1000;
             self.program.next(which, now_ns, &mut thread.batch);
         }
         let slice = (BATCH >> self.hardware.k).max(SLICE_MIN);
+        let Vcpu {
+            clock_ps,
+            interruptions,
+            ..
+        } = self.hardware.vcpus[on];
+        thread.operation.look(clock_ps, interruptions);
         let before = thread.operations();
         let taken = self.take_slice(on, &mut thread, slice, host);
         let ops = (thread.operations() - before) << self.hardware.k;
         self.ops += ops;
         let compute_ps = ops * self.program.compute_ps();
         self.hardware.vcpus[on].charge(Cause::Compute, compute_ps);
+        thread.operation.compute(compute_ps);
         if self.share.is_some_and(|share| self.ops >= share) {
             self.finished_ps = Some(self.hardware.vcpus[on].clock_ps);
         }
@@ -293,8 +331,8 @@ impl<P: Program> Vm<P> {
         most: usize,
         host: &mut Host,
     ) -> Result<(), SimError> {
-        let accesses = thread.batch.accesses();
-        let end = accesses.len().min(thread.done + most);
+        let end = thread.batch.accesses().len().min(thread.done + most);
+        let k = self.hardware.k;
         let mut faults = 0;
         while thread.done < end {
             let mut bill = Bill::default();
@@ -304,11 +342,21 @@ impl<P: Program> Vm<P> {
                 host_first_page: self.backing.first_page,
                 space: self.hardware.space,
             };
-            let todo = &accesses[thread.done..end];
-            let core = &mut self.hardware.cores[on];
-            let progress = core.run::<true, true>(todo, &mut tables, &mut host.memory, &mut bill);
-            let vcpu = &mut self.hardware.vcpus[on];
-            vcpu.clock_ps += vcpu.bill.add_scaled(&bill, self.hardware.k);
+            let count = thread.next_end().unwrap_or(end).min(end) - thread.done;
+            let todo = &thread.batch.accesses()[thread.done..];
+            let Machine { cores, memory } = &mut host.machine;
+            let (vcpu, core) = (&mut self.hardware.vcpus[on], self.hardware.placed[on]);
+            let progress = cores[core].run::<true, true>(
+                todo,
+                count,
+                &mut tables,
+                memory,
+                &mut vcpu.sampler,
+                &mut bill,
+            );
+            let clock_ps = vcpu.bill.add_scaled(&bill, k);
+            vcpu.clock_ps += clock_ps;
+            thread.operation.spend(bill.total(), clock_ps);
             let record_ps = self.hardware.costs.pebs_record_ps;
             vcpu.charge(Cause::Track, progress.records * record_ps);
             thread.done += progress.done;
@@ -317,10 +365,24 @@ impl<P: Program> Vm<P> {
                 if faults > FAULTS_MAX {
                     return Err(SimError::Stuck);
                 }
-                self.handle_fault(on, fault, accesses[thread.done].gva(), host)?;
+                let gva = thread.batch.accesses()[thread.done].gva();
+                let before_ps = self.hardware.vcpus[on].clock_ps;
+                self.handle_fault(on, fault, gva, host)?;
+                if self.is_scaled(fault, gva) {
+                    let ps = self.hardware.vcpus[on].clock_ps - before_ps;
+                    thread.operation.spend(ps >> k, ps);
+                }
+            }
+            while thread.next_end() == Some(thread.done) {
+                let vcpu = &self.hardware.vcpus[on];
+                let compute_ps = self.program.compute_ps();
+                let operation = &mut thread.operation;
+                operation.look(vcpu.clock_ps, vcpu.interruptions);
+                operation.end(compute_ps, k, &mut self.latencies);
+                thread.ended += 1;
             }
         }
-        if self.hardware.cores[on].sampler.is_full() {
+        if self.hardware.vcpus[on].sampler.is_full() {
             let interrupt_ps = self.hardware.costs.pebs_interrupt_ps;
             self.hardware.vcpus[on].charge(Cause::Track, interrupt_ps);
             self.drain(on, on);
@@ -335,7 +397,7 @@ impl<P: Program> Vm<P> {
         gva: GuestVirtAddr,
         host: &mut Host,
     ) -> Result<(), SimError> {
-        let mut actor = self.hardware.actor(on, &mut host.memory);
+        let mut actor = self.hardware.actor(on, &mut host.machine);
         match fault {
             Fault::Page => self.guest.fault(gva, &mut actor)?,
             Fault::Violation(gpa) => {
@@ -357,13 +419,22 @@ impl<P: Program> Vm<P> {
         Ok(())
     }
 
+    /// Whether a fault that was handled stands for as many real ones as its page does.
+    fn is_scaled(&mut self, fault: Fault, gva: GuestVirtAddr) -> bool {
+        let found = match fault {
+            Fault::Page | Fault::Hint => self.guest.tables.find_mut(gva.0),
+            Fault::Violation(gpa) | Fault::HostHint(gpa) => self.backing.tree.find_mut(gpa),
+        };
+        found.is_some_and(|(_, size)| size == PageSize::Base)
+    }
+
     fn handle_events(&mut self, on: usize, host: &mut Host) {
         let now_ps = self.hardware.vcpus[on].clock_ps;
         let costs = self.hardware.costs;
         let ticks = overdue(&mut self.due[on].tick_ps, TICK_PS, now_ps);
         if ticks > 0 {
             self.hardware.vcpus[on].charge(Cause::Kernel, ticks * costs.tick_ps);
-            let mut actor = self.hardware.actor(on, &mut host.memory);
+            let mut actor = self.hardware.actor(on, &mut host.machine);
             actor.work_in_the_background(ticks);
             match &mut self.manager {
                 Manager::Hints(hints) => hints.tick(&mut self.guest, &mut actor),
@@ -378,7 +449,7 @@ impl<P: Program> Vm<P> {
         if switches > 0 {
             let vcpu = &mut self.hardware.vcpus[on];
             vcpu.charge(Cause::Kernel, switches * 2 * costs.switch_ps);
-            self.hardware.cores[on].switch();
+            host.machine.cores[self.hardware.placed[on]].switch();
             let (vcpus, threads) = (self.hardware.vcpus.len(), self.threads.len());
             let next = self.running[on] + vcpus;
             self.running[on] = if next < threads { next } else { on };
@@ -397,24 +468,24 @@ impl<P: Program> Vm<P> {
     /// The manager's turn: an epoch or a scan.
     fn run_manager(&mut self, now_ps: u64, host: &mut Host) {
         let (on, busy) = (self.place_of_manager(now_ps), self.busy());
-        let memory = &mut host.memory;
+        let machine = &mut host.machine;
         match &mut self.manager {
             Manager::Nobody => self.manager_due_ps = u64::MAX,
             Manager::Hints(hints) => {
-                let mut actor = self.hardware.actor(on, memory);
+                let mut actor = self.hardware.actor(on, machine);
                 self.manager_due_ps = hints.scan(&mut self.guest, &mut actor);
             }
             Manager::Agent(agent) => {
-                let mut actor = self.hardware.actor(on, memory);
+                let mut actor = self.hardware.actor(on, machine);
                 self.manager_due_ps = agent.turn(on >= busy, &mut self.guest, &mut actor);
             }
             Manager::Memtis(memtis) => {
-                let mut actor = self.hardware.actor(on, memory);
+                let mut actor = self.hardware.actor(on, machine);
                 self.manager_due_ps = memtis.turn(on >= busy, &mut self.guest, &mut actor);
             }
             Manager::Ageing(ageing) => {
                 let end_gpa = self.guest.end_gpa();
-                let mut actor = self.hardware.actor(on, memory);
+                let mut actor = self.hardware.actor(on, machine);
                 let backing = &mut self.backing;
                 ageing.scan(SCAN_BYTES, end_gpa, &host.hypervisor, backing, &mut actor);
                 self.manager_due_ps += scan_period_ps(end_gpa);
@@ -432,11 +503,11 @@ impl<P: Program> Vm<P> {
         let wakes = overdue(&mut self.worker_due_ps, WORKER_PS, now_ps);
         let switch_ps = self.hardware.costs.switch_ps;
         self.hardware.vcpus[on].charge(Cause::Track, wakes * 2 * switch_ps);
-        for core in 0..self.busy() {
-            self.drain(core, on);
+        for vcpu in 0..self.busy() {
+            self.drain(vcpu, on);
         }
         if let Manager::Memtis(memtis) = &mut self.manager {
-            let mut actor = self.hardware.actor(on, &mut host.memory);
+            let mut actor = self.hardware.actor(on, &mut host.machine);
             if memtis.count(began_ps, &mut self.guest, &mut actor) {
                 self.sample();
             }
@@ -456,9 +527,9 @@ impl<P: Program> Vm<P> {
         self.turns % vcpus
     }
 
-    /// Empties a core's sampling buffer, at the expense of a virtual CPU.
-    fn drain(&mut self, core: usize, on: usize) {
-        let sampler = &mut self.hardware.cores[core].sampler;
+    /// Empties a virtual CPU's sampling buffer, at the expense of another or the same.
+    fn drain(&mut self, vcpu: usize, on: usize) {
+        let sampler = &mut self.hardware.vcpus[vcpu].sampler;
         let ps = sampler.waiting() as u64 * self.hardware.costs.record_drain_ps;
         self.manager.take(sampler.drain());
         self.hardware.vcpus[on].charge(Cause::Track, ps);

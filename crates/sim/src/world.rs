@@ -1,10 +1,12 @@
 //! All VMs on one host, and time.
 
 use crate::error::SimError;
+use crate::latency::Latencies;
 use crate::machine::flush::FlushCounts;
 use crate::machine::ledger::{Bill, Cause};
 use crate::program::Program;
 use crate::run::Digest;
+use crate::turns::Turns;
 use crate::vm::{Host, Vm};
 
 /// Time over which the use of a tier's bandwidth is averaged; times the scale, as there are so
@@ -15,6 +17,7 @@ const WINDOW_PS: u64 = 1_000_000_000;
 pub(crate) struct World<P> {
     pub(crate) host: Host,
     pub(crate) vms: Vec<Vm<P>>,
+    turns: Turns,
     k: u32,
     window_end_ps: u64,
     /// When the timed phase began.
@@ -42,9 +45,11 @@ pub(crate) struct Snapshot {
 
 impl<P: Program> World<P> {
     pub(crate) fn new(host: Host, vms: Vec<Vm<P>>, k: u32) -> Self {
+        let turns = Turns::new(host.machine.cores.len(), &vms);
         Self {
             host,
             vms,
+            turns,
             k,
             window_end_ps: WINDOW_PS << k,
             start_ps: 0,
@@ -62,6 +67,7 @@ impl<P: Program> World<P> {
         for vm in &mut self.vms {
             vm.start(self.start_ps);
         }
+        self.turns.start(self.start_ps, &mut self.vms);
         Ok(())
     }
 
@@ -70,16 +76,10 @@ impl<P: Program> World<P> {
     pub(crate) fn run_until(&mut self, end_ps: u64) -> Result<(), SimError> {
         let end_ps = self.start_ps + end_ps;
         loop {
-            let behind = self.vms.iter().enumerate().map(|(i, vm)| {
-                let (clock_ps, on) = vm.furthest_behind();
-                (clock_ps, i, on)
-            });
-            let Some((clock_ps, vm, on)) = behind.min() else {
+            let next = self.turns.next(&mut self.vms, &mut self.host.machine.cores);
+            let Some((clock_ps, (vm, on))) = next.filter(|(clock_ps, _)| *clock_ps < end_ps) else {
                 return Ok(());
             };
-            if clock_ps >= end_ps {
-                return Ok(());
-            }
             if clock_ps >= self.window_end_ps {
                 self.end_windows(clock_ps);
             }
@@ -91,7 +91,7 @@ impl<P: Program> World<P> {
     fn end_windows(&mut self, now_ps: u64) {
         let window_ps = WINDOW_PS << self.k;
         let more = (now_ps - self.window_end_ps) / window_ps + 1;
-        for tier in &mut self.host.memory.tiers {
+        for tier in &mut self.host.machine.memory.tiers {
             tier.end_window(more * window_ps, self.k);
         }
         self.window_end_ps += more * window_ps;
@@ -100,6 +100,13 @@ impl<P: Program> World<P> {
     /// When each program was done, since the timed phase began; nothing while any is not.
     pub(crate) fn elapsed_ps(&self) -> Option<Vec<u64>> {
         self.vms.iter().map(Vm::elapsed_ps).collect()
+    }
+
+    /// How long operations took, of all programs that mark where they end.
+    pub(crate) fn latencies(&self) -> Latencies {
+        let mut all = Latencies::default();
+        self.vms.iter().for_each(|vm| all.add_all(&vm.latencies));
+        all
     }
 
     /// Share of the work that is done, 0 to 1; 0 where it is not fixed.
@@ -121,6 +128,7 @@ impl<P: Program> World<P> {
             ..Snapshot::default()
         };
         let vms = self.vms.len() as f64;
+        self.turns.wait_until(self.start_ps + at_ps, &mut self.vms);
         for vm in &mut self.vms {
             vm.idle_until(at_ps);
             sum.ops += vm.ops;

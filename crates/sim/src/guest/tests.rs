@@ -36,7 +36,7 @@ impl Bench {
         };
         Self {
             guest: Guest::new(&config),
-            vcpus: vec![Vcpu::default(); 2],
+            vcpus: vec![Vcpu::new(k); 2],
             cores: vec![Core::new(&ICE_LAKE_SP, 12 + k); 2],
             memory: Memory::new(&ICE_LAKE_SP, [tier; 2], 1 << 30),
             flushes: FlushCounts::default(),
@@ -48,6 +48,7 @@ impl Bench {
         let mut actor = Actor {
             vcpus: &mut self.vcpus,
             cores: &mut self.cores,
+            placed: &[0, 1],
             on: 0,
             memory: &mut self.memory,
             costs: &ICE_LAKE_SP.costs,

@@ -7,11 +7,13 @@ use super::core::Core;
 use super::flush::FlushCounts;
 use super::ledger::{Bill, Cause};
 use super::memory::{LINE_BITS, Memory, TierId};
+use super::sampler::Sampler;
 use super::sheet::CostSheet;
 use super::walk::Space;
+use crate::latency::Interruptions;
 
 /// A virtual CPU: its time, and what it went to.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct Vcpu {
     /// Now, on this virtual CPU.
     pub(crate) clock_ps: u64,
@@ -19,13 +21,60 @@ pub(crate) struct Vcpu {
     pub(crate) bill: Bill,
     /// Timer ticks since its kernel last interrupted the others.
     ticks: u64,
+    /// Of these, what other virtual CPUs and the hypervisor made it do.
+    pub(crate) interruptions: Interruptions,
+    /// Its sampling unit.
+    pub(crate) sampler: Sampler,
+    /// Of its work, what it had a core for by the end of its last turn.
+    served_ps: u64,
 }
 
 impl Vcpu {
+    /// One that did nothing yet; each simulated access stands for `2^k`.
+    pub(crate) fn new(k: u32) -> Self {
+        Self {
+            clock_ps: 0,
+            bill: Bill::default(),
+            ticks: 0,
+            interruptions: Interruptions::default(),
+            sampler: Sampler::new(k),
+            served_ps: 0,
+        }
+    }
+
+    /// All that it did.
+    fn worked_ps(&self) -> u64 {
+        self.clock_ps - self.bill.of(Cause::Idle) - self.bill.of(Cause::Steal)
+    }
+
+    /// What it did or was given to do since its last turn ended.
+    pub(crate) fn undone_ps(&self) -> u64 {
+        self.worked_ps() - self.served_ps
+    }
+
+    /// It gets a core at this time, or goes on waiting then: what it was given to do is yet to
+    /// come.
+    pub(crate) fn begin_turn(&mut self, now_ps: u64) {
+        let waited_ps = (now_ps + self.undone_ps()).saturating_sub(self.clock_ps);
+        self.charge(Cause::Steal, waited_ps);
+    }
+
+    /// It gives up its core.
+    pub(crate) fn end_turn(&mut self) {
+        self.served_ps = self.worked_ps();
+    }
+
     /// Lets time pass.
     pub(crate) fn charge(&mut self, cause: Cause, ps: u64) {
         self.clock_ps += ps;
         self.bill.charge(cause, ps);
+    }
+
+    /// Is interrupted so often, each time for so long.
+    fn interrupt(&mut self, cause: Cause, times: u64, ps: u64) {
+        self.charge(cause, times * ps);
+        self.interruptions.times += times;
+        self.interruptions.ps += times * ps;
     }
 }
 
@@ -45,9 +94,12 @@ const INVEPTS_PER_ENTRY: u64 = 12;
 
 /// Somebody who acts.
 pub(crate) struct Actor<'a> {
-    /// The VM's virtual CPUs, each on the core of the same index.
+    /// The VM's virtual CPUs.
     pub(crate) vcpus: &'a mut [Vcpu],
+    /// The host's cores.
     pub(crate) cores: &'a mut [Core],
+    /// Those on which the virtual CPUs run, each once.
+    pub(crate) placed: &'a [usize],
     /// The virtual CPU whose time it takes.
     pub(crate) on: usize,
     pub(crate) memory: &'a mut Memory,
@@ -77,16 +129,16 @@ impl Actor<'_> {
     /// The guest's kernel invalidates one base page of a process that it moves memory of: not
     /// the process itself does it, so there is nothing to do on the CPU where that runs.
     pub(crate) fn flush_page(&mut self, gva: u64) {
-        for core in &mut *self.cores {
-            core.flush_page(self.space, gva);
+        for &core in self.placed {
+            self.cores[core].flush_page(self.space, gva);
         }
         self.shoot_down(1 << self.k, self.costs.flush_page_ps);
     }
 
     /// The same for a huge page.
     pub(crate) fn flush_huge(&mut self, gva: u64) {
-        for core in &mut *self.cores {
-            core.flush_page(self.space, gva);
+        for &core in self.placed {
+            self.cores[core].flush_page(self.space, gva);
         }
         self.shoot_down(1, self.costs.flush_page_ps);
     }
@@ -100,7 +152,8 @@ impl Actor<'_> {
         if real > FLUSH_PAGES_MAX {
             return self.flush_all();
         }
-        for core in &mut *self.cores {
+        for &core in self.placed {
+            let core = &mut self.cores[core];
             pages
                 .iter()
                 .for_each(|&gva| core.flush_page(self.space, gva));
@@ -110,8 +163,8 @@ impl Actor<'_> {
 
     /// The same for all of the process's address space.
     pub(crate) fn flush_all(&mut self) {
-        for core in &mut *self.cores {
-            core.flush_space(self.space);
+        for &core in self.placed {
+            self.cores[core].flush_space(self.space);
         }
         self.shoot_down(1, self.costs.flush_space_ps);
     }
@@ -130,10 +183,10 @@ impl Actor<'_> {
         if times == 0 {
             return;
         }
-        for core in &mut *self.cores {
-            core.flush_space(self.space);
+        for &core in self.placed {
+            self.cores[core].flush_space(self.space);
         }
-        let vcpus = self.cores.len() as u64;
+        let vcpus = self.vcpus.len() as u64;
         let ask_ps = self.costs.ipi_ps + vcpus * self.costs.ipi_receiver_ps;
         let handled = times.div_ceil(INVEPTS_PER_ENTRY);
         let handle_ps = self.costs.exit_ps + self.costs.invept_ps;
@@ -142,7 +195,7 @@ impl Actor<'_> {
         self.charge(Cause::Flush, times * ask_ps);
         self.wait_for_tables(times);
         for vcpu in &mut *self.vcpus {
-            vcpu.charge(Cause::Exit, handled * handle_ps);
+            vcpu.interrupt(Cause::Exit, handled, handle_ps);
         }
     }
 
@@ -171,7 +224,7 @@ impl Actor<'_> {
         self.charge(Cause::Flush, times * send);
         for (i, vcpu) in self.vcpus.iter_mut().enumerate() {
             if i != self.on {
-                vcpu.charge(Cause::Flush, times * (self.costs.ipi_receiver_ps + work_ps));
+                vcpu.interrupt(Cause::Flush, times, self.costs.ipi_receiver_ps + work_ps);
             }
         }
     }

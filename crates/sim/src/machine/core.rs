@@ -1,5 +1,5 @@
-//! A core: its TLBs, page-walk caches, two levels of data cache and sampling unit; and the loop
-//! that runs a program's accesses through them.
+//! A core: its TLBs, page-walk caches and two levels of data cache; and the loop that runs a
+//! program's accesses through them.
 //!
 //! # Approach
 //! An access to the line of the one before it, or to its page, takes a short cut; both are the
@@ -153,8 +153,6 @@ pub(crate) struct Core {
     tlb_second_ps: u64,
     page_bits: u32,
     last: Last,
-    /// The sampling unit.
-    pub(crate) sampler: Sampler,
 }
 
 impl Core {
@@ -175,21 +173,22 @@ impl Core {
             tlb_second_ps: sheet.tlb.l2_hit_ps,
             page_bits,
             last: NO_LAST,
-            sampler: Sampler::new(page_bits - 12),
         }
     }
 
-    /// Runs accesses until they are done or one faults. Time is charged to `bill`, as if each
-    /// stood for itself alone.
+    /// Runs the first `count` accesses until they are done or one faults; those behind them are
+    /// what comes next. `sampler` is that of the virtual CPU that runs them. Time is charged to `bill`, as if each stood for itself alone.
     pub(crate) fn run<const NESTED: bool, const CACHES: bool>(
         &mut self,
         accesses: &[Access],
+        count: usize,
         tables: &mut Tables<'_>,
         memory: &mut Memory,
+        sampler: &mut Sampler,
         bill: &mut Bill,
     ) -> Progress {
         let mut records = 0;
-        for (done, &access) in accesses.iter().enumerate() {
+        for (done, &access) in accesses[..count].iter().enumerate() {
             let line = access.gva().0 >> LINE_BITS;
             if line == self.last.line && (self.last.dirty | !access.is_store()) {
                 bill.charge(Cause::Cache, self.caches.hit_ps[0]);
@@ -199,7 +198,7 @@ impl Core {
                 continue;
             }
             look_ahead::<NESTED, CACHES>(&accesses[done..], tables, memory);
-            match self.access::<NESTED, CACHES>(access, tables, memory, bill) {
+            match self.access::<NESTED, CACHES>(access, tables, memory, sampler, bill) {
                 Ok(recorded) => records += u64::from(recorded),
                 Err(fault) => {
                     return Progress {
@@ -211,7 +210,7 @@ impl Core {
             }
         }
         Progress {
-            done: accesses.len(),
+            done: count,
             fault: None,
             records,
         }
@@ -224,6 +223,7 @@ impl Core {
         access: Access,
         tables: &mut Tables<'_>,
         memory: &mut Memory,
+        sampler: &mut Sampler,
         bill: &mut Bill,
     ) -> Result<bool, Fault> {
         let (gva, store) = (access.gva().0, access.is_store());
@@ -243,7 +243,7 @@ impl Core {
             self.caches.write_back(memory);
         }
         bill.charge(found.cause, found.ps);
-        Ok(!store && self.sampler.load(access.gva(), ps + found.ps))
+        Ok(!store && sampler.load(access.gva(), ps + found.ps))
     }
 
     /// Finds the frame of `gva`; returns the time it took.

@@ -29,10 +29,12 @@ pub enum Cause {
     Kernel,
     /// Nothing to do.
     Idle,
+    /// Waiting for a core that others use.
+    Steal,
 }
 
 /// Number of causes.
-const CAUSES: usize = 13;
+const CAUSES: usize = 14;
 
 impl Cause {
     /// All of them, in order.
@@ -50,6 +52,7 @@ impl Cause {
         Self::Flush,
         Self::Kernel,
         Self::Idle,
+        Self::Steal,
     ];
 
     /// Its name in results.
@@ -68,6 +71,7 @@ impl Cause {
             Self::Flush => "flush",
             Self::Kernel => "kernel",
             Self::Idle => "idle",
+            Self::Steal => "steal",
         }
     }
 

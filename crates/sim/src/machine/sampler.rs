@@ -1,4 +1,4 @@
-//! The sampling unit of a core (PEBS): every so many loads that were slow enough, a record.
+//! The sampling unit (PEBS) as a virtual CPU has it: every so many loads that were slow enough, a record.
 
 use demeter_policy::GuestVirtAddr;
 

@@ -1,6 +1,7 @@
 use demeter_policy::{BLOCK_SIZE, ByteCount, GuestVirtAddr, MIB, PAGE_SIZE, VirtRange};
 
 use super::*;
+use crate::machine::ledger::Cause;
 use crate::program::{Access, Batch, Region};
 
 /// Random updates, nine of ten to the last eighth of the memory.
@@ -218,7 +219,7 @@ fn a_vm_that_finishes_first_idles() {
 }
 
 fn idle_ps(vcpu: &crate::machine::actor::Vcpu) -> u64 {
-    vcpu.bill.of(crate::machine::ledger::Cause::Idle)
+    vcpu.bill.of(Cause::Idle)
 }
 
 #[test]
@@ -273,4 +274,105 @@ fn a_mapped_page_takes_at_most_24_bytes() {
     let pages = (300 * MIB / PAGE_SIZE) as usize;
     assert!(bytes <= 24 * pages, "{} bytes a page", bytes / pages);
     assert!(world.is_conserved());
+}
+
+#[test]
+fn single_operations_take_as_long_at_any_scale() {
+    let tail = |bits: u32, system: System| {
+        let mut scenario = scenario(2, &format!("scale_bits = {bits}"));
+        let silo = "kind = \"silo\"\nsize_mib = 200\nmix = \"ycsb\"\nthreads = 2";
+        scenario.workload = toml::from_str(silo).unwrap();
+        let programs = vec![Workload::new(&scenario.workload, 1).unwrap()];
+        let result = simulate(&scenario, &setup(&scenario), system, programs, &|_| Ok(()));
+        let result = result.unwrap();
+        let tail = result.tail.unwrap();
+        // Two threads do nothing else.
+        let mean_ns = 2e3 / result.mean_mops.unwrap();
+        let off = tail.mean_ns / mean_ns - 1.0;
+        assert!(off.abs() < 0.01, "{system}: {} and {mean_ns}", tail.mean_ns);
+        tail
+    };
+    for system in [System::None, System::Linux] {
+        let (small, large) = (tail(1, system), tail(4, system));
+        for (name, small, large, off) in [
+            ("p50", small.p50_ns, large.p50_ns, 0.05),
+            ("p90", small.p90_ns, large.p90_ns, 0.05),
+            ("p99", small.p99_ns, large.p99_ns, 0.1),
+            ("p99.9", small.p999_ns, large.p999_ns, 0.2),
+        ] {
+            let ratio = large / small;
+            assert!(
+                (ratio - 1.0).abs() < off,
+                "{system}: {name} {small} and {large}"
+            );
+        }
+    }
+    assert_eq!(
+        simulated(&scenario(1, "scale_bits = 6"), System::None).tail,
+        None
+    );
+}
+
+#[test]
+fn a_core_for_each_virtual_cpu_is_what_there_is_without_saying() {
+    for system in [System::Demeter, System::HTpp] {
+        let result = |cores: &str| {
+            let scenario = scenario(2, &format!("scale_bits = 6\nvms = 2\n{cores}"));
+            simulated(&scenario, system)
+        };
+        assert_eq!(result(""), result("cores = 4"), "{system}");
+        assert_eq!(result(""), result("cores = 5"), "{system}");
+    }
+}
+
+#[test]
+fn equal_vms_share_cores_evenly() {
+    let throughput = |sim: &str| {
+        let scenario = scenario(2, &format!("scale_bits = 5\n{sim}"));
+        simulated(&scenario, System::None).mean_mops.unwrap()
+    };
+    let alone = throughput("vms = 1");
+    for (vms, cores) in [(2, 2), (3, 2), (2, 1)] {
+        let shared = throughput(&format!("vms = {vms}\ncores = {cores}"));
+        // A VM alone has two cores.
+        let ratio = shared / (alone * f64::from(cores) / 2.0);
+        assert!((0.94..1.02).contains(&ratio), "{vms} on {cores}: {ratio}");
+    }
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn shared_cores_lose_and_invent_no_time(
+        vms in 1usize..5, vcpus in 1u32..4, cores in 1u32..5, threads in 1u64..5,
+        system in proptest::sample::select(
+            vec![System::None, System::DemeterWorker, System::Linux, System::HTpp],
+        ),
+    ) {
+        let mut scenario = scenario(1, &format!("scale_bits = 6\nvms = {vms}\ncores = {cores}"));
+        scenario.machine.vcpus = vcpus;
+        let programs = (0..vms).map(|_| Updates::new(256, threads)).collect();
+        let mut world = setup(&scenario).world(Parts::of(system).unwrap(), programs);
+        world.populate().unwrap();
+        let before = world.snapshot(0).bill;
+        world.run_until(PS_PER_S).unwrap();
+        let bill = world.snapshot(PS_PER_S).bill.since(&before);
+        assert!(world.is_conserved());
+        let all = vms as f64 * f64::from(vcpus);
+        let seconds = |ps: u64| ps as f64 / PS_PER_S as f64;
+        assert!((all - 0.01..all * 1.02).contains(&seconds(bill.total())), "{bill:?}");
+        // Each core is used all the time as long as there are threads for it.
+        let waited = bill.of(Cause::Idle) + bill.of(Cause::Steal);
+        let worked = seconds(bill.total() - waited);
+        let cores = f64::from(cores.min(vcpus * vms as u32));
+        assert!(worked < cores * 1.02 + 0.02, "{worked} of {cores}: {bill:?}");
+        if u64::from(vcpus) <= threads {
+            assert!(worked > cores * 0.99, "{worked} of {cores}: {bill:?}");
+            let ops: Vec<u64> = world.vms.iter().map(|vm| vm.ops).collect();
+            let (min, max) = (ops.iter().min().unwrap(), ops.iter().max().unwrap());
+            let even = (vms as u32 * vcpus).is_multiple_of(cores as u32) && system == System::None;
+            assert!(!even || *min as f64 > 0.9 * *max as f64, "{ops:?}");
+        }
+    }
 }
