@@ -7,6 +7,7 @@ mod cases;
 mod error;
 mod guest;
 mod hypervisor;
+mod latency;
 mod machine;
 mod pool;
 mod program;

@@ -49,6 +49,9 @@ pub struct Batch {
     len: usize,
     /// Operations that end in this batch.
     pub ops: u32,
+    /// Accesses before each end that is marked.
+    ends: [u16; BATCH],
+    marked: usize,
 }
 
 impl Default for Batch {
@@ -57,6 +60,8 @@ impl Default for Batch {
             accesses: [Access::default(); BATCH],
             len: 0,
             ops: 0,
+            ends: [0; BATCH],
+            marked: 0,
         }
     }
 }
@@ -66,6 +71,7 @@ impl Batch {
     pub fn clear(&mut self) {
         self.len = 0;
         self.ops = 0;
+        self.marked = 0;
     }
 
     /// Appends an access. The caller sees to it that there is [`Self::room`].
@@ -76,6 +82,24 @@ impl Batch {
     pub fn push(&mut self, access: Access) {
         self.accesses[self.len] = access;
         self.len += 1;
+    }
+
+    /// An operation ends here, and how long it took shall be told: every operation of the
+    /// program ends so, or none.
+    ///
+    /// # Panics
+    /// When more than [`BATCH`] end in a batch.
+    #[inline]
+    pub fn end_operation(&mut self) {
+        self.ops += 1;
+        self.ends[self.marked] = self.len as u16;
+        self.marked += 1;
+    }
+
+    /// Accesses before each end that [`Self::end_operation`] has marked.
+    #[inline]
+    pub(crate) fn ends(&self) -> &[u16] {
+        &self.ends[..self.marked]
     }
 
     /// Accesses that still fit.

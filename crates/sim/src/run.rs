@@ -77,6 +77,7 @@ fn simulate<P: Program>(
         elapsed_s: world.elapsed_ps().map(|vms| mean_s(&vms)),
     };
     let mut result = summarise(&system.to_string(), &snapshots, asked).ok_or(SimError::Stuck)?;
+    result.tail = world.latencies().tail();
     result.counters.insert("event_log_hash".into(), digest.0);
     result.counters.insert("scale".into(), 1 << setup.k);
     Ok(result)

@@ -91,12 +91,13 @@ impl Testbed {
             space: Space(0),
         };
         let (core, memory) = (&mut self.core, &mut self.memory);
+        let all = accesses.len();
         let (tables, bill_now) = (&mut tables, &mut bill);
         let progress = match model {
-            Model::Native => core.run::<false, false>(accesses, tables, memory, bill_now),
-            Model::NativeCaches => core.run::<false, true>(accesses, tables, memory, bill_now),
-            Model::Nested => core.run::<true, false>(accesses, tables, memory, bill_now),
-            Model::Full => core.run::<true, true>(accesses, tables, memory, bill_now),
+            Model::Native => core.run::<false, false>(accesses, all, tables, memory, bill_now),
+            Model::NativeCaches => core.run::<false, true>(accesses, all, tables, memory, bill_now),
+            Model::Nested => core.run::<true, false>(accesses, all, tables, memory, bill_now),
+            Model::Full => core.run::<true, true>(accesses, all, tables, memory, bill_now),
         };
         assert_eq!(progress.fault, None, "an access outside of the testbed");
         if core.sampler.is_full() {

@@ -15,11 +15,13 @@ use demeter_policy::GuestVirtAddr;
 use crate::error::SimError;
 use crate::guest::Guest;
 use crate::hypervisor::{Backing, Hypervisor};
+use crate::latency::{Interruptions, Latencies, Operation};
 use crate::machine::actor::{Actor, Vcpu};
 use crate::machine::core::{Core, Tables};
 use crate::machine::flush::FlushCounts;
 use crate::machine::ledger::{Bill, Cause};
 use crate::machine::memory::{Memory, TierId};
+use crate::machine::radix::PageSize;
 use crate::machine::sheet::CostSheet;
 use crate::machine::walk::{Fault, Space};
 use crate::program::{BATCH, Batch, Program};
@@ -48,6 +50,9 @@ struct Thread {
     batch: Batch,
     /// Accesses of the batch that are done.
     done: usize,
+    /// Marked ends of operations that are behind.
+    ended: usize,
+    operation: Operation,
 }
 
 impl Thread {
@@ -55,6 +60,17 @@ impl Thread {
     fn operations(&self) -> u64 {
         let (done, all) = (self.done as u64, self.batch.accesses().len() as u64);
         u64::from(self.batch.ops) * done / all.max(1)
+    }
+
+    fn begin_batch(&mut self) {
+        self.batch.clear();
+        self.done = 0;
+        self.ended = 0;
+    }
+
+    /// Accesses of the batch before the next marked end.
+    fn next_end(&self) -> Option<usize> {
+        self.batch.ends().get(self.ended).map(|&end| end.into())
     }
 }
 
@@ -110,6 +126,8 @@ pub(crate) struct Vm<P> {
     pub(crate) share: Option<u64>,
     /// When it was done.
     finished_ps: Option<u64>,
+    /// How long its operations took.
+    pub(crate) latencies: Latencies,
     /// None while it takes a slice.
     threads: Vec<Option<Box<Thread>>>,
     /// The thread that each virtual CPU runs.
@@ -153,6 +171,7 @@ impl<P: Program> Vm<P> {
             ops: 0,
             share: None,
             finished_ps: None,
+            latencies: Latencies::default(),
             manager_due_ps: u64::MAX,
             worker_due_ps: u64::MAX,
             start_ps: 0,
@@ -209,8 +228,7 @@ impl<P: Program> Vm<P> {
     pub(crate) fn populate(&mut self, host: &mut Host) -> Result<(), SimError> {
         let mut thread = Thread::default();
         loop {
-            thread.batch.clear();
-            thread.done = 0;
+            thread.begin_batch();
             if !self.program.populate(&mut thread.batch) {
                 return Ok(());
             }
@@ -224,6 +242,12 @@ impl<P: Program> Vm<P> {
     pub(crate) fn start(&mut self, start_ps: u64) {
         wait_until(&mut self.hardware.vcpus, start_ps);
         self.start_ps = start_ps;
+        for thread in self.threads.iter_mut().flatten() {
+            thread.operation = Operation::new(start_ps, Interruptions::default());
+        }
+        for vcpu in &mut self.hardware.vcpus {
+            vcpu.interruptions = Interruptions::default();
+        }
         let busy = self.busy();
         for (i, due) in self.due.iter_mut().enumerate() {
             // Not all in the same moment.
@@ -259,18 +283,24 @@ impl<P: Program> Vm<P> {
         let which = self.running[on];
         let mut thread = self.threads[which].take().ok_or(SimError::Stuck)?;
         if thread.done == thread.batch.accesses().len() {
-            thread.batch.clear();
-            thread.done = 0;
+            thread.begin_batch();
             let now_ns = (self.hardware.vcpus[on].clock_ps - self.start_ps) / 1000;
             self.program.next(which, now_ns, &mut thread.batch);
         }
         let slice = (BATCH >> self.hardware.k).max(SLICE_MIN);
+        let Vcpu {
+            clock_ps,
+            interruptions,
+            ..
+        } = self.hardware.vcpus[on];
+        thread.operation.look(clock_ps, interruptions);
         let before = thread.operations();
         let taken = self.take_slice(on, &mut thread, slice, host);
         let ops = (thread.operations() - before) << self.hardware.k;
         self.ops += ops;
         let compute_ps = ops * self.program.compute_ps();
         self.hardware.vcpus[on].charge(Cause::Compute, compute_ps);
+        thread.operation.compute(compute_ps);
         if self.share.is_some_and(|share| self.ops >= share) {
             self.finished_ps = Some(self.hardware.vcpus[on].clock_ps);
         }
@@ -286,8 +316,8 @@ impl<P: Program> Vm<P> {
         most: usize,
         host: &mut Host,
     ) -> Result<(), SimError> {
-        let accesses = thread.batch.accesses();
-        let end = accesses.len().min(thread.done + most);
+        let end = thread.batch.accesses().len().min(thread.done + most);
+        let k = self.hardware.k;
         let mut faults = 0;
         while thread.done < end {
             let mut bill = Bill::default();
@@ -297,11 +327,14 @@ impl<P: Program> Vm<P> {
                 host_first_page: self.backing.first_page,
                 space: self.hardware.space,
             };
-            let todo = &accesses[thread.done..end];
+            let count = thread.next_end().unwrap_or(end).min(end) - thread.done;
+            let (todo, memory) = (&thread.batch.accesses()[thread.done..], &mut host.memory);
             let core = &mut self.hardware.cores[on];
-            let progress = core.run::<true, true>(todo, &mut tables, &mut host.memory, &mut bill);
+            let progress = core.run::<true, true>(todo, count, &mut tables, memory, &mut bill);
             let vcpu = &mut self.hardware.vcpus[on];
-            vcpu.clock_ps += vcpu.bill.add_scaled(&bill, self.hardware.k);
+            let clock_ps = vcpu.bill.add_scaled(&bill, k);
+            vcpu.clock_ps += clock_ps;
+            thread.operation.spend(bill.total(), clock_ps);
             let record_ps = self.hardware.costs.pebs_record_ps;
             vcpu.charge(Cause::Track, progress.records * record_ps);
             thread.done += progress.done;
@@ -310,7 +343,21 @@ impl<P: Program> Vm<P> {
                 if faults > FAULTS_MAX {
                     return Err(SimError::Stuck);
                 }
-                self.handle_fault(on, fault, accesses[thread.done].gva(), host)?;
+                let gva = thread.batch.accesses()[thread.done].gva();
+                let before_ps = self.hardware.vcpus[on].clock_ps;
+                self.handle_fault(on, fault, gva, host)?;
+                if self.is_scaled(fault, gva) {
+                    let ps = self.hardware.vcpus[on].clock_ps - before_ps;
+                    thread.operation.spend(ps >> k, ps);
+                }
+            }
+            while thread.next_end() == Some(thread.done) {
+                let vcpu = &self.hardware.vcpus[on];
+                let compute_ps = self.program.compute_ps();
+                let operation = &mut thread.operation;
+                operation.look(vcpu.clock_ps, vcpu.interruptions);
+                operation.end(compute_ps, k, &mut self.latencies);
+                thread.ended += 1;
             }
         }
         if self.hardware.cores[on].sampler.is_full() {
@@ -348,6 +395,15 @@ impl<P: Program> Vm<P> {
             },
         }
         Ok(())
+    }
+
+    /// Whether a fault that was handled stands for as many real ones as its page does.
+    fn is_scaled(&mut self, fault: Fault, gva: GuestVirtAddr) -> bool {
+        let found = match fault {
+            Fault::Page | Fault::Hint => self.guest.tables.find_mut(gva.0),
+            Fault::Violation(gpa) | Fault::HostHint(gpa) => self.backing.tree.find_mut(gpa),
+        };
+        found.is_some_and(|(_, size)| size == PageSize::Base)
     }
 
     fn handle_events(&mut self, on: usize, host: &mut Host) {

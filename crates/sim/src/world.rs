@@ -1,6 +1,7 @@
 //! All VMs on one host, and time.
 
 use crate::error::SimError;
+use crate::latency::Latencies;
 use crate::machine::flush::FlushCounts;
 use crate::machine::ledger::{Bill, Cause};
 use crate::program::Program;
@@ -100,6 +101,13 @@ impl<P: Program> World<P> {
     /// When each program was done, since the timed phase began; nothing while any is not.
     pub(crate) fn elapsed_ps(&self) -> Option<Vec<u64>> {
         self.vms.iter().map(Vm::elapsed_ps).collect()
+    }
+
+    /// How long operations took, of all programs that mark where they end.
+    pub(crate) fn latencies(&self) -> Latencies {
+        let mut all = Latencies::default();
+        self.vms.iter().for_each(|vm| all.add_all(&vm.latencies));
+        all
     }
 
     /// Share of the work that is done, 0 to 1; 0 where it is not fixed.

@@ -9,6 +9,7 @@ use super::ledger::{Bill, Cause};
 use super::memory::{LINE_BITS, Memory, TierId};
 use super::sheet::CostSheet;
 use super::walk::Space;
+use crate::latency::Interruptions;
 
 /// A virtual CPU: its time, and what it went to.
 #[derive(Debug, Clone, Default)]
@@ -17,6 +18,8 @@ pub(crate) struct Vcpu {
     pub(crate) clock_ps: u64,
     /// Adds up to the clock.
     pub(crate) bill: Bill,
+    /// Of these, what other virtual CPUs and the hypervisor made it do.
+    pub(crate) interruptions: Interruptions,
 }
 
 impl Vcpu {
@@ -24,6 +27,13 @@ impl Vcpu {
     pub(crate) fn charge(&mut self, cause: Cause, ps: u64) {
         self.clock_ps += ps;
         self.bill.charge(cause, ps);
+    }
+
+    /// Is interrupted so often, each time for so long.
+    fn interrupt(&mut self, cause: Cause, times: u64, ps: u64) {
+        self.charge(cause, times * ps);
+        self.interruptions.times += times;
+        self.interruptions.ps += times * ps;
     }
 }
 
@@ -129,7 +139,7 @@ impl Actor<'_> {
         self.flushes.host_vcpu += handled * self.cores.len() as u64;
         self.charge(Cause::Flush, times * ask_ps);
         for vcpu in &mut *self.vcpus {
-            vcpu.charge(Cause::Exit, handled * handle_ps);
+            vcpu.interrupt(Cause::Exit, handled, handle_ps);
         }
     }
 
@@ -144,7 +154,7 @@ impl Actor<'_> {
         self.charge(Cause::Flush, times * send);
         for (i, vcpu) in self.vcpus.iter_mut().enumerate() {
             if i != self.on {
-                vcpu.charge(Cause::Flush, times * (self.costs.ipi_receiver_ps + work_ps));
+                vcpu.interrupt(Cause::Flush, times, self.costs.ipi_receiver_ps + work_ps);
             }
         }
     }

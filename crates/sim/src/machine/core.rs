@@ -179,17 +179,18 @@ impl Core {
         }
     }
 
-    /// Runs accesses until they are done or one faults. Time is charged to `bill`, as if each
-    /// stood for itself alone.
+    /// Runs the first `count` accesses until they are done or one faults; those behind them are
+    /// what comes next. Time is charged to `bill`, as if each stood for itself alone.
     pub(crate) fn run<const NESTED: bool, const CACHES: bool>(
         &mut self,
         accesses: &[Access],
+        count: usize,
         tables: &mut Tables<'_>,
         memory: &mut Memory,
         bill: &mut Bill,
     ) -> Progress {
         let mut records = 0;
-        for (done, &access) in accesses.iter().enumerate() {
+        for (done, &access) in accesses[..count].iter().enumerate() {
             let line = access.gva().0 >> LINE_BITS;
             if line == self.last.line && (self.last.dirty | !access.is_store()) {
                 bill.charge(Cause::Cache, self.caches.hit_ps[0]);
@@ -211,7 +212,7 @@ impl Core {
             }
         }
         Progress {
-            done: accesses.len(),
+            done: count,
             fault: None,
             records,
         }

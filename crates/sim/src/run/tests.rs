@@ -274,3 +274,40 @@ fn a_mapped_page_takes_at_most_24_bytes() {
     assert!(bytes <= 24 * pages, "{} bytes a page", bytes / pages);
     assert!(world.is_conserved());
 }
+
+#[test]
+fn single_operations_take_as_long_at_any_scale() {
+    let tail = |bits: u32, system: System| {
+        let mut scenario = scenario(1, &format!("scale_bits = {bits}"));
+        let silo = "kind = \"silo\"\nsize_mib = 200\nmix = \"ycsb\"\nthreads = 2";
+        scenario.workload = toml::from_str(silo).unwrap();
+        let programs = vec![Workload::new(&scenario.workload, 1).unwrap()];
+        let result = simulate(&scenario, &setup(&scenario), system, programs, &|_| Ok(()));
+        let result = result.unwrap();
+        let tail = result.tail.unwrap();
+        // Two threads do nothing else.
+        let mean_ns = 2e3 / result.mean_mops.unwrap();
+        let off = tail.mean_ns / mean_ns - 1.0;
+        assert!(off.abs() < 0.01, "{system}: {} and {mean_ns}", tail.mean_ns);
+        tail
+    };
+    for system in [System::None, System::Linux] {
+        let (small, large) = (tail(1, system), tail(4, system));
+        for (name, small, large, off) in [
+            ("p50", small.p50_ns, large.p50_ns, 0.05),
+            ("p90", small.p90_ns, large.p90_ns, 0.05),
+            ("p99", small.p99_ns, large.p99_ns, 0.1),
+            ("p99.9", small.p999_ns, large.p999_ns, 0.2),
+        ] {
+            let ratio = large / small;
+            assert!(
+                (ratio - 1.0).abs() < off,
+                "{system}: {name} {small} and {large}"
+            );
+        }
+    }
+    assert_eq!(
+        simulated(&scenario(1, "scale_bits = 6"), System::None).tail,
+        None
+    );
+}

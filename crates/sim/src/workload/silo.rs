@@ -170,7 +170,7 @@ impl Generator for Silo {
                     }
                 }
             }
-            out.ops += 1;
+            out.end_operation();
         }
     }
 
