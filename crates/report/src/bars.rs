@@ -122,12 +122,12 @@ impl Bars {
             for tick in place.axis.ticks() {
                 svg.line("grid", (place.x(tick), top), (place.x(tick), end));
             }
-            for (row, bar) in block.bars.iter().enumerate() {
-                bar.draw(&mut svg, &place, top + row as f64 * row_height, row_height);
-            }
             if let Some(reference) = self.reference {
                 let x = place.x(reference);
                 svg.line("shift", (x, top), (x, end));
+            }
+            for (row, bar) in block.bars.iter().enumerate() {
+                bar.draw(&mut svg, &place, top + row as f64 * row_height, row_height);
             }
             svg.line("axis", (place.left, top), (place.left, end));
             top = end;
@@ -192,7 +192,7 @@ impl Bar {
             svg.element("path", &[("class", &"whisker c0"), ("d", &whisker)], None);
             end = end.max(high);
         }
-        svg.text("tick", (end + 6.0, middle + 4.5), &self.end);
+        svg.text("tick value", (end + 6.0, middle + 4.5), &self.end);
     }
 }
 

@@ -118,9 +118,11 @@ pub(crate) fn css() -> String {
     format!(
         "{}.ground{{fill:#fff}}.grid{{stroke:#e4e6ea}}.axis,.shift{{stroke:#8b9199}}\
          text{{fill:#24292f}}.tick,.note{{fill:#5a626b}}\
+         .value{{stroke:#fff;stroke-width:4px;paint-order:stroke}}\
          @media(prefers-color-scheme:dark){{{}.ground{{fill:#14171b}}.grid{{stroke:#2a2f36}}\
-         .axis,.shift{{stroke:#7f8790}}text{{fill:#e6e8eb}}.tick,.note{{fill:#a2aab3}}}}\
-         text{{font:13px system-ui,-apple-system,\"Segoe UI\",sans-serif;stroke:none}}\
+         .axis,.shift{{stroke:#7f8790}}text{{fill:#e6e8eb}}.tick,.note{{fill:#a2aab3}}\
+         .value{{stroke:#14171b}}}}\
+         text{{font:13px system-ui,-apple-system,\"Segoe UI\",sans-serif}}\
          .tick,.note{{font-size:12px;font-variant-numeric:tabular-nums}}\
          .title{{font-size:15px;font-weight:600}}\
          .end{{text-anchor:end}}.middle{{text-anchor:middle}}\

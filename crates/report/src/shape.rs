@@ -179,7 +179,7 @@ impl<'a> Setting<'a> {
         }
     }
 
-    /// The last part of its key, for people.
+    /// Its key for people.
     pub(crate) fn title(&self) -> String {
         title(self.key)
     }
@@ -190,10 +190,10 @@ impl<'a> Setting<'a> {
     }
 }
 
-/// The last part of a dotted key, for people.
+/// A dotted key for people: without the table of the scenario that it stands in.
 pub(crate) fn title(key: &str) -> String {
-    let last = key.rsplit('.').next().unwrap_or(key);
-    text::name(&last.replace('_', " "))
+    let inner = key.split_once('.').map_or(key, |(_, inner)| inner);
+    text::name(&inner.replace(['.', '_'], " "))
 }
 
 /// A case's value of a key; `-` where it sets none.
@@ -324,6 +324,7 @@ mod tests {
             &[("a.x_ms", "2"), ("a.y", "0.25")],
         ];
         assert_eq!(shape(grid), "heat y x ms");
+        assert_eq!(title("machine.slow.latency_ns"), "slow latency ns");
         assert_eq!(shape(&[&[never]]), "table");
         // What no axis can hold.
         for word in ["inf", "nan", "1e16"] {

@@ -145,7 +145,7 @@ fn figures(context: &Context, shifts: bool) -> Figures {
 
     add("", "system", |_, s| Some(text::name(&s.name)));
     if is_fixed {
-        add("elapsed", "s", |_, s| s.elapsed_s.map(seconds));
+        add("elapsed", "s", |_, s| s.elapsed_s.map(short));
     }
     if any(|s| s.repeats.is_some()) {
         add("all runs", "min..max", |_, s| extremes(s));

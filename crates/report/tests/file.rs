@@ -3,7 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-use demeter_report::{ContentError, Error, RunResult, html, write_file};
+use demeter_report::{
+    Case, ContentError, Error, Published, Repeats, RunResult, SystemResult, Tail, html, table,
+    write_file,
+};
 use proptest::prelude::*;
 
 const EXAMPLE: &str = include_str!("example.json");
@@ -204,19 +207,61 @@ fn a_missing_file_is_named() {
     assert_eq!(error.to_string(), "cannot read result file /nowhere/r.json");
 }
 
+/// The example as three cases with all that a result can have, as text.
+fn cases() -> String {
+    let example = example();
+    let case = |vms: u32| Case {
+        group: 0,
+        settings: vec![("sim.vms".into(), vms.to_string())],
+        systems: vec![SystemResult {
+            elapsed_s: Some(5.0),
+            tail: Some(Tail::default()),
+            repeats: Some(Repeats {
+                runs: 2,
+                min: 4.0,
+                max: 6.0,
+            }),
+            counters: [("flush_total".into(), 3), ("flush_guest_remote".into(), 3)].into(),
+            series: vec![],
+            ..example.systems[0].clone()
+        }],
+    };
+    let published = Published {
+        figure: "elapsed_s".into(),
+        system: "demeter".into(),
+        over: None,
+        case: vec![("sim.vms".into(), "1".into())],
+        value: 5.5,
+        ours: Some(5.0),
+        within: 0.2,
+        source: "a paper".into(),
+    };
+    let result = RunResult {
+        systems: vec![],
+        cases: (1..4).map(case).collect(),
+        published: vec![published],
+        ..example.clone()
+    };
+    serde_json::to_string(&result).unwrap()
+}
+
 proptest! {
     /// The twin of the fuzz target `result`.
     #[test]
     fn any_text_is_refused_or_drawn(
-        at in 0..EXAMPLE.len(),
+        has_cases in any::<bool>(),
+        at in any::<prop::sample::Index>(),
         cut in 0usize..40,
         text in prop_oneof![any::<String>(), "[-0-9.e{}\\[\\]:,\"a-z_]{0,20}"],
     ) {
+        let whole = if has_cases { cases() } else { EXAMPLE.to_owned() };
         // ASCII: every byte is a character's border.
-        let end = EXAMPLE.len().min(at + cut);
-        let altered = format!("{}{text}{}", &EXAMPLE[..at], &EXAMPLE[end..]);
+        let at = at.index(whole.len());
+        let end = whole.len().min(at + cut);
+        let altered = format!("{}{text}{}", &whole[..at], &whole[end..]);
         if let Ok(result) = RunResult::from_json(&altered) {
             html(&result);
+            table(&result);
         }
         let _ = RunResult::from_json(&text);
     }

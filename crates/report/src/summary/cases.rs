@@ -64,7 +64,7 @@ fn figures(group: &Group) -> Figures {
 
     add("", "system", |_, s| Some(text::name(&s.name)));
     match group.measure() {
-        Measure::Elapsed => add("elapsed", "s", |_, s| s.elapsed_s.map(seconds)),
+        Measure::Elapsed => add("elapsed", "s", |_, s| s.elapsed_s.map(short)),
         Measure::Throughput => add("Mops", "mean", |_, s| s.mean_mops.map(short)),
         Measure::Latency => add("latency", "ns", |_, s| s.mean_latency_ns.map(short)),
     }
