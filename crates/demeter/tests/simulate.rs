@@ -1,16 +1,21 @@
 //! `demeter run --on sim`: from a scenario to a result file.
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use demeter_report::RunResult;
 
 /// The smallest scenario that we ship, whose last table is `sim`, at a scale that takes no time.
 fn scenario(folder: &Path) -> PathBuf {
+    scaled(folder, 6)
+}
+
+fn scaled(folder: &Path, bits: u32) -> PathBuf {
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/ci.toml");
     let text = std::fs::read_to_string(shipped).unwrap();
     let path = folder.join("ci.toml");
-    std::fs::write(&path, text + "scale_bits = 6\n").unwrap();
+    std::fs::write(&path, format!("{text}scale_bits = {bits}\n")).unwrap();
     path
 }
 
@@ -57,4 +62,62 @@ fn what_has_no_model_is_refused_in_one_line() {
         "{said}"
     );
     assert_eq!(said.trim().lines().count(), 1, "{said}");
+}
+
+#[test]
+fn seeds_are_repeated_and_cases_are_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = scenario(folder.path());
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text + "[[vary]]\n\"sim.vms\" = [1, 2]\n").unwrap();
+    let json = folder.path().join("result.json");
+    let file = json.to_str().unwrap();
+    let args = ["--system", "none", "--duration", "4", "--repeat", "3"];
+    let output = demeter(&[&args[..], &["--json", file]].concat(), &path);
+    assert!(output.status.success(), "{output:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("6/6  sim.vms=2 none"), "{said}");
+    let result = RunResult::load(&json).unwrap();
+    assert_eq!((result.systems.len(), result.cases.len()), (0, 2));
+    assert!(
+        result
+            .cases
+            .iter()
+            .all(|case| case.systems[0].repeats.unwrap().runs == 3)
+    );
+
+    let sweep = Command::new(env!("CARGO_BIN_EXE_demeter"))
+        .arg("sweep")
+        .args([&path])
+        .args(["--set", "seed=1,2"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8(sweep.stderr).unwrap();
+    assert!(
+        !sweep.status.success() && said.contains("[[vary]]"),
+        "{said}"
+    );
+}
+
+#[test]
+fn ctrl_c_ends_a_long_run_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("result.json");
+    let mut running = Command::new(env!("CARGO_BIN_EXE_demeter"))
+        .arg("run")
+        .arg(scaled(folder.path(), 0))
+        .args(["--on", "sim", "--system", "none", "--duration", "200"])
+        .arg("--json")
+        .arg(&json)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(running.stderr.take().unwrap()).lines();
+    let line = lines.next().unwrap().unwrap();
+    assert!(line.starts_with("none: ") && line.contains('%'), "{line}");
+    let kill = format!("kill -INT {}", running.id());
+    let killed = Command::new("sh").args(["-c", &kill]).status().unwrap();
+    assert!(killed.success());
+    assert_eq!(running.wait().unwrap().code(), Some(130));
+    assert!(!json.exists());
 }

@@ -1,0 +1,142 @@
+//! What comes between slices when it is due: timer ticks, context switches, the manager's turns.
+
+use super::{Host, Vm};
+use crate::machine::ledger::Cause;
+use crate::program::Program;
+use crate::system::{Manager, SCAN_BYTES, scan_period_ps};
+
+/// Time between two timer ticks: 250 a second, as Debian's kernel has it.
+pub(super) const TICK_PS: u64 = 4_000_000_000;
+
+/// Time between two context switches of a busy virtual CPU: the ten wakes a second that a quiet
+/// system's own threads need at the least.
+pub(super) const SWITCH_PS: u64 = 100_000_000_000;
+
+/// Time between two wakes of a sampling thread.
+pub(super) const WORKER_PS: u64 = 2_000_000_000;
+
+/// When the events of a virtual CPU are due.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Due {
+    pub(super) tick_ps: u64,
+    pub(super) switch_ps: u64,
+}
+
+impl<P: Program> Vm<P> {
+    pub(super) fn handle_events(&mut self, on: usize, host: &mut Host) {
+        let now_ps = self.hardware.vcpus[on].clock_ps;
+        let costs = self.hardware.costs;
+        let ticks = overdue(&mut self.due[on].tick_ps, TICK_PS, now_ps);
+        if ticks > 0 {
+            self.hardware.vcpus[on].charge(Cause::Kernel, ticks * costs.tick_ps);
+            let mut actor = self.hardware.actor(on, &mut host.machine);
+            actor.work_in_the_background(ticks);
+            match &mut self.manager {
+                Manager::Hints(hints) => hints.tick(&mut self.guest, &mut actor),
+                Manager::Ageing(ageing) => {
+                    let (end_gpa, hypervisor) = (self.guest.end_gpa(), &mut host.hypervisor);
+                    ageing.tick(end_gpa, hypervisor, &mut self.backing, &mut actor);
+                }
+                Manager::Nobody | Manager::Agent(_) | Manager::Memtis(_) => {}
+            }
+        }
+        let switches = overdue(&mut self.due[on].switch_ps, SWITCH_PS, now_ps);
+        if switches > 0 {
+            let vcpu = &mut self.hardware.vcpus[on];
+            vcpu.charge(Cause::Kernel, switches * 2 * costs.switch_ps);
+            host.machine.cores[self.hardware.placed[on]].switch();
+            let (vcpus, threads) = (self.hardware.vcpus.len(), self.threads.len());
+            let next = self.running[on] + vcpus;
+            self.running[on] = if next < threads { next } else { on };
+            if !self.manager.has_worker() {
+                self.drain(on, on);
+            }
+        }
+        if now_ps >= self.worker_due_ps {
+            self.run_worker(now_ps, host);
+        }
+        if now_ps >= self.manager_due_ps {
+            self.run_manager(now_ps, host);
+        }
+    }
+
+    /// The manager's turn: an epoch or a scan.
+    fn run_manager(&mut self, now_ps: u64, host: &mut Host) {
+        let (on, busy) = (self.place_of_manager(now_ps), self.busy());
+        let machine = &mut host.machine;
+        match &mut self.manager {
+            Manager::Nobody => self.manager_due_ps = u64::MAX,
+            Manager::Hints(hints) => {
+                let mut actor = self.hardware.actor(on, machine);
+                self.manager_due_ps = hints.scan(&mut self.guest, &mut actor);
+            }
+            Manager::Agent(agent) => {
+                let mut actor = self.hardware.actor(on, machine);
+                self.manager_due_ps = agent.turn(on >= busy, &mut self.guest, &mut actor);
+            }
+            Manager::Memtis(memtis) => {
+                let mut actor = self.hardware.actor(on, machine);
+                self.manager_due_ps = memtis.turn(on >= busy, &mut self.guest, &mut actor);
+            }
+            Manager::Ageing(ageing) => {
+                let end_gpa = self.guest.end_gpa();
+                let mut actor = self.hardware.actor(on, machine);
+                let backing = &mut self.backing;
+                ageing.scan(SCAN_BYTES, end_gpa, &host.hypervisor, backing, &mut actor);
+                self.manager_due_ps += scan_period_ps(end_gpa);
+            }
+        }
+        // What took longer than its period is not made up for.
+        let after_ps = self.hardware.vcpus[on].clock_ps;
+        self.manager_due_ps = self.manager_due_ps.max(after_ps.min(u64::MAX - 1));
+    }
+
+    /// The sampling thread's turn.
+    fn run_worker(&mut self, now_ps: u64, host: &mut Host) {
+        let on = self.place_of_manager(now_ps);
+        let began_ps = self.hardware.vcpus[on].clock_ps;
+        let wakes = overdue(&mut self.worker_due_ps, WORKER_PS, now_ps);
+        let switch_ps = self.hardware.costs.switch_ps;
+        self.hardware.vcpus[on].charge(Cause::Track, wakes * 2 * switch_ps);
+        for vcpu in 0..self.busy() {
+            self.drain(vcpu, on);
+        }
+        if let Manager::Memtis(memtis) = &mut self.manager {
+            let mut actor = self.hardware.actor(on, &mut host.machine);
+            if memtis.count(began_ps, &mut self.guest, &mut actor) {
+                self.sample();
+            }
+        }
+    }
+
+    /// Where the manager runs: on a virtual CPU that has nothing else to do, else on each in turn.
+    fn place_of_manager(&mut self, now_ps: u64) -> usize {
+        let (vcpus, busy) = (self.hardware.vcpus.len(), self.busy());
+        if vcpus > busy {
+            let idle = &mut self.hardware.vcpus[vcpus - 1];
+            let wait = now_ps.saturating_sub(idle.clock_ps);
+            idle.charge(Cause::Idle, wait);
+            return vcpus - 1;
+        }
+        self.turns += 1;
+        self.turns % vcpus
+    }
+
+    /// Empties a virtual CPU's sampling buffer, at the expense of another or the same.
+    pub(super) fn drain(&mut self, vcpu: usize, on: usize) {
+        let sampler = &mut self.hardware.vcpus[vcpu].sampler;
+        let ps = sampler.waiting() as u64 * self.hardware.costs.record_drain_ps;
+        self.manager.take(sampler.drain());
+        self.hardware.vcpus[on].charge(Cause::Track, ps);
+    }
+}
+
+/// How often an event was due since it last was, now that it is `now_ps`; sets when it is next.
+fn overdue(due_ps: &mut u64, period_ps: u64, now_ps: u64) -> u64 {
+    if now_ps < *due_ps {
+        return 0;
+    }
+    let times = (now_ps - *due_ps) / period_ps + 1;
+    *due_ps += times * period_ps;
+    times
+}

@@ -1,0 +1,203 @@
+//! What a virtual CPU does of its thread's accesses at a time, and the faults on the way.
+
+use demeter_policy::GuestVirtAddr;
+
+use super::{Host, Machine, Vm};
+use crate::error::SimError;
+use crate::latency::Operation;
+use crate::machine::actor::Vcpu;
+use crate::machine::core::Tables;
+use crate::machine::ledger::{Bill, Cause};
+use crate::machine::radix::PageSize;
+use crate::machine::walk::Fault;
+use crate::program::{BATCH, Batch, Program};
+use crate::system::Manager;
+
+/// The least accesses in a slice.
+const SLICE_MIN: usize = 32;
+
+/// Faults in a row on one access: not present, its tables, its second-level tables, a hint, and
+/// as many again for a move in between. More is an error of ours.
+const FAULTS_MAX: u32 = 64;
+
+/// A thread of the program.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Thread {
+    batch: Batch,
+    /// Accesses of the batch that are done.
+    done: usize,
+    /// Marked ends of operations that are behind.
+    ended: usize,
+    pub(super) operation: Operation,
+}
+
+impl Thread {
+    /// Operations of the batch that are done, as many as there are accesses done of all.
+    fn operations(&self) -> u64 {
+        let (done, all) = (self.done as u64, self.batch.accesses().len() as u64);
+        u64::from(self.batch.ops) * done / all.max(1)
+    }
+
+    fn begin_batch(&mut self) {
+        self.batch.clear();
+        self.done = 0;
+        self.ended = 0;
+    }
+
+    /// Accesses of the batch before the next marked end.
+    fn next_end(&self) -> Option<usize> {
+        self.batch.ends().get(self.ended).map(|&end| end.into())
+    }
+}
+
+impl<P: Program> Vm<P> {
+    /// Touches the program's memory, on the first virtual CPU; nobody manages it yet.
+    pub(crate) fn populate(&mut self, host: &mut Host) -> Result<(), SimError> {
+        let mut thread = Thread::default();
+        loop {
+            thread.begin_batch();
+            if !self.program.populate(&mut thread.batch) {
+                return Ok(());
+            }
+            while thread.done < thread.batch.accesses().len() {
+                self.take_slice(0, &mut thread, BATCH, host)?;
+            }
+        }
+    }
+
+    /// Lets a virtual CPU go on: the events that are due, then a slice of its thread.
+    pub(crate) fn step(&mut self, on: usize, host: &mut Host) -> Result<(), SimError> {
+        self.handle_events(on, host);
+        let which = self.running[on];
+        let mut thread = self.threads[which].take().ok_or(SimError::Stuck)?;
+        if thread.done == thread.batch.accesses().len() {
+            thread.begin_batch();
+            let now_ns = (self.hardware.vcpus[on].clock_ps - self.start_ps) / 1000;
+            self.program.next(which, now_ns, &mut thread.batch);
+        }
+        let slice = (BATCH >> self.hardware.k).max(SLICE_MIN);
+        let Vcpu {
+            clock_ps,
+            interruptions,
+            ..
+        } = self.hardware.vcpus[on];
+        thread.operation.look(clock_ps, interruptions);
+        let before = thread.operations();
+        let taken = self.take_slice(on, &mut thread, slice, host);
+        let ops = (thread.operations() - before) << self.hardware.k;
+        self.ops += ops;
+        let compute_ps = ops * self.program.compute_ps();
+        self.hardware.vcpus[on].charge(Cause::Compute, compute_ps);
+        thread.operation.compute(compute_ps);
+        if self.share.is_some_and(|share| self.ops >= share) {
+            self.finished_ps = Some(self.hardware.vcpus[on].clock_ps);
+        }
+        self.threads[which] = Some(thread);
+        taken
+    }
+
+    /// Runs up to `most` accesses of a thread's batch.
+    fn take_slice(
+        &mut self,
+        on: usize,
+        thread: &mut Thread,
+        most: usize,
+        host: &mut Host,
+    ) -> Result<(), SimError> {
+        let end = thread.batch.accesses().len().min(thread.done + most);
+        let k = self.hardware.k;
+        let mut faults = 0;
+        while thread.done < end {
+            let mut bill = Bill::default();
+            let mut tables = Tables {
+                guest: &mut self.guest.tables,
+                host: &mut self.backing.tree,
+                host_first_page: self.backing.first_page,
+                space: self.hardware.space,
+            };
+            let count = thread.next_end().unwrap_or(end).min(end) - thread.done;
+            let todo = &thread.batch.accesses()[thread.done..];
+            let Machine { cores, memory } = &mut host.machine;
+            let (vcpu, core) = (&mut self.hardware.vcpus[on], self.hardware.placed[on]);
+            let progress = cores[core].run::<true, true>(
+                todo,
+                count,
+                &mut tables,
+                memory,
+                &mut vcpu.sampler,
+                &mut bill,
+            );
+            let clock_ps = vcpu.bill.add_scaled(&bill, k);
+            vcpu.clock_ps += clock_ps;
+            thread.operation.spend(bill.total(), clock_ps);
+            let record_ps = self.hardware.costs.pebs_record_ps;
+            vcpu.charge(Cause::Track, progress.records * record_ps);
+            thread.done += progress.done;
+            if let Some(fault) = progress.fault {
+                faults = if progress.done == 0 { faults + 1 } else { 1 };
+                if faults > FAULTS_MAX {
+                    return Err(SimError::Stuck);
+                }
+                let gva = thread.batch.accesses()[thread.done].gva();
+                let before_ps = self.hardware.vcpus[on].clock_ps;
+                self.handle_fault(on, fault, gva, host)?;
+                if self.is_scaled(fault, gva) {
+                    let ps = self.hardware.vcpus[on].clock_ps - before_ps;
+                    thread.operation.spend(ps >> k, ps);
+                }
+            }
+            while thread.next_end() == Some(thread.done) {
+                let vcpu = &self.hardware.vcpus[on];
+                let compute_ps = self.program.compute_ps();
+                let operation = &mut thread.operation;
+                operation.look(vcpu.clock_ps, vcpu.interruptions);
+                operation.end(compute_ps, k, &mut self.latencies);
+                thread.ended += 1;
+            }
+        }
+        if self.hardware.vcpus[on].sampler.is_full() {
+            let interrupt_ps = self.hardware.costs.pebs_interrupt_ps;
+            self.hardware.vcpus[on].charge(Cause::Track, interrupt_ps);
+            self.drain(on, on);
+        }
+        Ok(())
+    }
+
+    fn handle_fault(
+        &mut self,
+        on: usize,
+        fault: Fault,
+        gva: GuestVirtAddr,
+        host: &mut Host,
+    ) -> Result<(), SimError> {
+        let mut actor = self.hardware.actor(on, &mut host.machine);
+        match fault {
+            Fault::Page => self.guest.fault(gva, &mut actor)?,
+            Fault::Violation(gpa) => {
+                host.hypervisor
+                    .violation(&mut self.backing, gpa, &mut actor)?;
+            }
+            Fault::HostHint(gpa) => {
+                if let Manager::Ageing(ageing) = &mut self.manager {
+                    ageing.fault(gpa, &mut host.hypervisor, &mut self.backing, &mut actor);
+                }
+            }
+            Fault::Hint => match &mut self.manager {
+                Manager::Hints(hints) => hints.fault(gva.0, &mut self.guest, &mut actor),
+                _ => {
+                    self.guest.hint_fault(gva.0, &mut actor);
+                }
+            },
+        }
+        Ok(())
+    }
+
+    /// Whether a fault that was handled stands for as many real ones as its page does.
+    fn is_scaled(&mut self, fault: Fault, gva: GuestVirtAddr) -> bool {
+        let found = match fault {
+            Fault::Page | Fault::Hint => self.guest.tables.find_mut(gva.0),
+            Fault::Violation(gpa) | Fault::HostHint(gpa) => self.backing.tree.find_mut(gpa),
+        };
+        found.is_some_and(|(_, size)| size == PageSize::Base)
+    }
+}

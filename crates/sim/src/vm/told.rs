@@ -1,0 +1,65 @@
+//! What is told about a VM.
+
+use super::Vm;
+use crate::hypervisor::Hypervisor;
+use crate::machine::memory::TierId;
+use crate::program::Program;
+
+impl<P: Program> Vm<P> {
+    /// When the program was done, since the timed phase began.
+    pub(crate) fn elapsed_ps(&self) -> Option<u64> {
+        Some(self.finished_ps? - self.start_ps)
+    }
+
+    /// Time that its threads had by `at_ps` after the timed phase began, taken together.
+    pub(crate) fn thread_time_ps(&self, at_ps: u64) -> u64 {
+        let ran_ps = self
+            .elapsed_ps()
+            .map_or(at_ps, |done_ps| done_ps.min(at_ps));
+        self.threads.len() as u64 * ran_ps
+    }
+
+    /// Bytes promoted and demoted so far, whoever moved them.
+    pub(crate) fn moved_bytes(&self) -> [u64; 2] {
+        let counts = self.guest.counts;
+        let [promoted, demoted] = self.backing.moved_bytes;
+        [
+            counts.promoted_bytes + promoted,
+            counts.demoted_bytes + demoted,
+        ]
+    }
+
+    /// Hardware samples that the manager has seen.
+    pub(crate) fn samples(&self) -> u64 {
+        self.manager.samples_seen()
+    }
+
+    /// Share of what the program says is hot that lies in the fast tier, 0 to 1; 0 if it does
+    /// not say.
+    pub(crate) fn hot_in_fast(&mut self, hypervisor: &Hypervisor, now_ns: u64) -> f64 {
+        let page_bits = self.guest.page_bits();
+        let (mut all, mut fast) = (0u64, 0u64);
+        for range in self.program.hot(now_ns) {
+            let mut frames = vec![];
+            self.guest
+                .tables
+                .for_each(range.start().0..range.end().0, |_, entry, size| {
+                    frames.push((entry.index(), size));
+                });
+            for (first, size) in frames {
+                let count = (self.guest.bytes(size) >> page_bits) as u32;
+                for frame in first..first + count {
+                    let backed = self.backing.tree.frame(u64::from(frame) << page_bits);
+                    let tier = backed.map(|f| hypervisor.tier_of(f));
+                    all += 1;
+                    fast += u64::from(tier == Some(TierId::Fast));
+                }
+            }
+        }
+        if all == 0 {
+            0.0
+        } else {
+            fast as f64 / all as f64
+        }
+    }
+}
