@@ -82,7 +82,9 @@ pub(crate) struct Guest {
     promised_frames: u32,
     hint_cursor: u64,
     hint_passes: u32,
+    /// Where the inactive list ends, and how many frames on it begins.
     hand: u32,
+    inactive: u32,
     /// First touches since the last invalidation for one.
     first_touches: u64,
 }
@@ -117,6 +119,7 @@ impl Guest {
             hint_cursor: 0,
             hint_passes: 0,
             hand: first,
+            inactive: 0,
             first_touches: 0,
         }
     }
