@@ -49,12 +49,12 @@ impl Guest {
                 .tables
                 .find_mut(gva)
                 .is_some_and(|(entry, _)| entry.take_accessed());
-            if accessed {
-                // As on x86, the bit is cleared without a flush. A second look in a row finds
-                // the page active.
-                self.frames.set_active(frame, true);
-            } else if used.active {
+            if used.active {
+                // Whether it was accessed is not asked on the active list.
                 self.frames.set_active(frame, false);
+            } else if accessed {
+                // As on x86, the bit is cleared without a flush.
+                self.frames.set_active(frame, true);
             } else if !self.migrate_one_of_many(gva, TierId::Slow, true, actor) {
                 // No room below either.
                 return;
