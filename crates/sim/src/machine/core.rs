@@ -108,13 +108,18 @@ impl Caches {
     #[inline(always)]
     fn is_predicted(&mut self, line: u64) -> bool {
         let before = line.wrapping_sub(1);
-        let stream = self.streams.iter().position(|&last| last == before);
-        let slot = stream.unwrap_or(self.oldest);
-        if stream.is_none() {
+        // Without branches, as any of them may match.
+        let matches = self.streams.iter().enumerate();
+        let matches = matches.fold(0u32, |m, (i, &last)| m | u32::from(last == before) << i);
+        let is_predicted = matches != 0;
+        let slot = if is_predicted {
+            matches.trailing_zeros() as usize
+        } else {
             self.oldest = (self.oldest + 1) % STREAMS;
-        }
+            self.oldest
+        };
         self.streams[slot] = line;
-        stream.is_some()
+        is_predicted
     }
 
     /// Brings a line in. `stream`: whether the next line in a row comes cheaper.
