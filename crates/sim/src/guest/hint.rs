@@ -66,6 +66,13 @@ impl Guest {
         }
     }
 
+    /// Puts the page that holds `gva` on the active list.
+    pub(crate) fn activate(&mut self, gva: u64) {
+        if let Some((entry, _)) = self.tables.find(gva) {
+            self.frames.set_active(entry.index(), true);
+        }
+    }
+
     /// Passes over the whole address space that scans have completed.
     pub(crate) fn hint_passes(&self) -> u32 {
         self.hint_passes
@@ -82,7 +89,6 @@ impl Guest {
         actor.charge(Cause::Fault, actor.costs.fault_ps << real);
         let used = self.frames.used(frame)?;
         let then_ms = *self.frames.word(frame);
-        self.frames.set_active(frame, true);
         (self.node_of(frame) == TierId::Slow).then(|| Hint {
             since_ms: ((actor.now_ps() / PS_PER_MS) as u32).saturating_sub(then_ms),
             active: used.active,

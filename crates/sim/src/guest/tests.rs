@@ -220,6 +220,7 @@ fn hint_faults_tell_when_and_how_often() {
     let first = b.act(|g, a| g.hint_fault(slow, a)).unwrap();
     assert!(first.since_ms >= 5 && !first.active);
     assert!(!b.guest.tables.find(slow).unwrap().0.is_hint());
+    b.guest.activate(slow);
     b.act(|g, a| g.hint_scan(20 * MIB, 40 * MIB, a));
     assert!(b.act(|g, a| g.hint_fault(slow, a)).unwrap().active);
     assert_eq!(

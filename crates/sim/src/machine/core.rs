@@ -8,8 +8,8 @@
 //!
 //! Loads wait for their data, and so do stores (they read the line first). A line that is written
 //! right after it was read is written back later, which takes bandwidth only. A miss on the line
-//! after the last miss is part of a stream, which prefetchers see coming: it costs its transfer
-//! only.
+//! after one of the last misses is part of a stream, which prefetchers see coming: it costs its
+//! transfer only.
 
 use super::assoc::Assoc;
 use super::ledger::{Bill, Cause};
@@ -25,6 +25,9 @@ use crate::program::Access;
 /// Accesses by which prefetches of the simulator's own memory run ahead: of the guest's page table
 /// entry, of the second-level entry that it leads to, and of the third-level cache's set.
 const AHEAD: [usize; 3] = [18, 12, 6];
+
+/// Streams that a core's prefetchers follow at a time (assumed; the lab's plugin has as many).
+const STREAMS: usize = 8;
 
 /// No line and no page has this number.
 const NOTHING: u64 = u64::MAX;
@@ -76,8 +79,10 @@ struct Caches {
     l1: Assoc<(), 12>,
     l2: Assoc<(), 16>,
     hit_ps: [u64; 2],
-    /// The last line that no cache had.
-    last_miss: u64,
+    /// The last line of each stream, or of what may become one.
+    streams: [u64; STREAMS],
+    /// Which of them is given up next.
+    oldest: usize,
     /// The tier that the line of the last access came from, if it is to be written back once a
     /// store goes to it.
     clean_from: Option<TierId>,
@@ -97,6 +102,24 @@ impl Caches {
             let tier = &mut memory.tiers[id as usize];
             tier.lines_written += tier.granule_lines;
         }
+    }
+
+    /// Whether a miss on this line continues a stream; otherwise it may begin one.
+    #[inline(always)]
+    fn is_predicted(&mut self, line: u64) -> bool {
+        let before = line.wrapping_sub(1);
+        // Without branches, as any of them may match.
+        let matches = self.streams.iter().enumerate();
+        let matches = matches.fold(0u32, |m, (i, &last)| m | u32::from(last == before) << i);
+        let is_predicted = matches != 0;
+        let slot = if is_predicted {
+            matches.trailing_zeros() as usize
+        } else {
+            self.oldest = (self.oldest + 1) % STREAMS;
+            self.oldest
+        };
+        self.streams[slot] = line;
+        is_predicted
     }
 
     /// Brings a line in. `stream`: whether the next line in a row comes cheaper.
@@ -124,15 +147,13 @@ impl Caches {
         }
         let id = memory.tier_of_line(line);
         let tier = &mut memory.tiers[id as usize];
-        let next = stream && self.last_miss.wrapping_add(1) == line;
-        let (ps, lines) = if next {
+        let (ps, lines) = if stream && self.is_predicted(line) {
             (tier.stream_ps, 1)
         } else {
             (tier.latency_ps, tier.granule_lines)
         };
         tier.lines_read += lines;
         if stream {
-            self.last_miss = line;
             self.clean_from = Some(id);
         }
         let cause = match id {
@@ -167,7 +188,8 @@ impl Core {
                 l1: Assoc::new(l1.geometry),
                 l2: Assoc::new(l2.geometry),
                 hit_ps: [l1.hit_ps, l2.hit_ps],
-                last_miss: NOTHING - 1,
+                streams: [NOTHING - 1; STREAMS],
+                oldest: 0,
                 clean_from: None,
             },
             tlb_second_ps: sheet.tlb.l2_hit_ps,
@@ -366,5 +388,24 @@ fn look_ahead<const NESTED: bool, const CACHES: bool>(
                 touch((u64::from(tables.host_first_page) << 12) + entry);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::sheet::ICE_LAKE_SP;
+
+    #[test]
+    fn as_many_streams_are_followed_side_by_side_as_there_are() {
+        let predicted = |streams: u64| {
+            let mut caches = Core::new(&ICE_LAKE_SP, 12).caches;
+            let lines = (0..100).flat_map(|i| (0..streams).map(move |s| s * 10_000 + i));
+            lines.filter(|&line| caches.is_predicted(line)).count() as u64
+        };
+        for streams in 1..=STREAMS as u64 {
+            assert_eq!(predicted(streams), 99 * streams);
+        }
+        assert_eq!(predicted(STREAMS as u64 + 1), 0);
     }
 }

@@ -99,7 +99,10 @@ impl Hints {
             return;
         };
         let hot = match self.classify {
-            Classify::SecondFault => hint.active,
+            Classify::SecondFault => {
+                guest.activate(gva);
+                hint.active
+            }
             _ => hint.since_ms < HOT_MS,
         };
         if !hot {

@@ -133,11 +133,16 @@ impl Generator for Liblinear {
     }
 
     fn hot(&self, _now_ns: u64) -> Vec<Extent> {
-        vec![Extent {
-            region: WEIGHTS,
+        // An instance's dual variable is 8 bytes beside its 576 of the matrix, and read as often.
+        let whole = |region, numbers: u64| Extent {
+            region,
             offset: 0,
-            bytes: self.features.count() * NUMBER,
-        }]
+            bytes: numbers * NUMBER,
+        };
+        vec![
+            whole(ALPHAS, self.instances),
+            whole(WEIGHTS, self.features.count()),
+        ]
     }
 
     fn compute_ps(&self) -> u64 {
