@@ -95,6 +95,8 @@ pub(crate) struct Vm<P> {
     worker_due_ps: u64,
     /// When the timed phase began.
     start_ps: u64,
+    /// Virtual CPUs that have a thread to run: the first ones, and none once the program is done.
+    busy: usize,
     /// Turns of the manager, to spread its work over virtual CPUs.
     turns: usize,
 }
@@ -120,6 +122,7 @@ impl<P: Program> Vm<P> {
                 .map(|_| Some(Box::default()))
                 .collect(),
             running: (0..vcpus).collect(),
+            busy: program.threads().min(vcpus),
             due: vec![due; vcpus],
             hardware,
             guest,
@@ -137,17 +140,9 @@ impl<P: Program> Vm<P> {
         }
     }
 
-    /// Virtual CPUs that have a thread to run: the first ones, and none once the program is done.
-    fn busy(&self) -> usize {
-        match self.finished_ps {
-            Some(_) => 0,
-            None => self.threads.len().min(self.hardware.vcpus.len()),
-        }
-    }
-
     /// Whether a virtual CPU has a thread to run.
     pub(crate) fn is_busy(&self, vcpu: usize) -> bool {
-        vcpu < self.busy()
+        vcpu < self.busy
     }
 
     /// The clock of the virtual CPU that is furthest ahead.
@@ -163,7 +158,7 @@ impl<P: Program> Vm<P> {
     /// Lets every virtual CPU that has nothing to run wait until `at_ps` after the timed phase
     /// began, if it is not there yet.
     pub(crate) fn idle_until(&mut self, at_ps: u64) {
-        let busy = self.busy();
+        let busy = self.busy;
         wait_until(&mut self.hardware.vcpus[busy..], self.start_ps + at_ps);
     }
 
@@ -177,7 +172,7 @@ impl<P: Program> Vm<P> {
         for vcpu in &mut self.hardware.vcpus {
             vcpu.interruptions = Interruptions::default();
         }
-        let busy = self.busy();
+        let busy = self.busy;
         for (i, due) in self.due.iter_mut().enumerate() {
             // Not all in the same moment.
             let part = |ps: u64| start_ps + ps * (i as u64 + 1) / busy.max(1) as u64;

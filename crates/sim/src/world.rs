@@ -127,13 +127,12 @@ impl<P: Program> World<P> {
             at_ps,
             ..Snapshot::default()
         };
-        let vms = self.vms.len() as f64;
         self.turns.wait_until(self.start_ps + at_ps, &mut self.vms);
         for vm in &mut self.vms {
             vm.idle_until(at_ps);
             sum.ops += vm.ops;
             sum.thread_time_ps += vm.thread_time_ps(at_ps);
-            sum.hot_in_fast += vm.hot_in_fast(&self.host.hypervisor, at_ps / 1000) / vms;
+            sum.hot_in_fast += vm.hot_in_fast(&self.host.hypervisor, at_ps / 1000);
             let moved = vm.moved_bytes();
             sum.promoted_bytes += moved[0];
             sum.demoted_bytes += moved[1];
@@ -147,6 +146,8 @@ impl<P: Program> World<P> {
             }
             sum.flushes.add(&vm.hardware.flushes);
         }
+        // At the end, as the sum of their ninths may be more than one.
+        sum.hot_in_fast /= self.vms.len() as f64;
         sum
     }
 

@@ -326,6 +326,12 @@ fn a_core_for_each_virtual_cpu_is_what_there_is_without_saying() {
 }
 
 #[test]
+fn the_whole_hot_set_of_many_vms_is_all_and_not_more() {
+    let result = simulated(&scenario(1, "scale_bits = 6\nvms = 9"), System::Oracle);
+    assert_eq!(result.hot_in_fast_final, 1.0);
+}
+
+#[test]
 fn equal_vms_share_cores_evenly() {
     let throughput = |sim: &str| {
         let scenario = scenario(2, &format!("scale_bits = 5\n{sim}"));

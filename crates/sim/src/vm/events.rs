@@ -98,7 +98,7 @@ impl<P: Program> Vm<P> {
         let wakes = overdue(&mut self.worker_due_ps, WORKER_PS, now_ps);
         let switch_ps = self.hardware.costs.switch_ps;
         self.hardware.vcpus[on].charge(Cause::Track, wakes * 2 * switch_ps);
-        for vcpu in 0..self.busy() {
+        for vcpu in 0..self.busy {
             self.drain(vcpu, on);
         }
         if let Manager::Memtis(memtis) = &mut self.manager {
@@ -111,7 +111,7 @@ impl<P: Program> Vm<P> {
 
     /// Where the manager runs: on a virtual CPU that has nothing else to do, else on each in turn.
     fn place_of_manager(&mut self, now_ps: u64) -> usize {
-        let (vcpus, busy) = (self.hardware.vcpus.len(), self.busy());
+        let (vcpus, busy) = (self.hardware.vcpus.len(), self.busy);
         if vcpus > busy {
             let idle = &mut self.hardware.vcpus[vcpus - 1];
             let wait = now_ps.saturating_sub(idle.clock_ps);

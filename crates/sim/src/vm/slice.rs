@@ -91,6 +91,7 @@ impl<P: Program> Vm<P> {
         thread.operation.compute(compute_ps);
         if self.share.is_some_and(|share| self.ops >= share) {
             self.finished_ps = Some(self.hardware.vcpus[on].clock_ps);
+            self.busy = 0;
         }
         self.threads[which] = Some(thread);
         taken
