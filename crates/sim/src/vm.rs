@@ -201,7 +201,7 @@ impl<P: Program> Vm<P> {
         let Some(sampling) = self.manager.sampling(self.hardware.k) else {
             return;
         };
-        let busy = self.busy().max(1) as u64;
+        let busy = self.busy.max(1) as u64;
         for (i, vcpu) in self.hardware.vcpus.iter_mut().enumerate() {
             let phase = sampling.period * i as u64 / busy;
             vcpu.sampler.start(sampling, phase);

@@ -62,7 +62,7 @@ impl<P: Program> Vm<P> {
 
     /// The manager's turn: an epoch or a scan.
     fn run_manager(&mut self, now_ps: u64, host: &mut Host) {
-        let (on, busy) = (self.place_of_manager(now_ps), self.busy());
+        let (on, busy) = (self.place_of_manager(now_ps), self.busy);
         let machine = &mut host.machine;
         match &mut self.manager {
             Manager::Nobody => self.manager_due_ps = u64::MAX,
