@@ -86,8 +86,7 @@ impl Ageing {
         actor: &mut Actor<'_>,
     ) {
         let mut reclaimer = std::mem::take(&mut self.reclaimer);
-        // The host has hardware threads to spare.
-        reclaimer.turn(false, actor, |actor, until_ps| {
+        reclaimer.turn(actor, |actor, until_ps| {
             self.reclaim(end_gpa, host, backing, actor, until_ps)
         });
         self.reclaimer = reclaimer;

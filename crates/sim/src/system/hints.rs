@@ -119,6 +119,6 @@ impl Hints {
     /// A moment at which reclaim may run, if it was woken.
     pub(crate) fn tick(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
         let work = |actor: &mut Actor<'_>, until_ps| guest.reclaim(actor, until_ps);
-        self.reclaimer.turn(true, actor, work);
+        self.reclaimer.turn(actor, work);
     }
 }

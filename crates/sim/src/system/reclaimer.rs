@@ -21,19 +21,16 @@ impl Reclaimer {
     }
 
     /// A moment at which it may have a turn, at the expense of whoever it runs beside. `work`
-    /// ends at the time that it is given, or when it is done: then it says so. `shared`: whether
-    /// that one then has as long a turn, as a fair scheduler of busy CPUs sees to it.
+    /// ends at the time that it is given, or when it is done: then it says so.
     pub(super) fn turn(
         &mut self,
-        shared: bool,
         actor: &mut Actor<'_>,
         work: impl FnOnce(&mut Actor<'_>, u64) -> bool,
     ) {
         let now_ps = actor.now_ps();
         if self.woken && now_ps >= self.busy_until_ps {
             self.woken = !work(actor, now_ps + TURN_PS);
-            let after_ps = actor.now_ps();
-            self.busy_until_ps = after_ps + if shared { after_ps - now_ps } else { 0 };
+            self.busy_until_ps = actor.now_ps();
         }
     }
 }
