@@ -148,7 +148,8 @@ fn verdict(a: Option<f64>, b: Option<f64>, limit: Limit) -> Option<Verdict> {
     Some(match limit {
         Limit::Absolute(most) => Verdict {
             difference: format!("{:+.1} s", a - b),
-            agrees: (a - b).abs() <= most,
+            // As exact as it is shown: to a tenth.
+            agrees: ((a - b).abs() * 10.0).round() <= most * 10.0,
         },
         Limit::Share(_) if a == b => Verdict {
             difference: "+0.0 %".into(),
@@ -207,7 +208,8 @@ mod tests {
         let agrees = |steady, t90_s, moved| verdicts(&result("sim", steady, t90_s, moved), &lab);
         assert_eq!(agrees(1.8, Some(4.0), 1000), [true; 3]);
         assert_eq!(agrees(1.6, Some(5.0), 1290), [true; 3]);
-        assert_eq!(agrees(1.5, Some(5.5), 1310), [false; 3]);
+        assert_eq!(agrees(1.6, Some(5.04), 1290), [true; 3]);
+        assert_eq!(agrees(1.5, Some(5.1), 1310), [false; 3]);
         assert_eq!(agrees(2.1, Some(2.9), 690), [false; 3]);
         assert_eq!(agrees(1.8, None, 1000), [true, false, true]);
     }
