@@ -82,7 +82,7 @@ impl Figures {
     }
 }
 
-const EXPLANATION: &str = "The end (steady) is the last third of the run; the oracle had its hot \
+const EXPLANATION: &str = "The end (steady) is the last third of the run; an oracle had its hot \
      set placed in fast memory from the start; t90 is the time until 90 % of the (first, second) hot \
      set was there; management CPU is the VM's system time plus the agent's user time, less the system \
      time of none, in seconds and in % of one CPU.";

@@ -9,7 +9,7 @@ use crate::schema::{RunResult, SystemResult};
 use crate::shape::{self, Group};
 use crate::text;
 
-const EXPLANATION: &str = "A block of rows for each case, its settings before them. The oracle had \
+const EXPLANATION: &str = "A block of rows for each case, its settings before them. An oracle had \
      its hot set placed in fast memory from the start; management CPU is what a system costs on top of \
      none, in seconds and in cores over the whole run; moved counts both directions.";
 
