@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use demeter_lab::stop_on_signals;
 use demeter_report::{Case, CsvRow, RunResult, SCHEMA, SystemResult};
-use demeter_scenario::{Axis, Grid, Point, System, plain};
+use demeter_scenario::{Axis, Grid, Point, System};
 use demeter_sim::{Job, run_jobs, together};
 
 use crate::output;
@@ -72,7 +72,7 @@ pub fn sweep(args: &Args) -> Result<()> {
         .iter()
         .zip(results)
         .map(|(job, result)| {
-            let mut settings = texts(job.point);
+            let mut settings = job.point.texts();
             settings.push(("seed".into(), job.seed.to_string()));
             CsvRow { settings, result }
         })
@@ -82,14 +82,6 @@ pub fn sweep(args: &Args) -> Result<()> {
         Some(path) => Ok(demeter_report::write_file(path, table.as_bytes())?),
         None => output::print(table),
     }
-}
-
-/// The grid's settings of a point, as a person gives them.
-fn texts(point: &Point) -> Vec<(String, String)> {
-    let settings = point.settings.iter();
-    settings
-        .map(|(key, value)| (key.clone(), plain(value)))
-        .collect()
 }
 
 /// The runs as one result: a case for each point of the grid; of a grid without axes, no cases.
@@ -103,7 +95,7 @@ fn result(
     let points = runs.chunk_by(|a, b| std::ptr::eq(a.0.point, b.0.point));
     let case = |runs: &[(&Job<'_>, &SystemResult)]| Case {
         group: 0,
-        settings: texts(runs[0].0.point),
+        settings: runs[0].0.point.texts(),
         systems: together(runs.iter().map(|(_, result)| (*result).clone()), seeds),
     };
     let mut result = RunResult {

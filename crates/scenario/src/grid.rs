@@ -78,6 +78,16 @@ pub struct Point {
     pub scenario: Scenario,
 }
 
+impl Point {
+    /// Its settings, as a person gives them.
+    pub fn texts(&self) -> Vec<(String, String)> {
+        let settings = self.settings.iter();
+        settings
+            .map(|(key, value)| (key.clone(), plain(value)))
+            .collect()
+    }
+}
+
 impl fmt::Display for Point {
     /// The settings, as a person gives them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -94,7 +104,7 @@ fn text(settings: &[(String, Value)]) -> String {
 }
 
 /// A value without the quotes of a string; a table by its `kind`, where it has one.
-pub fn plain(value: &Value) -> String {
+fn plain(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Table(table) if table.contains_key("kind") => plain(&table["kind"]),

@@ -10,7 +10,7 @@ mod scenario;
 mod vary;
 mod workload;
 
-pub use grid::{Axis, Grid, NoAxis, Point, plain};
+pub use grid::{Axis, Grid, NoAxis, Point};
 pub use provision::{Crashes, Policy, Provision, Provisioner, Swing, Variant, Vm};
 pub use scenario::{
     Cpu, Error, Gups, Lab, Machine, Memlat, Phase, Scenario, Sim, System, Thp, Tier, UnknownSystem,

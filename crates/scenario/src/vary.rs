@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use toml::{Table, Value};
 
-use crate::grid::{Axis, Grid, Point, plain};
+use crate::grid::{Axis, Grid, Point};
 use crate::{Error, Scenario, System};
 
 /// Most cases of a scenario; more is what `demeter sweep` is for.
@@ -101,11 +101,7 @@ impl Scenario {
     }
 
     fn published_fault(&self, cases: &[Case]) -> Option<String> {
-        let settings = |case: &Case| -> Vec<(String, String)> {
-            let settings = case.point.settings.iter();
-            settings.map(|(key, v)| (key.clone(), plain(v))).collect()
-        };
-        let all: Vec<_> = cases.iter().map(settings).collect();
+        let all: Vec<_> = cases.iter().map(|case| case.point.texts()).collect();
         self.published.iter().find_map(|published| {
             let fits = all.iter().filter(|case| published.is_about(case)).count();
             (fits != 1).then(|| {
@@ -119,7 +115,7 @@ impl Scenario {
 }
 
 impl Published {
-    /// Whether it is about the case with these settings, in the spelling of [`plain`].
+    /// Whether it is about the case with these settings, in the spelling of [`Point::texts`].
     pub fn is_about(&self, settings: &[(String, String)]) -> bool {
         let among = |(key, value): (&String, &String)| {
             let same = |(k, v): &(String, String)| (k, v) == (key, value);
@@ -132,18 +128,10 @@ impl Published {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::workload::tests::checked_with;
 
     fn scenario(vary: &str) -> Result<Scenario, String> {
-        let text = format!(
-            "name = \"x\"\nduration_s = 9\nsystems = [\"none\"]\n\
-             machine = {{ vcpus = 1, fast = {{ usable_mib = 100, latency_ns = 80, \
-             bandwidth_gbps = 50 }}, slow = {{ usable_mib = 100, latency_ns = 250, \
-             bandwidth_gbps = 20 }} }}\n\
-             workload = {{ kind = \"btree\", size_mib = 80 }}\n{vary}"
-        );
-        let scenario: Scenario = toml::from_str(&text).map_err(|e| e.message().to_owned())?;
-        scenario.check().map_err(|e| e.to_string())?;
-        Ok(scenario)
+        checked_with("kind = \"btree\", size_mib = 80", vary)
     }
 
     fn cases(vary: &str) -> Vec<String> {

@@ -150,16 +150,20 @@ pub(crate) fn fault(scenario: &Scenario, threads_max: u32) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use crate::Scenario;
 
-    /// A scenario with this workload, as far as it can be read.
     fn checked(workload: &str) -> Result<Scenario, String> {
+        checked_with(workload, "")
+    }
+
+    /// A scenario with this workload and further tables, as far as it can be read.
+    pub(crate) fn checked_with(workload: &str, tables: &str) -> Result<Scenario, String> {
         let text = format!(
             "name = \"x\"\nduration_s = 9\nsystems = [\"none\"]\n\
              machine = {{ vcpus = 1, fast = {{ usable_mib = 100, latency_ns = 80, \
              bandwidth_gbps = 50 }}, slow = {{ usable_mib = 100, latency_ns = 250, \
-             bandwidth_gbps = 20 }} }}\nworkload = {{ {workload} }}\n"
+             bandwidth_gbps = 20 }} }}\nworkload = {{ {workload} }}\n{tables}"
         );
         let scenario: Scenario = toml::from_str(&text).map_err(|e| e.message().to_owned())?;
         scenario.check().map_err(|e| e.to_string())?;

@@ -4,7 +4,7 @@
 use std::num::NonZeroU32;
 
 use demeter_report::{Case, Published, Repeats, RunResult, SCHEMA, SystemResult, figure};
-use demeter_scenario::{self as scenario, Scenario, plain};
+use demeter_scenario::{self as scenario, Scenario};
 
 use crate::error::SimError;
 use crate::pool::{Event, Job, Limits, run_jobs};
@@ -54,7 +54,7 @@ pub fn run_all(
     } else {
         let case = |case: &scenario::Case| Case {
             group: case.group,
-            settings: texts(case),
+            settings: case.point.texts(),
             systems: systems_of(case),
         };
         result.cases = cases.iter().map(case).collect();
@@ -78,14 +78,6 @@ pub fn together(
     let mut systems: Vec<SystemResult> = std::iter::from_fn(of_next).collect();
     subtract_none(&mut systems);
     systems
-}
-
-/// The settings of a case, as a person gives them.
-fn texts(case: &scenario::Case) -> Vec<(String, String)> {
-    let settings = case.point.settings.iter();
-    settings
-        .map(|(key, value)| (key.clone(), plain(value)))
-        .collect()
 }
 
 /// The figure by which runs of one system are put in order.
