@@ -79,6 +79,16 @@ impl ResidencyMap {
         self.spaces.get(&pid)?.get(&block).map(|k| k.placement)
     }
 
+    /// A block was accessed. If nothing of it was resident when it was looked at, that is no longer
+    /// so, and it is forgotten: true then.
+    pub fn accessed(&mut self, pid: Pid, block: Block) -> bool {
+        let absent = self.get(pid, block).is_some_and(|p| p.resident().0 == 0);
+        if absent && let Some(blocks) = self.spaces.get_mut(&pid) {
+            blocks.remove(&block);
+        }
+        absent
+    }
+
     /// A block would not move: sets it aside, for longer each time.
     pub fn failed(&mut self, pid: Pid, block: Block, epoch: u32) {
         if let Some(known) = self.spaces.get_mut(&pid).and_then(|s| s.get_mut(&block)) {
@@ -166,6 +176,17 @@ mod tests {
         fast: ByteCount(BLOCK_SIZE),
         slow: ByteCount(0),
     };
+
+    #[test]
+    fn what_was_absent_is_forgotten_when_it_is_accessed() {
+        let mut map = ResidencyMap::default();
+        map.set(Pid(1), Block(1), FAST);
+        map.set(Pid(1), Block(2), Placement::default());
+        let accessed = [1, 2, 2, 3].map(|b| map.accessed(Pid(1), Block(b)));
+        assert_eq!(accessed, [false, true, false, false]);
+        assert_eq!(map.get(Pid(1), Block(1)), Some(FAST));
+        assert_eq!(map.get(Pid(1), Block(2)), None);
+    }
 
     #[test]
     fn back_off_doubles_and_success_forgets_it() {

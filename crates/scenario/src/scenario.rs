@@ -79,7 +79,9 @@ pub enum System {
     DemeterWorker,
     /// Demeter, with a counter for every block instead of ranges.
     DemeterBlocks,
-    /// Demeter, moving page by page instead of in batches.
+    /// Demeter, moving as much as it likes page by page instead of in batches: the paper's way.
+    DemeterExchange,
+    /// Demeter, promoting page by page, with the kernel's reclaim to make room.
     DemeterSequential,
 }
 
@@ -98,6 +100,7 @@ impl fmt::Display for System {
             Self::Memtis => "memtis",
             Self::DemeterWorker => "demeter-worker",
             Self::DemeterBlocks => "demeter-blocks",
+            Self::DemeterExchange => "demeter-exchange",
             Self::DemeterSequential => "demeter-sequential",
         })
     }
@@ -116,7 +119,7 @@ impl FromStr for System {
 
 impl System {
     /// Every system there is.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::None,
         Self::Oracle,
         Self::Linux,
@@ -128,6 +131,7 @@ impl System {
         Self::Memtis,
         Self::DemeterWorker,
         Self::DemeterBlocks,
+        Self::DemeterExchange,
         Self::DemeterSequential,
     ];
 
@@ -140,6 +144,7 @@ impl System {
                 | Self::Memtis
                 | Self::DemeterWorker
                 | Self::DemeterBlocks
+                | Self::DemeterExchange
                 | Self::DemeterSequential
         )
     }
@@ -154,7 +159,7 @@ impl System {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no system {0:?}: use none, oracle, linux, damon, demeter or demeter-damon; on the simulator \
-     also g-tpp, h-tpp, memtis, demeter-worker, demeter-blocks or demeter-sequential"
+     also g-tpp, h-tpp, memtis, demeter-worker, demeter-blocks,\n     demeter-exchange or demeter-sequential"
 )]
 pub struct UnknownSystem(String);
 
@@ -313,6 +318,11 @@ pub struct Sim {
     pub slow_write_gbps: Option<u64>,
     /// What the slow tier transfers inside for an access at random: 64 bytes, or 256 for Optane.
     pub slow_granule_bytes: u64,
+    /// Whether the hypervisor backs a guest's nodes with huge pages.
+    pub host_thp: Thp,
+    /// Whether the time counts in which a program fills its memory, and whoever manages memory is
+    /// at work by then: so it is where a program is timed as a whole.
+    pub timed_fill: bool,
 }
 
 impl Default for Sim {
@@ -325,6 +335,8 @@ impl Default for Sim {
             scale_bits: None,
             slow_write_gbps: None,
             slow_granule_bytes: 64,
+            host_thp: Thp::Always,
+            timed_fill: false,
         }
     }
 }

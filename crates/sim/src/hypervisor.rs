@@ -5,7 +5,7 @@
 
 use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr};
 
-use crate::guest::Node;
+use crate::guest::{Node, Watermarks};
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
@@ -15,8 +15,6 @@ use crate::machine::radix::{HUGE_BITS, PageSize, Radix};
 #[derive(Debug, Clone)]
 pub(crate) struct Hypervisor {
     nodes: [Node; 2],
-    /// Frames of the fast tier that stay free when memory is allocated.
-    fast_low: u32,
     page_bits: u32,
 }
 
@@ -37,8 +35,13 @@ pub(crate) struct Backing {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BackingPolicy {
     /// What lies at or above this guest-physical address is the guest's slow node, backed by the
-    /// slow tier in blocks of 2 MiB; all else by the fast tier.
-    ByNode(GuestPhysAddr),
+    /// slow tier; all else by the fast tier.
+    ByNode {
+        /// Where the slow node begins.
+        slow: GuestPhysAddr,
+        /// In blocks of 2 MiB, or page by page.
+        pages: PageSize,
+    },
     /// Page by page: the fast tier while it lasts.
     FastFirst,
 }
@@ -56,7 +59,6 @@ impl Hypervisor {
         tables: ByteCount,
         fast: ByteCount,
         slow: ByteCount,
-        fast_low_milli: u64,
     ) -> (Self, u64) {
         let per_block = 1u32 << (HUGE_BITS - page_bits);
         let frames = |bytes: ByteCount| bytes.0.div_ceil(BLOCK_SIZE) as u32 * per_block;
@@ -65,10 +67,9 @@ impl Hypervisor {
         let end = middle + frames(slow);
         let hypervisor = Self {
             nodes: [
-                Node::new(first..middle, per_block),
-                Node::new(middle..end, per_block),
+                Node::new(first..middle, per_block, Watermarks::TPP),
+                Node::new(middle..end, per_block, Watermarks::NONE),
             ],
-            fast_low: (u64::from(middle - first) * fast_low_milli / 1000) as u32,
             page_bits,
         };
         (hypervisor, u64::from(middle) << page_bits)
@@ -83,14 +84,19 @@ impl Hypervisor {
         }
     }
 
-    /// Free frames of the fast tier above what allocations leave free.
-    pub(crate) fn fast_usable(&self) -> u32 {
-        self.nodes[0].free().saturating_sub(self.fast_low)
+    /// Bytes of the fast tier.
+    pub(crate) fn fast_bytes(&self) -> u64 {
+        (self.nodes[0].frames().len() as u64) << self.page_bits
     }
 
     /// Whether promotions find less free fast memory than they leave free.
     pub(crate) fn is_short(&self) -> bool {
-        self.nodes[0].free() < 2 * self.fast_low
+        self.nodes[0].is_short()
+    }
+
+    /// Whether reclaim still has to free memory.
+    pub(crate) fn wants_more(&self) -> bool {
+        self.nodes[0].wants_more()
     }
 
     /// Handles an access to guest-physical memory that nothing backs yet.
@@ -102,13 +108,16 @@ impl Hypervisor {
     ) -> Result<(), HostFull> {
         let block = gpa & !(BLOCK_SIZE - 1);
         let (size, frame) = match backing.policy {
-            BackingPolicy::ByNode(slow) => {
-                let node = usize::from(gpa >= slow.0);
-                let frame = self.nodes[node].take_block().ok_or(HostFull)?;
-                (PageSize::Huge, frame)
+            BackingPolicy::ByNode { slow, pages } => {
+                let node = &mut self.nodes[usize::from(gpa >= slow.0)];
+                let frame = match pages {
+                    PageSize::Base => node.take_page(),
+                    _ => node.take_block(),
+                };
+                (pages, frame.ok_or(HostFull)?)
             }
             BackingPolicy::FastFirst => {
-                let fast = self.fast_usable() > 0;
+                let fast = self.nodes[0].usable() > 0;
                 let frame = fast.then(|| self.nodes[0].take_page()).flatten();
                 let frame = frame.or_else(|| self.nodes[1].take_page());
                 (PageSize::Base, frame.ok_or(HostFull)?)
@@ -120,6 +129,11 @@ impl Hypervisor {
         };
         backing.tree.map(start, size, frame);
         actor.charge(Cause::Exit, actor.costs.ept_violation_ps << real);
+        let bytes = match size {
+            PageSize::Base => 1 << self.page_bits,
+            _ => BLOCK_SIZE,
+        };
+        actor.clear(Cause::Exit, self.tier_of(frame), bytes);
         Ok(())
     }
 

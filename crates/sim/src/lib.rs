@@ -4,10 +4,12 @@
 //! The same scenario and seed give the same result, on any machine and with any number of threads.
 
 mod cases;
+mod clock;
 mod error;
 mod guest;
 mod hypervisor;
 mod latency;
+mod list;
 mod machine;
 mod pool;
 mod program;

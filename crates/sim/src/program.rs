@@ -135,9 +135,9 @@ pub trait Program {
     /// Threads; at least one, the same throughout.
     fn threads(&self) -> usize;
 
-    /// The next accesses of initialisation (first touch) into an empty batch; false once there
-    /// are no more.
-    fn populate(&mut self, out: &mut Batch) -> bool;
+    /// The next accesses of initialisation (first touch), one for each page of `page_bytes`, into
+    /// an empty batch; false once there are no more.
+    fn populate(&mut self, page_bytes: u64, out: &mut Batch) -> bool;
 
     /// The next accesses of `thread` into an empty batch, at least one. `now_ns` is the time
     /// since the timed phase began.

@@ -49,7 +49,7 @@ fn simulate<P: Program>(
 ) -> Result<SystemResult, SimError> {
     let parts = Parts::of(system).ok_or(SimError::NoModel(system))?;
     let mut world = setup.world(parts, programs);
-    world.populate()?;
+    world.start(setup.timed_fill)?;
     let mut snapshots = vec![world.snapshot(0)];
     let mut digest = Digest::default();
     for second in 1..=scenario.duration_s {

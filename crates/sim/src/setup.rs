@@ -5,13 +5,13 @@ use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, MIB};
 use demeter_scenario::{Cpu, Scenario, Thp, Workload};
 
 use crate::error::SimError;
-use crate::guest::{Guest, GuestConfig, with_low_watermark};
+use crate::guest::{Guest, GuestConfig, Watermarks};
 use crate::hypervisor::{Backing, BackingPolicy, Hypervisor};
 use crate::machine::actor::Vcpu;
 use crate::machine::core::Core;
 use crate::machine::flush::FlushCounts;
 use crate::machine::memory::Memory;
-use crate::machine::radix::{INDEX_MAX, Radix};
+use crate::machine::radix::{INDEX_MAX, PageSize, Radix};
 use crate::machine::sampler::Sampling;
 use crate::machine::sheet::{ICE_LAKE_SP, PS_PER_NS, Sheet, ZEN_3, emulator};
 use crate::machine::tier::{LINE_BYTES, TierSheet};
@@ -32,9 +32,6 @@ const ACCESS_NS: u64 = 100;
 /// The largest scale that is chosen: 2 MiB blocks keep 8 pages.
 const SCALE_MAX: u32 = 6;
 
-/// Share of the host's fast tier, in 1/1000, that allocations leave free.
-const HOST_LOW_MILLI: u64 = 20;
-
 /// What a world is made of, but for its programs and its system.
 #[derive(Debug, Clone)]
 pub(crate) struct Setup {
@@ -45,6 +42,10 @@ pub(crate) struct Setup {
     /// Memory of each VM that its program may use, by tier.
     pub(crate) usable: [ByteCount; 2],
     pub(crate) huge_pages: bool,
+    /// What the hypervisor backs a guest's nodes with.
+    host_pages: PageSize,
+    /// Whether filling memory is a part of the timed phase.
+    pub(crate) timed_fill: bool,
     /// Of each VM.
     pub(crate) vcpus: u32,
     pub(crate) vms: u32,
@@ -102,6 +103,11 @@ impl Setup {
             ],
             usable: [&machine.fast, &machine.slow].map(|t| ByteCount(t.usable_mib * MIB)),
             huge_pages: machine.thp == Thp::Always,
+            host_pages: match scenario.sim.host_thp {
+                Thp::Always => PageSize::Huge,
+                Thp::Never => PageSize::Base,
+            },
+            timed_fill: scenario.sim.timed_fill,
             vcpus: machine.vcpus,
             vms: scenario.sim.vms,
             agent: agent_settings(scenario)?,
@@ -143,6 +149,10 @@ impl Setup {
             page_bits: self.page_bits(),
             nodes,
             huge_pages: self.huge_pages,
+            watermarks: match parts.classify {
+                Classify::RepeatedFault => Watermarks::TPP,
+                _ => Watermarks::LINUX,
+            },
         };
         let guest_tables = Radix::table_bytes(fast.0 + slow.0).next_multiple_of(BLOCK_SIZE);
         let host_tables = Radix::table_bytes(guest_tables + fast.0 + slow.0 + BLOCK_SIZE);
@@ -151,14 +161,16 @@ impl Setup {
             ByteCount(vms * host_tables),
             ByteCount(vms * (guest_tables + fast.0)),
             ByteCount(vms * slow.0),
-            HOST_LOW_MILLI,
         );
         let vm = |(i, program): (usize, P)| {
             let guest = Guest::new(&guest_config);
             let policy = if parts.in_hypervisor() {
                 BackingPolicy::FastFirst
             } else {
-                BackingPolicy::ByNode(GuestPhysAddr(guest.slow_gpa()))
+                BackingPolicy::ByNode {
+                    slow: GuestPhysAddr(guest.slow_gpa()),
+                    pages: self.host_pages,
+                }
             };
             let first_page = (i as u64 * host_tables / 4096) as u32;
             let backing = Backing::new(self.sheet.levels, self.page_bits(), first_page, policy);
@@ -200,7 +212,7 @@ impl Setup {
     /// Sizes of a VM's nodes: what the program may use and what allocations leave free.
     fn nodes(&self) -> [ByteCount; 2] {
         let [fast, slow] = self.usable;
-        [with_low_watermark(fast), slow].map(|n| ByteCount(n.0.next_multiple_of(BLOCK_SIZE)))
+        [Watermarks::LINUX.around(fast), slow].map(|n| ByteCount(n.0.next_multiple_of(BLOCK_SIZE)))
     }
 
     fn hardware(&self, vm: u32) -> Hardware {

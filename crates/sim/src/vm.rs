@@ -27,7 +27,7 @@ use crate::machine::memory::Memory;
 use crate::machine::sheet::CostSheet;
 use crate::machine::walk::Space;
 use crate::program::Program;
-use crate::system::{Manager, scan_period_ps};
+use crate::system::Manager;
 
 /// A VM's hardware, and what it has done.
 pub(crate) struct Hardware {
@@ -43,13 +43,15 @@ pub(crate) struct Hardware {
 }
 
 impl Hardware {
-    fn actor<'a>(&'a mut self, on: usize, machine: &'a mut Machine) -> Actor<'a> {
+    /// Somebody on this virtual CPU, while so many run the program.
+    fn actor<'a>(&'a mut self, on: usize, busy: usize, machine: &'a mut Machine) -> Actor<'a> {
         let cores = self.placed.len().min(machine.cores.len());
         Actor {
             vcpus: &mut self.vcpus,
             cores: &mut machine.cores,
             placed: &self.placed[..cores],
             on,
+            busy,
             memory: &mut machine.memory,
             costs: &self.costs,
             space: self.space,
@@ -96,7 +98,10 @@ pub(crate) struct Vm<P> {
     /// When the timed phase began.
     start_ps: u64,
     /// Virtual CPUs that have a thread to run: the first ones, and none once the program is done.
+    /// One thread fills memory for all.
     busy: usize,
+    /// Whether memory is being filled in the timed phase.
+    filling: bool,
     /// Turns of the manager, to spread its work over virtual CPUs.
     turns: usize,
 }
@@ -122,7 +127,8 @@ impl<P: Program> Vm<P> {
                 .map(|_| Some(Box::default()))
                 .collect(),
             running: (0..vcpus).collect(),
-            busy: program.threads().min(vcpus),
+            busy: 1,
+            filling: false,
             due: vec![due; vcpus],
             hardware,
             guest,
@@ -162,30 +168,28 @@ impl<P: Program> Vm<P> {
         wait_until(&mut self.hardware.vcpus[busy..], self.start_ps + at_ps);
     }
 
-    /// The timed phase begins: all clocks are there, and the manager starts.
-    pub(crate) fn start(&mut self, start_ps: u64) {
+    /// The timed phase begins: all clocks are there, and the manager starts. `filling`: whether
+    /// memory is still to be filled.
+    pub(crate) fn start(&mut self, start_ps: u64, filling: bool) {
         wait_until(&mut self.hardware.vcpus, start_ps);
         self.start_ps = start_ps;
+        self.filling = filling;
+        if !filling {
+            self.busy = self.program.threads().min(self.hardware.vcpus.len());
+        }
         for thread in self.threads.iter_mut().flatten() {
             thread.operation = Operation::new(start_ps, Interruptions::default());
         }
         for vcpu in &mut self.hardware.vcpus {
             vcpu.interruptions = Interruptions::default();
         }
-        let busy = self.busy;
-        for (i, due) in self.due.iter_mut().enumerate() {
-            // Not all in the same moment.
-            let part = |ps: u64| start_ps + ps * (i as u64 + 1) / busy.max(1) as u64;
-            *due = Due {
-                tick_ps: part(TICK_PS),
-                switch_ps: part(SWITCH_PS),
-            };
-        }
+        self.begin_events(start_ps);
         match &mut self.manager {
             Manager::Nobody => {}
             Manager::Hints(hints) => self.manager_due_ps = hints.start(start_ps),
-            Manager::Ageing(_) => {
-                self.manager_due_ps = start_ps + scan_period_ps(self.guest.end_gpa());
+            Manager::Ageing(ageing) => {
+                let end_gpa = self.guest.end_gpa();
+                self.manager_due_ps = ageing.start(end_gpa, &self.backing, start_ps);
             }
             Manager::Agent(agent) => self.manager_due_ps = agent.start(start_ps),
             Manager::Memtis(memtis) => self.manager_due_ps = memtis.start(start_ps),
@@ -194,6 +198,18 @@ impl<P: Program> Vm<P> {
             self.worker_due_ps = start_ps + WORKER_PS;
         }
         self.sample();
+    }
+
+    /// Ticks and context switches are due from now on, not all in the same moment.
+    fn begin_events(&mut self, now_ps: u64) {
+        let busy = self.busy.max(1) as u64;
+        for (i, due) in self.due.iter_mut().enumerate() {
+            let part = |ps: u64| now_ps + ps * (i as u64 + 1) / busy;
+            *due = Due {
+                tick_ps: part(TICK_PS),
+                switch_ps: part(SWITCH_PS),
+            };
+        }
     }
 
     /// Lets the sampling units sample what the manager wants.

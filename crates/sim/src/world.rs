@@ -56,16 +56,18 @@ impl<P: Program> World<P> {
         }
     }
 
-    /// Fills all memory, and begins the timed phase.
-    pub(crate) fn populate(&mut self) -> Result<(), SimError> {
-        for vm in &mut self.vms {
-            vm.populate(&mut self.host)?;
+    /// Fills all memory, and begins the timed phase; where filling is `timed`, only the latter.
+    pub(crate) fn start(&mut self, timed_fill: bool) -> Result<(), SimError> {
+        if !timed_fill {
+            for vm in &mut self.vms {
+                vm.populate(&mut self.host)?;
+            }
         }
         self.start_ps = self.vms.iter().map(Vm::latest_ps).max().unwrap_or(0);
         self.window_end_ps = self.start_ps;
         self.end_windows(self.start_ps);
         for vm in &mut self.vms {
-            vm.start(self.start_ps);
+            vm.start(self.start_ps, timed_fill);
         }
         self.turns.start(self.start_ps, &mut self.vms);
         Ok(())

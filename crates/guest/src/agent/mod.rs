@@ -340,7 +340,11 @@ impl Agent {
         let mut astray = drained.rejected;
         for sample in &self.samples {
             match self.processes.get_mut(&sample.pid) {
-                Some(p) if p.maps(sample.addr) => p.classifier.add(sample.addr, sample.weight),
+                Some(p) if p.maps(sample.addr) => {
+                    p.classifier.add(sample.addr, sample.weight);
+                    let block = Block::of(sample.addr);
+                    p.all_known &= !self.residency.accessed(sample.pid, block);
+                }
                 _ => astray += 1,
             }
         }

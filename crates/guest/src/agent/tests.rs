@@ -228,6 +228,22 @@ fn a_hot_set_that_jumps_is_followed() {
 }
 
 #[test]
+fn memory_that_was_mapped_before_it_was_filled_is_found() {
+    let mut w = World::new();
+    // It takes a while to fill what was mapped at once; nobody samples it meanwhile.
+    process(w.root.path(), &maps(1000));
+    w.agent.refresh_at = 0;
+    w.steps(20);
+    for b in 900..1000 {
+        let mut kernel = w.kernel.lock();
+        kernel.map_block(PID, (BASE / BLOCK_SIZE) + b, true, SLOW);
+    }
+    w.script.lock().unwrap().hot = 950..1000;
+    w.steps(8);
+    assert_eq!(w.hot_in_fast(), 50);
+}
+
+#[test]
 fn memory_that_appears_is_found() {
     let mut w = World::new();
     w.steps(10);

@@ -1,19 +1,23 @@
 //! What a guest's kernel knows of each of its frames: who maps it, and how it was used.
 
-/// A frame is in use as a base page.
-const BASE: u8 = 1;
-/// It is the first of a huge page.
-const HUGE: u8 = 2;
-/// Its page is on the active list.
-const ACTIVE: u8 = 4;
+use crate::list::Seen;
 
-/// One entry for each frame of the guest, 9 bytes.
+/// Whether a page begins at a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Begins {
+    Nothing,
+    Base,
+    Huge,
+}
+
+/// One entry for each frame of the guest, 10 bytes.
 #[derive(Debug, Clone)]
 pub(crate) struct Frames {
     first: u32,
     /// The virtual page that maps it.
     pages: Vec<u32>,
-    state: Vec<u8>,
+    begins: Vec<Begins>,
+    seen: Vec<Seen>,
     /// A word for whoever manages memory: when it looked, or how much it saw.
     words: Vec<u32>,
 }
@@ -25,8 +29,8 @@ pub(crate) struct Used {
     pub(crate) page: u32,
     /// Whether it is a huge page.
     pub(crate) huge: bool,
-    /// Whether it is on the active list.
-    pub(crate) active: bool,
+    /// How it was used.
+    pub(crate) seen: Seen,
 }
 
 impl Frames {
@@ -35,7 +39,8 @@ impl Frames {
         Self {
             first,
             pages: vec![0; count as usize],
-            state: vec![0; count as usize],
+            begins: vec![Begins::Nothing; count as usize],
+            seen: vec![Seen::default(); count as usize],
             words: vec![0; count as usize],
         }
     }
@@ -48,40 +53,42 @@ impl Frames {
     pub(crate) fn take(&mut self, frame: u32, page: u32, huge: bool) {
         let at = self.at(frame);
         self.pages[at] = page;
-        self.state[at] = if huge { HUGE } else { BASE };
+        self.begins[at] = if huge { Begins::Huge } else { Begins::Base };
+        self.seen[at] = Seen::default();
         self.words[at] = 0;
     }
 
     /// A frame is free again.
     pub(crate) fn free(&mut self, frame: u32) {
         let at = self.at(frame);
-        self.state[at] = 0;
+        self.begins[at] = Begins::Nothing;
     }
 
     /// A page moves to another frame; list and word go with it.
     pub(crate) fn transfer(&mut self, from: u32, to: u32) {
         let (from, to) = (self.at(from), self.at(to));
         self.pages[to] = self.pages[from];
-        self.state[to] = self.state[from];
+        self.begins[to] = self.begins[from];
+        self.seen[to] = self.seen[from];
         self.words[to] = self.words[from];
-        self.state[from] = 0;
+        self.begins[from] = Begins::Nothing;
     }
 
     /// The page that begins at this frame.
     pub(crate) fn used(&self, frame: u32) -> Option<Used> {
         let at = self.at(frame);
-        let state = self.state[at];
-        (state & (BASE | HUGE) != 0).then(|| Used {
+        let begins = self.begins[at];
+        (begins != Begins::Nothing).then(|| Used {
             page: self.pages[at],
-            huge: state & HUGE != 0,
-            active: state & ACTIVE != 0,
+            huge: begins == Begins::Huge,
+            seen: self.seen[at],
         })
     }
 
-    /// Puts a page on the active list, or on the inactive one.
-    pub(crate) fn set_active(&mut self, frame: u32, active: bool) {
+    /// How the page that begins at this frame was used.
+    pub(crate) fn seen(&mut self, frame: u32) -> &mut Seen {
         let at = self.at(frame);
-        self.state[at] = self.state[at] & !ACTIVE | if active { ACTIVE } else { 0 };
+        &mut self.seen[at]
     }
 
     /// The manager's word of a page.
@@ -93,6 +100,6 @@ impl Frames {
     /// Bytes of the simulator's own memory.
     #[cfg(test)]
     pub(crate) fn state_bytes(&self) -> usize {
-        self.pages.capacity() * 4 + self.state.capacity() + self.words.capacity() * 4
+        self.pages.capacity() * 4 + self.begins.capacity() * 2 + self.words.capacity() * 4
     }
 }

@@ -63,6 +63,7 @@ impl Guest {
             entry.set_index(new);
         }
         self.frames.transfer(old, new);
+        self.written.push((new, size));
         let node = &mut self.nodes[from as usize];
         match size {
             PageSize::Base => node.give_page(old),
@@ -132,7 +133,7 @@ impl Guest {
         self.tables
             .for_each(start..start + BLOCK_SIZE, |at, _, _| pages.push(at));
         for at in pages {
-            self.migrate(at, to, true, actor);
+            self.migrate_one_of_many(at, to, true, actor);
         }
         self.counts.promoted_bytes + self.counts.demoted_bytes
             - before.promoted_bytes
@@ -164,6 +165,7 @@ impl Guest {
         self.tables.map(start, PageSize::Huge, new);
         let page = (start >> self.page_bits) as u32;
         self.frames.take(new, page, true);
+        self.written.push((new, PageSize::Huge));
         let page_bytes = 1u64 << self.page_bits;
         for frame in old {
             let from = self.node_of(frame);

@@ -12,30 +12,23 @@ mod reclaim;
 
 use demeter_policy::{BLOCK_SIZE, ByteCount, GuestVirtAddr, VirtRange};
 
+use crate::clock::Clock;
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
 use crate::machine::radix::{HUGE_BITS, PageSize, Radix};
 use crate::program::Region;
 use frames::Frames;
-pub(crate) use node::Node;
+pub(crate) use node::{Node, Watermarks};
 
 /// Where the first region begins: nothing is mapped below, as on real systems.
 const FIRST_BASE: u64 = 1 << 30;
 
-/// Share of the fast node, in 1/1000, that stays free when memory is allocated: Linux's low
-/// watermark.
-const LOW_MILLI: u64 = 20;
-
-/// Share below which promotions find no room and wake reclaim: the high watermark.
-const HIGH_MILLI: u64 = 30;
-
-/// Share up to which reclaim frees for them: the promotion watermark.
-const PROMO_MILLI: u64 = 40;
-
-/// First touches of base pages by which the process invalidates one address. Fitted: 2.75 million in
-/// 144 GiB, whatever manages the memory and however long it takes.
-const TOUCHES_PER_FLUSH: u64 = 14;
+/// First touches of base pages for which a process invalidates one address, and for which one CPU
+/// interrupts the others. Fitted: 2.75 million and 602,668 in 126 GiB, whatever manages the memory
+/// and however long it takes.
+const TOUCHES_PER_FLUSH: u64 = 12;
+const TOUCHES_PER_SHOOTDOWN: u64 = 55;
 
 /// How memory is laid out and allocated.
 #[derive(Debug, Clone)]
@@ -48,6 +41,8 @@ pub(crate) struct GuestConfig {
     pub(crate) nodes: [ByteCount; 2],
     /// Whether faults take huge pages where they can.
     pub(crate) huge_pages: bool,
+    /// Those of the fast node.
+    pub(crate) watermarks: Watermarks,
 }
 
 /// Counts of what happened, in real pages or bytes.
@@ -58,11 +53,6 @@ pub(crate) struct GuestCounts {
     pub(crate) faults: u64,
     pub(crate) hint_faults: u64,
     pub(crate) scanned_by_reclaim: u64,
-}
-
-/// Size of a fast node of which programs may use so much.
-pub(crate) fn with_low_watermark(usable: ByteCount) -> ByteCount {
-    ByteCount(usable.0 * 1000 / (1000 - LOW_MILLI))
 }
 
 /// The kernel of a guest with one process.
@@ -80,12 +70,10 @@ pub(crate) struct Guest {
     /// What fast memory is kept for; the rest is what is still to come of it.
     promised: Vec<VirtRange>,
     promised_frames: u32,
-    hint_cursor: u64,
-    hint_passes: u32,
-    /// Where the inactive list ends, and how many frames on it begins.
-    hand: u32,
-    inactive: u32,
-    /// First touches since the last invalidation for one.
+    clock: Clock,
+    /// Frames that the kernel has copied to, and their pages' sizes, since this was last asked.
+    written: Vec<(u32, PageSize)>,
+    /// First touches so far.
     first_touches: u64,
 }
 
@@ -108,18 +96,16 @@ impl Guest {
             counts: GuestCounts::default(),
             page_bits: config.page_bits,
             nodes: [
-                Node::new(first..middle, per_block),
-                Node::new(middle..end, per_block),
+                Node::new(first..middle, per_block, config.watermarks),
+                Node::new(middle..end, per_block, Watermarks::NONE),
             ],
             frames: Frames::new(first, end - first),
             vmas: vec![],
             huge_pages: config.huge_pages,
             promised: vec![],
             promised_frames: 0,
-            hint_cursor: 0,
-            hint_passes: 0,
-            hand: first,
-            inactive: 0,
+            clock: Clock::default(),
+            written: vec![],
             first_touches: 0,
         }
     }
@@ -201,30 +187,23 @@ impl Guest {
 
     /// Free bytes of a node above what allocations leave free.
     pub(crate) fn usable(&self, node: TierId) -> ByteCount {
-        let free = self.nodes[node as usize]
-            .free()
-            .saturating_sub(self.low(node));
-        ByteCount(u64::from(free) << self.page_bits)
+        ByteCount(u64::from(self.nodes[node as usize].usable()) << self.page_bits)
     }
 
     /// Bytes that promotions may still take before they have to wait for reclaim.
     pub(crate) fn promotable(&self) -> ByteCount {
-        let free = self.nodes[0].free();
-        let above = free.saturating_sub(self.share_of(TierId::Fast, HIGH_MILLI));
-        ByteCount(u64::from(above) << self.page_bits)
+        ByteCount(u64::from(self.nodes[0].promotable()) << self.page_bits)
     }
 
-    /// Frames that allocations leave free.
-    fn low(&self, node: TierId) -> u32 {
-        match node {
-            TierId::Fast => self.share_of(node, LOW_MILLI),
-            TierId::Slow => 0,
-        }
-    }
-
-    /// So many thousandths of a node's frames.
-    fn share_of(&self, node: TierId, milli: u64) -> u32 {
-        (u64::from(self.frames_of(node)) * milli / 1000) as u32
+    /// Guest-physical addresses that the kernel has written to since this was last asked, one for
+    /// each page that may have a backing of its own.
+    pub(crate) fn take_written(&mut self) -> Vec<u64> {
+        let written = std::mem::take(&mut self.written).into_iter();
+        let all = written.flat_map(|(first, size)| {
+            let frames = (self.bytes(size) >> self.page_bits) as u32;
+            (first..first + frames).map(|f| u64::from(f) << self.page_bits)
+        });
+        all.collect()
     }
 
     /// Handles a fault on an address that nothing is mapped at.
@@ -251,9 +230,11 @@ impl Guest {
         }
         let real = if size == PageSize::Base { actor.k } else { 0 };
         actor.charge(Cause::Fault, actor.costs.fault_ps << real);
+        let before = self.first_touches;
         self.first_touches += 1 << real;
-        actor.flushes.guest_local_one += self.first_touches / TOUCHES_PER_FLUSH;
-        self.first_touches %= TOUCHES_PER_FLUSH;
+        let passed = |every: u64| self.first_touches / every - before / every;
+        actor.flushes.guest_local_one += passed(TOUCHES_PER_FLUSH);
+        actor.shoot_down_for_others(passed(TOUCHES_PER_SHOOTDOWN));
         let tier = self.node_of(frame);
         actor.clear(Cause::Fault, tier, self.bytes(size));
         Ok(())
@@ -285,7 +266,7 @@ impl Guest {
 
     fn fast_has(&self, frames: u32, is_promised: bool) -> bool {
         let kept = if is_promised { 0 } else { self.promised_frames };
-        self.nodes[0].free() >= frames + kept + self.low(TierId::Fast)
+        self.nodes[0].usable() >= frames + kept
     }
 
     /// Resident bytes by node of a range: `[fast, slow]`.

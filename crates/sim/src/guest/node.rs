@@ -1,4 +1,4 @@
-//! The page allocator of one NUMA node.
+//! The page allocator of one NUMA node, and its watermarks.
 //!
 //! # Approach
 //! Free memory is kept as whole blocks of 2 MiB and as single base pages; a block is broken when
@@ -10,10 +10,50 @@
 
 use std::ops::Range;
 
+use demeter_policy::ByteCount;
+
+/// Shares of a node that are kept free, in 1/1000.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Watermarks {
+    /// Allocations leave so much (`low`).
+    low_milli: u32,
+    /// Promotions leave so much, and wake reclaim if they find less (`high`).
+    high_milli: u32,
+    /// Reclaim frees until there is so much.
+    wanted_milli: u32,
+}
+
+impl Watermarks {
+    /// Of a node that nothing is demoted from.
+    pub(crate) const NONE: Self = Self {
+        low_milli: 0,
+        high_milli: 0,
+        wanted_milli: 0,
+    };
+    /// Linux's (its promotion watermark is the last one).
+    pub(crate) const LINUX: Self = Self {
+        low_milli: 20,
+        high_milli: 30,
+        wanted_milli: 40,
+    };
+    /// TPP's, which demotes early: its `demote_scale_factor` was set to a tenth in the runs that
+    /// Demeter's authors published.
+    pub(crate) const TPP: Self = Self {
+        wanted_milli: 100,
+        ..Self::LINUX
+    };
+
+    /// Size of a node of which programs may use so much.
+    pub(crate) fn around(self, usable: ByteCount) -> ByteCount {
+        ByteCount(usable.0 * 1000 / (1000 - u64::from(self.low_milli)))
+    }
+}
+
 /// The allocator.
 #[derive(Debug, Clone)]
 pub(crate) struct Node {
     frames: Range<u32>,
+    watermarks: Watermarks,
     per_block: u32,
     /// First frames of free blocks, lowest last.
     blocks: Vec<u32>,
@@ -25,7 +65,7 @@ pub(crate) struct Node {
 
 impl Node {
     /// A node of these frames, all free; both ends are multiples of a block's `per_block` frames.
-    pub(crate) fn new(frames: Range<u32>, per_block: u32) -> Self {
+    pub(crate) fn new(frames: Range<u32>, per_block: u32, watermarks: Watermarks) -> Self {
         debug_assert!(
             [frames.start, frames.end]
                 .iter()
@@ -34,6 +74,7 @@ impl Node {
         Self {
             blocks: frames.clone().step_by(per_block as usize).rev().collect(),
             frames,
+            watermarks,
             per_block,
             pages: vec![],
             loose: false,
@@ -48,6 +89,32 @@ impl Node {
     /// Frames that are free.
     pub(crate) fn free(&self) -> u32 {
         self.blocks.len() as u32 * self.per_block + self.pages.len() as u32
+    }
+
+    /// Frames that are free above what allocations leave.
+    pub(crate) fn usable(&self) -> u32 {
+        self.free()
+            .saturating_sub(self.part(self.watermarks.low_milli))
+    }
+
+    /// Frames that are free above what promotions leave.
+    pub(crate) fn promotable(&self) -> u32 {
+        self.free()
+            .saturating_sub(self.part(self.watermarks.high_milli))
+    }
+
+    /// Whether promotions find less than they leave.
+    pub(crate) fn is_short(&self) -> bool {
+        self.free() < self.part(self.watermarks.high_milli)
+    }
+
+    /// Whether reclaim still has to free memory.
+    pub(crate) fn wants_more(&self) -> bool {
+        self.free() < self.part(self.watermarks.wanted_milli)
+    }
+
+    fn part(&self, milli: u32) -> u32 {
+        (self.frames.len() as u64 * u64::from(milli) / 1000) as u32
     }
 
     /// A frame.
@@ -117,7 +184,7 @@ mod tests {
         fn frames_are_handed_out_once_and_none_is_lost(
             steps in prop::collection::vec((0u32..4, any::<prop::sample::Index>()), 1..400),
         ) {
-            let mut node = Node::new(64..64 + 8 * 16, 8);
+            let mut node = Node::new(64..64 + 8 * 16, 8, Watermarks::NONE);
             let (mut pages, mut blocks): (Vec<u32>, Vec<u32>) = (vec![], vec![]);
             for (what, which) in steps {
                 match what {

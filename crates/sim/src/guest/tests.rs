@@ -27,6 +27,7 @@ impl Bench {
             page_bits: 12 + k,
             nodes: [ByteCount(8 * MIB), ByteCount(32 * MIB)],
             huge_pages,
+            watermarks: Watermarks::LINUX,
         };
         let tier = TierSheet {
             latency_ps: 80 * PS_PER_NS,
@@ -50,6 +51,7 @@ impl Bench {
             cores: &mut self.cores,
             placed: &[0, 1],
             on: 0,
+            busy: 2,
             memory: &mut self.memory,
             costs: &ICE_LAKE_SP.costs,
             space: Space(0),
@@ -121,7 +123,7 @@ fn first_touch_fills_the_fast_node_first_and_leaves_its_watermark() {
     assert_eq!(b.fill(base, 20 * MIB), 20 * MIB);
     let [fast, slow] = b.placed(base, 20 * MIB);
     assert_eq!(fast + slow, 20 * MIB);
-    let low = 8 * MIB * LOW_MILLI / 1000;
+    let low = 8 * MIB * 20 / 1000;
     assert!((8 * MIB - low).abs_diff(fast) < 8192, "{fast}");
     assert_eq!(b.guest.usable(TierId::Fast).0, 0);
     b.check();
@@ -201,7 +203,7 @@ fn reclaim_demotes_what_was_not_accessed() {
     }
     assert!(!b.guest.is_short());
     assert_eq!(b.placed(base, 4 * MIB), [4 * MIB, 0]);
-    assert!(b.guest.counts.demoted_bytes >= 8 * MIB * (PROMO_MILLI - LOW_MILLI) / 1000);
+    assert!(b.guest.counts.demoted_bytes >= 8 * MIB * (40 - 20) / 1000);
     b.check();
 }
 
@@ -210,7 +212,8 @@ fn hint_faults_tell_when_and_how_often() {
     let mut b = Bench::new(1, false);
     let base = b.map(20 * MIB);
     b.fill(base, 20 * MIB);
-    b.act(|g, a| g.hint_scan(20 * MIB, 40 * MIB, a));
+    let all = base.0..base.0 + 20 * MIB;
+    assert!(b.act(|g, a| g.make_fault(all.clone(), a)));
     let (fast, slow) = (base.0, base.0 + 19 * MIB);
     assert!(!b.guest.tables.find(fast).unwrap().0.is_hint());
     assert!(b.guest.tables.find(slow).unwrap().0.is_hint());
@@ -218,8 +221,8 @@ fn hint_faults_tell_when_and_how_often() {
     let first = b.act(|g, a| g.hint_fault(slow, a)).unwrap();
     assert!(first.since_ms >= 5 && !first.active);
     assert!(!b.guest.tables.find(slow).unwrap().0.is_hint());
-    b.guest.activate(slow);
-    b.act(|g, a| g.hint_scan(20 * MIB, 40 * MIB, a));
+    (0..2).for_each(|_| b.guest.mark_accessed(slow));
+    b.act(|g, a| g.make_fault(all, a));
     assert!(b.act(|g, a| g.hint_fault(slow, a)).unwrap().active);
     assert_eq!(
         b.guest.counts.hint_faults, 4,
@@ -247,7 +250,7 @@ proptest! {
                 1 => drop(g.migrate_block_singly(block, to, a)),
                 2 => drop(g.migrate(gva, to, true, a)),
                 3 => drop(g.collapse(block, a)),
-                4 => g.hint_scan(BLOCK_SIZE, 4 * BLOCK_SIZE, a),
+                4 => drop(g.make_fault(gva..gva + BLOCK_SIZE, a)),
                 _ => drop(g.reclaim(a, u64::MAX)),
             });
         }

@@ -19,8 +19,6 @@ pub(crate) struct Vcpu {
     pub(crate) clock_ps: u64,
     /// Adds up to the clock.
     pub(crate) bill: Bill,
-    /// Timer ticks since its kernel last interrupted the others.
-    ticks: u64,
     /// Of these, what other virtual CPUs and the hypervisor made it do.
     pub(crate) interruptions: Interruptions,
     /// Its sampling unit.
@@ -35,7 +33,6 @@ impl Vcpu {
         Self {
             clock_ps: 0,
             bill: Bill::default(),
-            ticks: 0,
             interruptions: Interruptions::default(),
             sampler: Sampler::new(k),
             served_ps: 0,
@@ -82,15 +79,11 @@ impl Vcpu {
 /// (`tlb_single_page_flush_ceiling`).
 const FLUSH_PAGES_MAX: u64 = 33;
 
-/// Timer ticks of a virtual CPU after which its kernel interrupts the others to invalidate
-/// something, for reasons of its own. Fitted: 602,668 in 896 s on 36 virtual CPUs, in a guest
-/// that does not manage its memory.
-const TICKS_PER_SHOOTDOWN: u64 = 13;
-
-/// Flushes of second-level translations after which a virtual CPU, at its next entry, makes one:
-/// those that come while it is outside of the guest anyway merge. Fitted: 58,697,567 flushes of
-/// 36 virtual CPUs for 20,214,840 orders.
-const INVEPTS_PER_ENTRY: u64 = 12;
+/// Virtual CPUs beside one of a VM for each flush of second-level translations that merges with the
+/// next: while they contend for the tables they are outside of the guest, and one flush at their
+/// next entry does for all that came meanwhile. Fitted: 58,697,567 flushes of virtual CPUs for
+/// 20,214,840 orders.
+const OTHERS_PER_MERGED_INVEPT: u64 = 10;
 
 /// Somebody who acts.
 pub(crate) struct Actor<'a> {
@@ -102,6 +95,8 @@ pub(crate) struct Actor<'a> {
     pub(crate) placed: &'a [usize],
     /// The virtual CPU whose time it takes.
     pub(crate) on: usize,
+    /// Virtual CPUs that run the program, the first ones: only they have its translations.
+    pub(crate) busy: usize,
     pub(crate) memory: &'a mut Memory,
     pub(crate) costs: &'a CostSheet,
     pub(crate) space: Space,
@@ -186,43 +181,52 @@ impl Actor<'_> {
         for &core in self.placed {
             self.cores[core].flush_space(self.space);
         }
-        let vcpus = self.vcpus.len() as u64;
-        let ask_ps = self.costs.ipi_ps + vcpus * self.costs.ipi_receiver_ps;
-        let handled = times.div_ceil(INVEPTS_PER_ENTRY);
+        let vcpus = self.busy as u64;
+        let ask_ps = self.vcpus.len() as u64 * self.costs.ask_vcpu_ps
+            + self.costs.ipi_ps
+            + vcpus * self.costs.ipi_receiver_ps
+            + self.costs.exit_ps;
         let handle_ps = self.costs.exit_ps + self.costs.invept_ps;
+        let merged = 1 + vcpus.saturating_sub(1) / OTHERS_PER_MERGED_INVEPT;
+        let handled = times.div_ceil(merged);
         self.flushes.host_invept += times;
         self.flushes.host_vcpu += handled * vcpus;
         self.charge(Cause::Flush, times * ask_ps);
-        self.wait_for_tables(times);
-        for vcpu in &mut *self.vcpus {
+        self.contend(Cause::Exit, times);
+        for vcpu in &mut self.vcpus[..self.busy] {
             vcpu.interrupt(Cause::Exit, handled, handle_ps);
         }
     }
 
-    /// Waits so many times for the lock of the VM's second-level tables, for which all its
-    /// virtual CPUs contend.
-    pub(crate) fn wait_for_tables(&mut self, times: u64) {
-        let others = self.vcpus.len() as u64 - 1;
-        self.charge(Cause::Exit, times * others * self.costs.table_lock_ps);
+    /// Takes locks, so many in all, for which all virtual CPUs that run the program contend.
+    pub(crate) fn contend(&mut self, cause: Cause, locks: u64) {
+        let others = self.others();
+        self.charge(cause, locks * others * others * self.costs.lock_line_ps);
     }
 
-    /// What a kernel does beside the program while so many ticks pass.
-    pub(crate) fn work_in_the_background(&mut self, ticks: u64) {
-        let ticks = self.vcpus[self.on].ticks + ticks;
-        self.vcpus[self.on].ticks = ticks % TICKS_PER_SHOOTDOWN;
-        self.shoot_down(ticks / TICKS_PER_SHOOTDOWN, self.costs.flush_page_ps);
+    /// Virtual CPUs beside this one that run the program.
+    fn others(&self) -> u64 {
+        (self.busy - usize::from(self.on < self.busy)) as u64
+    }
+
+    /// The guest's kernel interrupts all other virtual CPUs so often for reasons of its own.
+    pub(crate) fn shoot_down_for_others(&mut self, times: u64) {
+        let busy = std::mem::replace(&mut self.busy, self.vcpus.len());
+        self.shoot_down(times, self.costs.flush_page_ps);
+        self.busy = busy;
     }
 
     /// Interrupts the other virtual CPUs, `times` over; each spends `work_ps` on it.
     fn shoot_down(&mut self, times: u64, work_ps: u64) {
-        let receivers = self.vcpus.len() as u64 - 1;
+        let receivers = self.others();
         if receivers == 0 || times == 0 {
             return;
         }
         self.flushes.guest_remote += times;
-        let send = self.costs.ipi_ps + receivers * self.costs.ipi_receiver_ps;
+        // Until Sapphire Rapids an interrupt to another virtual CPU is sent by the hypervisor.
+        let send = self.costs.exit_ps + self.costs.ipi_ps + receivers * self.costs.ipi_receiver_ps;
         self.charge(Cause::Flush, times * send);
-        for (i, vcpu) in self.vcpus.iter_mut().enumerate() {
+        for (i, vcpu) in self.vcpus[..self.busy].iter_mut().enumerate() {
             if i != self.on {
                 vcpu.interrupt(Cause::Flush, times, self.costs.ipi_receiver_ps + work_ps);
             }

@@ -54,8 +54,11 @@ pub struct CostSheet {
     pub exit_ps: u64,
     /// An EPT violation that the hypervisor handles, exit included.
     pub ept_violation_ps: u64,
-    /// Waiting for the lock of a VM's second-level tables, for each other virtual CPU of it.
-    pub table_lock_ps: u64,
+    /// What a contended lock takes longer to be handed over for each CPU that waits: with all of
+    /// them waiting, one waits so long times the square of the others.
+    pub lock_line_ps: u64,
+    /// Asking a virtual CPU of a VM whether it has to leave the guest.
+    pub ask_vcpu_ps: u64,
     /// A page fault of the guest that its kernel handles, without clearing or copying.
     pub fault_ps: u64,
     /// A context switch.
@@ -119,8 +122,11 @@ const X86_COSTS: CostSheet = CostSheet {
     exit_ps: 880 * PS_PER_NS,
     // KVM, 2 to 5 us.
     ept_violation_ps: 3000 * PS_PER_NS,
-    // Fitted to the time that TPP in the hypervisor takes for GUPS with 36 virtual CPUs.
-    table_lock_ps: 1000 * PS_PER_NS,
+    // Fitted to the times that TPP takes for GUPS with 36 virtual CPUs, in the hypervisor and in the
+    // guest. That it grows so: Boyd-Wickizer et al., Non-scalable locks are dangerous (2012).
+    lock_line_ps: 90 * PS_PER_NS,
+    // Assumed: a cache line that another core has changed.
+    ask_vcpu_ps: 100 * PS_PER_NS,
     // Assumed: entry, handler, exit of a minor fault, in a guest.
     fault_ps: 1000 * PS_PER_NS,
     // Assumed.
@@ -255,7 +261,8 @@ pub(crate) fn emulator() -> Sheet {
             // It runs no hypervisor.
             exit_ps: 0,
             ept_violation_ps: 0,
-            table_lock_ps: 0,
+            lock_line_ps: 0,
+            ask_vcpu_ps: 0,
             fault_ps: c.fault_ps * software,
             switch_ps: c.switch_ps * software,
             tick_ps: c.tick_ps * software,

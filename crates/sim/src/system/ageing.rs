@@ -1,55 +1,99 @@
 //! Tiering by the hypervisor: TPP moved into the host (H-TPP).
 //!
 //! The hypervisor sees guest-physical addresses only. It takes pages of the slow tier out of the
-//! second-level tables, so that an access exits to it; a page that does so twice is promoted. When
-//! fast memory is short it demotes pages that were not accessed since its last look. To see the
-//! next access to a page whose bit it cleared, it has to forget everything that was cached from
+//! second-level tables, so that an access exits to it; a page that does so often enough is promoted.
+//! When fast memory is short it demotes pages that were not accessed since its last look. To see
+//! the next access to a page whose bit it cleared, it has to forget everything that was cached from
 //! the VM's tables.
 
+use super::Memory;
 use super::reclaimer::Reclaimer;
+use super::scan::{Cursor, Pace};
+use crate::clock::{Clock, Face};
 use crate::hypervisor::{Backing, Hypervisor};
+use crate::list::Seen;
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 
+/// Contended locks that such an exit takes: the second-level tables', to see what is wrong and to
+/// mend it, and in between that of the lists of pages.
+const LOCKS_PER_FAULT: u64 = 3;
+
 /// The hypervisor's part for one VM.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Ageing {
-    cursor: u64,
-    hand: u64,
-    /// By guest-physical page: whether it is on the active list.
-    active: Vec<bool>,
+    pace: Pace,
+    cursor: Cursor,
+    /// Whether a promotion found no room since the last pass ended.
+    failed: bool,
+    /// By guest-physical page.
+    seen: Vec<Seen>,
+    clock: Clock,
     reclaimer: Reclaimer,
 }
 
+/// A VM's pages, by guest-physical page, and who looks at them.
+struct VmPages<'a, 'b> {
+    end_gpa: u64,
+    seen: &'a mut [Seen],
+    host: &'a mut Hypervisor,
+    backing: &'a mut Backing,
+    actor: &'a mut Actor<'b>,
+}
+
 impl Ageing {
-    /// Makes the slow tier's pages in the next `bytes` of guest-physical memory exit when they are
-    /// accessed.
+    /// Nothing seen yet.
+    pub(crate) fn new(memory: Memory) -> Self {
+        Self {
+            pace: Pace::new(memory.bytes, memory.threads),
+            cursor: Cursor::default(),
+            failed: false,
+            seen: vec![],
+            clock: Clock::default(),
+            reclaimer: Reclaimer::default(),
+        }
+    }
+
+    /// Begins with so much guest-physical memory; tells when the first scan is due.
+    pub(crate) fn start(&mut self, end_gpa: u64, backing: &Backing, now_ps: u64) -> u64 {
+        let pages = end_gpa >> backing.tree.page_bits();
+        self.seen.resize(pages as usize + 1, Seen::default());
+        self.pace.start(now_ps)
+    }
+
+    /// Makes pages of the slow tier exit when they are accessed; tells when the next scan is due.
     pub(crate) fn scan(
         &mut self,
-        bytes: u64,
         end_gpa: u64,
         host: &Hypervisor,
         backing: &mut Backing,
         actor: &mut Actor<'_>,
-    ) {
-        let start = if self.cursor >= end_gpa {
-            0
-        } else {
-            self.cursor
-        };
-        self.cursor = (start + bytes).min(end_gpa);
-        let (mut seen, mut marked) = (0u64, false);
-        backing.tree.for_each(start..self.cursor, |_, entry, size| {
-            seen += 1;
-            if size == PageSize::Base && host.tier_of(entry.index()) == TierId::Slow {
-                entry.set_hint(true);
-                marked = true;
-            }
+    ) -> u64 {
+        let began_ps = actor.now_ps();
+        let (mut seen, mut marked) = (0u64, 0u64);
+        let all = 0..end_gpa;
+        let ended = self.cursor.scan(std::slice::from_ref(&all), |stretch| {
+            let before = marked;
+            backing.tree.for_each(stretch, |_, entry, size| {
+                seen += 1;
+                let is_slow = host.tier_of(entry.index()) == TierId::Slow;
+                if size == PageSize::Base && is_slow && !entry.is_hint() {
+                    entry.set_hint(true);
+                    marked += 1;
+                }
+            });
+            marked > before
         });
         actor.charge_page(Cause::Track, seen * actor.costs.scan_entry_ps);
-        actor.invept(u64::from(marked));
+        actor.charge_page(Cause::Track, marked * actor.costs.mark_page_ps);
+        actor.invept(u64::from(marked > 0));
+        if ended {
+            let failed = std::mem::take(&mut self.failed);
+            self.pace.pass_ended(!failed);
+        }
+        self.pace.after(began_ps, actor.now_ps())
     }
 
     /// A page that was taken out was accessed.
@@ -64,80 +108,122 @@ impl Ageing {
             entry.set_hint(false);
         }
         actor.charge_page(Cause::Exit, actor.costs.ept_violation_ps);
-        actor.wait_for_tables(1 << actor.k);
-        let page = self.page(gpa, backing);
-        if !std::mem::replace(&mut self.active[page], true) {
+        actor.contend(Cause::Exit, LOCKS_PER_FAULT << actor.k);
+        let page = (gpa >> backing.tree.page_bits()) as usize;
+        let Some(seen) = self.seen.get_mut(page) else {
+            return;
+        };
+        let was_active = seen.is_active();
+        seen.mark_accessed();
+        if !was_active {
             return;
         }
         if host.is_short() {
-            self.reclaimer.wake();
+            self.failed = true;
+            self.reclaimer.wake(actor.now_ps());
         } else {
             // While it was taken out nobody could have its translation.
             host.migrate(backing, gpa, TierId::Fast, actor);
+            self.took_memory(host, actor.now_ps());
         }
     }
 
-    /// A moment at which reclaim may run, if it was woken.
-    pub(crate) fn tick(
+    /// Fast memory may have become less.
+    pub(crate) fn took_memory(&mut self, host: &Hypervisor, now_ps: u64) {
+        if host.wants_more() {
+            self.reclaimer.wake(now_ps);
+        }
+    }
+
+    /// The thread that frees fast memory.
+    pub(super) fn reclaimer(&self) -> &Reclaimer {
+        &self.reclaimer
+    }
+
+    /// That thread's turn.
+    pub(crate) fn reclaim(
         &mut self,
+        now_ps: u64,
         end_gpa: u64,
         host: &mut Hypervisor,
         backing: &mut Backing,
         actor: &mut Actor<'_>,
     ) {
-        let mut reclaimer = std::mem::take(&mut self.reclaimer);
-        reclaimer.turn(actor, |actor, until_ps| {
-            self.reclaim(end_gpa, host, backing, actor, until_ps)
-        });
-        self.reclaimer = reclaimer;
-    }
-
-    /// Demotes until enough is free, two rounds over the VM's memory are done, or it is
-    /// `until_ps`; true when there is no more to do.
-    fn reclaim(
-        &mut self,
-        end_gpa: u64,
-        host: &mut Hypervisor,
-        backing: &mut Backing,
-        actor: &mut Actor<'_>,
-        until_ps: u64,
-    ) -> bool {
-        let page_bytes = 1 << backing.tree.page_bits();
-        for _ in 0..2 * end_gpa / page_bytes {
-            if !host.is_short() {
-                return true;
-            }
-            if actor.now_ps() >= until_ps {
-                return false;
-            }
-            let gpa = if self.hand >= end_gpa { 0 } else { self.hand };
-            self.hand = gpa + page_bytes;
-            let page = self.page(gpa, backing);
-            let Some((entry, PageSize::Base)) = backing.tree.find_mut(gpa) else {
-                continue;
+        let (clock, seen) = (&mut self.clock, &mut self.seen);
+        self.reclaimer.turn(now_ps, actor, |actor, until_ps| {
+            let mut pages = VmPages {
+                end_gpa,
+                seen,
+                host,
+                backing,
+                actor,
             };
-            if host.tier_of(entry.index()) != TierId::Fast {
-                continue;
-            }
-            let accessed = entry.take_accessed();
-            actor.charge_page(Cause::Track, actor.costs.scan_entry_ps);
-            if accessed {
-                self.active[page] = true;
-                actor.invept(1 << actor.k);
-            } else if self.active[page] {
-                self.active[page] = false;
-            } else if host.migrate(backing, gpa, TierId::Slow, actor) {
-                actor.invept(1 << actor.k);
-            }
-        }
-        true
+            clock.turn(&mut pages, until_ps)
+        });
+    }
+}
+
+impl VmPages<'_, '_> {
+    fn gpa(&self, place: u32) -> u64 {
+        u64::from(place) << self.backing.tree.page_bits()
     }
 
-    fn page(&mut self, gpa: u64, backing: &Backing) -> usize {
-        let page = (gpa >> backing.tree.page_bits()) as usize;
-        if self.active.len() <= page {
-            self.active.resize(page + 1, false);
+    /// Takes a page's bit, and for that forgets what was cached.
+    fn look(&mut self, place: u32) -> bool {
+        let page_ps = self.actor.costs.reclaim_page_ps;
+        self.actor.charge_page(Cause::Track, page_ps);
+        let entry = self.backing.tree.find_mut(self.gpa(place));
+        let accessed = entry.is_some_and(|(entry, _)| entry.take_accessed());
+        if accessed {
+            self.actor.invept(1 << self.actor.k);
         }
-        page
+        accessed
+    }
+}
+
+impl Face for VmPages<'_, '_> {
+    fn places(&self) -> u32 {
+        (self.end_gpa >> self.backing.tree.page_bits()) as u32
+    }
+
+    fn fast_bytes(&self) -> u64 {
+        self.host.fast_bytes()
+    }
+
+    fn page_at(&mut self, place: u32) -> Option<u32> {
+        let gpa = self.gpa(place);
+        let (entry, size) = self.backing.tree.find_mut(gpa)?;
+        let is_fast = self.host.tier_of(entry.index()) == TierId::Fast;
+        (size == PageSize::Base && is_fast).then_some(1)
+    }
+
+    fn deactivate(&mut self, place: u32) {
+        self.look(place);
+    }
+
+    fn take_accessed(&mut self, place: u32) -> bool {
+        self.look(place)
+    }
+
+    fn demote(&mut self, place: u32) -> bool {
+        if let Some(seen) = self.seen.get_mut(place as usize) {
+            *seen = Seen::default();
+        }
+        let gpa = self.gpa(place);
+        let moved = self
+            .host
+            .migrate(self.backing, gpa, TierId::Slow, self.actor);
+        if moved {
+            self.actor.invept(1 << self.actor.k);
+        }
+        moved
+    }
+
+    fn has_enough(&self) -> bool {
+        !self.host.wants_more()
+    }
+
+    fn now_ps(&self) -> u64 {
+        self.actor.now_ps()
     }
 }

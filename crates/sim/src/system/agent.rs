@@ -143,6 +143,7 @@ impl Agent {
         self.samples_seen += samples;
         for addr in self.samples.drain(..) {
             heat.add(addr);
+            self.all_known &= !self.residency.accessed(PID, Block::of(addr));
         }
         heat.end_epoch();
         let ranking = heat.ranking();
@@ -192,7 +193,10 @@ impl Agent {
             fast_reserve: ByteCount(reserve),
             fast_low: ByteCount(reserve / 4),
             slow_free: guest.usable(TierId::Slow),
-            batch: self.settings.batch,
+            batch: match self.parts.relocate {
+                Relocate::Exchange => ByteCount(u64::MAX),
+                _ => self.settings.batch,
+            },
         }
     }
 
@@ -228,10 +232,10 @@ impl Agent {
         if to == TierId::Fast && guest.wants_huge() {
             guest.collapse(block, actor);
         }
-        if self.parts.relocate == Relocate::Sequential {
-            guest.migrate_block_singly(block, to, actor);
-        } else {
+        if self.parts.relocate == Relocate::Batches {
             guest.migrate_block(block, to, actor);
+        } else {
+            guest.migrate_block_singly(block, to, actor);
         }
         self.look_at(block, guest);
         let placement = self.residency.get(PID, block).unwrap_or_default();

@@ -8,6 +8,7 @@ mod hints;
 mod memtis;
 mod moves;
 mod reclaimer;
+mod scan;
 
 use demeter_scenario::System;
 
@@ -16,7 +17,7 @@ use crate::machine::sampler::{Record, Sampling};
 pub(crate) use ageing::Ageing;
 pub(crate) use agent::{Agent, AgentSettings};
 pub(crate) use heat::Heat;
-pub(crate) use hints::{Hints, SCAN_BYTES, scan_period_ps};
+pub(crate) use hints::Hints;
 pub(crate) use memtis::Memtis;
 
 /// How accesses are seen.
@@ -49,8 +50,8 @@ pub(crate) enum Classify {
     Histogram,
     /// A page that faults soon after it was marked (Linux's `numa_balancing=2`).
     SoonFault,
-    /// A page that faults twice (TPP).
-    SecondFault,
+    /// A page that faults while it is active, having faulted twice before (TPP).
+    RepeatedFault,
 }
 
 /// How pages change their place.
@@ -60,6 +61,9 @@ pub(crate) enum Relocate {
     Nothing,
     /// The policy crate's plan, in batches whose translations are flushed together.
     Batches,
+    /// The same without a limit to what moves in an epoch, and page by page, each flushed alone: as
+    /// the paper's kernel exchanges pages.
+    Exchange,
     /// The policy crate's promotions only, page by page, each flushed alone; reclaim makes room.
     Sequential,
     /// Promotion when a page is found hot, demotion when memory is short.
@@ -82,11 +86,12 @@ impl Parts {
             System::None => (T::Nothing, C::Nothing, R::Nothing),
             System::Oracle => (T::Nothing, C::Told, R::Nothing),
             System::Linux => (T::HintFaults, C::SoonFault, R::Reclaim),
-            System::GTpp => (T::HintFaults, C::SecondFault, R::Reclaim),
-            System::HTpp => (T::SecondLevelFaults, C::SecondFault, R::Reclaim),
+            System::GTpp => (T::HintFaults, C::RepeatedFault, R::Reclaim),
+            System::HTpp => (T::SecondLevelFaults, C::RepeatedFault, R::Reclaim),
             System::Demeter => (T::SamplesAtSwitch, C::Ranges, R::Batches),
             System::DemeterWorker => (T::SamplesByWorker, C::Ranges, R::Batches),
             System::DemeterBlocks => (T::SamplesAtSwitch, C::Blocks, R::Batches),
+            System::DemeterExchange => (T::SamplesAtSwitch, C::Ranges, R::Exchange),
             System::DemeterSequential => (T::SamplesAtSwitch, C::Ranges, R::Sequential),
             System::Memtis => (T::SamplesByWorker, C::Histogram, R::Reclaim),
             System::Damon | System::DemeterDamon => return None,
@@ -143,7 +148,7 @@ impl Manager {
             Track::SamplesAtSwitch | Track::SamplesByWorker => {
                 Self::Agent(Box::new(Agent::new(parts, settings)))
             }
-            Track::SecondLevelFaults => Self::Ageing(Ageing::default()),
+            Track::SecondLevelFaults => Self::Ageing(Ageing::new(memory)),
         }
     }
 
@@ -162,6 +167,16 @@ impl Manager {
             Self::Agent(agent) => agent.has_worker(),
             Self::Memtis(_) => true,
             _ => false,
+        }
+    }
+
+    /// Since when the thread that frees fast memory has had something to do, if there is one and it
+    /// may have a turn at `now_ps`.
+    pub(crate) fn wants_to_reclaim(&self, now_ps: u64) -> Option<u64> {
+        match self {
+            Self::Hints(hints) => hints.reclaimer().wants_turn(now_ps),
+            Self::Ageing(ageing) => ageing.reclaimer().wants_turn(now_ps),
+            _ => None,
         }
     }
 

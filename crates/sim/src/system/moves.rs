@@ -110,7 +110,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::guest::GuestConfig;
+    use crate::guest::{GuestConfig, Watermarks};
     use crate::system::heat::PID;
 
     /// A guest whose fast node is free.
@@ -120,6 +120,7 @@ mod tests {
             page_bits: 12,
             nodes: [ByteCount(fast_mib * MIB), ByteCount(64 * MIB)],
             huge_pages: true,
+            watermarks: Watermarks::LINUX,
         })
     }
 

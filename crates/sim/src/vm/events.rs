@@ -1,9 +1,10 @@
 //! What comes between slices when it is due: timer ticks, context switches, the manager's turns.
 
-use super::{Host, Vm};
+use super::{Host, Vm, wait_until};
+use crate::error::SimError;
 use crate::machine::ledger::Cause;
 use crate::program::Program;
-use crate::system::{Manager, SCAN_BYTES, scan_period_ps};
+use crate::system::Manager;
 
 /// Time between two timer ticks: 250 a second, as Debian's kernel has it.
 pub(super) const TICK_PS: u64 = 4_000_000_000;
@@ -23,22 +24,13 @@ pub(super) struct Due {
 }
 
 impl<P: Program> Vm<P> {
-    pub(super) fn handle_events(&mut self, on: usize, host: &mut Host) {
+    pub(super) fn handle_events(&mut self, on: usize, host: &mut Host) -> Result<(), SimError> {
         let now_ps = self.hardware.vcpus[on].clock_ps;
         let costs = self.hardware.costs;
         let ticks = overdue(&mut self.due[on].tick_ps, TICK_PS, now_ps);
         if ticks > 0 {
             self.hardware.vcpus[on].charge(Cause::Kernel, ticks * costs.tick_ps);
-            let mut actor = self.hardware.actor(on, &mut host.machine);
-            actor.work_in_the_background(ticks);
-            match &mut self.manager {
-                Manager::Hints(hints) => hints.tick(&mut self.guest, &mut actor),
-                Manager::Ageing(ageing) => {
-                    let (end_gpa, hypervisor) = (self.guest.end_gpa(), &mut host.hypervisor);
-                    ageing.tick(end_gpa, hypervisor, &mut self.backing, &mut actor);
-                }
-                Manager::Nobody | Manager::Agent(_) | Manager::Memtis(_) => {}
-            }
+            self.run_reclaimer(on, now_ps, host)?;
         }
         let switches = overdue(&mut self.due[on].switch_ps, SWITCH_PS, now_ps);
         if switches > 0 {
@@ -56,39 +48,80 @@ impl<P: Program> Vm<P> {
             self.run_worker(now_ps, host);
         }
         if now_ps >= self.manager_due_ps {
-            self.run_manager(now_ps, host);
+            self.run_manager(now_ps, host)?;
         }
+        Ok(())
+    }
+
+    /// The reclaiming thread's turn: where nothing else runs, or beside the program on `on`.
+    fn run_reclaimer(&mut self, on: usize, now_ps: u64, host: &mut Host) -> Result<(), SimError> {
+        let Some(woken_ps) = self.manager.wants_to_reclaim(now_ps) else {
+            return Ok(());
+        };
+        let idle = self.idle_at(woken_ps);
+        if idle.is_some_and(|idle| self.hardware.vcpus[idle].clock_ps > now_ps) {
+            // It is still at what it was given to do.
+            return Ok(());
+        }
+        let on = idle.unwrap_or(on);
+        let mut actor = self.hardware.actor(on, self.busy, &mut host.machine);
+        match &mut self.manager {
+            Manager::Hints(hints) => hints.reclaim(now_ps, &mut self.guest, &mut actor),
+            Manager::Ageing(ageing) => {
+                let (end_gpa, hypervisor) = (self.guest.end_gpa(), &mut host.hypervisor);
+                ageing.reclaim(now_ps, end_gpa, hypervisor, &mut self.backing, &mut actor);
+            }
+            Manager::Nobody | Manager::Agent(_) | Manager::Memtis(_) => {}
+        }
+        self.back_what_was_written(on, host)
+    }
+
+    /// What the guest's kernel has copied to is backed, at the expense of the virtual CPU on
+    /// which it did.
+    pub(super) fn back_what_was_written(
+        &mut self,
+        on: usize,
+        host: &mut Host,
+    ) -> Result<(), SimError> {
+        for gpa in self.guest.take_written() {
+            if self.backing.tree.find_mut(gpa).is_none() {
+                let mut actor = self.hardware.actor(on, self.busy, &mut host.machine);
+                host.hypervisor
+                    .violation(&mut self.backing, gpa, &mut actor)?;
+            }
+        }
+        Ok(())
     }
 
     /// The manager's turn: an epoch or a scan.
-    fn run_manager(&mut self, now_ps: u64, host: &mut Host) {
+    fn run_manager(&mut self, now_ps: u64, host: &mut Host) -> Result<(), SimError> {
         let (on, busy) = (self.place_of_manager(now_ps), self.busy);
         let machine = &mut host.machine;
         match &mut self.manager {
             Manager::Nobody => self.manager_due_ps = u64::MAX,
             Manager::Hints(hints) => {
-                let mut actor = self.hardware.actor(on, machine);
+                let mut actor = self.hardware.actor(on, busy, machine);
                 self.manager_due_ps = hints.scan(&mut self.guest, &mut actor);
             }
             Manager::Agent(agent) => {
-                let mut actor = self.hardware.actor(on, machine);
+                let mut actor = self.hardware.actor(on, busy, machine);
                 self.manager_due_ps = agent.turn(on >= busy, &mut self.guest, &mut actor);
             }
             Manager::Memtis(memtis) => {
-                let mut actor = self.hardware.actor(on, machine);
+                let mut actor = self.hardware.actor(on, busy, machine);
                 self.manager_due_ps = memtis.turn(on >= busy, &mut self.guest, &mut actor);
             }
             Manager::Ageing(ageing) => {
                 let end_gpa = self.guest.end_gpa();
-                let mut actor = self.hardware.actor(on, machine);
+                let mut actor = self.hardware.actor(on, busy, machine);
                 let backing = &mut self.backing;
-                ageing.scan(SCAN_BYTES, end_gpa, &host.hypervisor, backing, &mut actor);
-                self.manager_due_ps += scan_period_ps(end_gpa);
+                self.manager_due_ps = ageing.scan(end_gpa, &host.hypervisor, backing, &mut actor);
             }
         }
         // What took longer than its period is not made up for.
         let after_ps = self.hardware.vcpus[on].clock_ps;
         self.manager_due_ps = self.manager_due_ps.max(after_ps.min(u64::MAX - 1));
+        self.back_what_was_written(on, host)
     }
 
     /// The sampling thread's turn.
@@ -102,7 +135,7 @@ impl<P: Program> Vm<P> {
             self.drain(vcpu, on);
         }
         if let Manager::Memtis(memtis) = &mut self.manager {
-            let mut actor = self.hardware.actor(on, &mut host.machine);
+            let mut actor = self.hardware.actor(on, self.busy, &mut host.machine);
             if memtis.count(began_ps, &mut self.guest, &mut actor) {
                 self.sample();
             }
@@ -111,15 +144,20 @@ impl<P: Program> Vm<P> {
 
     /// Where the manager runs: on a virtual CPU that has nothing else to do, else on each in turn.
     fn place_of_manager(&mut self, now_ps: u64) -> usize {
-        let (vcpus, busy) = (self.hardware.vcpus.len(), self.busy);
-        if vcpus > busy {
-            let idle = &mut self.hardware.vcpus[vcpus - 1];
-            let wait = now_ps.saturating_sub(idle.clock_ps);
-            idle.charge(Cause::Idle, wait);
-            return vcpus - 1;
+        if let Some(idle) = self.idle_at(now_ps) {
+            return idle;
         }
         self.turns += 1;
-        self.turns % vcpus
+        self.turns % self.hardware.vcpus.len()
+    }
+
+    /// A virtual CPU that has nothing else to do, which waited until `now_ps`.
+    fn idle_at(&mut self, now_ps: u64) -> Option<usize> {
+        let last = self.hardware.vcpus.len() - 1;
+        (last >= self.busy).then(|| {
+            wait_until(&mut self.hardware.vcpus[last..], now_ps);
+            last
+        })
     }
 
     /// Empties a virtual CPU's sampling buffer, at the expense of another or the same.

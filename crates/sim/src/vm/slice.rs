@@ -2,7 +2,7 @@
 
 use demeter_policy::GuestVirtAddr;
 
-use super::{Host, Machine, Vm};
+use super::{Host, Machine, Vm, wait_until};
 use crate::error::SimError;
 use crate::latency::Operation;
 use crate::machine::actor::Vcpu;
@@ -13,7 +13,7 @@ use crate::machine::walk::Fault;
 use crate::program::{BATCH, Batch, Program};
 use crate::system::Manager;
 
-/// The least accesses in a slice.
+/// The least accesses in a slice, but where each is a fault.
 const SLICE_MIN: usize = 32;
 
 /// Faults in a row on one access: not present, its tables, its second-level tables, a hint, and
@@ -56,7 +56,8 @@ impl<P: Program> Vm<P> {
         let mut thread = Thread::default();
         loop {
             thread.begin_batch();
-            if !self.program.populate(&mut thread.batch) {
+            let page_bytes = self.guest.bytes(PageSize::Base);
+            if !self.program.populate(page_bytes, &mut thread.batch) {
                 return Ok(());
             }
             while thread.done < thread.batch.accesses().len() {
@@ -65,17 +66,33 @@ impl<P: Program> Vm<P> {
         }
     }
 
+    /// All threads go on from where the first one is, which has filled memory.
+    fn filled(&mut self) {
+        let now_ps = self.hardware.vcpus[0].clock_ps;
+        self.filling = false;
+        self.busy = self.program.threads().min(self.hardware.vcpus.len());
+        wait_until(&mut self.hardware.vcpus, now_ps);
+        self.begin_events(now_ps);
+    }
+
     /// Lets a virtual CPU go on: the events that are due, then a slice of its thread.
     pub(crate) fn step(&mut self, on: usize, host: &mut Host) -> Result<(), SimError> {
-        self.handle_events(on, host);
+        self.handle_events(on, host)?;
         let which = self.running[on];
         let mut thread = self.threads[which].take().ok_or(SimError::Stuck)?;
         if thread.done == thread.batch.accesses().len() {
             thread.begin_batch();
-            let now_ns = (self.hardware.vcpus[on].clock_ps - self.start_ps) / 1000;
-            self.program.next(which, now_ns, &mut thread.batch);
+            let page_bytes = self.guest.bytes(PageSize::Base);
+            if self.filling && !self.program.populate(page_bytes, &mut thread.batch) {
+                self.filled();
+            }
+            if !self.filling {
+                let now_ns = (self.hardware.vcpus[on].clock_ps - self.start_ps) / 1000;
+                self.program.next(which, now_ns, &mut thread.batch);
+            }
         }
-        let slice = (BATCH >> self.hardware.k).max(SLICE_MIN);
+        let least = if self.filling { 1 } else { SLICE_MIN };
+        let slice = (BATCH >> self.hardware.k).max(least);
         let Vcpu {
             clock_ps,
             interruptions,
@@ -171,12 +188,20 @@ impl<P: Program> Vm<P> {
         gva: GuestVirtAddr,
         host: &mut Host,
     ) -> Result<(), SimError> {
-        let mut actor = self.hardware.actor(on, &mut host.machine);
+        let mut actor = self.hardware.actor(on, self.busy, &mut host.machine);
         match fault {
-            Fault::Page => self.guest.fault(gva, &mut actor)?,
+            Fault::Page => {
+                self.guest.fault(gva, &mut actor)?;
+                if let Manager::Hints(hints) = &mut self.manager {
+                    hints.took_memory(&self.guest, actor.now_ps());
+                }
+            }
             Fault::Violation(gpa) => {
-                host.hypervisor
-                    .violation(&mut self.backing, gpa, &mut actor)?;
+                let hypervisor = &mut host.hypervisor;
+                hypervisor.violation(&mut self.backing, gpa, &mut actor)?;
+                if let Manager::Ageing(ageing) = &mut self.manager {
+                    ageing.took_memory(hypervisor, actor.now_ps());
+                }
             }
             Fault::HostHint(gpa) => {
                 if let Manager::Ageing(ageing) = &mut self.manager {
@@ -184,7 +209,10 @@ impl<P: Program> Vm<P> {
                 }
             }
             Fault::Hint => match &mut self.manager {
-                Manager::Hints(hints) => hints.fault(gva.0, &mut self.guest, &mut actor),
+                Manager::Hints(hints) => {
+                    hints.fault(gva.0, &mut self.guest, &mut actor);
+                    self.back_what_was_written(on, host)?;
+                }
                 _ => {
                     self.guest.hint_fault(gva.0, &mut actor);
                 }

@@ -1,6 +1,6 @@
 //! A program's memory: regions in the order of allocation, where they were put, their first touch.
 
-use demeter_policy::{ByteCount, GuestVirtAddr, PAGE_SIZE, VirtRange};
+use demeter_policy::{ByteCount, GuestVirtAddr, VirtRange};
 
 use crate::{Access, Batch, Region};
 
@@ -70,7 +70,7 @@ impl Memory {
 
     /// Stores to the pages that nobody touched yet, in the order of allocation and of addresses,
     /// as long as the batch has room. False when there was none left.
-    pub(crate) fn populate(&mut self, out: &mut Batch) -> bool {
+    pub(crate) fn populate(&mut self, page_bytes: u64, out: &mut Batch) -> bool {
         while out.room() > 0 {
             let (region, offset) = self.untouched;
             let Some(ByteCount(bytes)) = self.regions.get(region).map(|r| r.bytes) else {
@@ -81,7 +81,7 @@ impl Memory {
                 continue;
             }
             out.push(store(self.bases[region].0 + offset));
-            self.untouched = (region, offset + PAGE_SIZE);
+            self.untouched = (region, offset + page_bytes);
         }
         !out.accesses().is_empty()
     }

@@ -102,8 +102,8 @@ impl Program for Workload {
         self.generator.threads() as usize
     }
 
-    fn populate(&mut self, out: &mut Batch) -> bool {
-        self.memory.populate(out)
+    fn populate(&mut self, page_bytes: u64, out: &mut Batch) -> bool {
+        self.memory.populate(page_bytes, out)
     }
 
     fn next(&mut self, thread: usize, now_ns: u64, out: &mut Batch) {

@@ -157,7 +157,7 @@ proptest! {
         let (mut program, ranges) = placed(&kind, 1);
         let mut batch = Batch::default();
         let mut touched = Vec::new();
-        while program.populate(&mut batch) {
+        while program.populate(demeter_policy::PAGE_SIZE, &mut batch) {
             prop_assert!(batch.accesses().iter().all(|access| access.is_store()));
             touched.extend(batch.accesses().iter().map(|access| access.gva().0));
             batch.clear();

@@ -1,0 +1,165 @@
+//! How a kernel walks over an address space to see who uses what: where it goes on, and when
+//! (`task_numa_work`, `update_task_scan_period` in kernel/sched/fair.c).
+
+use std::ops::{Range, RangeInclusive};
+
+use demeter_policy::MIB;
+
+/// Bytes of address space that one scan marks pages in (`scan_size_mb`).
+const SCAN_BYTES: u64 = 256 * MIB;
+
+/// How many times as many bytes a scan may pass over to find them.
+const SCAN_REACH: u64 = 8;
+
+/// A process of one scan's size is scanned so often at first (`scan_period_min_ms`); a larger one
+/// more often, down to the least period.
+const PERIOD_PS: u64 = 1_000_000_000_000;
+const PERIOD_LEAST_PS: u64 = PERIOD_PS / 10;
+
+/// The longest period for memory of one scan's size (`scan_period_max_ms`).
+const PERIOD_MAX_PS: u64 = 60 * PERIOD_PS;
+
+/// The time until the first scan (`scan_delay_ms`).
+const DELAY_PS: u64 = 1_000_000_000_000;
+
+/// A thread that scanned runs so many times as long before it scans again.
+const RUN_PER_SCAN: u64 = 32;
+
+/// The parts in which a period shrinks, and how many of the faults, in such parts, must be private
+/// to a thread for it not to (`NUMA_PERIOD_SLOTS`, `NUMA_PERIOD_THRESHOLD`).
+const PERIOD_SLOTS: u64 = 10;
+const PRIVATE_SLOTS: u64 = 7;
+
+/// When the next scan is due.
+#[derive(Debug)]
+pub(super) struct Pace {
+    /// Threads that take turns in scanning.
+    threads: u64,
+    period_ps: u64,
+    /// What the period may shrink and grow to (`task_scan_min`, `task_scan_max`).
+    bounds_ps: RangeInclusive<u64>,
+}
+
+impl Pace {
+    /// That of a process with so much memory.
+    pub(super) fn new(bytes: u64, threads: u64) -> Self {
+        let scans_per_pass = bytes.div_ceil(SCAN_BYTES).max(1);
+        let least_ps = (PERIOD_PS / scans_per_pass).max(PERIOD_LEAST_PS);
+        let most_ps = (PERIOD_MAX_PS / scans_per_pass).max(least_ps);
+        Self {
+            threads: threads.max(1),
+            period_ps: least_ps,
+            bounds_ps: least_ps..=most_ps,
+        }
+    }
+
+    /// When the first scan is due.
+    pub(super) fn start(&self, now_ps: u64) -> u64 {
+        now_ps + DELAY_PS
+    }
+
+    /// When the next scan is due after one that began at `began_ps`.
+    pub(super) fn after(&self, began_ps: u64, now_ps: u64) -> u64 {
+        let run_ps = (now_ps - began_ps) * RUN_PER_SCAN / self.threads;
+        began_ps + self.period_ps.max(run_ps)
+    }
+
+    /// A pass over all memory has ended. Without use, because nothing was learnt or nothing could
+    /// be moved, the period doubles; else it shrinks, the more so the fewer faults come from a thread
+    /// that faulted on the same page before.
+    pub(super) fn pass_ended(&mut self, useful: bool) {
+        let period_ps = if useful {
+            let private = PERIOD_SLOTS / self.threads;
+            let shrunk = PRIVATE_SLOTS.saturating_sub(private);
+            self.period_ps - self.period_ps / PERIOD_SLOTS * shrunk
+        } else {
+            2 * self.period_ps
+        };
+        self.period_ps = period_ps.clamp(*self.bounds_ps.start(), *self.bounds_ps.end());
+    }
+}
+
+/// How far a scanner is in the present pass.
+#[derive(Debug, Default)]
+pub(super) struct Cursor(u64);
+
+impl Cursor {
+    /// One scan over `areas`, which are sorted: hands out stretches of them until enough was
+    /// marked, too much was passed over, or the pass has ended; then it tells so. `mark` says
+    /// whether it marked anything in a stretch.
+    ///
+    /// As in Linux a stretch is what is left to be marked, and counts whole if one page in it was.
+    pub(super) fn scan(
+        &mut self,
+        areas: &[Range<u64>],
+        mut mark: impl FnMut(Range<u64>) -> bool,
+    ) -> bool {
+        let (mut bytes, mut reach) = (SCAN_BYTES, SCAN_BYTES * SCAN_REACH);
+        while bytes > 0 && reach > 0 {
+            let Some(area) = areas.iter().find(|a| a.end > self.0) else {
+                self.0 = 0;
+                return true;
+            };
+            let start = self.0.max(area.start);
+            let end = area.end.min(start.saturating_add(bytes.min(reach)));
+            if mark(start..end) {
+                bytes -= end - start;
+            }
+            self.0 = end;
+            reach -= end - start;
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_period_follows_size_and_use() {
+        let small = Pace::new(SCAN_BYTES, 1);
+        assert_eq!(small.after(5, 6), 5 + PERIOD_PS);
+        let mut large = Pace::new(56 * SCAN_BYTES, 4);
+        assert_eq!(large.after(0, 0), PERIOD_LEAST_PS);
+        // A scan of 50 ms is followed by 32 times as long, on four threads.
+        assert_eq!(large.after(0, 50_000_000_000), 400_000_000_000);
+        (0..10).for_each(|_| large.pass_ended(false));
+        assert_eq!(large.after(0, 0), PERIOD_MAX_PS / 56);
+        (0..20).for_each(|_| large.pass_ended(true));
+        assert_eq!(large.after(0, 0), PERIOD_LEAST_PS);
+    }
+
+    proptest! {
+        /// A pass covers every address once, whatever is marked.
+        #[test]
+        fn a_pass_covers_everything_once(
+            sizes in prop::collection::vec((0u64..700, 1u64..700), 1..6),
+            marks in prop::collection::vec(any::<bool>(), 1..50),
+        ) {
+            let mut at = 0;
+            let areas: Vec<Range<u64>> = sizes
+                .into_iter()
+                .map(|(gap, size)| {
+                    let start = at + gap * MIB;
+                    at = start + size * MIB;
+                    start..at
+                })
+                .collect();
+            let mut cursor = Cursor::default();
+            let mut marks = marks.iter().cycle();
+            for _ in 0..2 {
+                let mut seen: Vec<Range<u64>> = vec![];
+                while !cursor.scan(&areas, |stretch| {
+                    seen.push(stretch);
+                    *marks.next().unwrap()
+                }) {}
+                let covered: u64 = seen.iter().map(|s| s.end - s.start).sum();
+                prop_assert_eq!(covered, areas.iter().map(|a| a.end - a.start).sum::<u64>());
+                prop_assert!(seen.windows(2).all(|w| w[0].end <= w[1].start));
+            }
+        }
+    }
+}
