@@ -65,16 +65,16 @@ fn a_failure_is_one_line_that_names_the_thing() {
     let broken = dir.path().join("broken.json");
     fs::write(&broken, "{\n\n").unwrap();
     let broken = broken.to_str().unwrap();
+    let result = r#"{"schema":1,"scenario":"x","on":"sim","seed":1,"duration_s":1,"systems":[]"#;
+    let timeless = dir.path().join("timeless.json");
+    fs::write(&timeless, format!("{result}}}")).unwrap();
     let cases = dir.path().join("cases.json");
-    let result = r#"{"schema":1,"scenario":"x","on":"sim","seed":1,"duration_s":1,"systems":[]}"#;
-    fs::write(&cases, result).unwrap();
+    let case = r#","cases":[{"settings":[["sim.vms","1"]],"systems":[]}]}"#;
+    fs::write(&cases, format!("{result}{case}")).unwrap();
     let picture = dir.path().join("picture.svg");
-    let over_time = [
-        "report",
-        cases.to_str().unwrap(),
-        "--svg",
-        picture.to_str().unwrap(),
-    ];
+    let picture = picture.to_str().unwrap();
+    let of_timeless = ["report", timeless.to_str().unwrap(), "--svg", picture];
+    let of_cases = ["report", cases.to_str().unwrap(), "--svg", picture];
     let into_nowhere = ["report", EXAMPLE, "--html", "/nowhere/page.html"];
     for (args, named) in [
         (
@@ -84,8 +84,12 @@ fn a_failure_is_one_line_that_names_the_thing() {
         (&["report", broken], "broken.json: not JSON"),
         (&into_nowhere, "/nowhere/page.html: No such file"),
         (
-            &over_time,
-            "cases.json: nothing in it was measured over time",
+            &of_timeless,
+            "timeless.json: nothing in it was measured over time",
+        ),
+        (
+            &of_cases,
+            "cases.json: it has cases, and --svg draws a single run over time; --html FILE",
         ),
     ] {
         let output = run(args);
