@@ -107,12 +107,13 @@ impl Args {
             config.all = self.all;
         }
         config.tracker = self.tracker.unwrap_or(config.tracker);
-        config.epoch_ms = self.epoch_ms.unwrap_or(config.epoch_ms);
-        config.sample_period = self.sample_period.unwrap_or(config.sample_period);
-        config.rate_limit_mib_s = self.rate_limit_mib_s.unwrap_or(config.rate_limit_mib_s);
         config.balloon = self.balloon.unwrap_or(config.balloon);
         config.socket = self.socket.unwrap_or(config.socket);
         config.listen = self.listen.or(config.listen);
+        let tuning = &mut config.tuning;
+        tuning.epoch_ms = self.epoch_ms.unwrap_or(tuning.epoch_ms);
+        tuning.sample_period = self.sample_period.unwrap_or(tuning.sample_period);
+        tuning.rate_limit_mib_s = self.rate_limit_mib_s.unwrap_or(tuning.rate_limit_mib_s);
         Ok(config)
     }
 }
@@ -127,9 +128,9 @@ pub fn guest(args: Args) -> anyhow::Result<()> {
     agent::check(&root, &config)?;
     let settings = Settings {
         root: root.clone(),
-        period: config.sample_period,
-        latency_threshold_ns: config.latency_threshold_ns,
-        epoch: config.epoch(),
+        period: config.tuning.sample_period,
+        latency_threshold_ns: config.tuning.latency_threshold_ns,
+        epoch: config.tuning.epoch(),
     };
     // Signals first: from here on an end is a clean one.
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot catch signals")?;

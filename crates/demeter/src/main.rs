@@ -51,7 +51,7 @@ enum Command {
     Report(report::Args),
     /// Run a scenario over a grid of its parameters on the simulator
     Sweep(sweep::Args),
-    /// Hold two results of one scenario against each other
+    /// Hold two results of one scenario against each other, case by case
     Compare(compare::Args),
     /// Record programs for the simulator, or look at such recordings
     Trace(trace::Args),

@@ -16,7 +16,8 @@ pub struct Args {
     /// of where CPU time went
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Also write the plot of throughput (or latency) over time as a picture
+    /// Also write the plot of throughput (or latency) over time as a picture; not of results with
+    /// cases
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
@@ -28,12 +29,14 @@ pub fn report(args: &Args) -> anyhow::Result<()> {
         demeter_report::write_file(file, demeter_report::html(&result).as_bytes())?;
     }
     if let Some(file) = &args.svg {
+        let systems = &result.systems;
+        let why = match &result.cases[..] {
+            [] => "nothing in it was measured over time; --html FILE draws what it has",
+            _ => "it has cases, and --svg draws a single run over time; --html FILE draws them all",
+        };
         ensure!(
-            result
-                .systems
-                .iter()
-                .any(|system| !system.series.is_empty()),
-            "result file {}: nothing in it was measured over time; --html FILE draws what it has",
+            systems.iter().any(|system| !system.series.is_empty()),
+            "result file {}: {why}",
             args.result.display()
         );
         demeter_report::write_file(file, demeter_report::throughput_svg(&result).as_bytes())?;

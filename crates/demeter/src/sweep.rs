@@ -45,8 +45,8 @@ pub fn sweep(args: &Args) -> Result<()> {
     let points = Grid::load(&args.scenario, args.axes.clone())?.points()?;
     if points.iter().any(|point| !point.scenario.vary.is_empty()) {
         bail!(
-            "{} has cases of its own ([[vary]]): demeter run --on sim runs them; take the tables \
-             out to sweep over other values",
+            "scenario {0} has cases of its own ([[vary]]): run them with demeter run {0} --on sim, \
+             or take the tables out to sweep over other values",
             args.scenario.display()
         );
     }

@@ -65,16 +65,16 @@ fn a_failure_is_one_line_that_names_the_thing() {
     let broken = dir.path().join("broken.json");
     fs::write(&broken, "{\n\n").unwrap();
     let broken = broken.to_str().unwrap();
+    let result = r#"{"schema":1,"scenario":"x","on":"sim","seed":1,"duration_s":1,"systems":[]"#;
+    let timeless = dir.path().join("timeless.json");
+    fs::write(&timeless, format!("{result}}}")).unwrap();
     let cases = dir.path().join("cases.json");
-    let result = r#"{"schema":1,"scenario":"x","on":"sim","seed":1,"duration_s":1,"systems":[]}"#;
-    fs::write(&cases, result).unwrap();
+    let case = r#","cases":[{"settings":[["sim.vms","1"]],"systems":[]}]}"#;
+    fs::write(&cases, format!("{result}{case}")).unwrap();
     let picture = dir.path().join("picture.svg");
-    let over_time = [
-        "report",
-        cases.to_str().unwrap(),
-        "--svg",
-        picture.to_str().unwrap(),
-    ];
+    let picture = picture.to_str().unwrap();
+    let of_timeless = ["report", timeless.to_str().unwrap(), "--svg", picture];
+    let of_cases = ["report", cases.to_str().unwrap(), "--svg", picture];
     let into_nowhere = ["report", EXAMPLE, "--html", "/nowhere/page.html"];
     for (args, named) in [
         (
@@ -84,8 +84,12 @@ fn a_failure_is_one_line_that_names_the_thing() {
         (&["report", broken], "broken.json: not JSON"),
         (&into_nowhere, "/nowhere/page.html: No such file"),
         (
-            &over_time,
-            "cases.json: nothing in it was measured over time",
+            &of_timeless,
+            "timeless.json: nothing in it was measured over time",
+        ),
+        (
+            &of_cases,
+            "cases.json: it has cases, and --svg draws a single run over time; --html FILE",
         ),
     ] {
         let output = run(args);
@@ -98,6 +102,45 @@ fn a_failure_is_one_line_that_names_the_thing() {
         );
         assert_eq!(said.lines().count(), 1, "{said}");
     }
+}
+
+#[test]
+fn results_are_compared_case_by_case() {
+    let dir = tempfile::tempdir().unwrap();
+    let result = |file: &str, cases: &[u32]| {
+        let case = |vms: &u32| {
+            format!(
+                r#"{{"settings":[["sim.vms","{vms}"]],"systems":[{{"name":"demeter",
+                "hot_in_fast_final":1.0,"kswapd_scanned":0,"t90_s":4.0,"series":[]}}]}}"#
+            )
+        };
+        let cases: Vec<_> = cases.iter().map(case).collect();
+        let text = format!(
+            r#"{{"schema":1,"scenario":"x","on":"sim","seed":1,"duration_s":1,"systems":[],
+            "cases":[{}]}}"#,
+            cases.join(",")
+        );
+        let path = dir.path().join(file);
+        fs::write(&path, text).unwrap();
+        path.into_os_string().into_string().unwrap()
+    };
+    let (a, b, c) = (
+        result("a.json", &[1, 2]),
+        result("b.json", &[2, 3]),
+        result("c.json", &[4]),
+    );
+    let output = run(&["compare", &a, &b]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.contains("\nvms 2  demeter  t90, s"), "{said}");
+    let left_out = "only the first result has vms 1; only the second result has vms 3.\n";
+    assert!(said.ends_with(left_out), "{said}");
+
+    let output = run(&["compare", &a, &c]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = stderr(&output);
+    assert!(said.contains("no case in common"), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
 }
 
 #[test]

@@ -94,7 +94,7 @@ fn seeds_are_repeated_and_cases_are_run() {
         .unwrap();
     let said = String::from_utf8(sweep.stderr).unwrap();
     assert!(
-        !sweep.status.success() && said.contains("[[vary]]"),
+        !sweep.status.success() && said.contains("ci.toml --on sim"),
         "{said}"
     );
 }

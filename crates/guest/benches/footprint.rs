@@ -16,7 +16,7 @@ use demeter_guest::config::Config;
 use demeter_guest::pages::LivePages;
 use demeter_guest::status::StatusCell;
 use demeter_guest::tracker::{Drained, Tracker, TrackerError};
-use demeter_policy::{GuestVirtAddr, Pid, Sample};
+use demeter_policy::{GuestVirtAddr, Pid, Sample, Tuning};
 
 const PROCESSES: usize = 16;
 const BYTES_EACH: usize = 64 << 20;
@@ -162,7 +162,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let config = Config {
         pids: children.0.iter().map(Child::id).collect(),
-        epoch_ms: EPOCH_MS,
+        tuning: Tuning {
+            epoch_ms: EPOCH_MS,
+            ..Tuning::default()
+        },
         ..Config::default()
     };
     let tracker = Box::new(BusyThenIdle {

@@ -2,9 +2,8 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use demeter_policy::{ByteCount, ClassifierConfig, MIB, NodeId, Pid};
+use demeter_policy::{ByteCount, MIB, NodeId, OutOfBounds, Pid, Tuning};
 use serde::{Deserialize, Serialize};
 
 use crate::nodes::{NodesError, Topology};
@@ -12,7 +11,7 @@ use crate::residency::Tiers;
 use crate::targets::TargetSpec;
 use crate::tracker::Choice;
 
-/// The agent's configuration. Defaults are those of the Demeter paper where it names one.
+/// The agent's configuration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
@@ -27,25 +26,6 @@ pub struct Config {
 
     /// Where samples come from.
     pub tracker: Choice,
-    /// One sample for so many loads.
-    pub sample_period: u32,
-    /// Loads faster than this are not sampled, nanoseconds (CPU cycles on Intel, as its
-    /// hardware counts them).
-    pub latency_threshold_ns: u32,
-
-    /// Time between two decisions, milliseconds.
-    pub epoch_ms: u64,
-    /// Samples by which a part of a range must stand out to be split off.
-    pub tau_split: u32,
-    /// How many times as dense (or as sparse) as the rest of its range it must be.
-    pub alpha: f64,
-    /// The smallest part of memory that is told apart, MiB; a power of two.
-    pub granularity_mib: u64,
-    /// The most ranges in one process.
-    pub max_ranges: usize,
-
-    /// The most that is promoted, and the most that is demoted, MiB per second.
-    pub rate_limit_mib_s: u64,
     /// The fast node, where the system does not tell.
     pub fast_node: Option<u32>,
     /// The slow node, where the system does not tell.
@@ -58,6 +38,9 @@ pub struct Config {
     pub socket: PathBuf,
     /// TCP address for the same, for those who ask for it. Nobody is authenticated there.
     pub listen: Option<SocketAddr>,
+
+    /// How it samples, classifies and moves.
+    pub tuning: Tuning,
 }
 
 impl Default for Config {
@@ -68,19 +51,12 @@ impl Default for Config {
             all: false,
             resident_min_mib: 64,
             tracker: Choice::Auto,
-            sample_period: 4093,
-            latency_threshold_ns: 64,
-            epoch_ms: 500,
-            tau_split: 15,
-            alpha: 2.0,
-            granularity_mib: 2,
-            max_ranges: 512,
-            rate_limit_mib_s: 256,
             fast_node: None,
             slow_node: None,
             balloon: BalloonMode::Auto,
             socket: "/run/demeter/guest.sock".into(),
             listen: None,
+            tuning: Tuning::default(),
         }
     }
 }
@@ -115,15 +91,8 @@ pub enum ConfigError {
         source: Box<toml::de::Error>,
     },
     /// A value that makes no sense.
-    #[error("configuration: {key} = {value} is out of bounds; {mend}")]
-    Bounds {
-        /// The key.
-        key: &'static str,
-        /// Its value.
-        value: String,
-        /// What is in bounds.
-        mend: String,
-    },
+    #[error("configuration: [tuning] {0}")]
+    Tuning(#[from] OutOfBounds),
     /// No target, or several kinds of them.
     #[error("configuration: give exactly one of pids (--pid), cgroup (--cgroup) and all (--all)")]
     Targets,
@@ -149,26 +118,7 @@ impl Config {
 
     /// Checks what types alone cannot say.
     pub fn check(&self) -> Result<(), ConfigError> {
-        within("epoch_ms", self.epoch_ms, 10, 60_000)?;
-        within("sample_period", self.sample_period.into(), 1, 1 << 31)?;
-        within("tau_split", self.tau_split.into(), 1, 100_000)?;
-        within("granularity_mib", self.granularity_mib, 2, 1024)?;
-        within("max_ranges", self.max_ranges as u64, 8, 8192)?;
-        within("rate_limit_mib_s", self.rate_limit_mib_s, 1, 1 << 20)?;
-        if !self.granularity_mib.is_power_of_two() {
-            return Err(ConfigError::Bounds {
-                key: "granularity_mib",
-                value: self.granularity_mib.to_string(),
-                mend: "give a power of two".into(),
-            });
-        }
-        if !(self.alpha >= 1.0 && self.alpha <= 1000.0) {
-            return Err(ConfigError::Bounds {
-                key: "alpha",
-                value: self.alpha.to_string(),
-                mend: "give 1 to 1000".into(),
-            });
-        }
+        self.tuning.check()?;
         match (self.fast_node, self.slow_node) {
             (None, None) => {}
             (Some(fast), Some(slow)) if fast != slow => {}
@@ -206,38 +156,6 @@ impl Config {
             slow: order.slow,
         })
     }
-
-    /// Time between two decisions.
-    pub fn epoch(&self) -> Duration {
-        Duration::from_millis(self.epoch_ms)
-    }
-
-    /// The most that may move in one direction in one epoch.
-    pub fn batch(&self) -> ByteCount {
-        let bytes = u128::from(self.rate_limit_mib_s) * u128::from(MIB) * u128::from(self.epoch_ms);
-        ByteCount((bytes / 1000) as u64)
-    }
-
-    /// The classifier's part.
-    pub fn classifier(&self) -> ClassifierConfig {
-        ClassifierConfig {
-            granule_bits: (self.granularity_mib * MIB).ilog2(),
-            tau_split: self.tau_split,
-            alpha: self.alpha,
-            max_ranges: self.max_ranges,
-        }
-    }
-}
-
-fn within(key: &'static str, value: u64, least: u64, most: u64) -> Result<(), ConfigError> {
-    if (least..=most).contains(&value) {
-        return Ok(());
-    }
-    Err(ConfigError::Bounds {
-        key,
-        value: value.to_string(),
-        mend: format!("give {least} to {most}"),
-    })
 }
 
 #[cfg(test)]
@@ -262,7 +180,6 @@ mod tests {
                 ..Config::default()
             }
         );
-        assert_eq!(config.batch(), ByteCount(128 * MIB));
         assert!(checked("").unwrap_err().contains("exactly one of"));
         assert!(
             checked("all = true\npids = [1]")
@@ -287,19 +204,20 @@ mod tests {
     fn bad_values_are_named_with_the_mend() {
         for (text, want) in [
             (
-                "epoch_ms = 0",
-                "epoch_ms = 0 is out of bounds; give 10 to 60000",
+                "tuning.epoch_ms = 0",
+                "configuration: [tuning] epoch_ms = 0 is out of bounds; give 10 to 60000",
             ),
             (
-                "granularity_mib = 3",
-                "granularity_mib = 3 is out of bounds; give a power of two",
+                "tuning.alpha = nan",
+                "[tuning] alpha = NaN is out of bounds",
             ),
-            ("alpha = nan", "alpha = NaN is out of bounds"),
             ("fast_node = 1", "fast_node and slow_node"),
             ("fast_node = 1\nslow_node = 1", "fast_node and slow_node"),
-            ("epochms = 5", "unknown field `epochms`"),
+            ("epoch_ms = 500", "unknown field `epoch_ms`"),
+            ("tuning.epochms = 5", "unknown field `epochms`"),
+            ("tuning.all = true", "unknown field `all`"),
             ("tracker = \"magic\"", "magic"),
-            ("epoch_ms = \"500ms\"", "epoch_ms"),
+            ("tuning.epoch_ms = \"500ms\"", "epoch_ms"),
         ] {
             let error = checked(&format!("all = true\n{text}")).unwrap_err();
             assert!(error.contains(want), "{text}: {error}");

@@ -6,7 +6,8 @@
 //!
 //! Data passes through in one direction:
 //! [`Sample`] → [`Classifier`] → [`rank`] → [`plan`] (with [`ResidencyMap`] and [`Room`]) → [`Plan`].
-//! That is within a guest; [`provision`] is what a host decides between guests.
+//! That is within a guest, and [`Tuning`] is what a person may set of it; [`provision`] is what a
+//! host decides between guests.
 
 mod addr;
 mod classifier;
@@ -17,6 +18,7 @@ mod ranking;
 mod residency;
 mod sample;
 mod tier;
+mod tuning;
 mod working_set;
 
 pub use addr::{
@@ -29,4 +31,5 @@ pub use ranking::{RankedRange, rank};
 pub use residency::{Block, Placement, ResidencyMap};
 pub use sample::Sample;
 pub use tier::{PerTier, Tier, TierBytes};
+pub use tuning::{OutOfBounds, Tuning};
 pub use working_set::{WorkingSet, working_set};

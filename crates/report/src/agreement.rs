@@ -14,9 +14,6 @@ const FIGURES_MAX: usize = 500;
 /// Most sources that are named below the table.
 const SOURCES_MAX: usize = 8;
 
-/// Most settings of a case that are named.
-const CASE_MAX: usize = 4;
-
 /// A result's figures beside the published ones.
 pub(crate) struct Agreement {
     pub rows: Vec<Row>,
@@ -124,17 +121,13 @@ impl Agreement {
 
 fn row(published: &Published) -> Row {
     let system = text::name(&published.system);
-    let settings = published.case.iter();
-    let settings =
-        settings.map(|(key, value)| format!("{} {}", shape::title(key), text::name(value)));
-    let case = settings.take(CASE_MAX).collect::<Vec<_>>().join(", ");
     Row {
         figure: text::name(&words(&published.figure, published.over.is_some())),
         system: match &published.over {
             Some(over) => format!("{system} / {}", text::name(over)),
             None => system,
         },
-        case,
+        case: shape::settings(&published.case),
         published: short(published.value),
         ours: published.ours.map_or("-".into(), short),
         difference: difference(published),

@@ -13,6 +13,8 @@ use crate::text;
 const GROUPS_MAX: usize = 16;
 /// Most settings of a case that are looked at.
 const KEYS_MAX: usize = 16;
+/// Most settings of a case that are named.
+const SETTINGS_MAX: usize = 4;
 /// Most values of an axis that lines are drawn along.
 const LINE_VALUES_MAX: usize = 500;
 /// Most values of an axis of words.
@@ -194,6 +196,13 @@ impl<'a> Setting<'a> {
 pub(crate) fn title(key: &str) -> String {
     let inner = key.split_once('.').map_or(key, |(_, inner)| inner);
     text::name(&inner.replace(['.', '_'], " "))
+}
+
+/// A case's settings for people; empty if it has none.
+pub(crate) fn settings(settings: &[(String, String)]) -> String {
+    let settings = settings.iter().take(SETTINGS_MAX);
+    let settings = settings.map(|(key, value)| format!("{} {}", title(key), text::name(value)));
+    settings.collect::<Vec<_>>().join(", ")
 }
 
 /// A case's value of a key; `-` where it sets none.

@@ -31,7 +31,8 @@ pub struct Scenario {
     /// Who gives VMs their memory; without it they are booted with what `machine` says.
     #[serde(default)]
     pub provision: Option<Provision>,
-    /// Keys of the agent's own configuration that differ from its defaults.
+    /// How the agent is tuned where that differs from its defaults: the keys of `[tuning]` in its
+    /// own configuration.
     #[serde(default)]
     pub agent: toml::Table,
     /// Keys that take several values in turn, dotted as in `demeter sweep`: every combination of

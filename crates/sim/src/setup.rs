@@ -1,7 +1,6 @@
 //! From a scenario's machine to a world in which nothing has happened yet.
 
-use demeter_guest::config::Config;
-use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, MIB};
+use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, MIB, Tuning};
 use demeter_scenario::{Cpu, Scenario, Thp, Workload};
 
 use crate::error::SimError;
@@ -252,20 +251,18 @@ fn scale_for(scenario: &Scenario) -> Result<u32, SimError> {
 
 /// What the agent is set to: its own defaults, and the scenario's `[agent]`.
 fn agent_settings(scenario: &Scenario) -> Result<AgentSettings, SimError> {
-    let mut table = scenario.agent.clone();
-    // Which processes it looks after is not the scenario's to say.
-    table.insert("all".into(), true.into());
+    let table = scenario.agent.clone();
     let wrong = |e: &dyn std::fmt::Display| SimError::Agent(e.to_string());
-    let config: Config = table.try_into().map_err(|e: toml::de::Error| wrong(&e))?;
-    config.check().map_err(|e| wrong(&e))?;
+    let tuning: Tuning = table.try_into().map_err(|e: toml::de::Error| wrong(&e))?;
+    tuning.check().map_err(|e| wrong(&e))?;
     Ok(AgentSettings {
-        classifier: config.classifier(),
+        classifier: tuning.classifier(),
         sampling: Sampling {
-            period: config.sample_period.into(),
-            threshold_ps: u64::from(config.latency_threshold_ns) * PS_PER_NS,
+            period: tuning.sample_period.into(),
+            threshold_ps: u64::from(tuning.latency_threshold_ns) * PS_PER_NS,
         },
-        epoch_ps: config.epoch_ms * 1_000_000_000,
-        batch: config.batch(),
+        epoch_ps: tuning.epoch_ms * 1_000_000_000,
+        batch: tuning.batch(),
     })
 }
 
@@ -296,5 +293,31 @@ mod tests {
         assert_eq!(scale("operations = 100_000"), 0);
         let few = scale("operations = 2_000_000");
         assert!((1..SCALE_MAX).contains(&few), "{few}");
+    }
+
+    #[test]
+    fn the_scenario_tunes_the_agent() {
+        let shipped = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../scenarios/seed-sensitivity.toml"
+        );
+        let mut scenario = Scenario::load(shipped.as_ref()).unwrap();
+        for case in scenario.cases().unwrap() {
+            agent_settings(&case.point.scenario).unwrap();
+        }
+        let mut settings = |table: &str| {
+            scenario.agent = table.parse().unwrap();
+            agent_settings(&scenario).map_err(|e| e.to_string())
+        };
+        let tuned = settings("sample_period = 509\nepoch_ms = 100").unwrap();
+        assert_eq!(tuned.sampling.period, 509);
+        assert_eq!(tuned.epoch_ps, 100_000_000_000);
+        let said = settings("epoch_ms = 1").unwrap_err();
+        assert!(
+            said.contains("[agent] epoch_ms = 1 is out of bounds; give 10"),
+            "{said}"
+        );
+        let said = settings("tracker = \"damon\"").unwrap_err();
+        assert!(said.contains("unknown field `tracker`"), "{said}");
     }
 }

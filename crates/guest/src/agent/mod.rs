@@ -173,7 +173,7 @@ impl Agent {
 
     /// Runs until told to stop, or until the processes that were named have ended.
     pub fn run(&mut self, commands: &Receiver<Command>) -> Result<Ended, AgentError> {
-        let epoch = self.config.epoch();
+        let epoch = self.config.tuning.epoch();
         let mut next = Instant::now() + epoch;
         loop {
             match commands.recv_timeout(next.saturating_duration_since(Instant::now())) {
@@ -294,7 +294,7 @@ impl Agent {
         let mut changed = self.processes.len() != before;
         for target in &targets {
             if !self.processes.contains_key(&target.pid) {
-                let config = self.config.classifier();
+                let config = self.config.tuning.classifier();
                 self.processes
                     .insert(target.pid, Process::new(target.clone(), config));
                 tracing::info!("looking after {} ({})", target.pid, target.comm);
@@ -318,7 +318,7 @@ impl Agent {
         }
         let idle = self.epoch > 0 && self.processes.values().all(Process::is_cold);
         let wait_ms = REFRESH_MS * if idle { 5 } else { 1 };
-        let epochs = (wait_ms / self.config.epoch_ms).max(1);
+        let epochs = (wait_ms / self.config.tuning.epoch_ms).max(1);
         self.refresh_at = self.epoch.saturating_add(epochs as u32);
         Ok(())
     }
@@ -396,7 +396,7 @@ impl Agent {
     /// Reading how full the nodes are costs more than planning. So the plan is first made with
     /// what was read some epochs ago, and only when it is not empty with what is true now.
     fn plan(&mut self, ranking: &[RankedRange]) -> Result<(Plan, ByteCount), AgentError> {
-        let fill = FillThreshold(f64::from(self.config.tau_split));
+        let fill = FillThreshold(f64::from(self.config.tuning.tau_split));
         let draft = |room: &Room| plan(ranking, &self.residency, room, fill, self.epoch);
         let remembered = self
             .room
@@ -416,7 +416,7 @@ impl Agent {
             fast_reserve,
             fast_low,
             slow_free: slow.usable(),
-            batch: self.config.batch(),
+            batch: self.config.tuning.batch(),
         };
         let plan = draft(&room);
         self.room = Some(room);

@@ -338,7 +338,7 @@ fn room_for_the_balloon_is_made_of_the_coldest_blocks() {
 #[test]
 fn what_is_more_than_a_batch_is_made_room_for_in_several_epochs() {
     let mut w = World::new();
-    w.agent.config.rate_limit_mib_s = 32;
+    w.agent.config.tuning.rate_limit_mib_s = 32;
     w.steps(60);
     w.agent.make_room(ByteCount(80 * MIB)).unwrap();
     assert!(fast_free(&w) < 32 * MIB);
@@ -352,7 +352,7 @@ fn room_is_made_in_an_idle_vm_too() {
     w.steps(10);
     w.script.lock().unwrap().samples = 0;
     w.steps(40);
-    w.agent.config.rate_limit_mib_s = 32;
+    w.agent.config.tuning.rate_limit_mib_s = 32;
     w.agent.make_room(ByteCount(80 * MIB)).unwrap();
     w.steps(6);
     assert!(fast_free(&w) >= 80 * MIB);
@@ -381,7 +381,7 @@ fn it_ends_when_the_processes_that_were_named_have_ended() {
     w.steps(3);
     fs::remove_dir_all(w.root.path().join(format!("proc/{PID}"))).unwrap();
     w.kernel.lock().kill(PID);
-    w.agent.config.epoch_ms = 10;
+    w.agent.config.tuning.epoch_ms = 10;
     w.agent.refresh_at = 0;
     let (_commands, received) = mpsc::channel();
     assert_eq!(w.agent.run(&received).unwrap(), Ended::NothingLeft);

@@ -16,7 +16,7 @@ pub mod perf;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use demeter_policy::{GuestVirtAddr, PAGE_SIZE, Pid, Sample};
+use demeter_policy::{GuestVirtAddr, PAGE_SIZE, Pid, Sample, Tuning};
 
 pub(crate) use choice::try_all;
 pub use choice::{Choice, PassedOver, choose};
@@ -68,11 +68,12 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
+        let tuning = Tuning::default();
         Self {
             root: "/".into(),
-            period: 4093,
-            latency_threshold_ns: 64,
-            epoch: Duration::from_millis(500),
+            period: tuning.sample_period,
+            latency_threshold_ns: tuning.latency_threshold_ns,
+            epoch: tuning.epoch(),
         }
     }
 }

@@ -1,10 +1,14 @@
 //! What the lab needs of this machine, and one VM from its parts to its last report.
 
+use std::fmt;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use demeter_guest::config::Config;
+use demeter_guest::tracker::Choice;
+use demeter_policy::Tuning;
 use demeter_scenario::{Provisioner, Scenario, System};
 
 use super::elastic::{self, Elastic, Module};
@@ -17,6 +21,10 @@ use crate::link::{AGENT_CONFIG_PATH, AGENT_SOCKET_PATH, JOB_PATH, Job, MODULES_D
 
 /// The programs that go into every VM.
 const PROGRAMS: [&str; 3] = ["demeter", "gups", "memlat"];
+
+/// Resident size from which on the agent of a VM that runs rounds looks after a process, MiB: above
+/// that of the lab's own.
+const RESIDENT_MIN_MIB: u64 = 16;
 
 /// Where the lab finds its parts on this machine.
 #[derive(Debug, Clone)]
@@ -80,11 +88,6 @@ impl Lab {
         system: System,
         provisioner: Option<Provisioner>,
     ) -> Result<PreparedVm, Error> {
-        let (plugin, kernel) = self.assets()?;
-        let folder = tempfile::Builder::new()
-            .prefix("demeter-lab-")
-            .tempdir()
-            .map_err(Error::io("create", "a folder for the VM"))?;
         let job = Job {
             system,
             scenario: scenario.clone(),
@@ -94,7 +97,14 @@ impl Lab {
                 .as_ref()
                 .is_some_and(|p| p.crashes.is_some()),
         };
+        let agent = agent_config(&job)?;
+        let (plugin, kernel) = self.assets()?;
+        let folder = tempfile::Builder::new()
+            .prefix("demeter-lab-")
+            .tempdir()
+            .map_err(Error::io("create", "a folder for the VM"))?;
         let mut initramfs = self.initramfs(&job)?;
+        initramfs.add_text(AGENT_CONFIG_PATH, agent);
         if let Some(module) = provisioner.and_then(elastic::module) {
             let file = match module {
                 Module::Balloon => self.balloon_module()?,
@@ -165,20 +175,70 @@ impl Lab {
         let text =
             serde_json::to_string(job).map_err(|e| Error::io("encode", JOB_PATH)(e.into()))?;
         initramfs.add_text(JOB_PATH, text);
-        initramfs.add_text(AGENT_CONFIG_PATH, agent_config(job));
         Ok(initramfs)
     }
 }
 
-/// The agent's configuration: the scenario's, with the tracker that the system stands for.
-fn agent_config(job: &Job) -> String {
-    let mut config = job.scenario.agent.clone();
-    let tracker = if job.system == System::DemeterDamon {
-        "damon"
-    } else {
-        "lab"
+/// The agent's configuration: tuned as the scenario says, with the tracker that the system stands
+/// for. Where nobody tells it which processes are its own, it looks after all.
+fn agent_config(job: &Job) -> Result<String, Error> {
+    let wrong = |e: &dyn fmt::Display| Error::Agent(e.to_string());
+    let table = job.scenario.agent.clone();
+    let tuning: Tuning = table.try_into().map_err(|e: toml::de::Error| wrong(&e))?;
+    tuning.check().map_err(|e| wrong(&e))?;
+    let config = Config {
+        all: job.rounds,
+        resident_min_mib: RESIDENT_MIN_MIB,
+        tracker: match job.system {
+            System::DemeterDamon => Choice::Damon,
+            _ => Choice::Lab,
+        },
+        socket: AGENT_SOCKET_PATH.into(),
+        tuning,
+        ..Config::default()
     };
-    config.insert("tracker".into(), tracker.into());
-    config.insert("socket".into(), AGENT_SOCKET_PATH.into());
-    config.to_string()
+    toml::to_string(&config).map_err(|e| wrong(&e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the agent reads, under a scenario with this table.
+    fn agent(table: &str, system: System, rounds: bool) -> Result<Config, Error> {
+        let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/ci.toml");
+        let mut scenario = Scenario::load(&shipped).unwrap();
+        scenario.agent = table.parse().unwrap();
+        let job = Job {
+            system,
+            scenario,
+            provisioner: None,
+            rounds,
+        };
+        agent_config(&job).map(|text| toml::from_str(&text).unwrap())
+    }
+
+    #[test]
+    fn the_scenario_tunes_the_agent() {
+        let config = agent("sample_period = 2047", System::DemeterDamon, false).unwrap();
+        assert_eq!(config.tuning.sample_period, 2047);
+        assert_eq!(config.tracker, Choice::Damon);
+        assert!(!config.all, "the VM names its target");
+        let config = agent("", System::Demeter, true).unwrap();
+        assert_eq!(config.tuning, Tuning::default());
+        assert_eq!(config.tracker, Choice::Lab);
+        config.check().unwrap();
+    }
+
+    #[test]
+    fn what_no_agent_can_be_tuned_to_is_refused_before_a_vm_boots() {
+        for (table, named) in [
+            ("epoch_ms = 0", "scenario: [agent] epoch_ms = 0 is out"),
+            ("tracker = \"perf\"", "unknown field `tracker`"),
+            ("alpha = \"2\"", "alpha"),
+        ] {
+            let said = agent(table, System::Demeter, false).unwrap_err();
+            assert!(said.to_string().contains(named), "{said}");
+        }
+    }
 }

@@ -42,7 +42,7 @@ use histogram::{Entry, FRACTION_BITS, Histogram};
 use segment::{Side, standing_out};
 
 use crate::evidence::z_squared;
-use crate::{GuestVirtAddr, VirtRange};
+use crate::{GuestVirtAddr, Tuning, VirtRange};
 
 /// A cut needs this many squared standard deviations.
 const SPLIT_Z2: f64 = 16.0;
@@ -66,12 +66,7 @@ pub struct ClassifierConfig {
 
 impl Default for ClassifierConfig {
     fn default() -> Self {
-        Self {
-            granule_bits: 21,
-            tau_split: 15,
-            alpha: 2.0,
-            max_ranges: 512,
-        }
+        Tuning::default().classifier()
     }
 }
 

@@ -1,0 +1,181 @@
+//! What a person may set of an agent's policy.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{ByteCount, ClassifierConfig, MIB};
+
+/// How an agent samples, classifies and moves, in the units of its configuration file; a scenario
+/// sets the same keys. Defaults are those of the Demeter paper where it names one.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Tuning {
+    /// One sample for so many loads.
+    pub sample_period: u32,
+    /// Loads faster than this are not sampled, nanoseconds (CPU cycles on Intel, as its
+    /// hardware counts them).
+    pub latency_threshold_ns: u32,
+
+    /// Time between two decisions, milliseconds.
+    pub epoch_ms: u64,
+    /// Samples by which a part of a range must stand out to be split off.
+    pub tau_split: u32,
+    /// How many times as dense (or as sparse) as the rest of its range it must be.
+    pub alpha: f64,
+    /// The smallest part of memory that is told apart, MiB; a power of two.
+    pub granularity_mib: u64,
+    /// The most ranges in one process.
+    pub max_ranges: usize,
+
+    /// The most that is promoted, and the most that is demoted, MiB per second.
+    pub rate_limit_mib_s: u64,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self {
+            sample_period: 4093,
+            latency_threshold_ns: 64,
+            epoch_ms: 500,
+            tau_split: 15,
+            alpha: 2.0,
+            granularity_mib: 2,
+            max_ranges: 512,
+            rate_limit_mib_s: 256,
+        }
+    }
+}
+
+/// A value that makes no sense.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{key} = {value} is out of bounds; {mend}")]
+pub struct OutOfBounds {
+    /// The key.
+    pub key: &'static str,
+    /// Its value.
+    pub value: String,
+    /// What is in bounds.
+    pub mend: String,
+}
+
+impl Tuning {
+    /// Checks what types alone cannot say.
+    ///
+    /// # Errors
+    /// The first value that is out of bounds.
+    pub fn check(&self) -> Result<(), OutOfBounds> {
+        within("epoch_ms", self.epoch_ms, 10, 60_000)?;
+        within("sample_period", self.sample_period.into(), 1, 1 << 31)?;
+        within("tau_split", self.tau_split.into(), 1, 100_000)?;
+        within("granularity_mib", self.granularity_mib, 2, 1024)?;
+        within("max_ranges", self.max_ranges as u64, 8, 8192)?;
+        within("rate_limit_mib_s", self.rate_limit_mib_s, 1, 1 << 20)?;
+        if !self.granularity_mib.is_power_of_two() {
+            return Err(OutOfBounds {
+                key: "granularity_mib",
+                value: self.granularity_mib.to_string(),
+                mend: "give a power of two".into(),
+            });
+        }
+        if !(self.alpha >= 1.0 && self.alpha <= 1000.0) {
+            return Err(OutOfBounds {
+                key: "alpha",
+                value: self.alpha.to_string(),
+                mend: "give 1 to 1000".into(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Time between two decisions.
+    pub fn epoch(&self) -> Duration {
+        Duration::from_millis(self.epoch_ms)
+    }
+
+    /// The most that may move in one direction in one epoch.
+    pub fn batch(&self) -> ByteCount {
+        let bytes = u128::from(self.rate_limit_mib_s) * u128::from(MIB) * u128::from(self.epoch_ms);
+        ByteCount((bytes / 1000) as u64)
+    }
+
+    /// The classifier's part.
+    pub fn classifier(&self) -> ClassifierConfig {
+        ClassifierConfig {
+            granule_bits: (self.granularity_mib * MIB).ilog2(),
+            tau_split: self.tau_split,
+            alpha: self.alpha,
+            max_ranges: self.max_ranges,
+        }
+    }
+}
+
+fn within(key: &'static str, value: u64, least: u64, most: u64) -> Result<(), OutOfBounds> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(OutOfBounds {
+        key,
+        value: value.to_string(),
+        mend: format!("give {least} to {most}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_in_bounds() {
+        let tuning = Tuning::default();
+        assert_eq!(tuning.check(), Ok(()));
+        assert_eq!(tuning.batch(), ByteCount(128 * MIB));
+        assert_eq!(tuning.epoch(), Duration::from_millis(500));
+        assert_eq!(tuning.classifier().granule_bits, 21);
+    }
+
+    #[test]
+    fn values_out_of_bounds_are_named_with_the_mend() {
+        let refused = |change: fn(&mut Tuning), said: &str| {
+            let mut tuning = Tuning::default();
+            change(&mut tuning);
+            assert_eq!(tuning.check().unwrap_err().to_string(), said);
+        };
+        refused(
+            |t| t.epoch_ms = 9,
+            "epoch_ms = 9 is out of bounds; give 10 to 60000",
+        );
+        refused(
+            |t| t.sample_period = 0,
+            "sample_period = 0 is out of bounds; give 1 to 2147483648",
+        );
+        refused(
+            |t| t.tau_split = 0,
+            "tau_split = 0 is out of bounds; give 1 to 100000",
+        );
+        refused(
+            |t| t.granularity_mib = 1,
+            "granularity_mib = 1 is out of bounds; give 2 to 1024",
+        );
+        refused(
+            |t| t.granularity_mib = 3,
+            "granularity_mib = 3 is out of bounds; give a power of two",
+        );
+        refused(
+            |t| t.max_ranges = 7,
+            "max_ranges = 7 is out of bounds; give 8 to 8192",
+        );
+        refused(
+            |t| t.rate_limit_mib_s = 0,
+            "rate_limit_mib_s = 0 is out of bounds; give 1 to 1048576",
+        );
+        refused(
+            |t| t.alpha = 0.5,
+            "alpha = 0.5 is out of bounds; give 1 to 1000",
+        );
+        refused(
+            |t| t.alpha = f64::NAN,
+            "alpha = NaN is out of bounds; give 1 to 1000",
+        );
+    }
+}
