@@ -12,8 +12,9 @@ use crate::text;
 
 /// What the machine is there for, and what it does whoever manages memory: drawn, it would dwarf
 /// everything else.
-const NOT_MANAGEMENT: [&str; 9] = [
+const NOT_MANAGEMENT: [&str; 10] = [
     "workload_user",
+    "fault",
     "compute",
     "walk",
     "cache",

@@ -4,14 +4,15 @@ use crate::schema::SystemResult;
 
 /// A figure of a result by its name: a field that is a number (`elapsed_s`, `mean_mops`, ...),
 /// one of the latencies (`tail.p99_ns`), of the counters (`counters.flush_total`) or of the causes
-/// of CPU time (`cpu_s.track`); or `cores_managing`, the CPU time of management divided by the
+/// of CPU time (`cpu_s.track`, or several of them: `cpu_s.migrate+fault`); or `cores_managing`, the CPU time of management divided by the
 /// time that passed. Nothing where there is no such figure, or nobody measured it.
 pub fn figure(system: &SystemResult, name: &str) -> Option<f64> {
     if let Some(counter) = name.strip_prefix("counters.") {
         return system.counters.get(counter).map(|&n| n as f64);
     }
     if let Some(cause) = name.strip_prefix("cpu_s.") {
-        return system.cpu_s.get(cause).copied();
+        let seconds = cause.split('+').map(|cause| system.cpu_s.get(cause));
+        return seconds.sum();
     }
     if let Some(latency) = name.strip_prefix("tail.") {
         let tail = system.tail?;
@@ -68,13 +69,15 @@ mod tests {
                 ..Tail::default()
             }),
             counters: [("flush_total".into(), 9)].into(),
-            cpu_s: [("track".into(), 0.5)].into(),
+            cpu_s: [("track".into(), 0.5), ("fault".into(), 1.0)].into(),
             series: vec![point(1.0, 3.0), point(2.0, 2.0)],
             ..SystemResult::default()
         };
         for (name, value) in [
             ("counters.flush_total", Some(9.0)),
             ("cpu_s.track", Some(0.5)),
+            ("cpu_s.track+fault", Some(1.5)),
+            ("cpu_s.track+bogus", None),
             ("tail.p99_ns", Some(5.0)),
             ("tail.p98_ns", None),
             ("peak_mops", Some(3.0)),

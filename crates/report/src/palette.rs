@@ -44,7 +44,7 @@ const PARTS: [(&str, usize); 17] = [
     ("track", 2),
     ("classify", 7),
     ("migrate", 3),
-    ("fault", 6),
+    ("hint", 6),
     ("exit", 5),
     ("flush", 4),
     ("flush_guest_local_one", 7),

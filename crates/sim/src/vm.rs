@@ -186,10 +186,10 @@ impl<P: Program> Vm<P> {
         self.begin_events(start_ps);
         match &mut self.manager {
             Manager::Nobody => {}
-            Manager::Hints(hints) => self.manager_due_ps = hints.start(start_ps),
+            Manager::Hints(hints) => self.manager_due_ps = hints.start(start_ps, filling),
             Manager::Ageing(ageing) => {
                 let end_gpa = self.guest.end_gpa();
-                self.manager_due_ps = ageing.start(end_gpa, &self.backing, start_ps);
+                self.manager_due_ps = ageing.start(end_gpa, &self.backing, start_ps, filling);
             }
             Manager::Agent(agent) => self.manager_due_ps = agent.start(start_ps),
             Manager::Memtis(memtis) => self.manager_due_ps = memtis.start(start_ps),

@@ -62,7 +62,7 @@ impl Guest {
         let frame = entry.index();
         let real = if size == PageSize::Base { actor.k } else { 0 };
         self.counts.hint_faults += 1 << real;
-        actor.charge(Cause::Fault, actor.costs.fault_ps << real);
+        actor.charge(Cause::Hint, actor.costs.fault_ps << real);
         let used = self.frames.used(frame)?;
         let then_ms = *self.frames.word(frame);
         (self.node_of(frame) == TierId::Slow).then(|| Hint {

@@ -4,7 +4,6 @@ use super::Guest;
 use crate::clock::Face;
 use crate::list::Seen;
 use crate::machine::actor::Actor;
-use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
 
 /// The fast node's frames, and who looks at them.
@@ -47,8 +46,7 @@ impl FastNode<'_, '_> {
             return (false, 0);
         };
         let real = if used.huge { 0 } else { self.actor.k };
-        let look_ps = self.actor.costs.reclaim_page_ps;
-        self.actor.charge(Cause::Track, look_ps << real);
+        self.actor.look_in_reclaim(1 << real);
         let gva = u64::from(used.page) << self.guest.page_bits;
         let entry = self.guest.tables.find_mut(gva);
         let accessed = entry.is_some_and(|(entry, _)| entry.take_accessed());

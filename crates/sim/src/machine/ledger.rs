@@ -19,8 +19,10 @@ pub enum Cause {
     Classify,
     /// Moving pages.
     Migrate,
-    /// Page faults, hint faults among them.
+    /// Page faults.
     Fault,
+    /// Faults and exits that were provoked to see who uses a page.
+    Hint,
     /// Exits to the hypervisor, and its own faults.
     Exit,
     /// Invalidating translations.
@@ -34,7 +36,7 @@ pub enum Cause {
 }
 
 /// Number of causes.
-const CAUSES: usize = 14;
+const CAUSES: usize = 15;
 
 impl Cause {
     /// All of them, in order.
@@ -48,6 +50,7 @@ impl Cause {
         Self::Classify,
         Self::Migrate,
         Self::Fault,
+        Self::Hint,
         Self::Exit,
         Self::Flush,
         Self::Kernel,
@@ -67,6 +70,7 @@ impl Cause {
             Self::Classify => "classify",
             Self::Migrate => "migrate",
             Self::Fault => "fault",
+            Self::Hint => "hint",
             Self::Exit => "exit",
             Self::Flush => "flush",
             Self::Kernel => "kernel",
@@ -79,7 +83,7 @@ impl Cause {
     pub fn is_management(self) -> bool {
         matches!(
             self,
-            Self::Track | Self::Classify | Self::Migrate | Self::Fault | Self::Exit | Self::Flush
+            Self::Track | Self::Classify | Self::Migrate | Self::Hint | Self::Exit | Self::Flush
         )
     }
 }

@@ -8,7 +8,7 @@
 
 use super::Memory;
 use super::reclaimer::Reclaimer;
-use super::scan::{Cursor, Pace};
+use super::scan::{Cursor, Learnt, Pace};
 use crate::clock::{Clock, Face};
 use crate::hypervisor::{Backing, Hypervisor};
 use crate::list::Seen;
@@ -26,8 +26,8 @@ const LOCKS_PER_FAULT: u64 = 3;
 pub(crate) struct Ageing {
     pace: Pace,
     cursor: Cursor,
-    /// Whether a promotion found no room since the last pass ended.
-    failed: bool,
+    /// Whether anything was promoted since the last pass ended.
+    moved: bool,
     /// By guest-physical page.
     seen: Vec<Seen>,
     clock: Clock,
@@ -49,18 +49,19 @@ impl Ageing {
         Self {
             pace: Pace::new(memory.bytes, memory.threads),
             cursor: Cursor::default(),
-            failed: false,
+            moved: false,
             seen: vec![],
             clock: Clock::default(),
             reclaimer: Reclaimer::default(),
         }
     }
 
-    /// Begins with so much guest-physical memory; tells when the first scan is due.
-    pub(crate) fn start(&mut self, end_gpa: u64, backing: &Backing, now_ps: u64) -> u64 {
+    /// Begins with so much guest-physical memory of a VM that is `new` or has run for a while; tells
+    /// when the first scan is due.
+    pub(crate) fn start(&mut self, end_gpa: u64, backing: &Backing, now_ps: u64, new: bool) -> u64 {
         let pages = end_gpa >> backing.tree.page_bits();
         self.seen.resize(pages as usize + 1, Seen::default());
-        self.pace.start(now_ps)
+        self.pace.start(now_ps, new)
     }
 
     /// Makes pages of the slow tier exit when they are accessed; tells when the next scan is due.
@@ -90,8 +91,9 @@ impl Ageing {
         actor.charge_page(Cause::Track, marked * actor.costs.mark_page_ps);
         actor.invept(u64::from(marked > 0));
         if ended {
-            let failed = std::mem::take(&mut self.failed);
-            self.pace.pass_ended(!failed);
+            let moved = std::mem::take(&mut self.moved);
+            self.pace
+                .pass_ended(if moved { Learnt::NoUse } else { Learnt::Faults });
         }
         self.pace.after(began_ps, actor.now_ps())
     }
@@ -107,8 +109,8 @@ impl Ageing {
         if let Some((entry, _)) = backing.tree.find_mut(gpa) {
             entry.set_hint(false);
         }
-        actor.charge_page(Cause::Exit, actor.costs.ept_violation_ps);
-        actor.contend(Cause::Exit, LOCKS_PER_FAULT << actor.k);
+        actor.charge_page(Cause::Hint, actor.costs.ept_violation_ps);
+        actor.contend(Cause::Hint, LOCKS_PER_FAULT << actor.k);
         let page = (gpa >> backing.tree.page_bits()) as usize;
         let Some(seen) = self.seen.get_mut(page) else {
             return;
@@ -119,11 +121,10 @@ impl Ageing {
             return;
         }
         if host.is_short() {
-            self.failed = true;
             self.reclaimer.wake(actor.now_ps());
         } else {
             // While it was taken out nobody could have its translation.
-            host.migrate(backing, gpa, TierId::Fast, actor);
+            self.moved |= host.migrate(backing, gpa, TierId::Fast, actor);
             self.took_memory(host, actor.now_ps());
         }
     }
@@ -170,8 +171,7 @@ impl VmPages<'_, '_> {
 
     /// Takes a page's bit, and for that forgets what was cached.
     fn look(&mut self, place: u32) -> bool {
-        let page_ps = self.actor.costs.reclaim_page_ps;
-        self.actor.charge_page(Cause::Track, page_ps);
+        self.actor.look_in_reclaim(1 << self.actor.k);
         let entry = self.backing.tree.find_mut(self.gpa(place));
         let accessed = entry.is_some_and(|(entry, _)| entry.take_accessed());
         if accessed {

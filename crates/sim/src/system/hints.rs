@@ -5,7 +5,7 @@
 //! whenever less is free than it wants.
 
 use super::reclaimer::Reclaimer;
-use super::scan::{Cursor, Pace};
+use super::scan::{Cursor, Learnt, Pace};
 use super::{Classify, Memory};
 use crate::guest::Guest;
 use crate::machine::actor::Actor;
@@ -22,8 +22,8 @@ pub(crate) struct Hints {
     reclaimer: Reclaimer,
     pace: Pace,
     cursor: Cursor,
-    /// Whether a promotion found no room since the last pass ended.
-    failed: bool,
+    /// Whether anything was promoted since the last pass ended.
+    moved: bool,
 }
 
 impl Hints {
@@ -34,13 +34,14 @@ impl Hints {
             reclaimer: Reclaimer::default(),
             pace: Pace::new(memory.bytes, memory.threads),
             cursor: Cursor::default(),
-            failed: false,
+            moved: false,
         }
     }
 
-    /// Begins; tells when the first scan is due.
-    pub(crate) fn start(&self, now_ps: u64) -> u64 {
-        self.pace.start(now_ps)
+    /// Begins, with a process that is `new` or has run for a while; tells when the first scan is
+    /// due.
+    pub(crate) fn start(&self, now_ps: u64, new: bool) -> u64 {
+        self.pace.start(now_ps, new)
     }
 
     /// The scanner's turn; tells when the next one is due.
@@ -61,9 +62,15 @@ impl Hints {
             actor.flush_own();
         }
         if ended {
-            // Where Linux tiers it counts no faults on slow memory, and takes the process for idle.
-            let failed = std::mem::take(&mut self.failed);
-            self.pace.pass_ended(self.is_tpp() && !failed);
+            // Where Linux tiers it counts no faults but those of pages that it promoted, and of
+            // these none as local or shared. TPP counts all, but of many promotions some fail, if
+            // only because a page is on no list for a moment, and one failure is enough.
+            let moved = std::mem::take(&mut self.moved);
+            self.pace.pass_ended(match moved {
+                true => Learnt::NoUse,
+                false if self.is_tpp() => Learnt::Faults,
+                false => Learnt::Nothing,
+            });
         }
         self.pace.after(began_ps, actor.now_ps())
     }
@@ -80,7 +87,7 @@ impl Hints {
         let hot = if self.is_tpp() {
             // A page changes its list under the lock of all lists.
             guest.mark_accessed(gva);
-            actor.contend(Cause::Fault, hint.pages);
+            actor.contend(Cause::Hint, hint.pages);
             hint.active
         } else {
             hint.since_ms < HOT_MS
@@ -89,11 +96,10 @@ impl Hints {
             return;
         }
         if guest.is_short() {
-            self.failed = true;
             self.reclaimer.wake(actor.now_ps());
         } else {
             // While it was marked nobody could have its translation.
-            guest.migrate(gva, TierId::Fast, false, actor);
+            self.moved |= guest.migrate(gva, TierId::Fast, false, actor);
             self.took_memory(guest, actor.now_ps());
         }
     }

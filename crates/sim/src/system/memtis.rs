@@ -15,7 +15,7 @@
 //! Another moves pages, every half second: hot ones up, and for room the coldest ones down.
 //!
 //! # Properties
-//! - The histogram counts every page once, whatever is sampled.
+//! - The histogram counts every sampled page once.
 //! - The hot bins fit the capacity, and no others would fit with them.
 //! - Halving keeps the order of pages.
 
@@ -58,26 +58,29 @@ const MOVE_PERIOD_PS: u64 = 500_000_000_000;
 /// Bytes that are moved in one go.
 const BATCH_BYTES: u64 = 16 << 20;
 
-/// Finding a sample's page and counting it, its record aside. Assumed.
-const COUNT_PS: u64 = 200_000;
+/// Finding a sample's page and counting it, and a look at one page of the lists of candidates.
+/// Measured by Demeter's authors in a guest: 7.5 million samples took 1.9 s, all looks at 3.6 million
+/// pages, twice a second for four minutes, 8.2 s.
+const COUNT_PS: u64 = 256_000;
+const LOOK_PS: u64 = 5_000;
 
 /// How many pages were sampled how often.
 #[derive(Debug, Clone, Default)]
 struct Histogram {
-    /// By base page, where a page begins: its count, and how many base pages it has. Elsewhere
-    /// the latter is none.
+    /// By base page, where a page begins that was sampled: its count, and how many base pages it
+    /// has. Elsewhere the latter is none.
     pages: Vec<(u32, u32)>,
     /// Base pages by the logarithm of their page's count.
     bins: [u64; BINS],
 }
 
 impl Histogram {
-    /// Pages that were not sampled yet. `sizes`: base pages of the page that begins at each.
-    fn new(sizes: impl Iterator<Item = u32>) -> Self {
-        let pages: Vec<_> = sizes.map(|size| (0, size)).collect();
-        let mut bins = [0; BINS];
-        bins[0] = pages.iter().map(|&(_, size)| u64::from(size)).sum();
-        Self { pages, bins }
+    /// No sample yet on so many base pages.
+    fn new(pages: usize) -> Self {
+        Self {
+            pages: vec![(0, 0); pages],
+            bins: [0; BINS],
+        }
     }
 
     fn bin_of(count: u32) -> usize {
@@ -89,12 +92,13 @@ impl Histogram {
         self.pages.get(first).map_or(0, |&(c, _)| Self::bin_of(c))
     }
 
-    /// Adds to the count of the page that begins at base page `first`.
-    fn add(&mut self, first: usize, weight: u32) {
-        if let Some((count, size)) = self.pages.get_mut(first) {
-            self.bins[Self::bin_of(*count)] -= u64::from(*size);
+    /// Adds to the count of the page of `size` base pages that begins at base page `first`.
+    fn add(&mut self, first: usize, size: u32, weight: u32) {
+        if let Some((count, known)) = self.pages.get_mut(first) {
+            self.bins[Self::bin_of(*count)] -= u64::from(*known);
+            *known = size;
             *count = count.saturating_add(weight);
-            self.bins[Self::bin_of(*count)] += u64::from(*size);
+            self.bins[Self::bin_of(*count)] += u64::from(size);
         }
     }
 
@@ -192,8 +196,8 @@ impl Memtis {
         actor: &mut Actor<'_>,
     ) -> bool {
         let base = *self.base.get_or_insert_with(|| {
-            let (base, sizes) = sizes(guest);
-            self.histogram = Histogram::new(sizes.into_iter());
+            let (base, pages) = extent(guest);
+            self.histogram = Histogram::new(pages);
             base
         });
         let (page_bits, before) = (guest.page_bits(), self.samples_seen);
@@ -207,9 +211,10 @@ impl Memtis {
             };
             let first = gva.0 & !(guest.bytes(size) - 1);
             let page = (first - base) >> page_bits;
-            self.histogram.add(page as usize, weight.max(1));
+            let pages = (guest.bytes(size) >> page_bits) as u32;
+            self.histogram.add(page as usize, pages, weight.max(1));
             self.samples_seen += 1;
-            actor.charge(Cause::Track, COUNT_PS);
+            actor.charge(Cause::Classify, COUNT_PS);
         }
         let passed = |every: u64| before / every < self.samples_seen / every;
         if passed(COOL_SAMPLES) {
@@ -248,7 +253,7 @@ impl Memtis {
     pub(crate) fn turn(&mut self, alone: bool, guest: &mut Guest, actor: &mut Actor<'_>) -> u64 {
         let began_ps = actor.now_ps();
         if self.up.is_empty() {
-            self.look(guest);
+            self.look(guest, actor);
             self.next_move_ps += MOVE_PERIOD_PS;
         } else {
             self.move_on(guest, actor);
@@ -263,15 +268,16 @@ impl Memtis {
 
     /// Lists hot pages of the slow node, and cold ones of the fast node, coldest first. The kernel
     /// has such lists at hand.
-    fn look(&mut self, guest: &mut Guest) {
+    fn look(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
         let Some(base) = self.base else {
             return;
         };
         let (page_bits, middle) = (guest.page_bits(), guest.first_slow_frame());
-        let mut cold = vec![];
+        let (mut cold, mut pages) = (vec![], 0);
         for vma in guest.vmas().to_vec() {
             let range = vma.start().0..vma.end().0;
             guest.tables.for_each(range, |at, entry, _| {
+                pages += 1;
                 let bin = self.histogram.bin(((at - base) >> page_bits) as usize);
                 match (entry.index() >= middle, bin >= self.border) {
                     (true, true) => self.up.push_back(at),
@@ -280,6 +286,7 @@ impl Memtis {
                 }
             });
         }
+        actor.charge_page(Cause::Classify, pages * LOOK_PS);
         cold.sort_unstable();
         self.down = cold.into_iter().map(|(_, at)| at).collect();
     }
@@ -315,23 +322,14 @@ fn take_batch(list: &mut VecDeque<u64>, guest: &Guest, bytes: u64) -> Vec<u64> {
     batch
 }
 
-/// Where a process's memory begins, and by base page from there how many of them belong to the
-/// page that begins with it.
-fn sizes(guest: &mut Guest) -> (u64, Vec<u32>) {
-    let vmas = guest.vmas().to_vec();
-    let (Some(first), Some(last)) = (vmas.first(), vmas.last()) else {
-        return (0, vec![]);
+/// Where a process's memory begins, and how many base pages lie between there and its end.
+fn extent(guest: &Guest) -> (u64, usize) {
+    let (Some(first), Some(last)) = (guest.vmas().first(), guest.vmas().last()) else {
+        return (0, 0);
     };
-    let (base, page_bits) = (first.start().0, guest.page_bits());
-    let mut sizes = vec![0; ((last.end().0 - base) >> page_bits) as usize + 1];
-    let per_block = (demeter_policy::BLOCK_SIZE >> page_bits) as u32;
-    guest.tables.for_each(base..last.end().0, |at, _, size| {
-        sizes[((at - base) >> page_bits) as usize] = match size {
-            PageSize::Base => 1,
-            _ => per_block,
-        };
-    });
-    (base, sizes)
+    let base = first.start().0;
+    let pages = (last.end().0 - base) >> guest.page_bits();
+    (base, pages as usize + 1)
 }
 
 #[cfg(test)]
@@ -341,9 +339,10 @@ mod tests {
     use super::*;
 
     fn histogram(sizes: &[u32], samples: &[(prop::sample::Index, u32)]) -> Histogram {
-        let mut histogram = Histogram::new(sizes.iter().copied());
+        let mut histogram = Histogram::new(sizes.len());
         for (page, weight) in samples {
-            histogram.add(page.index(sizes.len()), *weight);
+            let page = page.index(sizes.len());
+            histogram.add(page, sizes[page], *weight);
         }
         histogram
     }
@@ -366,8 +365,6 @@ mod tests {
                 bins[Histogram::bin_of(count)] += u64::from(size);
             }
             prop_assert_eq!(bins, h.bins);
-            let total: u64 = h.pages.iter().map(|&(_, size)| u64::from(size)).sum();
-            prop_assert_eq!(h.bins.iter().sum::<u64>(), total);
         }
 
         #[test]

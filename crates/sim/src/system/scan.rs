@@ -19,7 +19,7 @@ const PERIOD_LEAST_PS: u64 = PERIOD_PS / 10;
 /// The longest period for memory of one scan's size (`scan_period_max_ms`).
 const PERIOD_MAX_PS: u64 = 60 * PERIOD_PS;
 
-/// The time until the first scan (`scan_delay_ms`).
+/// The time from a process's start until the first scan (`scan_delay_ms`).
 const DELAY_PS: u64 = 1_000_000_000_000;
 
 /// A thread that scanned runs so many times as long before it scans again.
@@ -29,6 +29,18 @@ const RUN_PER_SCAN: u64 = 32;
 /// to a thread for it not to (`NUMA_PERIOD_SLOTS`, `NUMA_PERIOD_THRESHOLD`).
 const PERIOD_SLOTS: u64 = 10;
 const PRIVATE_SLOTS: u64 = 7;
+
+/// What the kernel learns from a pass for the length of its period.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Learnt {
+    /// It counted no fault: the period stays.
+    Nothing,
+    /// That nothing is local or shared, or that moving failed: the period doubles.
+    NoUse,
+    /// It counted faults: the period shrinks, the more so the fewer of them come from a thread that
+    /// faulted on the same page before.
+    Faults,
+}
 
 /// When the next scan is due.
 #[derive(Debug)]
@@ -44,18 +56,22 @@ impl Pace {
     /// That of a process with so much memory.
     pub(super) fn new(bytes: u64, threads: u64) -> Self {
         let scans_per_pass = bytes.div_ceil(SCAN_BYTES).max(1);
+        let threads = threads.max(1);
         let least_ps = (PERIOD_PS / scans_per_pass).max(PERIOD_LEAST_PS);
-        let most_ps = (PERIOD_MAX_PS / scans_per_pass).max(least_ps);
+        // Threads that share all memory are one group, which may take as many times as long, by
+        // the share of its faults that are not private to one.
+        let shared = (threads - 1).max(1);
+        let most_ps = (shared * PERIOD_MAX_PS / scans_per_pass).max(least_ps);
         Self {
-            threads: threads.max(1),
+            threads,
             period_ps: least_ps,
             bounds_ps: least_ps..=most_ps,
         }
     }
 
-    /// When the first scan is due.
-    pub(super) fn start(&self, now_ps: u64) -> u64 {
-        now_ps + DELAY_PS
+    /// When the first scan is due of a process that is `new`, or has run for a while.
+    pub(super) fn start(&self, now_ps: u64, new: bool) -> u64 {
+        now_ps + if new { DELAY_PS } else { 0 }
     }
 
     /// When the next scan is due after one that began at `began_ps`.
@@ -64,16 +80,16 @@ impl Pace {
         began_ps + self.period_ps.max(run_ps)
     }
 
-    /// A pass over all memory has ended. Without use, because nothing was learnt or nothing could
-    /// be moved, the period doubles; else it shrinks, the more so the fewer faults come from a thread
-    /// that faulted on the same page before.
-    pub(super) fn pass_ended(&mut self, useful: bool) {
-        let period_ps = if useful {
-            let private = PERIOD_SLOTS / self.threads;
-            let shrunk = PRIVATE_SLOTS.saturating_sub(private);
-            self.period_ps - self.period_ps / PERIOD_SLOTS * shrunk
-        } else {
-            2 * self.period_ps
+    /// A pass over all memory has ended.
+    pub(super) fn pass_ended(&mut self, learnt: Learnt) {
+        let period_ps = match learnt {
+            Learnt::Nothing => self.period_ps,
+            Learnt::NoUse => 2 * self.period_ps,
+            Learnt::Faults => {
+                let private = PERIOD_SLOTS / self.threads;
+                let shrunk = PRIVATE_SLOTS.saturating_sub(private);
+                self.period_ps - self.period_ps / PERIOD_SLOTS * shrunk
+            }
         };
         self.period_ps = period_ps.clamp(*self.bounds_ps.start(), *self.bounds_ps.end());
     }
@@ -126,9 +142,10 @@ mod tests {
         assert_eq!(large.after(0, 0), PERIOD_LEAST_PS);
         // A scan of 50 ms is followed by 32 times as long, on four threads.
         assert_eq!(large.after(0, 50_000_000_000), 400_000_000_000);
-        (0..10).for_each(|_| large.pass_ended(false));
-        assert_eq!(large.after(0, 0), PERIOD_MAX_PS / 56);
-        (0..20).for_each(|_| large.pass_ended(true));
+        (0..10).for_each(|_| large.pass_ended(Learnt::NoUse));
+        large.pass_ended(Learnt::Nothing);
+        assert_eq!(large.after(0, 0), 3 * PERIOD_MAX_PS / 56);
+        (0..20).for_each(|_| large.pass_ended(Learnt::Faults));
         assert_eq!(large.after(0, 0), PERIOD_LEAST_PS);
     }
 
