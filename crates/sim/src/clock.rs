@@ -30,6 +30,8 @@ pub(crate) trait Face {
     fn deactivate(&mut self, place: u32);
     /// Whether the inactive page that begins here was accessed since; that is forgotten.
     fn take_accessed(&mut self, place: u32) -> bool;
+    /// The same for any page, found on a walk over tables.
+    fn walk_accessed(&mut self, place: u32) -> bool;
     /// Demotes the page that begins here; false when there is no room below.
     fn demote(&mut self, place: u32) -> bool;
     /// Whether enough is free.
@@ -87,19 +89,30 @@ fn active_per_inactive(bytes: u64) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
     /// Pages of one place each; time passes with every look.
-    struct Pages {
+    pub(crate) struct Pages {
         /// What is there: whether it was accessed, and how often it was looked at.
-        pages: Vec<Option<(bool, u32)>>,
-        free: usize,
-        enough: usize,
-        room: usize,
-        now_ps: u64,
+        pub(crate) pages: Vec<Option<(bool, u32)>>,
+        pub(crate) free: usize,
+        pub(crate) enough: usize,
+        pub(crate) room: usize,
+        pub(crate) now_ps: u64,
+    }
+
+    impl Pages {
+        /// Some of them are accessed.
+        pub(crate) fn access(&mut self, used: &[bool]) {
+            for (page, &used) in self.pages.iter_mut().zip(used) {
+                if let Some(page) = page {
+                    page.0 |= used;
+                }
+            }
+        }
     }
 
     impl Face for Pages {
@@ -120,6 +133,9 @@ mod tests {
             let page = self.pages[place as usize].as_mut().expect("a page");
             page.1 += 1;
             std::mem::take(&mut page.0)
+        }
+        fn walk_accessed(&mut self, place: u32) -> bool {
+            self.take_accessed(place)
         }
         fn demote(&mut self, place: u32) -> bool {
             if self.room == 0 {
@@ -164,11 +180,7 @@ mod tests {
             let mut face = Pages { pages, free: 0, enough: idle, room: usize::MAX, now_ps: 0 };
             let mut clock = Clock::default();
             for _ in 0..used.len() * 20 {
-                for (page, &used) in face.pages.iter_mut().zip(&used) {
-                    if let Some(page) = page {
-                        page.0 |= used;
-                    }
-                }
+                face.access(&used);
                 let until_ps = face.now_ps + 1;
                 clock.turn(&mut face, until_ps);
             }

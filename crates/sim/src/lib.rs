@@ -6,6 +6,7 @@
 mod cases;
 mod clock;
 mod error;
+mod generations;
 mod guest;
 mod hypervisor;
 mod latency;

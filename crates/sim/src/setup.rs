@@ -4,7 +4,8 @@ use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, MIB, Tuning};
 use demeter_scenario::{Cpu, Scenario, Thp, Workload};
 
 use crate::error::SimError;
-use crate::guest::{Guest, GuestConfig, Watermarks};
+use crate::generations::Generations;
+use crate::guest::{Guest, GuestConfig, Lists, Watermarks};
 use crate::hypervisor::{Backing, BackingPolicy, Hypervisor};
 use crate::machine::actor::Vcpu;
 use crate::machine::core::Core;
@@ -151,6 +152,10 @@ impl Setup {
             watermarks: match parts.classify {
                 Classify::RepeatedFault => Watermarks::TPP,
                 _ => Watermarks::LINUX,
+            },
+            lists: match parts.classify {
+                Classify::SoonFault => Lists::Generations(Generations::default()),
+                _ => Lists::default(),
             },
         };
         let guest_tables = Radix::table_bytes(fast.0 + slow.0).next_multiple_of(BLOCK_SIZE);

@@ -12,7 +12,6 @@ mod reclaim;
 
 use demeter_policy::{BLOCK_SIZE, ByteCount, GuestVirtAddr, VirtRange};
 
-use crate::clock::Clock;
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
@@ -20,6 +19,7 @@ use crate::machine::radix::{HUGE_BITS, PageSize, Radix};
 use crate::program::Region;
 use frames::Frames;
 pub(crate) use node::{Node, Watermarks};
+pub(crate) use reclaim::Lists;
 
 /// Where the first region begins: nothing is mapped below, as on real systems.
 const FIRST_BASE: u64 = 1 << 30;
@@ -43,6 +43,8 @@ pub(crate) struct GuestConfig {
     pub(crate) huge_pages: bool,
     /// Those of the fast node.
     pub(crate) watermarks: Watermarks,
+    /// What reclaim goes by.
+    pub(crate) lists: Lists,
 }
 
 /// Counts of what happened, in real pages or bytes.
@@ -70,7 +72,7 @@ pub(crate) struct Guest {
     /// What fast memory is kept for; the rest is what is still to come of it.
     promised: Vec<VirtRange>,
     promised_frames: u32,
-    clock: Clock,
+    lists: Lists,
     /// Frames that the kernel has copied to, and their pages' sizes, since this was last asked.
     written: Vec<(u32, PageSize)>,
     /// First touches so far.
@@ -104,7 +106,7 @@ impl Guest {
             huge_pages: config.huge_pages,
             promised: vec![],
             promised_frames: 0,
-            clock: Clock::default(),
+            lists: config.lists.clone(),
             written: vec![],
             first_touches: 0,
         }

@@ -1,10 +1,27 @@
 //! What reclaim does with the pages of a guest's fast node.
 
 use super::Guest;
-use crate::clock::Face;
+use crate::clock::{Clock, Face};
+use crate::generations::Generations;
 use crate::list::Seen;
 use crate::machine::actor::Actor;
+use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
+
+/// How a kernel keeps its pages in order of use.
+#[derive(Debug, Clone)]
+pub(crate) enum Lists {
+    /// An active and an inactive list: the kernel of TPP.
+    Two(Clock),
+    /// Generations: kernels of today.
+    Generations(Generations),
+}
+
+impl Default for Lists {
+    fn default() -> Self {
+        Self::Two(Clock::default())
+    }
+}
 
 /// The fast node's frames, and who looks at them.
 struct FastNode<'a, 'b> {
@@ -26,10 +43,13 @@ impl Guest {
     /// Demotes until enough is free, there is nothing to demote, or it is `until_ps`; true when
     /// there is no more to do.
     pub(crate) fn reclaim(&mut self, actor: &mut Actor<'_>, until_ps: u64) -> bool {
-        let mut clock = std::mem::take(&mut self.clock);
+        let mut lists = std::mem::take(&mut self.lists);
         let mut node = FastNode { guest: self, actor };
-        let is_done = clock.turn(&mut node, until_ps);
-        self.clock = clock;
+        let is_done = match &mut lists {
+            Lists::Two(clock) => clock.turn(&mut node, until_ps),
+            Lists::Generations(generations) => generations.turn(&mut node, until_ps),
+        };
+        self.lists = lists;
         is_done
     }
 }
@@ -80,6 +100,18 @@ impl Face for FastNode<'_, '_> {
         let (accessed, pages) = self.look(place);
         self.guest.counts.scanned_by_reclaim += pages;
         accessed
+    }
+
+    fn walk_accessed(&mut self, place: u32) -> bool {
+        let Some(used) = self.guest.frames.used(self.frame(place)) else {
+            return false;
+        };
+        let real = if used.huge { 0 } else { self.actor.k };
+        let scan_ps = self.actor.costs.scan_entry_ps;
+        self.actor.charge(Cause::Track, scan_ps << real);
+        let gva = u64::from(used.page) << self.guest.page_bits;
+        let entry = self.guest.tables.find_mut(gva);
+        entry.is_some_and(|(entry, _)| entry.take_accessed())
     }
 
     fn demote(&mut self, place: u32) -> bool {

@@ -28,6 +28,7 @@ impl Bench {
             nodes: [ByteCount(8 * MIB), ByteCount(32 * MIB)],
             huge_pages,
             watermarks: Watermarks::LINUX,
+            lists: Lists::default(),
         };
         let tier = TierSheet {
             latency_ps: 80 * PS_PER_NS,

@@ -292,14 +292,14 @@ fn single_operations_take_as_long_at_any_scale() {
         assert!(off.abs() < 0.01, "{system}: {} and {mean_ns}", tail.mean_ns);
         tail
     };
-    for system in [System::None, System::Linux] {
+    // A tick falls on one operation in a thousand, and reclaim on as many: 99.9 % lies on an edge.
+    for (system, edge) in [(System::None, 0.4), (System::Linux, 0.7)] {
         let (small, large) = (tail(1, system), tail(4, system));
         for (name, small, large, off) in [
             ("p50", small.p50_ns, large.p50_ns, 0.05),
             ("p90", small.p90_ns, large.p90_ns, 0.05),
             ("p99", small.p99_ns, large.p99_ns, 0.1),
-            // A tick falls on one operation in a thousand: this lies on an edge.
-            ("p99.9", small.p999_ns, large.p999_ns, 0.4),
+            ("p99.9", small.p999_ns, large.p999_ns, edge),
         ] {
             let ratio = large / small;
             assert!(

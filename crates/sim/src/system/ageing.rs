@@ -205,6 +205,10 @@ impl Face for VmPages<'_, '_> {
         self.look(place)
     }
 
+    fn walk_accessed(&mut self, place: u32) -> bool {
+        self.look(place)
+    }
+
     fn demote(&mut self, place: u32) -> bool {
         if let Some(seen) = self.seen.get_mut(place as usize) {
             *seen = Seen::default();

@@ -110,7 +110,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::guest::{GuestConfig, Watermarks};
+    use crate::guest::{GuestConfig, Lists, Watermarks};
     use crate::system::heat::PID;
 
     /// A guest whose fast node is free.
@@ -121,6 +121,7 @@ mod tests {
             nodes: [ByteCount(fast_mib * MIB), ByteCount(64 * MIB)],
             huge_pages: true,
             watermarks: Watermarks::LINUX,
+            lists: Lists::default(),
         })
     }
 
