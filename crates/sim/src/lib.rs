@@ -4,16 +4,14 @@
 //! The same scenario and seed give the same result, on any machine and with any number of threads.
 
 mod cases;
-mod clock;
 mod error;
-mod generations;
 mod guest;
 mod hypervisor;
 mod latency;
-mod list;
 mod machine;
 mod pool;
 mod program;
+mod reclaim;
 mod result;
 mod run;
 mod setup;

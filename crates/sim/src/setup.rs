@@ -4,8 +4,7 @@ use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, MIB, Tuning};
 use demeter_scenario::{Cpu, Scenario, Thp, Workload};
 
 use crate::error::SimError;
-use crate::generations::Generations;
-use crate::guest::{Guest, GuestConfig, Lists, Watermarks};
+use crate::guest::{Guest, GuestConfig, Watermarks};
 use crate::hypervisor::{Backing, BackingPolicy, Hypervisor};
 use crate::machine::actor::Vcpu;
 use crate::machine::core::Core;
@@ -17,6 +16,7 @@ use crate::machine::sheet::{ICE_LAKE_SP, PS_PER_NS, Sheet, ZEN_3, emulator};
 use crate::machine::tier::{LINE_BYTES, TierSheet};
 use crate::machine::walk::Space;
 use crate::program::Program;
+use crate::reclaim::{Generations, Lists};
 use crate::system::{self, AgentSettings, Classify, Manager, Parts};
 use crate::vm::{Hardware, Host, Machine, Vm};
 use crate::workload::accesses_per_operation;

@@ -1,6 +1,6 @@
 //! What a guest's kernel knows of each of its frames: who maps it, and how it was used.
 
-use crate::list::Seen;
+use crate::reclaim::Seen;
 
 /// Whether a page begins at a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -17,9 +17,9 @@ use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
 use crate::machine::radix::{HUGE_BITS, PageSize, Radix};
 use crate::program::Region;
+use crate::reclaim::Lists;
 use frames::Frames;
 pub(crate) use node::{Node, Watermarks};
-pub(crate) use reclaim::Lists;
 
 /// Where the first region begins: nothing is mapped below, as on real systems.
 const FIRST_BASE: u64 = 1 << 30;

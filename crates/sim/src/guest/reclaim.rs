@@ -1,27 +1,10 @@
 //! What reclaim does with the pages of a guest's fast node.
 
 use super::Guest;
-use crate::clock::{Clock, Face};
-use crate::generations::Generations;
-use crate::list::Seen;
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
-
-/// How a kernel keeps its pages in order of use.
-#[derive(Debug, Clone)]
-pub(crate) enum Lists {
-    /// An active and an inactive list: the kernel of TPP.
-    Two(Clock),
-    /// Generations: kernels of today.
-    Generations(Generations),
-}
-
-impl Default for Lists {
-    fn default() -> Self {
-        Self::Two(Clock::default())
-    }
-}
+use crate::reclaim::{Reclaimable, Seen};
 
 /// The fast node's frames, and who looks at them.
 struct FastNode<'a, 'b> {
@@ -45,10 +28,7 @@ impl Guest {
     pub(crate) fn reclaim(&mut self, actor: &mut Actor<'_>, until_ps: u64) -> bool {
         let mut lists = std::mem::take(&mut self.lists);
         let mut node = FastNode { guest: self, actor };
-        let is_done = match &mut lists {
-            Lists::Two(clock) => clock.turn(&mut node, until_ps),
-            Lists::Generations(generations) => generations.turn(&mut node, until_ps),
-        };
+        let is_done = lists.turn(&mut node, until_ps);
         self.lists = lists;
         is_done
     }
@@ -74,7 +54,7 @@ impl FastNode<'_, '_> {
     }
 }
 
-impl Face for FastNode<'_, '_> {
+impl Reclaimable for FastNode<'_, '_> {
     fn places(&self) -> u32 {
         self.guest.nodes[0].frames().len() as u32
     }

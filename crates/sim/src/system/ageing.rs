@@ -9,13 +9,12 @@
 use super::Memory;
 use super::reclaimer::Reclaimer;
 use super::scan::{Cursor, Learnt, Pace};
-use crate::clock::{Clock, Face};
 use crate::hypervisor::{Backing, Hypervisor};
-use crate::list::Seen;
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
+use crate::reclaim::{Clock, Reclaimable, Seen};
 
 /// Contended locks that such an exit takes: the second-level tables', to see what is wrong and to
 /// mend it, and in between that of the lists of pages.
@@ -181,7 +180,7 @@ impl VmPages<'_, '_> {
     }
 }
 
-impl Face for VmPages<'_, '_> {
+impl Reclaimable for VmPages<'_, '_> {
     fn places(&self) -> u32 {
         (self.end_gpa >> self.backing.tree.page_bits()) as u32
     }

@@ -110,7 +110,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::guest::{GuestConfig, Lists, Watermarks};
+    use crate::guest::{GuestConfig, Watermarks};
+    use crate::reclaim::Lists;
     use crate::system::heat::PID;
 
     /// A guest whose fast node is free.

@@ -1,7 +1,4 @@
-//! Reclaim by generations, as Linux's multi-generational LRU does it (mm/vmscan.c, `lru_gen_*`).
-//!
-//! # Problem
-//! As [`crate::clock`]: which pages of fast memory nobody uses, by a bit for each.
+//! Generations, as in Linux's multi-generational LRU (mm/vmscan.c, `lru_gen_*`).
 //!
 //! # Approach
 //! A page belongs to the generation in which it was last found accessed. Ageing begins a new
@@ -14,7 +11,7 @@
 //! - A page that was accessed in the youngest two generations stays.
 //! - A run ends: when enough is free, after its rounds, at its time, or when nothing can move.
 
-use crate::clock::Face;
+use super::Reclaimable;
 
 /// Rounds of ageing in one run.
 const ROUNDS: u32 = 8;
@@ -50,12 +47,12 @@ impl Default for Generations {
 impl Generations {
     /// Demotes until enough is free, its rounds are done, or it is `until_ps`; true when there is no
     /// more to do.
-    pub(crate) fn turn(&mut self, face: &mut impl Face, until_ps: u64) -> bool {
-        let places = face.places();
+    pub(crate) fn turn(&mut self, pages: &mut impl Reclaimable, until_ps: u64) -> bool {
+        let places = pages.places();
         self.of.resize(places as usize, self.youngest);
         let mut rounds = ROUNDS;
-        while !face.has_enough() {
-            if face.now_ps() >= until_ps {
+        while !pages.has_enough() {
+            if pages.now_ps() >= until_ps {
                 return false;
             }
             if self.left == 0 {
@@ -63,11 +60,11 @@ impl Generations {
                     return true;
                 }
                 rounds -= 1;
-                self.age(face);
+                self.age(pages);
                 self.left = places;
             }
             let place = self.hand % places;
-            let page = face.page_at(place);
+            let page = pages.page_at(place);
             let step = page.unwrap_or(1);
             self.hand = (place + step) % places;
             self.left = self.left.saturating_sub(step);
@@ -75,9 +72,9 @@ impl Generations {
             if page.is_none() || !is_old {
                 continue;
             }
-            if face.take_accessed(place) {
+            if pages.take_accessed(place) {
                 self.of[place as usize] = self.youngest;
-            } else if !face.demote(place) {
+            } else if !pages.demote(place) {
                 return true;
             }
         }
@@ -85,13 +82,13 @@ impl Generations {
     }
 
     /// Begins a generation.
-    fn age(&mut self, face: &mut impl Face) {
+    fn age(&mut self, pages: &mut impl Reclaimable) {
         self.youngest += 1;
-        let places = face.places();
+        let places = pages.places();
         let mut place = 0;
         while place < places {
-            let page = face.page_at(place);
-            if page.is_some() && face.walk_accessed(place) {
+            let page = pages.page_at(place);
+            if page.is_some() && pages.walk_accessed(place) {
                 self.of[place as usize] = self.youngest;
             }
             place += page.unwrap_or(1);
@@ -104,7 +101,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::clock::tests::Pages;
+    use crate::reclaim::fake::Pages;
 
     proptest! {
         #[test]
@@ -116,12 +113,12 @@ mod tests {
         ) {
             let pages: Vec<_> = pages.into_iter().map(|p| p.map(|a| (a, 0))).collect();
             let count = pages.iter().flatten().count();
-            let mut face = Pages { pages, free: 0, enough, room, now_ps: 0 };
-            let is_done = Generations::default().turn(&mut face, until_ps);
-            prop_assert!(face.free <= enough.min(room).min(count));
-            prop_assert!(is_done || face.now_ps >= until_ps);
+            let mut pages = Pages { pages, free: 0, enough, room, now_ps: 0 };
+            let is_done = Generations::default().turn(&mut pages, until_ps);
+            prop_assert!(pages.free <= enough.min(room).min(count));
+            prop_assert!(is_done || pages.now_ps >= until_ps);
             // Ageing is one walk, whatever the time.
-            prop_assert!(face.now_ps <= until_ps + count as u64 + 1);
+            prop_assert!(pages.now_ps <= until_ps + count as u64 + 1);
         }
 
         /// What is accessed between any two runs stays, if a run ages once.
@@ -129,14 +126,14 @@ mod tests {
         fn what_is_accessed_stays(used in prop::collection::vec(any::<bool>(), 16..100)) {
             let pages = used.iter().map(|_| Some((true, 0))).collect();
             let idle = used.iter().filter(|&&u| !u).count();
-            let mut face = Pages { pages, free: 0, enough: idle, room: usize::MAX, now_ps: 0 };
+            let mut pages = Pages { pages, free: 0, enough: idle, room: usize::MAX, now_ps: 0 };
             let mut generations = Generations::default();
             for _ in 0..used.len() * 20 {
-                face.access(&used);
-                let until_ps = face.now_ps + 1;
-                generations.turn(&mut face, until_ps);
+                pages.access(&used);
+                let until_ps = pages.now_ps + 1;
+                generations.turn(&mut pages, until_ps);
             }
-            for (page, &used) in face.pages.iter().zip(&used) {
+            for (page, &used) in pages.pages.iter().zip(&used) {
                 prop_assert_eq!(page.is_some(), used);
             }
         }
