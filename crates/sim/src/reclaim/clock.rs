@@ -6,10 +6,6 @@
 //! inactive list it is active again if it was accessed in between, else it is demoted. The model
 //! is a clock with two hands over the places where pages may be: what lies between them is
 //! inactive.
-//!
-//! # Properties
-//! - A page that was accessed after it became inactive stays.
-//! - A run ends: when enough is free, after two rounds, at its time, or when nothing can move.
 
 use super::Reclaimable;
 
@@ -62,47 +58,4 @@ impl Clock {
 /// (mm/vmscan.c, `inactive_is_low`).
 fn active_per_inactive(bytes: u64) -> u32 {
     ((10 * (bytes >> 30)).isqrt() as u32).max(1)
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::reclaim::fake::Pages;
-
-    proptest! {
-        #[test]
-        fn a_run_ends_and_demotes_no_more_than_it_should(
-            pages in prop::collection::vec(prop::option::of(any::<bool>()), 1..300),
-            enough in 0usize..300,
-            room in 0usize..300,
-            until_ps in 0u64..2000,
-        ) {
-            let pages: Vec<_> = pages.into_iter().map(|p| p.map(|a| (a, 0))).collect();
-            let count = pages.iter().flatten().count();
-            let mut pages = Pages { pages, free: 0, enough, room, now_ps: 0 };
-            let is_done = Clock::default().turn(&mut pages, until_ps);
-            prop_assert!(pages.free <= enough.min(room).min(count));
-            prop_assert!(pages.now_ps <= until_ps.max(1));
-            prop_assert!(is_done || pages.now_ps >= until_ps);
-        }
-
-        /// Whatever is accessed before each turn stays, if a turn takes one look.
-        #[test]
-        fn what_is_accessed_stays(used in prop::collection::vec(any::<bool>(), 16..100)) {
-            let pages = used.iter().map(|_| Some((true, 0))).collect();
-            let idle = used.iter().filter(|&&u| !u).count();
-            let mut pages = Pages { pages, free: 0, enough: idle, room: usize::MAX, now_ps: 0 };
-            let mut clock = Clock::default();
-            for _ in 0..used.len() * 20 {
-                pages.access(&used);
-                let until_ps = pages.now_ps + 1;
-                clock.turn(&mut pages, until_ps);
-            }
-            for (page, &used) in pages.pages.iter().zip(&used) {
-                prop_assert_eq!(page.is_some(), used);
-            }
-        }
-    }
 }

@@ -6,10 +6,6 @@
 //! Pages of the oldest generation are looked at once more and demoted, or join the youngest. When
 //! it is empty and only two are left, ageing comes again, at once if need be: where everything is
 //! accessed soon, the time between two looks shrinks until something was not.
-//!
-//! # Properties
-//! - A page that was accessed in the youngest two generations stays.
-//! - A run ends: when enough is free, after its rounds, at its time, or when nothing can move.
 
 use super::Reclaimable;
 
@@ -92,50 +88,6 @@ impl Generations {
                 self.of[place as usize] = self.youngest;
             }
             place += page.unwrap_or(1);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::reclaim::fake::Pages;
-
-    proptest! {
-        #[test]
-        fn a_run_ends_and_demotes_no_more_than_it_should(
-            pages in prop::collection::vec(prop::option::of(any::<bool>()), 1..300),
-            enough in 0usize..300,
-            room in 0usize..300,
-            until_ps in 0u64..5000,
-        ) {
-            let pages: Vec<_> = pages.into_iter().map(|p| p.map(|a| (a, 0))).collect();
-            let count = pages.iter().flatten().count();
-            let mut pages = Pages { pages, free: 0, enough, room, now_ps: 0 };
-            let is_done = Generations::default().turn(&mut pages, until_ps);
-            prop_assert!(pages.free <= enough.min(room).min(count));
-            prop_assert!(is_done || pages.now_ps >= until_ps);
-            // Ageing is one walk, whatever the time.
-            prop_assert!(pages.now_ps <= until_ps + count as u64 + 1);
-        }
-
-        /// What is accessed between any two runs stays, if a run ages once.
-        #[test]
-        fn what_is_accessed_stays(used in prop::collection::vec(any::<bool>(), 16..100)) {
-            let pages = used.iter().map(|_| Some((true, 0))).collect();
-            let idle = used.iter().filter(|&&u| !u).count();
-            let mut pages = Pages { pages, free: 0, enough: idle, room: usize::MAX, now_ps: 0 };
-            let mut generations = Generations::default();
-            for _ in 0..used.len() * 20 {
-                pages.access(&used);
-                let until_ps = pages.now_ps + 1;
-                generations.turn(&mut pages, until_ps);
-            }
-            for (page, &used) in pages.pages.iter().zip(&used) {
-                prop_assert_eq!(page.is_some(), used);
-            }
         }
     }
 }

@@ -3,6 +3,10 @@
 //! # Problem
 //! Pages of fast memory that nobody uses have to go to slow memory, until enough is free. What
 //! is known of a page is one bit, whether it was accessed since the bit was last cleared.
+//!
+//! # Properties
+//! - A page that was accessed between two looks stays.
+//! - A run ends: when enough is free, after its rounds, at its time, or when nothing can move.
 
 mod clock;
 mod generations;
@@ -61,22 +65,24 @@ impl Lists {
 }
 
 #[cfg(test)]
-mod fake {
-    use super::Reclaimable;
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
 
     /// Pages of one place each; time passes with every look.
-    pub(crate) struct Pages {
+    struct Pages {
         /// What is there: whether it was accessed, and how often it was looked at.
-        pub(crate) pages: Vec<Option<(bool, u32)>>,
-        pub(crate) free: usize,
-        pub(crate) enough: usize,
-        pub(crate) room: usize,
-        pub(crate) now_ps: u64,
+        pages: Vec<Option<(bool, u32)>>,
+        free: usize,
+        enough: usize,
+        room: usize,
+        now_ps: u64,
     }
 
     impl Pages {
         /// Some of them are accessed.
-        pub(crate) fn access(&mut self, used: &[bool]) {
+        fn access(&mut self, used: &[bool]) {
             for (page, &used) in self.pages.iter_mut().zip(used) {
                 if let Some(page) = page {
                     page.0 |= used;
@@ -122,6 +128,49 @@ mod fake {
         }
         fn now_ps(&self) -> u64 {
             self.now_ps
+        }
+    }
+
+    fn all_kinds() -> [Lists; 2] {
+        [Lists::default(), Lists::Generations(Generations::default())]
+    }
+
+    proptest! {
+        #[test]
+        fn a_run_ends_and_demotes_no_more_than_it_should(
+            pages in prop::collection::vec(prop::option::of(any::<bool>()), 1..300),
+            enough in 0usize..300,
+            room in 0usize..300,
+            until_ps in 0u64..5000,
+        ) {
+            for mut lists in all_kinds() {
+                let pages: Vec<_> = pages.iter().map(|p| p.map(|a| (a, 0))).collect();
+                let count = pages.iter().flatten().count();
+                let mut pages = Pages { pages, free: 0, enough, room, now_ps: 0 };
+                let is_done = lists.turn(&mut pages, until_ps);
+                prop_assert!(pages.free <= enough.min(room).min(count));
+                prop_assert!(is_done || pages.now_ps >= until_ps);
+                // Ageing is one walk, whatever the time.
+                prop_assert!(pages.now_ps <= until_ps + count as u64 + 1);
+            }
+        }
+
+        /// What is accessed between any two looks stays.
+        #[test]
+        fn what_is_accessed_stays(used in prop::collection::vec(any::<bool>(), 16..100)) {
+            for mut lists in all_kinds() {
+                let pages = used.iter().map(|_| Some((true, 0))).collect();
+                let idle = used.iter().filter(|&&u| !u).count();
+                let mut pages = Pages { pages, free: 0, enough: idle, room: usize::MAX, now_ps: 0 };
+                for _ in 0..used.len() * 20 {
+                    pages.access(&used);
+                    let until_ps = pages.now_ps + 1;
+                    lists.turn(&mut pages, until_ps);
+                }
+                for (page, &used) in pages.pages.iter().zip(&used) {
+                    prop_assert_eq!(page.is_some(), used);
+                }
+            }
         }
     }
 }
