@@ -39,10 +39,10 @@ impl Program for Updates {
         self.states.len()
     }
 
-    fn populate(&mut self, _page_bytes: u64, out: &mut Batch) -> bool {
+    fn populate(&mut self, page_bytes: u64, out: &mut Batch) -> bool {
         while out.room() > 0 && self.touched < self.bytes {
             out.push(Access::store(GuestVirtAddr(self.base + self.touched)));
-            self.touched += PAGE_SIZE;
+            self.touched += page_bytes;
         }
         !out.accesses().is_empty()
     }
@@ -186,6 +186,32 @@ fn twice_the_work_takes_twice_the_time() {
     };
     let (once, twice) = (elapsed(20_000_000), elapsed(40_000_000));
     assert!((twice / once - 2.0).abs() < 0.02, "{once} and {twice}");
+}
+
+/// Whoever manages memory is at work while it is filled, on cores of its own and on shared ones; time
+/// that is lost or invented would be told.
+#[test]
+fn the_time_of_filling_counts_where_it_shall() {
+    let elapsed = |system, sim: &str| {
+        let mut scenario = scenario(
+            60,
+            &format!("operations = 4_000_000\nscale_bits = 5\n{sim}"),
+        );
+        scenario.machine.thp = demeter_scenario::Thp::Never;
+        let result = simulated(&scenario, system);
+        assert_eq!(
+            result.counters["page_faults"] > 0,
+            sim.contains("timed_fill")
+        );
+        result.elapsed_s.unwrap()
+    };
+    let small = "host_thp = \"never\"\ntimed_fill = true";
+    for system in System::ALL.into_iter().filter(|&s| is_modelled(s)) {
+        let (untimed, timed) = (elapsed(system, ""), elapsed(system, "timed_fill = true"));
+        assert!(timed > untimed, "{system}: {timed} and {untimed}");
+        let shared = elapsed(system, &format!("vms = 3\ncores = 2\n{small}"));
+        assert!(shared > elapsed(system, small), "{system}");
+    }
 }
 
 #[test]
