@@ -17,7 +17,7 @@ use crate::machine::radix::PageSize;
 use crate::reclaim::{Clock, Reclaimable, Seen};
 
 /// Contended locks that such an exit takes: the second-level tables', to see what is wrong and to
-/// mend it, and in between that of the lists of pages.
+/// mend it, and in between that of the lists of pages. Fitted, in that fewer are too fast.
 const LOCKS_PER_FAULT: u64 = 3;
 
 /// The hypervisor's part for one VM.
