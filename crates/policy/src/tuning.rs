@@ -136,46 +136,49 @@ mod tests {
 
     #[test]
     fn values_out_of_bounds_are_named_with_the_mend() {
-        let refused = |change: fn(&mut Tuning), said: &str| {
+        type Change = fn(&mut Tuning);
+        let refused: [(Change, &str); 9] = [
+            (
+                |t| t.epoch_ms = 9,
+                "epoch_ms = 9 is out of bounds; give 10 to 60000",
+            ),
+            (
+                |t| t.sample_period = 0,
+                "sample_period = 0 is out of bounds; give 1 to 2147483648",
+            ),
+            (
+                |t| t.tau_split = 0,
+                "tau_split = 0 is out of bounds; give 1 to 100000",
+            ),
+            (
+                |t| t.granularity_mib = 1,
+                "granularity_mib = 1 is out of bounds; give 2 to 1024",
+            ),
+            (
+                |t| t.granularity_mib = 3,
+                "granularity_mib = 3 is out of bounds; give a power of two",
+            ),
+            (
+                |t| t.max_ranges = 7,
+                "max_ranges = 7 is out of bounds; give 8 to 8192",
+            ),
+            (
+                |t| t.rate_limit_mib_s = 0,
+                "rate_limit_mib_s = 0 is out of bounds; give 1 to 1048576",
+            ),
+            (
+                |t| t.alpha = 0.5,
+                "alpha = 0.5 is out of bounds; give 1 to 1000",
+            ),
+            (
+                |t| t.alpha = f64::NAN,
+                "alpha = NaN is out of bounds; give 1 to 1000",
+            ),
+        ];
+        for (change, said) in refused {
             let mut tuning = Tuning::default();
             change(&mut tuning);
             assert_eq!(tuning.check().unwrap_err().to_string(), said);
-        };
-        refused(
-            |t| t.epoch_ms = 9,
-            "epoch_ms = 9 is out of bounds; give 10 to 60000",
-        );
-        refused(
-            |t| t.sample_period = 0,
-            "sample_period = 0 is out of bounds; give 1 to 2147483648",
-        );
-        refused(
-            |t| t.tau_split = 0,
-            "tau_split = 0 is out of bounds; give 1 to 100000",
-        );
-        refused(
-            |t| t.granularity_mib = 1,
-            "granularity_mib = 1 is out of bounds; give 2 to 1024",
-        );
-        refused(
-            |t| t.granularity_mib = 3,
-            "granularity_mib = 3 is out of bounds; give a power of two",
-        );
-        refused(
-            |t| t.max_ranges = 7,
-            "max_ranges = 7 is out of bounds; give 8 to 8192",
-        );
-        refused(
-            |t| t.rate_limit_mib_s = 0,
-            "rate_limit_mib_s = 0 is out of bounds; give 1 to 1048576",
-        );
-        refused(
-            |t| t.alpha = 0.5,
-            "alpha = 0.5 is out of bounds; give 1 to 1000",
-        );
-        refused(
-            |t| t.alpha = f64::NAN,
-            "alpha = NaN is out of bounds; give 1 to 1000",
-        );
+        }
     }
 }
