@@ -8,7 +8,7 @@
 
 use super::Memory;
 use super::reclaimer::Reclaimer;
-use super::scan::{Cursor, Learnt, Pace};
+use super::scan::{Cursor, Pace};
 use crate::hypervisor::{Backing, Hypervisor};
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
@@ -25,8 +25,6 @@ const LOCKS_PER_FAULT: u64 = 3;
 pub(crate) struct Ageing {
     pace: Pace,
     cursor: Cursor,
-    /// Whether anything was promoted since the last pass ended.
-    moved: bool,
     /// By guest-physical page.
     seen: Vec<Seen>,
     clock: Clock,
@@ -46,9 +44,8 @@ impl Ageing {
     /// Nothing seen yet.
     pub(crate) fn new(memory: Memory) -> Self {
         Self {
-            pace: Pace::new(memory.bytes, memory.threads),
+            pace: Pace::new(memory.bytes, memory.threads, true),
             cursor: Cursor::default(),
-            moved: false,
             seen: vec![],
             clock: Clock::default(),
             reclaimer: Reclaimer::default(),
@@ -90,9 +87,7 @@ impl Ageing {
         actor.charge_page(Cause::Track, marked * actor.costs.mark_page_ps);
         actor.invept(u64::from(marked > 0));
         if ended {
-            let moved = std::mem::take(&mut self.moved);
-            self.pace
-                .pass_ended(if moved { Learnt::NoUse } else { Learnt::Faults });
+            self.pace.pass_ended();
         }
         self.pace.after(began_ps, actor.now_ps())
     }
@@ -123,7 +118,8 @@ impl Ageing {
             self.reclaimer.wake(actor.now_ps());
         } else {
             // While it was taken out nobody could have its translation.
-            self.moved |= host.migrate(backing, gpa, TierId::Fast, actor);
+            let moved = host.migrate(backing, gpa, TierId::Fast, actor);
+            self.pace.promoted(moved);
             self.took_memory(host, actor.now_ps());
         }
     }

@@ -5,7 +5,7 @@
 //! whenever less is free than it wants.
 
 use super::reclaimer::Reclaimer;
-use super::scan::{Cursor, Learnt, Pace};
+use super::scan::{Cursor, Pace};
 use super::{Classify, Memory};
 use crate::guest::Guest;
 use crate::machine::actor::Actor;
@@ -22,8 +22,6 @@ pub(crate) struct Hints {
     reclaimer: Reclaimer,
     pace: Pace,
     cursor: Cursor,
-    /// Whether anything was promoted since the last pass ended.
-    moved: bool,
 }
 
 impl Hints {
@@ -32,9 +30,8 @@ impl Hints {
         Self {
             classify,
             reclaimer: Reclaimer::default(),
-            pace: Pace::new(memory.bytes, memory.threads),
+            pace: Pace::new(memory.bytes, memory.threads, is_tpp(classify)),
             cursor: Cursor::default(),
-            moved: false,
         }
     }
 
@@ -62,21 +59,9 @@ impl Hints {
             actor.flush_own();
         }
         if ended {
-            // Where Linux tiers it counts no faults but those of pages that it promoted, and of
-            // these none as local or shared. TPP counts all, but of many promotions some fail, if
-            // only because a page is on no list for a moment, and one failure is enough.
-            let moved = std::mem::take(&mut self.moved);
-            self.pace.pass_ended(match moved {
-                true => Learnt::NoUse,
-                false if self.is_tpp() => Learnt::Faults,
-                false => Learnt::Nothing,
-            });
+            self.pace.pass_ended();
         }
         self.pace.after(began_ps, actor.now_ps())
-    }
-
-    fn is_tpp(&self) -> bool {
-        self.classify == Classify::RepeatedFault
     }
 
     /// A marked page was accessed.
@@ -84,7 +69,7 @@ impl Hints {
         let Some(hint) = guest.hint_fault(gva, actor) else {
             return;
         };
-        let hot = if self.is_tpp() {
+        let hot = if is_tpp(self.classify) {
             // A page changes its list under the lock of all lists.
             guest.mark_accessed(gva);
             actor.contend(Cause::Hint, hint.pages);
@@ -99,14 +84,15 @@ impl Hints {
             self.reclaimer.wake(actor.now_ps());
         } else {
             // While it was marked nobody could have its translation.
-            self.moved |= guest.migrate(gva, TierId::Fast, false, actor);
+            let moved = guest.migrate(gva, TierId::Fast, false, actor);
+            self.pace.promoted(moved);
             self.took_memory(guest, actor.now_ps());
         }
     }
 
     /// Fast memory may have become less.
     pub(crate) fn took_memory(&mut self, guest: &Guest, now_ps: u64) {
-        if self.is_tpp() && guest.wants_more() {
+        if is_tpp(self.classify) && guest.wants_more() {
             self.reclaimer.wake(now_ps);
         }
     }
@@ -121,4 +107,8 @@ impl Hints {
         let work = |actor: &mut Actor<'_>, until_ps| guest.reclaim(actor, until_ps);
         self.reclaimer.turn(now_ps, actor, work);
     }
+}
+
+fn is_tpp(classify: Classify) -> bool {
+    classify == Classify::RepeatedFault
 }

@@ -30,18 +30,6 @@ const RUN_PER_SCAN: u64 = 32;
 const PERIOD_SLOTS: u64 = 10;
 const PRIVATE_SLOTS: u64 = 7;
 
-/// What the kernel learns from a pass for the length of its period.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Learnt {
-    /// It counted no fault: the period stays.
-    Nothing,
-    /// That nothing is local or shared, or that moving failed: the period doubles.
-    NoUse,
-    /// It counted faults: the period shrinks, the more so the fewer of them come from a thread that
-    /// faulted on the same page before.
-    Faults,
-}
-
 /// When the next scan is due.
 #[derive(Debug)]
 pub(super) struct Pace {
@@ -50,11 +38,16 @@ pub(super) struct Pace {
     period_ps: u64,
     /// What the period may shrink and grow to (`task_scan_min`, `task_scan_max`).
     bounds_ps: RangeInclusive<u64>,
+    /// Whether faults on pages that stay in slow memory are counted.
+    counts_all: bool,
+    /// Whether anything was promoted since the last pass ended.
+    promoted: bool,
 }
 
 impl Pace {
-    /// That of a process with so much memory.
-    pub(super) fn new(bytes: u64, threads: u64) -> Self {
+    /// That of a process with so much memory, in a kernel that counts all faults, or as Linux does
+    /// where it tiers only those of pages that it promoted.
+    pub(super) fn new(bytes: u64, threads: u64, counts_all: bool) -> Self {
         let scans_per_pass = bytes.div_ceil(SCAN_BYTES).max(1);
         let threads = threads.max(1);
         let least_ps = (PERIOD_PS / scans_per_pass).max(PERIOD_LEAST_PS);
@@ -66,6 +59,8 @@ impl Pace {
             threads,
             period_ps: least_ps,
             bounds_ps: least_ps..=most_ps,
+            counts_all,
+            promoted: false,
         }
     }
 
@@ -80,16 +75,25 @@ impl Pace {
         began_ps + self.period_ps.max(run_ps)
     }
 
-    /// A pass over all memory has ended.
-    pub(super) fn pass_ended(&mut self, learnt: Learnt) {
-        let period_ps = match learnt {
-            Learnt::Nothing => self.period_ps,
-            Learnt::NoUse => 2 * self.period_ps,
-            Learnt::Faults => {
-                let private = PERIOD_SLOTS / self.threads;
-                let shrunk = PRIVATE_SLOTS.saturating_sub(private);
-                self.period_ps - self.period_ps / PERIOD_SLOTS * shrunk
-            }
+    /// A page was to be promoted, and was or was not.
+    pub(super) fn promoted(&mut self, was: bool) {
+        self.promoted |= was;
+    }
+
+    /// A pass over all memory has ended. Where pages were promoted the period doubles: Linux counts
+    /// none of them as local or shared; and of many promotions some fail, if only because a page is
+    /// on no list for a moment, and to a kernel that counts all one failure is enough. Else the period
+    /// stays or, where faults were counted, shrinks, the more so the fewer of them come from a thread
+    /// that faulted on the same page before.
+    pub(super) fn pass_ended(&mut self) {
+        let period_ps = if std::mem::take(&mut self.promoted) {
+            2 * self.period_ps
+        } else if self.counts_all {
+            let private = PERIOD_SLOTS / self.threads;
+            let shrunk = PRIVATE_SLOTS.saturating_sub(private);
+            self.period_ps - self.period_ps / PERIOD_SLOTS * shrunk
+        } else {
+            self.period_ps
         };
         self.period_ps = period_ps.clamp(*self.bounds_ps.start(), *self.bounds_ps.end());
     }
@@ -136,16 +140,20 @@ mod tests {
 
     #[test]
     fn the_period_follows_size_and_use() {
-        let small = Pace::new(SCAN_BYTES, 1);
+        let small = Pace::new(SCAN_BYTES, 1, true);
         assert_eq!(small.after(5, 6), 5 + PERIOD_PS);
-        let mut large = Pace::new(56 * SCAN_BYTES, 4);
+        let mut large = Pace::new(56 * SCAN_BYTES, 4, false);
         assert_eq!(large.after(0, 0), PERIOD_LEAST_PS);
         // A scan of 50 ms is followed by 32 times as long, on four threads.
         assert_eq!(large.after(0, 50_000_000_000), 400_000_000_000);
-        (0..10).for_each(|_| large.pass_ended(Learnt::NoUse));
-        large.pass_ended(Learnt::Nothing);
+        for _ in 0..10 {
+            large.promoted(true);
+            large.pass_ended();
+        }
+        large.pass_ended();
         assert_eq!(large.after(0, 0), 3 * PERIOD_MAX_PS / 56);
-        (0..20).for_each(|_| large.pass_ended(Learnt::Faults));
+        large.counts_all = true;
+        (0..20).for_each(|_| large.pass_ended());
         assert_eq!(large.after(0, 0), PERIOD_LEAST_PS);
     }
 
