@@ -67,6 +67,7 @@ impl Hypervisor {
         let end = middle + frames(slow);
         let hypervisor = Self {
             nodes: [
+                // Only where the hypervisor manages the tiers do they matter.
                 Node::new(first..middle, per_block, Watermarks::TPP),
                 Node::new(middle..end, per_block, Watermarks::NONE),
             ],

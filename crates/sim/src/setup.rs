@@ -144,19 +144,21 @@ impl Setup {
             [fast, slow]
         };
         let vms = programs.len() as u64;
+        let (watermarks, lists) = match parts.classify {
+            Classify::RepeatedFault => (Watermarks::TPP, Lists::default()),
+            Classify::SoonFault => (
+                Watermarks::LINUX,
+                Lists::Generations(Generations::default()),
+            ),
+            _ => (Watermarks::LINUX, Lists::default()),
+        };
         let guest_config = GuestConfig {
             levels: self.sheet.levels,
             page_bits: self.page_bits(),
             nodes,
             huge_pages: self.huge_pages,
-            watermarks: match parts.classify {
-                Classify::RepeatedFault => Watermarks::TPP,
-                _ => Watermarks::LINUX,
-            },
-            lists: match parts.classify {
-                Classify::SoonFault => Lists::Generations(Generations::default()),
-                _ => Lists::default(),
-            },
+            watermarks,
+            lists,
         };
         let guest_tables = Radix::table_bytes(fast.0 + slow.0).next_multiple_of(BLOCK_SIZE);
         let host_tables = Radix::table_bytes(guest_tables + fast.0 + slow.0 + BLOCK_SIZE);

@@ -100,6 +100,9 @@ impl Frames {
     /// Bytes of the simulator's own memory.
     #[cfg(test)]
     pub(crate) fn state_bytes(&self) -> usize {
-        self.pages.capacity() * 4 + self.begins.capacity() * 2 + self.words.capacity() * 4
+        self.pages.capacity() * 4
+            + self.begins.capacity()
+            + self.seen.capacity()
+            + self.words.capacity() * 4
     }
 }

@@ -24,10 +24,11 @@ pub(crate) use node::{Node, Watermarks};
 /// Where the first region begins: nothing is mapped below, as on real systems.
 const FIRST_BASE: u64 = 1 << 30;
 
-/// First touches of base pages for which a process invalidates one address, and for which one CPU
-/// interrupts the others. Fitted: 2.75 million and 602,668 in 126 GiB, whatever manages the memory
-/// and however long it takes.
+/// First touches of base pages for which a process invalidates one address. Fitted: 2.75 million in
+/// 126 GiB, whatever manages the memory and however long it takes.
 const TOUCHES_PER_FLUSH: u64 = 12;
+
+/// First touches for which one virtual CPU interrupts the others. Fitted likewise: 602,668.
 const TOUCHES_PER_SHOOTDOWN: u64 = 55;
 
 /// How memory is laid out and allocated.

@@ -138,7 +138,7 @@ impl Actor<'_> {
         for &core in self.placed {
             self.cores[core].flush_page(self.space, gva);
         }
-        self.shoot_down(1 << self.k, self.costs.flush_page_ps);
+        self.shoot_down(self.busy, 1 << self.k, self.costs.flush_page_ps);
     }
 
     /// The same for a huge page.
@@ -146,7 +146,7 @@ impl Actor<'_> {
         for &core in self.placed {
             self.cores[core].flush_page(self.space, gva);
         }
-        self.shoot_down(1, self.costs.flush_page_ps);
+        self.shoot_down(self.busy, 1, self.costs.flush_page_ps);
     }
 
     /// The same for so many base pages at once: one shootdown for all.
@@ -164,7 +164,7 @@ impl Actor<'_> {
                 .iter()
                 .for_each(|&gva| core.flush_page(self.space, gva));
         }
-        self.shoot_down(1, real * self.costs.flush_page_ps);
+        self.shoot_down(self.busy, 1, real * self.costs.flush_page_ps);
     }
 
     /// The same for all of the process's address space.
@@ -172,7 +172,7 @@ impl Actor<'_> {
         for &core in self.placed {
             self.cores[core].flush_space(self.space);
         }
-        self.shoot_down(1, self.costs.flush_space_ps);
+        self.shoot_down(self.busy, 1, self.costs.flush_space_ps);
     }
 
     /// A process invalidates all of its own address space everywhere.
@@ -211,25 +211,24 @@ impl Actor<'_> {
 
     /// Takes locks, so many in all, for which all virtual CPUs that run the program contend.
     pub(crate) fn contend(&mut self, cause: Cause, locks: u64) {
-        let others = self.others();
+        let others = self.others(self.busy);
         self.charge(cause, locks * others * others * self.costs.lock_line_ps);
     }
 
-    /// Virtual CPUs beside this one that run the program.
-    fn others(&self) -> u64 {
-        (self.busy - usize::from(self.on < self.busy)) as u64
+    /// Virtual CPUs beside this one among the first `count`.
+    fn others(&self, count: usize) -> u64 {
+        (count - usize::from(self.on < count)) as u64
     }
 
     /// The guest's kernel interrupts all other virtual CPUs so often for reasons of its own.
     pub(crate) fn shoot_down_for_others(&mut self, times: u64) {
-        let busy = std::mem::replace(&mut self.busy, self.vcpus.len());
-        self.shoot_down(times, self.costs.flush_page_ps);
-        self.busy = busy;
+        self.shoot_down(self.vcpus.len(), times, self.costs.flush_page_ps);
     }
 
-    /// Interrupts the other virtual CPUs, `times` over; each spends `work_ps` on it.
-    fn shoot_down(&mut self, times: u64, work_ps: u64) {
-        let receivers = self.others();
+    /// Interrupts the others of the first `count` virtual CPUs, `times` over; each spends `work_ps`
+    /// on it.
+    fn shoot_down(&mut self, count: usize, times: u64, work_ps: u64) {
+        let receivers = self.others(count);
         if receivers == 0 || times == 0 {
             return;
         }
@@ -238,7 +237,7 @@ impl Actor<'_> {
         let sends = receivers.div_ceil(CPUS_PER_SEND);
         let send_ps = sends * self.costs.exit_ps + self.costs.ipi_ps + self.costs.interrupt_ps;
         self.charge(Cause::Flush, times * send_ps);
-        for (i, vcpu) in self.vcpus[..self.busy].iter_mut().enumerate() {
+        for (i, vcpu) in self.vcpus[..count].iter_mut().enumerate() {
             if i != self.on {
                 vcpu.interrupt(Cause::Flush, times, self.costs.interrupt_ps + work_ps);
             }
