@@ -139,12 +139,12 @@ impl Turn {
         self.last = next;
         self.running = true;
         let place @ (vm, index) = self.ring[next];
-        let costs = vms[vm].hardware.costs;
+        let (costs, space) = (vms[vm].hardware.costs, vms[vm].hardware.space);
         let vcpu = at(vms, place);
         vcpu.begin_turn(self.free_ps);
         if self.ring.len() > 1 {
             vcpu.charge(Cause::Kernel, costs.exit_ps + costs.switch_ps);
-            core.switch();
+            core.switch(space);
         }
         self.until_ps = vcpu.clock_ps + SLICE_PS;
         if !vms[vm].is_busy(index) {

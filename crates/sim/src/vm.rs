@@ -102,8 +102,6 @@ pub(crate) struct Vm<P> {
     busy: usize,
     /// Whether memory is being filled in the timed phase.
     filling: bool,
-    /// Turns of the manager, to spread its work over virtual CPUs.
-    turns: usize,
 }
 
 impl<P: Program> Vm<P> {
@@ -142,7 +140,6 @@ impl<P: Program> Vm<P> {
             manager_due_ps: u64::MAX,
             worker_due_ps: u64::MAX,
             start_ps: 0,
-            turns: 0,
         }
     }
 

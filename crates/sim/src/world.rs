@@ -9,9 +9,10 @@ use crate::run::Digest;
 use crate::turns::Turns;
 use crate::vm::{Host, Vm};
 
-/// Time over which the use of a tier's bandwidth is averaged; times the scale, as there are so
-/// many times fewer accesses.
+/// Time over which the use of a tier's bandwidth is averaged; times the scale up to a point, as
+/// there are so many times fewer accesses.
 const WINDOW_PS: u64 = 1_000_000_000;
+const WINDOW_SCALE_MAX: u32 = 6;
 
 /// The world.
 pub(crate) struct World<P> {
@@ -51,7 +52,7 @@ impl<P: Program> World<P> {
             vms,
             turns,
             k,
-            window_end_ps: WINDOW_PS << k,
+            window_end_ps: window_ps(k),
             start_ps: 0,
         }
     }
@@ -64,8 +65,10 @@ impl<P: Program> World<P> {
             }
         }
         self.start_ps = self.vms.iter().map(Vm::latest_ps).max().unwrap_or(0);
-        self.window_end_ps = self.start_ps;
-        self.end_windows(self.start_ps);
+        self.window_end_ps = self.start_ps + window_ps(self.k);
+        for tier in &mut self.host.machine.memory.tiers {
+            tier.rest();
+        }
         for vm in &mut self.vms {
             vm.start(self.start_ps, timed_fill);
         }
@@ -91,7 +94,7 @@ impl<P: Program> World<P> {
 
     /// Ends the windows that are over at `now_ps`; what was transferred counts for all of them.
     fn end_windows(&mut self, now_ps: u64) {
-        let window_ps = WINDOW_PS << self.k;
+        let window_ps = window_ps(self.k);
         let more = (now_ps - self.window_end_ps) / window_ps + 1;
         for tier in &mut self.host.machine.memory.tiers {
             tier.end_window(more * window_ps, self.k);
@@ -174,4 +177,8 @@ impl<P: Program> World<P> {
         let mut vcpus = self.vms.iter().flat_map(|vm| &vm.hardware.vcpus);
         vcpus.all(|v| v.bill.total() == v.clock_ps)
     }
+}
+
+fn window_ps(k: u32) -> u64 {
+    WINDOW_PS << k.min(WINDOW_SCALE_MAX)
 }

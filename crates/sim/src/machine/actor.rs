@@ -83,10 +83,11 @@ const FLUSH_PAGES_MAX: u64 = 33;
 /// next: while they contend for the tables they are outside of the guest, and one flush at their
 /// next entry does for all that came meanwhile. Fitted: 58,697,567 flushes of virtual CPUs for
 /// 20,214,840 orders.
-const OTHERS_PER_MERGED_INVEPT: u64 = 10;
+const OTHERS_PER_MERGED_INVEPT: u64 = 7;
 
-/// CPUs that an interrupt reaches in one send (a cluster of the x2APIC).
-const CPUS_PER_SEND: u64 = 16;
+/// Virtual CPUs that one call of the hypervisor interrupts (KVM's `KVM_HC_SEND_IPI`, which Linux guests
+/// use).
+const CPUS_PER_SEND: u64 = 128;
 
 /// Somebody who acts.
 pub(crate) struct Actor<'a> {
@@ -144,7 +145,7 @@ impl Actor<'_> {
     /// The same for a huge page.
     pub(crate) fn flush_huge(&mut self, gva: u64) {
         for &core in self.placed {
-            self.cores[core].flush_page(self.space, gva);
+            self.cores[core].flush_huge(self.space, gva);
         }
         self.shoot_down(self.busy, 1, self.costs.flush_page_ps);
     }
@@ -233,7 +234,7 @@ impl Actor<'_> {
             return;
         }
         self.flushes.guest_remote += times;
-        // Until Sapphire Rapids interrupts to other virtual CPUs are sent by the hypervisor.
+        // Until Sapphire Rapids the hypervisor has to send interrupts to other virtual CPUs.
         let sends = receivers.div_ceil(CPUS_PER_SEND);
         let send_ps = sends * self.costs.exit_ps + self.costs.ipi_ps + self.costs.interrupt_ps;
         self.charge(Cause::Flush, times * send_ps);

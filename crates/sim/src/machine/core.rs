@@ -15,9 +15,9 @@ use super::assoc::Assoc;
 use super::ledger::{Bill, Cause};
 use super::memory::{LINE_BITS, Memory, TierId};
 use super::prefetch::prefetch;
-use super::radix::Radix;
+use super::radix::{PageSize, Radix};
 use super::sampler::Sampler;
-use super::sheet::Sheet;
+use super::sheet::{Sheet, TlbKind};
 use super::tlb::{Tlb, Translation};
 use super::walk::{Fault, Mapping, SecondLevel, Space, WalkCaches, native, nested};
 use crate::program::Access;
@@ -172,6 +172,7 @@ pub(crate) struct Core {
     host_walk: WalkCaches,
     caches: Caches,
     tlb_second_ps: u64,
+    kind: TlbKind,
     page_bits: u32,
     last: Last,
 }
@@ -193,6 +194,7 @@ impl Core {
                 clean_from: None,
             },
             tlb_second_ps: sheet.tlb.l2_hit_ps,
+            kind: sheet.tlb.kind,
             page_bits,
             last: NO_LAST,
         }
@@ -291,11 +293,12 @@ impl Core {
         }
         self.last = NO_LAST;
         let mut ps = self.tlb_second_ps;
-        let caches = &mut self.caches;
+        let (caches, kind) = (&mut self.caches, self.kind);
         let mut reference = |address: u64| {
-            ps += caches
-                .fetch::<CACHES>(memory, address >> LINE_BITS, false)
-                .ps;
+            if kind == TlbKind::Hardware {
+                let line = address >> LINE_BITS;
+                ps += caches.fetch::<CACHES>(memory, line, false).ps;
+            }
         };
         let Mapping { frame, size, dirty } = if NESTED {
             let mut second = SecondLevel {
@@ -309,6 +312,10 @@ impl Core {
         } else {
             let walk = &mut self.guest_walk;
             native(tables.guest, walk, tables.space, gva, store, &mut reference)?
+        };
+        let size = match kind {
+            TlbKind::Hardware => size,
+            TlbKind::Soft => PageSize::Base,
         };
         let first = frame - tables.guest.within(gva, size);
         self.tlb
@@ -330,6 +337,14 @@ impl Core {
         self.guest_walk.clear_space(space);
     }
 
+    /// The same for a huge page.
+    pub(crate) fn flush_huge(&mut self, space: Space, gva: u64) {
+        match self.kind {
+            TlbKind::Hardware => self.flush_page(space, gva),
+            TlbKind::Soft => self.flush_space(space),
+        }
+    }
+
     /// Forgets everything of a space (`invept` single, `invvpid` of all addresses, a guest's full
     /// flush).
     pub(crate) fn flush_space(&mut self, space: Space) {
@@ -339,9 +354,13 @@ impl Core {
         self.host_walk.clear_space(space);
     }
 
-    /// Another context runs: what was accessed last says nothing any more.
-    pub(crate) fn switch(&mut self) {
-        self.last = NO_LAST;
+    /// Another context than this space runs for a while: what was accessed last says nothing any
+    /// more.
+    pub(crate) fn switch(&mut self, space: Space) {
+        match self.kind {
+            TlbKind::Hardware => self.last = NO_LAST,
+            TlbKind::Soft => self.flush_space(space),
+        }
     }
 }
 
@@ -393,8 +412,11 @@ fn look_ahead<const NESTED: bool, const CACHES: bool>(
 
 #[cfg(test)]
 mod tests {
+    use demeter_policy::GuestVirtAddr;
+
     use super::*;
     use crate::machine::sheet::ICE_LAKE_SP;
+    use crate::machine::tier::TierSheet;
 
     #[test]
     fn as_many_streams_are_followed_side_by_side_as_there_are() {
@@ -407,5 +429,51 @@ mod tests {
             assert_eq!(predicted(streams), 99 * streams);
         }
         assert_eq!(predicted(STREAMS as u64 + 1), 0);
+    }
+
+    #[test]
+    fn a_soft_tlb_holds_huge_pages_piecewise_and_forgets_them_at_a_switch() {
+        use TlbKind::{Hardware, Soft};
+        const START: u64 = 1 << 30;
+        // Whether the accessed bit is set anew by an access at `offset` after it was cleared.
+        let is_seen = |kind, switch: bool, offset: u64| {
+            let mut sheet = ICE_LAKE_SP;
+            sheet.tlb.kind = kind;
+            let mut core = Core::new(&sheet, 12);
+            let (mut guest, mut host) = (Radix::new(4, 12), Radix::new(4, 12));
+            guest.map(START, PageSize::Huge, 512);
+            let tier = TierSheet {
+                latency_ps: 80_000,
+                read_bytes_per_s: 1 << 36,
+                write_bytes_per_s: 1 << 36,
+                granule_lines: 1,
+            };
+            let mut memory = Memory::new(&sheet, [tier; 2], 1 << 40);
+            let (mut sampler, mut bill) = (Sampler::new(0), Bill::default());
+            for at in [START, START + offset] {
+                if let Some((entry, _)) = guest.find_mut(START) {
+                    entry.take_accessed();
+                }
+                if switch {
+                    core.switch(Space(0));
+                }
+                let mut tables = Tables {
+                    guest: &mut guest,
+                    host: &mut host,
+                    host_first_page: 0,
+                    space: Space(0),
+                };
+                let access = [Access::load(GuestVirtAddr(at))];
+                let (memory, sampler) = (&mut memory, &mut sampler);
+                core.run::<false, false>(&access, 1, &mut tables, memory, sampler, &mut bill);
+            }
+            guest
+                .find_mut(START)
+                .is_some_and(|(e, _)| e.take_accessed())
+        };
+        assert!(!is_seen(Hardware, false, 3 << 12) && !is_seen(Hardware, true, 3 << 12));
+        assert!(is_seen(Soft, false, 3 << 12));
+        assert!(!is_seen(Soft, false, 64));
+        assert!(is_seen(Soft, true, 64));
     }
 }

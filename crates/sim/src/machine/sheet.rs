@@ -8,9 +8,21 @@ use super::assoc::{Geometry, WAYS_MAX};
 /// Picoseconds in a nanosecond.
 pub const PS_PER_NS: u64 = 1000;
 
+/// What kind of TLB a core has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TlbKind {
+    /// A processor's: tagged by address space, an entry for each page of any size.
+    Hardware,
+    /// An emulator's (QEMU's `cputlb`): huge pages are held piece by piece as base pages, to drop one
+    /// drops everything, and so does a context switch. Walks are the emulator's own work.
+    Soft,
+}
+
 /// Entries of the TLBs and page-walk caches of a core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TlbSheet {
+    /// How it works.
+    pub kind: TlbKind,
     /// First level, 4 KiB pages; at most 4 ways, as the next two.
     pub l1_4k: Geometry,
     /// First level, 2 MiB pages.
@@ -128,7 +140,7 @@ const X86_COSTS: CostSheet = CostSheet {
     ept_violation_ps: 3000 * PS_PER_NS,
     // Fitted to the times that TPP takes for GUPS with 36 virtual CPUs, in the hypervisor and in the
     // guest. That it grows so: Boyd-Wickizer et al., Non-scalable locks are dangerous (2012).
-    lock_line_ps: 90 * PS_PER_NS,
+    lock_line_ps: 80 * PS_PER_NS,
     // Assumed: a cache line that another core has changed.
     ask_vcpu_ps: 100 * PS_PER_NS,
     // Assumed: entry, handler, exit of a minor fault, in a guest.
@@ -166,6 +178,7 @@ pub const ICE_LAKE_SP: Sheet = Sheet {
     name: "ice-lake-sp",
     levels: 4,
     tlb: TlbSheet {
+        kind: TlbKind::Hardware,
         l1_4k: geometry(16, 4),
         l1_2m: geometry(8, 4),
         l1_1g: geometry(2, 4),
@@ -243,8 +256,8 @@ pub(crate) fn emulator() -> Sheet {
         name: "emulator",
         levels: 4,
         tlb: TlbSheet {
+            kind: TlbKind::Soft,
             l1_4k: geometry(1 << 15, 4),
-            l1_2m: geometry(1 << 12, 4),
             l2_hit_ps: 0,
             ..ICE_LAKE_SP.tlb
         },

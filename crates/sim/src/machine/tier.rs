@@ -76,6 +76,19 @@ impl Tier {
         }
     }
 
+    /// Forgets its load.
+    pub(crate) fn rest(&mut self) {
+        *self = Self {
+            latency_ps: self.sheet.latency_ps,
+            stream_ps: self.core_line_ps,
+            used: 0.0,
+            overload: 1.0,
+            lines_read: 0,
+            lines_written: 0,
+            ..*self
+        };
+    }
+
     /// Ends a window of time: what was transferred in it, each line standing for `2^k`, sets the
     /// latency of the next.
     pub(crate) fn end_window(&mut self, window_ps: u64, k: u32) {

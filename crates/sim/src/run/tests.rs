@@ -215,6 +215,25 @@ fn the_time_of_filling_counts_where_it_shall() {
 }
 
 #[test]
+fn memory_is_idle_when_the_timed_phase_begins() {
+    let mut scenario = scenario(2, "scale_bits = 5");
+    scenario.machine.slow.bandwidth_gbps = 1;
+    let programs = vec![Updates::new(256, 2)];
+    let mut world = setup(&scenario).world(Parts::of(System::None).unwrap(), programs);
+    let state = |world: &crate::world::World<Updates>| {
+        let tiers = world.host.machine.memory.tiers.iter();
+        tiers
+            .map(|t| (t.latency_ps, t.stream_ps, t.lines_read, t.lines_written))
+            .collect::<Vec<_>>()
+    };
+    let idle = state(&world);
+    world.start(false).unwrap();
+    assert_eq!(state(&world), idle);
+    world.run_until(PS_PER_S).unwrap();
+    assert_ne!(state(&world), idle);
+}
+
+#[test]
 fn work_that_does_not_end_has_no_elapsed_time() {
     let scenario = scenario(2, "scale_bits = 6\noperations = 1_000_000_000_000");
     let result = simulated(&scenario, System::None);

@@ -18,7 +18,7 @@ use crate::reclaim::{Clock, Reclaimable, Seen};
 
 /// Contended locks that such an exit takes: the second-level tables', to see what is wrong and to
 /// mend it, and in between that of the lists of pages. Fitted, in that fewer are too fast.
-const LOCKS_PER_FAULT: u64 = 3;
+const LOCKS_PER_FAULT: u64 = 4;
 
 /// The hypervisor's part for one VM.
 #[derive(Debug)]

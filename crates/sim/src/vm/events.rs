@@ -36,7 +36,7 @@ impl<P: Program> Vm<P> {
         if switches > 0 {
             let vcpu = &mut self.hardware.vcpus[on];
             vcpu.charge(Cause::Kernel, switches * 2 * costs.switch_ps);
-            host.machine.cores[self.hardware.placed[on]].switch();
+            host.machine.cores[self.hardware.placed[on]].switch(self.hardware.space);
             let (vcpus, threads) = (self.hardware.vcpus.len(), self.threads.len());
             let next = self.running[on] + vcpus;
             self.running[on] = if next < threads { next } else { on };
@@ -45,10 +45,10 @@ impl<P: Program> Vm<P> {
             }
         }
         if now_ps >= self.worker_due_ps {
-            self.run_worker(now_ps, host);
+            self.run_worker(on, now_ps, host);
         }
         if now_ps >= self.manager_due_ps {
-            self.run_manager(now_ps, host)?;
+            self.run_manager(on, now_ps, host)?;
         }
         Ok(())
     }
@@ -93,9 +93,9 @@ impl<P: Program> Vm<P> {
         Ok(())
     }
 
-    /// The manager's turn: an epoch or a scan.
-    fn run_manager(&mut self, now_ps: u64, host: &mut Host) -> Result<(), SimError> {
-        let (on, busy) = (self.place_of_manager(now_ps), self.busy);
+    /// The manager's turn, an epoch or a scan: where nothing else runs, or beside the program on `on`.
+    fn run_manager(&mut self, on: usize, now_ps: u64, host: &mut Host) -> Result<(), SimError> {
+        let (on, busy) = (self.idle_at(now_ps).unwrap_or(on), self.busy);
         let machine = &mut host.machine;
         match &mut self.manager {
             Manager::Nobody => self.manager_due_ps = u64::MAX,
@@ -124,9 +124,9 @@ impl<P: Program> Vm<P> {
         self.back_what_was_written(on, host)
     }
 
-    /// The sampling thread's turn.
-    fn run_worker(&mut self, now_ps: u64, host: &mut Host) {
-        let on = self.place_of_manager(now_ps);
+    /// The sampling thread's turn, likewise.
+    fn run_worker(&mut self, on: usize, now_ps: u64, host: &mut Host) {
+        let on = self.idle_at(now_ps).unwrap_or(on);
         let began_ps = self.hardware.vcpus[on].clock_ps;
         let wakes = overdue(&mut self.worker_due_ps, WORKER_PS, now_ps);
         let switch_ps = self.hardware.costs.switch_ps;
@@ -140,15 +140,6 @@ impl<P: Program> Vm<P> {
                 self.sample();
             }
         }
-    }
-
-    /// Where the manager runs: on a virtual CPU that has nothing else to do, else on each in turn.
-    fn place_of_manager(&mut self, now_ps: u64) -> usize {
-        if let Some(idle) = self.idle_at(now_ps) {
-            return idle;
-        }
-        self.turns += 1;
-        self.turns % self.hardware.vcpus.len()
     }
 
     /// A virtual CPU that has nothing else to do, which waited until `now_ps`.
