@@ -80,8 +80,9 @@ pub enum System {
     DemeterWorker,
     /// Demeter, with a counter for every block instead of ranges.
     DemeterBlocks,
-    /// Demeter, moving as much as it likes page by page instead of in batches: the paper's way.
-    DemeterExchange,
+    /// Demeter as its paper and its authors' kernel have it: ranges that are halved, pages exchanged
+    /// one by one.
+    DemeterPaper,
     /// Demeter, promoting page by page, with the kernel's reclaim to make room.
     DemeterSequential,
 }
@@ -101,7 +102,7 @@ impl fmt::Display for System {
             Self::Memtis => "memtis",
             Self::DemeterWorker => "demeter-worker",
             Self::DemeterBlocks => "demeter-blocks",
-            Self::DemeterExchange => "demeter-exchange",
+            Self::DemeterPaper => "demeter-paper",
             Self::DemeterSequential => "demeter-sequential",
         })
     }
@@ -132,7 +133,7 @@ impl System {
         Self::Memtis,
         Self::DemeterWorker,
         Self::DemeterBlocks,
-        Self::DemeterExchange,
+        Self::DemeterPaper,
         Self::DemeterSequential,
     ];
 
@@ -145,7 +146,7 @@ impl System {
                 | Self::Memtis
                 | Self::DemeterWorker
                 | Self::DemeterBlocks
-                | Self::DemeterExchange
+                | Self::DemeterPaper
                 | Self::DemeterSequential
         )
     }
@@ -160,7 +161,8 @@ impl System {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no system {0:?}: use none, oracle, linux, damon, demeter or demeter-damon; on the simulator \
-     also g-tpp, h-tpp, memtis, demeter-worker, demeter-blocks,\n     demeter-exchange or demeter-sequential"
+     also g-tpp, h-tpp, memtis, demeter-paper, demeter-worker, demeter-blocks or \
+     demeter-sequential"
 )]
 pub struct UnknownSystem(String);
 

@@ -270,6 +270,7 @@ fn agent_settings(scenario: &Scenario) -> Result<AgentSettings, SimError> {
         },
         epoch_ps: tuning.epoch_ms * 1_000_000_000,
         batch: tuning.batch(),
+        vcpus: scenario.machine.vcpus,
     })
 }
 

@@ -115,6 +115,12 @@ impl Actor<'_> {
         self.vcpus[self.on].charge(cause, ps);
     }
 
+    /// Another thread takes time, which the scheduler moves from one virtual CPU to the next.
+    pub(crate) fn charge_all(&mut self, cause: Cause, ps: u64) {
+        let part_ps = ps / self.vcpus.len() as u64;
+        self.vcpus.iter_mut().for_each(|v| v.charge(cause, part_ps));
+    }
+
     /// Takes time for each real page that a base page stands for.
     pub(crate) fn charge_page(&mut self, cause: Cause, ps: u64) {
         self.charge(cause, ps << self.k);

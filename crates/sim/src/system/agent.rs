@@ -6,10 +6,11 @@
 //! epoch begins when the plan is done.
 
 use demeter_policy::{
-    BLOCK_SIZE, Block, ByteCount, ClassifierConfig, FillThreshold, GuestVirtAddr, MIB, Placement,
-    RankedRange, Relocation, ResidencyMap, Room, VirtRange, plan,
+    BLOCK_SIZE, Block, ByteCount, ClassifierConfig, FillThreshold, GuestVirtAddr, MIB, PAGE_SIZE,
+    Placement, Plan, RankedRange, Relocation, ResidencyMap, Room, VirtRange, plan,
 };
 
+use super::halves::exchange;
 use super::heat::PID;
 use super::moves::{Moves, Next};
 use super::{Classify, Heat, Parts, Relocate, Track};
@@ -33,6 +34,10 @@ const LOOKUPS_MAX: usize = 2048;
 /// Asking the kernel where a block lies (assumed: a page or two of a `move_pages` call).
 const LOOKUP_PS: u64 = 300_000;
 
+/// Finding out in the kernel in which node a page lies, where all pages are looked at in a row: its
+/// entry and its record, which is held for a moment (assumed).
+const LOOK_AT_PAGE_PS: u64 = 100_000;
+
 /// Adding a sample to the classifier (measured: `cargo bench -p demeter-policy`).
 const ADD_PS: u64 = 10_000;
 
@@ -48,6 +53,8 @@ pub(crate) struct AgentSettings {
     pub(crate) epoch_ps: u64,
     /// The most that moves in one direction in an epoch.
     pub(crate) batch: ByteCount,
+    /// Virtual CPUs of its machine.
+    pub(crate) vcpus: u32,
 }
 
 /// The agent.
@@ -113,7 +120,9 @@ impl Agent {
     /// due. `alone`: whether no thread of the program wants the same virtual CPU.
     pub(crate) fn turn(&mut self, alone: bool, guest: &mut Guest, actor: &mut Actor<'_>) -> u64 {
         let began_ps = actor.now_ps();
-        if self.moves.is_done() {
+        // The paper's kernel classifies in a thread of its own, so that exchanges queue up.
+        let queues = self.parts.classify == Classify::Halves && began_ps >= self.next_epoch_ps;
+        if self.moves.is_done() || queues {
             self.run_epoch(guest, actor);
         } else {
             self.move_on(guest, actor);
@@ -131,13 +140,11 @@ impl Agent {
     /// One epoch: classifies and plans.
     fn run_epoch(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
         self.epoch += 1;
-        let (classifier, by_block) = (
-            self.settings.classifier,
-            self.parts.classify == Classify::Blocks,
-        );
-        let heat = self.heat.get_or_insert_with(|| match by_block {
-            true => Heat::blocks(guest.vmas()),
-            false => Heat::ranges(classifier, guest.vmas()),
+        let settings = self.settings;
+        let heat = self.heat.get_or_insert_with(|| match self.parts.classify {
+            Classify::Blocks => Heat::blocks(guest.vmas()),
+            Classify::Halves => Heat::halves(&settings.classifier, settings.vcpus),
+            _ => Heat::ranges(settings.classifier, guest.vmas()),
         });
         let samples = self.samples.len() as u64;
         self.samples_seen += samples;
@@ -145,18 +152,49 @@ impl Agent {
             heat.add(addr);
             self.all_known &= !self.residency.accessed(PID, Block::of(addr));
         }
-        heat.end_epoch();
+        let has_news = heat.end_epoch();
         let ranking = heat.ranking();
         let work = EPOCH_PS + samples * ADD_PS + ranking.len() as u64 * RANGE_PS;
         actor.charge(Cause::Classify, work);
-        self.look_up(&ranking, guest, actor);
         let room = self.room(guest);
-        let fill = FillThreshold(f64::from(self.settings.classifier.tau_split));
-        let plan = plan(&ranking, &self.residency, &room, fill, self.epoch);
+        let (plan, ready_ps) = match self.parts.classify {
+            Classify::Halves if !has_news => (Plan::default(), actor.now_ps()),
+            Classify::Halves => self.plan_exchange(&ranking, guest, actor),
+            _ => {
+                self.look_up(&ranking, guest, actor);
+                let fill = FillThreshold(f64::from(settings.classifier.tau_split));
+                let plan = plan(&ranking, &self.residency, &room, fill, self.epoch);
+                (plan, actor.now_ps())
+            }
+        };
         self.calm = if plan.is_empty() { self.calm + 1 } else { 0 };
-        let epochs = if self.calm < CALM_AFTER_EPOCHS { 1 } else { 2 };
-        self.next_epoch_ps += epochs * self.settings.epoch_ps;
-        self.moves = Moves::new(plan, room.level(), self.parts.relocate);
+        let is_calm = self.calm >= CALM_AFTER_EPOCHS && self.parts.classify != Classify::Halves;
+        self.next_epoch_ps += (1 + u64::from(is_calm)) * settings.epoch_ps;
+        self.next_epoch_ps = self.next_epoch_ps.max(ready_ps);
+        self.moves.add(plan, room.level(), self.parts.relocate);
+    }
+
+    /// Plans as the paper's kernel does: in a thread of its own, and where there is something to
+    /// exchange it looks at all pages. Tells when that is ready, too.
+    fn plan_exchange(
+        &mut self,
+        ranking: &[RankedRange],
+        guest: &mut Guest,
+        actor: &mut Actor<'_>,
+    ) -> (Plan, u64) {
+        let blocks: Vec<Block> = guest.vmas().iter().flat_map(Block::all_of).collect();
+        for block in blocks {
+            self.look_at(block, guest);
+        }
+        let capacity = u64::from(guest.frames_of(TierId::Fast)) << guest.page_bits();
+        let plan = exchange(ranking, &self.residency, ByteCount(capacity), self.epoch);
+        let looked_at = ranking.iter().filter(|_| plan.is_some());
+        let pages: u64 = looked_at
+            .map(|r| self.residency.placement(PID, &r.range).resident().0 / PAGE_SIZE)
+            .sum();
+        let look_ps = pages * LOOK_AT_PAGE_PS;
+        actor.charge_all(Cause::Classify, look_ps);
+        (plan.unwrap_or_default(), actor.now_ps() + look_ps)
     }
 
     /// Finds out where blocks lie that are not known yet.

@@ -1,4 +1,5 @@
-//! Where an agent keeps what it has seen: the policy crate's ranges, or a counter for every block.
+//! Where an agent keeps what it has seen: the policy crate's ranges, the paper's, or a counter for
+//! every block.
 
 use std::collections::BTreeMap;
 
@@ -6,6 +7,8 @@ use demeter_policy::{
     Block, ClassifiedRange, Classifier, ClassifierConfig, GuestVirtAddr, Pid, RankedRange,
     VirtRange, rank,
 };
+
+use super::Halves;
 
 /// Counts below this are forgotten.
 const COUNT_MIN: f64 = 1.0 / 16.0;
@@ -22,6 +25,8 @@ pub(super) const PID: Pid = Pid(1);
 pub(crate) enum Heat {
     /// In ranges that split and merge.
     Ranges(Box<Classifier>),
+    /// In ranges that are halved.
+    Halves(Halves),
     /// Block by block.
     Blocks {
         /// The process's mappings.
@@ -41,6 +46,11 @@ impl Heat {
         Self::Ranges(Box::new(classifier))
     }
 
+    /// Ranges over all that a process may have.
+    pub(crate) fn halves(config: &ClassifierConfig, vcpus: u32) -> Self {
+        Self::Halves(Halves::new(config, vcpus))
+    }
+
     /// Counters over these mappings.
     pub(crate) fn blocks(vmas: &[VirtRange]) -> Self {
         Self::Blocks {
@@ -54,6 +64,7 @@ impl Heat {
     pub(crate) fn add(&mut self, addr: GuestVirtAddr) {
         match self {
             Self::Ranges(classifier) => classifier.add(addr, 1),
+            Self::Halves(halves) => halves.add(addr),
             Self::Blocks { counts, left, .. } => {
                 *counts.entry(Block::of(addr)).or_default() += 1.0;
                 *left = left.saturating_sub(1);
@@ -61,10 +72,11 @@ impl Heat {
         }
     }
 
-    /// Ends the epoch.
-    pub(crate) fn end_epoch(&mut self) {
+    /// Ends the epoch; tells whether there is reason to plan anew.
+    pub(crate) fn end_epoch(&mut self) -> bool {
         match self {
             Self::Ranges(classifier) => classifier.end_epoch(),
+            Self::Halves(halves) => return halves.end_epoch(),
             Self::Blocks { left: 1.., .. } => {}
             Self::Blocks { vmas, counts, left } => {
                 *left = cool_samples(vmas);
@@ -72,12 +84,14 @@ impl Heat {
                 counts.retain(|_, c| *c >= COUNT_MIN);
             }
         }
+        true
     }
 
     /// What is known, hottest first.
     pub(crate) fn ranking(&self) -> Vec<RankedRange> {
         match self {
             Self::Ranges(classifier) => rank([(PID, classifier.ranges().collect::<Vec<_>>())]),
+            Self::Halves(halves) => rank([(PID, halves.ranges().collect::<Vec<_>>())]),
             Self::Blocks { vmas, counts, .. } => {
                 let blocks = vmas.iter().flat_map(Block::all_of).map(|block| {
                     let end = GuestVirtAddr(Block(block.0 + 1).start().0);

@@ -3,6 +3,7 @@
 
 mod ageing;
 mod agent;
+mod halves;
 mod heat;
 mod hints;
 mod memtis;
@@ -16,6 +17,7 @@ use crate::machine::sampler::{Record, Sampling};
 
 pub(crate) use ageing::Ageing;
 pub(crate) use agent::{Agent, AgentSettings};
+pub(crate) use halves::Halves;
 pub(crate) use heat::Heat;
 pub(crate) use hints::Hints;
 pub(crate) use memtis::Memtis;
@@ -44,6 +46,8 @@ pub(crate) enum Classify {
     Told,
     /// Ranges of the policy crate.
     Ranges,
+    /// Ranges that are halved, as in the Demeter paper.
+    Halves,
     /// A counter for every block of 2 MiB.
     Blocks,
     /// A histogram of all pages by how often they were sampled (Memtis).
@@ -61,8 +65,8 @@ pub(crate) enum Relocate {
     Nothing,
     /// The policy crate's plan, in batches whose translations are flushed together.
     Batches,
-    /// The same without a limit to what moves in an epoch, and page by page, each flushed alone: as
-    /// the paper's kernel exchanges pages.
+    /// Exchanged without a limit to what moves in an epoch, and page by page, each flushed alone: as
+    /// the paper's kernel does.
     Exchange,
     /// The policy crate's promotions only, page by page, each flushed alone; reclaim makes room.
     Sequential,
@@ -91,7 +95,7 @@ impl Parts {
             System::Demeter => (T::SamplesAtSwitch, C::Ranges, R::Batches),
             System::DemeterWorker => (T::SamplesByWorker, C::Ranges, R::Batches),
             System::DemeterBlocks => (T::SamplesAtSwitch, C::Blocks, R::Batches),
-            System::DemeterExchange => (T::SamplesAtSwitch, C::Ranges, R::Exchange),
+            System::DemeterPaper => (T::SamplesAtSwitch, C::Halves, R::Exchange),
             System::DemeterSequential => (T::SamplesAtSwitch, C::Ranges, R::Sequential),
             System::Memtis => (T::SamplesByWorker, C::Histogram, R::Reclaim),
             System::Damon | System::DemeterDamon => return None,

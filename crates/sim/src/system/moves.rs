@@ -10,9 +10,9 @@
 //! - Every planned relocation is tried once or given up; a plan comes to its end.
 //! - A balanced plan leaves the level of free fast memory alone.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
-use demeter_policy::{ByteCount, Plan, Relocation};
+use demeter_policy::{Block, ByteCount, Plan, Relocation};
 
 use super::Relocate;
 use crate::guest::Guest;
@@ -46,18 +46,16 @@ pub(super) enum Next {
 }
 
 impl Moves {
-    /// A plan as a way of moving pages takes it.
-    pub(super) fn new(plan: Plan, level: ByteCount, relocate: Relocate) -> Self {
-        let down = match relocate {
-            Relocate::Sequential => vec![],
-            _ => plan.demotions,
-        };
-        Self {
-            up: plan.promotions.into(),
-            down: down.into(),
-            level,
-            waits: 0,
+    /// Adds a plan as a way of moving pages takes it; what is on its way already is left out.
+    pub(super) fn add(&mut self, plan: Plan, level: ByteCount, relocate: Relocate) {
+        let queued: BTreeSet<Block> = self.up.iter().chain(&self.down).map(|r| r.block).collect();
+        let is_new = |r: &Relocation| !queued.contains(&r.block);
+        self.up.extend(plan.promotions.into_iter().filter(is_new));
+        if relocate != Relocate::Sequential {
+            self.down.extend(plan.demotions.into_iter().filter(is_new));
         }
+        self.level = level;
+        self.waits = 0;
     }
 
     /// Whether nothing is left.
@@ -104,9 +102,7 @@ impl Moves {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
-    use demeter_policy::{BLOCK_SIZE, Block, MIB};
+    use demeter_policy::{BLOCK_SIZE, MIB};
     use proptest::prelude::*;
 
     use super::*;
@@ -147,7 +143,9 @@ mod tests {
             let guest = guest(fast_mib);
             let relocate = if sequential { Relocate::Sequential } else { Relocate::Batches };
             let plan = Plan { promotions: relocations(0..up), demotions: relocations(100..100 + down) };
-            let mut moves = Moves::new(plan, ByteCount(level_mib * MIB), relocate);
+            let mut moves = Moves::default();
+            moves.add(plan.clone(), ByteCount(level_mib * MIB), relocate);
+            moves.add(plan, ByteCount(level_mib * MIB), relocate);
             let mut seen = BTreeSet::new();
             let mut turns = 0;
             while !moves.is_done() {

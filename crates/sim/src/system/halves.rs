@@ -1,0 +1,269 @@
+//! Ranges that are halved where accesses fall, and pages exchanged by their rank: what the Demeter
+//! paper describes and its authors' kernel does. The product's own policy is not this one, see
+//! "Where we differ" in ARCHITECTURE.md.
+//!
+//! # Problem
+//! Find the hot part of an address space of 64 TiB, and bring it into fast memory without ever
+//! asking for free memory.
+//!
+//! # Approach
+//! One range covers the address space. Each epoch all counts are halved; then a range is cut in the
+//! middle if it has enough samples for each virtual CPU and `alpha` times as many more than a
+//! neighbour; each half begins with half of its count, so that it takes the next epochs' samples to
+//! tell them apart. Ranges are ranked by samples per byte, the younger of equals first. When
+//! ranges were cut, fast memory is dealt out from the hottest range on, range by range, as long as
+//! whole ranges fit; what of those lies in slow memory is exchanged for as much of the coldest
+//! ranges. What finds no partner stays.
+//!
+//! # Properties
+//! - The ranges cover the address space, each once, and are never smaller than the granularity nor
+//!   more than the most allowed.
+//! - Promotions and demotions of an exchange are of the same size to within a block.
+
+use std::collections::BTreeMap;
+
+use demeter_policy::{
+    ByteCount, ClassifiedRange, ClassifierConfig, GuestVirtAddr, Placement, Plan, RankedRange,
+    Relocation, ResidencyMap, VirtRange,
+};
+
+/// Where the address space ends that is looked at: 64 TiB.
+const SPACE_END: u64 = 1 << 46;
+
+/// A range, by where it begins.
+#[derive(Debug, Clone, Copy)]
+struct Leaf {
+    end: u64,
+    samples: u64,
+    born_epoch: u32,
+}
+
+/// The ranges.
+#[derive(Debug)]
+pub(crate) struct Halves {
+    leaves: BTreeMap<u64, Leaf>,
+    /// Samples in a range below which it stays whole.
+    least: u64,
+    /// By how many more than a neighbour it must have.
+    more: u64,
+    granule: u64,
+    leaves_max: usize,
+    epoch: u32,
+}
+
+impl Halves {
+    /// One range over all.
+    pub(crate) fn new(config: &ClassifierConfig, vcpus: u32) -> Self {
+        let least = u64::from(config.tau_split) * u64::from(vcpus);
+        let root = Leaf {
+            end: SPACE_END,
+            samples: 0,
+            born_epoch: 0,
+        };
+        Self {
+            leaves: BTreeMap::from([(0, root)]),
+            least,
+            more: (least as f64 * config.alpha) as u64,
+            granule: 1 << config.granule_bits,
+            leaves_max: config.max_ranges,
+            epoch: 0,
+        }
+    }
+
+    /// Takes a sample; one beyond the address space is ignored.
+    pub(crate) fn add(&mut self, addr: GuestVirtAddr) {
+        if let Some((_, leaf)) = self.leaves.range_mut(..=addr.0).next_back()
+            && addr.0 < leaf.end
+        {
+            leaf.samples += 1;
+        }
+    }
+
+    /// Ends the epoch: ages counts and cuts; tells whether anything was cut.
+    pub(crate) fn end_epoch(&mut self) -> bool {
+        self.epoch += 1;
+        self.leaves.values_mut().for_each(|l| l.samples /= 2);
+        let leaves: Vec<(u64, Leaf)> = self.leaves.iter().map(|(&s, &l)| (s, l)).collect();
+        let before = leaves.len();
+        for (i, &(start, leaf)) in leaves.iter().enumerate() {
+            let before = i.checked_sub(1).map(|i| leaves[i].1.samples);
+            let after = leaves.get(i + 1).map(|(_, l)| l.samples);
+            let mut beside = before.into_iter().chain(after).peekable();
+            let stands_out =
+                beside.peek().is_none() || beside.any(|samples| leaf.samples > samples + self.more);
+            let is_small = leaf.end - start < 2 * self.granule;
+            if leaf.samples >= self.least && stands_out && !is_small {
+                self.cut(start, leaf);
+            }
+        }
+        self.leaves.len() > before
+    }
+
+    fn cut(&mut self, start: u64, leaf: Leaf) {
+        if self.leaves.len() >= self.leaves_max {
+            return;
+        }
+        let middle = (start + (leaf.end - start) / 2) & !(self.granule - 1);
+        let half = |end| Leaf {
+            end,
+            samples: leaf.samples / 2,
+            born_epoch: self.epoch,
+        };
+        let halves = [(start, half(middle)), (middle, half(leaf.end))];
+        self.leaves.extend(halves);
+    }
+
+    /// The ranges.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = ClassifiedRange> {
+        self.leaves.iter().filter_map(|(&start, leaf)| {
+            Some(ClassifiedRange {
+                range: VirtRange::new(GuestVirtAddr(start), GuestVirtAddr(leaf.end))?,
+                count: leaf.samples as f64,
+                born_epoch: leaf.born_epoch,
+            })
+        })
+    }
+}
+
+/// What is to be exchanged so that the hottest ranges lie in fast memory; nothing while the hottest is
+/// longer than that. `ranking` is hottest first; `capacity` is what the process may have of fast
+/// memory.
+pub(super) fn exchange(
+    ranking: &[RankedRange],
+    residency: &ResidencyMap,
+    capacity: ByteCount,
+    epoch: u32,
+) -> Option<Plan> {
+    let mut left = capacity.0;
+    let belongs = |range: &&RankedRange| {
+        let resident = residency.placement(range.pid, &range.range).resident().0;
+        let fits = range.range.len() <= capacity && resident <= left && range.count > 0.0;
+        left = left.saturating_sub(resident);
+        fits
+    };
+    let (hot, cold) = ranking.split_at(ranking.iter().take_while(belongs).count());
+    let leaving = |range: &RankedRange, bytes_of: fn(Placement) -> ByteCount| -> Vec<Relocation> {
+        let movable = residency.movable(range.pid, &range.range, epoch);
+        let relocations = movable.map(|(block, placement)| Relocation {
+            pid: range.pid,
+            block,
+            bytes: bytes_of(placement),
+        });
+        relocations.filter(|r| r.bytes.0 > 0).collect()
+    };
+    let bytes = |all: &[Relocation]| all.iter().map(|r| r.bytes.0).sum::<u64>();
+    let mut promotions: Vec<_> = hot.iter().flat_map(|r| leaving(r, |p| p.slow)).collect();
+    let mut unpaired = bytes(&promotions);
+    let pair = |demotion: &Relocation| {
+        let fits = demotion.bytes.0 <= unpaired;
+        unpaired -= if fits { demotion.bytes.0 } else { 0 };
+        fits
+    };
+    let coldest = cold.iter().rev().flat_map(|r| leaving(r, |p| p.fast));
+    let demotions = coldest.take_while(pair).collect();
+    while let Some(last) = promotions.pop_if(|last| last.bytes.0 <= unpaired) {
+        unpaired -= last.bytes.0;
+    }
+    (!hot.is_empty()).then_some(Plan {
+        promotions,
+        demotions,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use demeter_policy::{BLOCK_SIZE, Block, MIB, rank};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::system::heat::PID;
+
+    const GIB: u64 = 1 << 30;
+
+    fn at(block: u64) -> GuestVirtAddr {
+        Block(block).start()
+    }
+
+    #[test]
+    fn a_hot_gib_is_found_in_64_tib_by_halving() {
+        let mut halves = Halves::new(&ClassifierConfig::default(), 4);
+        let mut epochs = 0;
+        while halves.end_epoch() || epochs < 4 {
+            epochs += 1;
+            for i in 0..2000 {
+                halves.add(GuestVirtAddr(40 * GIB + i * 7919 * 4096 % GIB));
+                halves.add(GuestVirtAddr(32 * GIB + i % 20 * GIB / 2));
+            }
+        }
+        // 16 cuts lead from 64 TiB to 1 GiB.
+        assert!((16..30).contains(&epochs), "{epochs}");
+        let ranking = rank([(PID, halves.ranges().collect::<Vec<_>>())]);
+        let hot = VirtRange::new(GuestVirtAddr(40 * GIB), GuestVirtAddr(41 * GIB)).unwrap();
+        assert!(hot.intersection(&ranking[0].range) == Some(ranking[0].range));
+    }
+
+    proptest! {
+        #[test]
+        fn ranges_cover_the_space_once_and_stay_within_bounds(
+            samples in prop::collection::vec((0u64..SPACE_END, 1u32..400), 1..40),
+            max_ranges in 1usize..64,
+            epochs in 1usize..60,
+        ) {
+            let config = ClassifierConfig { max_ranges, ..ClassifierConfig::default() };
+            let mut halves = Halves::new(&config, 1);
+            for _ in 0..epochs {
+                for &(addr, times) in &samples {
+                    (0..times).for_each(|_| halves.add(GuestVirtAddr(addr)));
+                }
+                halves.end_epoch();
+            }
+            let mut end = 0;
+            for classified in halves.ranges() {
+                prop_assert_eq!(classified.range.start().0, end);
+                prop_assert!(classified.range.len().0 >= 1 << config.granule_bits);
+                end = classified.range.end().0;
+            }
+            prop_assert_eq!(end, SPACE_END);
+            prop_assert!(halves.ranges().count() <= max_ranges);
+        }
+
+        #[test]
+        fn exchanges_are_balanced_and_go_from_slow_hot_to_fast_cold(
+            places in prop::collection::vec((0u64..=512, 0u64..=512), 1..200),
+            cuts in prop::collection::vec(1u64..200, 0..6),
+            counts in prop::collection::vec(0u32..100, 8),
+            capacity_mib in 0u64..400,
+        ) {
+            let mut residency = ResidencyMap::default();
+            let blocks = places.len() as u64;
+            for (block, &(fast, pages)) in (0..).zip(&places) {
+                let fast = ByteCount(fast.min(pages) * 4096);
+                let slow = ByteCount(pages * 4096 - fast.0);
+                residency.set(PID, Block(block), Placement { fast, slow });
+            }
+            let mut edges: Vec<u64> = cuts.into_iter().filter(|&c| c < blocks).collect();
+            edges.extend([0, blocks]);
+            edges.sort_unstable();
+            edges.dedup();
+            let ranges = edges.windows(2).zip(&counts).map(|(e, &count)| ClassifiedRange {
+                range: VirtRange::new(at(e[0]), at(e[1])).unwrap(),
+                count: count.into(),
+                born_epoch: 0,
+            });
+            let ranking = rank([(PID, ranges.collect::<Vec<_>>())]);
+            let capacity = ByteCount(capacity_mib * MIB);
+            let plan = exchange(&ranking, &residency, capacity, 1).unwrap_or_default();
+            let bytes = |all: &[Relocation]| all.iter().map(|r| r.bytes.0).sum::<u64>();
+            let (up, down) = (bytes(&plan.promotions), bytes(&plan.demotions));
+            prop_assert!(up.abs_diff(down) <= BLOCK_SIZE, "{} {}", up, down);
+            prop_assert!(up <= capacity.0);
+            let density = |r: &Relocation| {
+                let holds = |range: &&RankedRange| range.range.contains(r.block.start());
+                ranking.iter().find(holds).unwrap().density()
+            };
+            let coldest = plan.promotions.iter().map(density).fold(f64::MAX, f64::min);
+            let hottest = plan.demotions.iter().map(density).fold(0.0, f64::max);
+            prop_assert!(hottest <= coldest);
+        }
+    }
+}
