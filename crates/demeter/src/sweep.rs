@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use demeter_lab::stop_on_signals;
-use demeter_report::{Case, CsvRow, RunResult, SCHEMA, SystemResult};
+use demeter_report::{Case, RunResult, RunRow, SCHEMA, SystemResult};
 use demeter_scenario::{Axis, Grid, Point, System};
 use demeter_sim::{Job, run_jobs, together};
 
@@ -30,6 +30,9 @@ pub struct Args {
     /// Write the table to this file instead of standard output
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
+    /// Also write the table as a Parquet file
+    #[arg(long, value_name = "FILE")]
+    parquet: Option<PathBuf>,
     /// Also write a result file, for demeter report; of several seeds it has the run in the middle
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -68,15 +71,19 @@ pub fn sweep(args: &Args) -> Result<()> {
             demeter_report::write_file(path, demeter_report::html(&result).as_bytes())?;
         }
     }
-    let rows: Vec<CsvRow> = jobs
+    let rows: Vec<RunRow> = jobs
         .iter()
         .zip(results)
         .map(|(job, result)| {
             let mut settings = job.point.texts();
             settings.push(("seed".into(), job.seed.to_string()));
-            CsvRow { settings, result }
+            RunRow { settings, result }
         })
         .collect();
+    if let Some(path) = &args.parquet {
+        let table = demeter_report::parquet(&rows).context("cannot make a Parquet file")?;
+        demeter_report::write_file(path, &table)?;
+    }
     let table = demeter_report::csv(&rows);
     match &args.csv {
         Some(path) => Ok(demeter_report::write_file(path, table.as_bytes())?),
