@@ -61,7 +61,7 @@ fn bench(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("workload");
     group.sample_size(10);
     for (name, kind) in kinds() {
-        let Ok(mut program) = Workload::new(&kind, 1) else {
+        let Ok(mut program) = Workload::new(&kind, 1, 0) else {
             unreachable!("only a trace can fail");
         };
         let bases: Vec<_> = (1..=program.regions().len() as u64)

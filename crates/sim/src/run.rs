@@ -34,7 +34,7 @@ pub(crate) fn run(
 ) -> Result<SystemResult, SimError> {
     let setup = Setup::new(scenario)?;
     let programs = (0..u64::from(setup.vms))
-        .map(|vm| Workload::new(&scenario.workload, seed.wrapping_add(vm << 32)))
+        .map(|vm| Workload::new(&scenario.workload, seed.wrapping_add(vm << 32), setup.k))
         .collect::<Result<Vec<_>, _>>()
         .map_err(|e| SimError::Workload(e.to_string()))?;
     simulate(scenario, &setup, system, programs, watch)

@@ -327,7 +327,7 @@ fn single_operations_take_as_long_at_any_scale() {
         let mut scenario = scenario(2, &format!("scale_bits = {bits}"));
         let silo = "kind = \"silo\"\nsize_mib = 200\nmix = \"ycsb\"\nthreads = 2";
         scenario.workload = toml::from_str(silo).unwrap();
-        let programs = vec![Workload::new(&scenario.workload, 1).unwrap()];
+        let programs = vec![Workload::new(&scenario.workload, 1, bits).unwrap()];
         let result = simulate(&scenario, &setup(&scenario), system, programs, &|_| Ok(()));
         let result = result.unwrap();
         let tail = result.tail.unwrap();

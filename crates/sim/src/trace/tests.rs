@@ -111,7 +111,7 @@ proptest! {
     fn replaying_moves_every_access_with_its_region(accesses in accesses()) {
         let (_dir, path) = file(&accesses);
         let kind = Kind::Trace(Trace { file: path });
-        let mut program = Workload::new(&kind, 1).unwrap();
+        let mut program = Workload::new(&kind, 1, 0).unwrap();
         // Each region as far from the last as its size asks.
         let mut base = 1u64 << 20;
         let bases: Vec<GuestVirtAddr> = program.regions().iter().map(|region| {
@@ -202,7 +202,7 @@ fn a_trace_that_changes_under_the_replay_is_told_at_the_end() {
         .map(|i| (0, Access::load(GuestVirtAddr(i * 64))))
         .collect();
     let (_dir, path) = file(&accesses);
-    let mut program = Workload::new(&Kind::Trace(Trace { file: path.clone() }), 1).unwrap();
+    let mut program = Workload::new(&Kind::Trace(Trace { file: path.clone() }), 1, 0).unwrap();
     program.place(&vec![GuestVirtAddr(0); program.regions().len()]);
     let cut = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     cut.set_len(100).unwrap();

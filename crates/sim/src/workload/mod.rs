@@ -18,6 +18,7 @@ mod scatter;
 mod sequential;
 mod silo;
 mod stencil;
+mod sweep;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -43,21 +44,22 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// The program that a scenario names, with its random numbers from `seed`.
+    /// The program that a scenario names, with its random numbers from `seed`; each of its accesses
+    /// stands for `2^scale_bits`.
     ///
     /// # Errors
     /// Only a trace can fail: when it cannot be read or is not whole.
-    pub fn new(kind: &Kind, seed: u64) -> Result<Self, Error> {
+    pub fn new(kind: &Kind, seed: u64, scale_bits: u32) -> Result<Self, Error> {
         let generator: Box<dyn Generator> = match kind {
             Kind::Gups(gups) => Box::new(gups::Gups::new(gups, seed)),
             Kind::Memlat(memlat) => Box::new(memlat::Memlat::new(memlat, seed)),
-            Kind::Sequential(app) => Box::new(sequential::Sequential::new(app)),
+            Kind::Sequential(app) => Box::new(sequential::Sequential::new(app, scale_bits)),
             Kind::Btree(app) => Box::new(btree::Btree::new(app, seed)),
             Kind::Silo(silo) => Box::new(silo::Silo::new(silo, seed)),
             Kind::Xsbench(app) => Box::new(xsbench::Xsbench::new(app, seed)),
-            Kind::Bwaves(app) => Box::new(stencil::Stencil::new(app)),
+            Kind::Bwaves(app) => Box::new(stencil::Stencil::new(app, scale_bits)),
             Kind::Graph500(app) => Box::new(bfs::Bfs::new(app, seed)),
-            Kind::Pagerank(app) => Box::new(pagerank::Pagerank::new(app, seed)),
+            Kind::Pagerank(app) => Box::new(pagerank::Pagerank::new(app, seed, scale_bits)),
             Kind::Liblinear(app) => Box::new(liblinear::Liblinear::new(app, seed)),
             Kind::Trace(trace) => Box::new(replay::Replay::open(&trace.file)?),
         };
@@ -77,7 +79,7 @@ pub(crate) fn accesses_per_operation(kind: &Kind) -> Result<u64, Error> {
         // Each access is one, and the file is large.
         return Ok(1);
     }
-    let mut program = Workload::new(kind, 0)?;
+    let mut program = Workload::new(kind, 0, 0)?;
     let mut batch = Batch::default();
     let (mut accesses, mut operations) = (0, 0);
     for _ in 0..TRIAL_BATCHES {

@@ -11,6 +11,7 @@ use demeter_scenario as scenario;
 use super::generator::Generator;
 use super::kronecker::{Kronecker, fit};
 use super::memory::{Extent, Memory, load, region, store};
+use super::sweep::Sweep;
 use crate::{Batch, Region};
 
 const OFFSETS: usize = 0;
@@ -40,27 +41,24 @@ pub(crate) struct Pagerank {
     threads: Vec<Thread>,
 }
 
-/// One thread's vertices, `[start, end)`.
+/// One thread's vertices.
 struct Thread {
-    start: u64,
-    end: u64,
-    vertex: u64,
+    vertices: Sweep,
     /// Edges of the vertex that are still to follow.
     list: std::ops::Range<u64>,
 }
 
 impl Pagerank {
-    pub(crate) fn new(app: &scenario::App, seed: u64) -> Self {
+    pub(crate) fn new(app: &scenario::App, seed: u64, scale_bits: u32) -> Self {
         let (scale, edges) = fit(app.size_mib * MIB, VERTEX_BYTES, VERTEX, DEGREE);
         let graph = Kronecker::new(scale, edges, seed);
         let threads = u64::from(app.threads);
+        let list_bytes = graph.edges() / graph.vertices() * VERTEX;
         let thread = |i| {
-            let start = graph.vertices() * i / threads;
+            let vertex = |i| graph.vertices() * i / threads;
             Thread {
-                start,
-                end: graph.vertices() * (i + 1) / threads,
-                vertex: start,
-                list: graph.list(start),
+                vertices: Sweep::new(vertex(i)..vertex(i + 1), list_bytes, scale_bits),
+                list: graph.list(vertex(i)),
             }
         };
         Self {
@@ -100,19 +98,19 @@ impl Generator for Pagerank {
             if out.room() < VERTEX_ACCESSES || !thread.list.is_empty() {
                 return;
             }
-            let vertex = thread.vertex;
+            let vertex = thread.vertices.item();
             out.push(load(scores + vertex * SCORE));
             out.push(store(scores + vertex * SCORE));
             out.push(store(contributions + vertex * SCORE));
-            thread.vertex += 1;
-            thread.list = if thread.vertex == thread.end {
-                thread.vertex = thread.start;
-                self.graph.list(thread.start)
-            } else {
+            thread.vertices.advance();
+            let next = thread.vertices.item();
+            thread.list = if next == vertex + 1 {
                 // Lists lie back to back.
-                thread.list.end..thread.list.end + self.graph.degree(thread.vertex)
+                thread.list.end..thread.list.end + self.graph.degree(next)
+            } else {
+                self.graph.list(next)
             };
-            out.push(load(offsets + thread.vertex * OFFSET));
+            out.push(load(offsets + next * OFFSET));
         }
     }
 

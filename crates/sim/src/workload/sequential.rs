@@ -5,6 +5,7 @@ use demeter_scenario as scenario;
 
 use super::generator::Generator;
 use super::memory::{Extent, Memory, load, region};
+use super::sweep::Sweep;
 use crate::{Batch, Region};
 
 const WORD: u64 = 8;
@@ -15,26 +16,16 @@ const WORD_PS: u64 = 300;
 
 pub(crate) struct Sequential {
     bytes: u64,
-    /// For each thread the bytes of its part and the next offset.
-    parts: Vec<Part>,
-}
-
-struct Part {
-    start: u64,
-    end: u64,
-    next: u64,
+    /// The words of each thread's part.
+    parts: Vec<Sweep>,
 }
 
 impl Sequential {
-    pub(crate) fn new(app: &scenario::App) -> Self {
+    pub(crate) fn new(app: &scenario::App, scale_bits: u32) -> Self {
         let bytes = app.size_mib * MIB;
         let threads = u64::from(app.threads);
-        let part_bytes = bytes / threads / WORD * WORD;
-        let part = |thread| Part {
-            start: thread * part_bytes,
-            end: (thread + 1) * part_bytes,
-            next: thread * part_bytes,
-        };
+        let words = bytes / threads / WORD;
+        let part = |thread| Sweep::new(thread * words..(thread + 1) * words, WORD, scale_bits);
         Self {
             bytes,
             parts: (0..threads).map(part).collect(),
@@ -54,14 +45,10 @@ impl Generator for Sequential {
     fn next(&mut self, memory: &Memory, thread: usize, _now_ns: u64, out: &mut Batch) {
         let array = memory.base(ARRAY);
         let part = &mut self.parts[thread];
-        let words = (out.room() as u64).min((part.end - part.next) / WORD);
-        for word in 0..words {
-            out.push(load(array + part.next + word * WORD));
-        }
-        out.ops += words as u32;
-        part.next += words * WORD;
-        if part.next == part.end {
-            part.next = part.start;
+        while out.room() > 0 {
+            out.push(load(array + part.item() * WORD));
+            out.ops += 1;
+            part.advance();
         }
     }
 

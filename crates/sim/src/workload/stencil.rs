@@ -11,6 +11,7 @@ use demeter_scenario as scenario;
 
 use super::generator::Generator;
 use super::memory::{Extent, LINE, Memory, load, region, store};
+use super::sweep::Sweep;
 use crate::{Batch, Region};
 
 const VECTORS: [usize; 2] = [0, 1];
@@ -32,25 +33,22 @@ pub(crate) struct Stencil {
     threads: Vec<Thread>,
 }
 
-/// A thread's slab of cells, `[start, end)`.
+/// A thread's slab of cells.
 struct Thread {
-    start: u64,
-    end: u64,
-    next: u64,
-    sweep: usize,
+    cells: Sweep,
+    round: usize,
 }
 
 impl Stencil {
-    pub(crate) fn new(app: &scenario::App) -> Self {
+    pub(crate) fn new(app: &scenario::App, scale_bits: u32) -> Self {
         let cells = app.size_mib * MIB / (2 * VARIABLES + BLOCK_BYTES);
         let edge = ((cells as f64).cbrt() as u64).max(1);
         let cells = edge.pow(3);
         let threads = u64::from(app.threads);
+        let slab = |i| cells * i / threads..cells * (i + 1) / threads;
         let thread = |i| Thread {
-            start: cells * i / threads,
-            end: cells * (i + 1) / threads,
-            next: cells * i / threads,
-            sweep: 0,
+            cells: Sweep::new(slab(i), BLOCK_BYTES, scale_bits),
+            round: 0,
         };
         Self {
             edge,
@@ -79,9 +77,9 @@ impl Generator for Stencil {
         let last = self.edge.pow(3) - 1;
         let thread = &mut self.threads[thread];
         while out.room() >= CELL_MAX {
-            let vector = memory.base(VECTORS[thread.sweep % 2]);
-            let result = memory.base(VECTORS[(thread.sweep + 1) % 2]);
-            let cell = thread.next;
+            let vector = memory.base(VECTORS[thread.round % 2]);
+            let result = memory.base(VECTORS[(thread.round + 1) % 2]);
+            let cell = thread.cells.item();
             // The cells of a row follow one another; beyond the cube's faces it ends.
             let neighbours = [
                 cell.saturating_sub(plane),
@@ -103,11 +101,7 @@ impl Generator for Stencil {
             }
             out.push(store(result + cell * VARIABLES));
             out.ops += 1;
-            thread.next += 1;
-            if thread.next == thread.end {
-                thread.next = thread.start;
-                thread.sweep += 1;
-            }
+            thread.round += usize::from(thread.cells.advance());
         }
     }
 

@@ -62,7 +62,7 @@ fn kinds(size_mib: u64, threads: u32) -> Vec<Kind> {
 
 /// The program with its regions placed, a page apart from one another, and their ranges.
 fn placed(kind: &Kind, seed: u64) -> (Workload, Vec<VirtRange>) {
-    let mut program = Workload::new(kind, seed).unwrap();
+    let mut program = Workload::new(kind, seed, 0).unwrap();
     let mut base = 1 << 40;
     let mut ranges = Vec::new();
     for region in program.regions() {

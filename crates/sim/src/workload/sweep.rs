@@ -1,0 +1,117 @@
+//! A walk over items that lie one behind the other, again and again.
+//!
+//! # Problem
+//! Where a simulated page stands for `2^k` real ones and an access for `2^k` real ones, a program
+//! that streams would stay in each page `2^k` times too long, and need as much too long for all.
+//!
+//! # Approach
+//! Of each simulated page only a real page's worth is walked through, in a row as prefetchers see it;
+//! what follows is skipped.
+//!
+//! # Properties
+//! - Without scale every item comes once in each round, in order.
+//! - A round visits its items divided by `2^k`, to within a run, evenly over all of them.
+
+use demeter_policy::PAGE_SIZE;
+
+/// The walk.
+#[derive(Debug, Clone)]
+pub(super) struct Sweep {
+    start: u64,
+    end: u64,
+    next: u64,
+    /// Items in a row, how many of them are left, and how many are skipped then.
+    run: u64,
+    left: u64,
+    skipped: u64,
+}
+
+impl Sweep {
+    /// Over the items `start..end`, of which there is at least one, each of `item_bytes`.
+    pub(super) fn new(items: std::ops::Range<u64>, item_bytes: u64, scale_bits: u32) -> Self {
+        let run = PAGE_SIZE.div_ceil(item_bytes.max(1));
+        Self {
+            start: items.start,
+            end: items.end,
+            next: items.start,
+            run,
+            left: run,
+            skipped: run * ((1 << scale_bits) - 1),
+        }
+    }
+
+    /// The item at which it is.
+    pub(super) fn item(&self) -> u64 {
+        self.next
+    }
+
+    /// Goes on to the next item; true when a round is over.
+    pub(super) fn advance(&mut self) -> bool {
+        self.next += 1;
+        self.left -= 1;
+        if self.left == 0 {
+            self.left = self.run;
+            self.next += self.skipped;
+        }
+        let is_over = self.next >= self.end;
+        if is_over {
+            self.next = self.start + (self.next - self.end) % (self.end - self.start);
+        }
+        is_over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn without_scale_every_item_comes_in_order(
+            start in 0u64..1000,
+            items in 1u64..5000,
+            item_bytes in 1u64..10_000,
+        ) {
+            let mut sweep = Sweep::new(start..start + items, item_bytes, 0);
+            for _ in 0..2 {
+                for item in start..start + items {
+                    prop_assert_eq!(sweep.item(), item);
+                    prop_assert_eq!(sweep.advance(), item + 1 == start + items);
+                }
+            }
+        }
+
+        #[test]
+        fn scaled_rounds_visit_a_page_of_each(
+            start in 0u64..1000,
+            items in 10_000u64..200_000,
+            item_bytes in 8u64..5000,
+            scale_bits in 1u32..8,
+        ) {
+            let mut sweep = Sweep::new(start..start + items, item_bytes, scale_bits);
+            let stride = sweep.run << scale_bits;
+            let mut by_stride = vec![0u64; items.div_ceil(stride) as usize];
+            for round in 0..4 {
+                let mut visited = 0u64;
+                loop {
+                    let item = sweep.item();
+                    prop_assert!((start..start + items).contains(&item));
+                    by_stride[((item - start) / stride) as usize] += 1;
+                    visited += 1;
+                    if sweep.advance() {
+                        break;
+                    }
+                }
+                let even = items >> scale_bits;
+                let within = sweep.run + even / (items / stride).max(1) + 1;
+                prop_assert!(visited.abs_diff(even) <= within, "round {round}: {visited} of {even}");
+            }
+            // Each whole stride has had its run in each of the four rounds, give or take one.
+            for &visits in &by_stride[..(items / stride) as usize] {
+                prop_assert!(visits.abs_diff(4 * sweep.run) <= 2 * sweep.run, "{visits}");
+            }
+        }
+    }
+}
