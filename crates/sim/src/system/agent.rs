@@ -188,13 +188,14 @@ impl Agent {
         }
         let capacity = u64::from(guest.frames_of(TierId::Fast)) << guest.page_bits();
         let plan = exchange(ranking, &self.residency, ByteCount(capacity), self.epoch);
-        let looked_at = ranking.iter().filter(|_| plan.is_some());
-        let pages: u64 = looked_at
-            .map(|r| self.residency.placement(PID, &r.range).resident().0 / PAGE_SIZE)
-            .sum();
+        let Some(plan) = plan else {
+            return (Plan::default(), actor.now_ps());
+        };
+        let resident = |r: &RankedRange| self.residency.placement(PID, &r.range).resident();
+        let pages: u64 = ranking.iter().map(|r| resident(r).0 / PAGE_SIZE).sum();
         let look_ps = pages * LOOK_AT_PAGE_PS;
         actor.charge_all(Cause::Classify, look_ps);
-        (plan.unwrap_or_default(), actor.now_ps() + look_ps)
+        (plan, actor.now_ps() + look_ps)
     }
 
     /// Finds out where blocks lie that are not known yet.

@@ -84,7 +84,6 @@ impl Halves {
         self.epoch += 1;
         self.leaves.values_mut().for_each(|l| l.samples /= 2);
         let leaves: Vec<(u64, Leaf)> = self.leaves.iter().map(|(&s, &l)| (s, l)).collect();
-        let before = leaves.len();
         for (i, &(start, leaf)) in leaves.iter().enumerate() {
             let before = i.checked_sub(1).map(|i| leaves[i].1.samples);
             let after = leaves.get(i + 1).map(|(_, l)| l.samples);
@@ -96,7 +95,7 @@ impl Halves {
                 self.cut(start, leaf);
             }
         }
-        self.leaves.len() > before
+        self.leaves.len() > leaves.len()
     }
 
     fn cut(&mut self, start: u64, leaf: Leaf) {
