@@ -293,29 +293,22 @@ impl Core {
         }
         self.last = NO_LAST;
         let mut ps = self.tlb_second_ps;
-        let (caches, kind) = (&mut self.caches, self.kind);
-        let mut reference = |address: u64| {
-            if kind == TlbKind::Hardware {
+        let (caches, walks) = (
+            &mut self.caches,
+            [&mut self.guest_walk, &mut self.host_walk],
+        );
+        let Mapping { frame, size, dirty } = match self.kind {
+            TlbKind::Hardware => walk::<NESTED>(tables, walks, gva, store, &mut |address| {
                 let line = address >> LINE_BITS;
                 ps += caches.fetch::<CACHES>(memory, line, false).ps;
+            })?,
+            TlbKind::Soft => {
+                let mapping = walk::<NESTED>(tables, walks, gva, store, &mut |_| {})?;
+                Mapping {
+                    size: PageSize::Base,
+                    ..mapping
+                }
             }
-        };
-        let Mapping { frame, size, dirty } = if NESTED {
-            let mut second = SecondLevel {
-                tree: tables.host,
-                caches: &mut self.host_walk,
-                first_page: tables.host_first_page,
-                space: tables.space,
-            };
-            let walk = &mut self.guest_walk;
-            nested(tables.guest, walk, &mut second, gva, store, &mut reference)?
-        } else {
-            let walk = &mut self.guest_walk;
-            native(tables.guest, walk, tables.space, gva, store, &mut reference)?
-        };
-        let size = match kind {
-            TlbKind::Hardware => size,
-            TlbKind::Soft => PageSize::Base,
         };
         let first = frame - tables.guest.within(gva, size);
         self.tlb
@@ -362,6 +355,34 @@ impl Core {
             TlbKind::Soft => self.flush_space(space),
         }
     }
+}
+
+/// Walks the tables; `reference` is told each address that is read on the way.
+#[inline(always)]
+fn walk<const NESTED: bool>(
+    tables: &mut Tables<'_>,
+    [guest_walk, host_walk]: [&mut WalkCaches; 2],
+    gva: u64,
+    store: bool,
+    reference: &mut impl FnMut(u64),
+) -> Result<Mapping, Fault> {
+    if !NESTED {
+        return native(
+            tables.guest,
+            guest_walk,
+            tables.space,
+            gva,
+            store,
+            reference,
+        );
+    }
+    let mut second = SecondLevel {
+        tree: tables.host,
+        caches: host_walk,
+        first_page: tables.host_first_page,
+        space: tables.space,
+    };
+    nested(tables.guest, guest_walk, &mut second, gva, store, reference)
 }
 
 /// Brings the simulator's own memory that accesses further on will need into this computer's
