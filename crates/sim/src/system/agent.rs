@@ -232,10 +232,7 @@ impl Agent {
             fast_reserve: ByteCount(reserve),
             fast_low: ByteCount(reserve / 4),
             slow_free: guest.usable(TierId::Slow),
-            batch: match self.parts.relocate {
-                Relocate::Exchange => ByteCount(u64::MAX),
-                _ => self.settings.batch,
-            },
+            batch: self.settings.batch,
         }
     }
 
