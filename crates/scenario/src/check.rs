@@ -1,14 +1,16 @@
 //! Checks that types alone cannot say: each failure names the key and its mend.
 
-use crate::provision_check::provision_fault;
-use crate::{Error, Gups, Memlat, Scenario, Tier, Workload, workload};
+use std::fmt::Display;
+
+use crate::fault::{at_least_one, refuse_if, within};
+use crate::provision_check::check_provision;
+use crate::workload::THREADS_MAX;
+use crate::{Error, Lab, Machine, Scenario, Sim, Tier};
 
 /// Longest timed phase, seconds: an hour of an emulated machine proves what there is to prove.
 const DURATION_MAX_S: u64 = 3600;
 /// Largest tier, MiB (16 TiB): keeps every sum of sizes far from overflow.
 const TIER_MAX_MIB: u64 = 1 << 24;
-/// Most virtual CPUs of a VM.
-const VCPUS_MAX: u32 = 64;
 /// Largest stretch of memory delays.
 const DILATION_MAX: u64 = 1000;
 /// Most VMs that the simulator runs side by side.
@@ -19,17 +21,15 @@ const CORES_MAX: u32 = 1024;
 const SCALE_BITS_MAX: u32 = 9;
 /// Longest latency of a tier, nanoseconds.
 const LATENCY_MAX_NS: u64 = 1_000_000;
-/// Most changes of a hot set's size.
-const PHASES_MAX: usize = 100;
+/// Most bandwidth of a tier, GB/s.
+const BANDWIDTH_MAX_GBPS: u64 = 10_000;
 
 impl Scenario {
     /// Checks what types alone cannot say.
     pub fn check(&self) -> Result<(), Error> {
-        self.find_fault().map_or(Ok(()), |what| {
-            Err(Error::Invalid {
-                name: self.name.clone(),
-                what,
-            })
+        self.check_keys().map_err(|what| Error::Invalid {
+            name: self.name.clone(),
+            what,
         })
     }
 
@@ -41,128 +41,39 @@ impl Scenario {
 
     /// When the hot set jumps, seconds into the timed phase.
     pub fn shift_at_s(&self) -> Option<u64> {
-        match &self.workload {
-            Workload::Gups(gups) => gups.shift_at_s,
-            _ => None,
-        }
+        self.workload.shift_at_s()
     }
 
     /// What is wrong with it, if anything.
-    pub(crate) fn find_fault(&self) -> Option<String> {
-        if !is_plain_name(&self.name) {
-            return Some("name: 1 to 64 letters, digits, - or _ (files are named after it)".into());
-        }
-        if !(1..=DURATION_MAX_S).contains(&self.duration_s) {
-            return Some(format!(
-                "duration_s = {}: must be 1 to {DURATION_MAX_S}",
-                self.duration_s
-            ));
-        }
-        self.systems_fault()
-            .or_else(|| self.machine_fault())
-            .or_else(|| match &self.workload {
-                Workload::Gups(gups) => gups_fault(gups, self.duration_s),
-                Workload::Memlat(memlat) => memlat_fault(memlat),
-                _ => workload::fault(self, VCPUS_MAX),
-            })
-            .or_else(|| self.fit_fault())
-            .or_else(|| self.lab_fault())
-            .or_else(|| self.sim_fault())
-            .or_else(|| provision_fault(self))
-            .or_else(|| self.vary_fault())
+    pub(crate) fn check_keys(&self) -> Result<(), String> {
+        refuse_if(!is_plain_name(&self.name), || {
+            "name: 1 to 64 letters, digits, - or _ (files are named after it)".into()
+        })?;
+        within("duration_s", self.duration_s, 1..=DURATION_MAX_S)?;
+        self.check_systems()?;
+        check_machine(&self.machine)?;
+        self.workload.check(self.duration_s)?;
+        self.check_fit()?;
+        check_lab(&self.lab)?;
+        check_sim(&self.sim)?;
+        check_provision(self)?;
+        self.check_vary()
     }
 
-    fn systems_fault(&self) -> Option<String> {
-        if self.systems.is_empty() {
-            return Some("systems: name at least one, such as \"demeter\"".into());
-        }
-        self.systems.iter().enumerate().find_map(|(i, system)| {
-            self.systems[..i]
-                .contains(system)
-                .then(|| format!("systems: \"{system}\" stands twice; remove one"))
-        })
+    fn check_systems(&self) -> Result<(), String> {
+        refuse_if(self.systems.is_empty(), || {
+            "systems: name at least one, such as \"demeter\"".into()
+        })?;
+        unique("systems", &self.systems)
     }
 
-    fn machine_fault(&self) -> Option<String> {
-        let machine = &self.machine;
-        if !(1..=VCPUS_MAX).contains(&machine.vcpus) {
-            return Some(format!(
-                "machine.vcpus = {}: must be 1 to {VCPUS_MAX}",
-                machine.vcpus
-            ));
-        }
-        tier_fault("fast", &machine.fast)
-            .or_else(|| tier_fault("slow", &machine.slow))
-            .or_else(|| {
-                (machine.slow.bandwidth_gbps > machine.fast.bandwidth_gbps).then(|| {
-                    format!(
-                        "machine.slow.bandwidth_gbps = {} exceeds machine.fast.bandwidth_gbps = \
-                         {}: swap the tiers",
-                        machine.slow.bandwidth_gbps, machine.fast.bandwidth_gbps
-                    )
-                })
-            })
-            .or_else(|| {
-                (machine.slow.latency_ns < machine.fast.latency_ns).then(|| {
-                    format!(
-                        "machine.slow.latency_ns = {} is below machine.fast.latency_ns = {}: \
-                         swap the tiers",
-                        machine.slow.latency_ns, machine.fast.latency_ns
-                    )
-                })
-            })
-    }
-
-    fn fit_fault(&self) -> Option<String> {
+    fn check_fit(&self) -> Result<(), String> {
         let room = self.machine.fast.usable_mib + self.machine.slow.usable_mib;
         let need = self.footprint_mib();
-        (need > room).then(|| {
+        refuse_if(need > room, || {
             format!(
                 "the workload touches {need} MiB but both tiers hold {room} MiB: raise \
                  machine.slow.usable_mib or shrink the workload"
-            )
-        })
-    }
-
-    fn sim_fault(&self) -> Option<String> {
-        let sim = &self.sim;
-        if !(1..=VMS_MAX).contains(&sim.vms) {
-            return Some(format!("sim.vms = {}: must be 1 to {VMS_MAX}", sim.vms));
-        }
-        if let Some(cores) = sim.cores.filter(|cores| !(1..=CORES_MAX).contains(cores)) {
-            return Some(format!("sim.cores = {cores}: must be 1 to {CORES_MAX}"));
-        }
-        if sim.operations == Some(0) {
-            return Some("sim.operations = 0: must be at least 1".into());
-        }
-        if let Some(bits) = sim.scale_bits.filter(|&bits| bits > SCALE_BITS_MAX) {
-            return Some(format!(
-                "sim.scale_bits = {bits}: must be at most {SCALE_BITS_MAX}"
-            ));
-        }
-        let granule = sim.slow_granule_bytes;
-        if !(64..=4096).contains(&granule) || !granule.is_power_of_two() {
-            return Some(format!(
-                "sim.slow_granule_bytes = {granule}: must be a power of two from 64 to 4096"
-            ));
-        }
-        let gbps = sim.slow_write_gbps?;
-        (!(1..=10_000).contains(&gbps))
-            .then(|| format!("sim.slow_write_gbps = {gbps}: must be 1 to 10000"))
-    }
-
-    fn lab_fault(&self) -> Option<String> {
-        let lab = &self.lab;
-        if !(1..=DILATION_MAX).contains(&lab.dilation) {
-            return Some(format!(
-                "lab.dilation = {}: must be 1 to {DILATION_MAX}",
-                lab.dilation
-            ));
-        }
-        (!(1..=DURATION_MAX_S).contains(&lab.timeout_s)).then(|| {
-            format!(
-                "lab.timeout_s = {}: must be 1 to {DURATION_MAX_S}",
-                lab.timeout_s
             )
         })
     }
@@ -174,96 +85,69 @@ pub(crate) fn is_plain_name(name: &str) -> bool {
     (1..=64).contains(&name.len()) && name.chars().all(is_plain)
 }
 
-fn tier_fault(name: &str, tier: &Tier) -> Option<String> {
-    if !(1..=TIER_MAX_MIB).contains(&tier.usable_mib) {
-        return Some(format!(
-            "machine.{name}.usable_mib = {}: must be 1 to {TIER_MAX_MIB}",
-            tier.usable_mib
-        ));
+/// Refuses a list in which something stands twice.
+pub(crate) fn unique<T: PartialEq + Display>(key: &str, list: &[T]) -> Result<(), String> {
+    for (i, item) in list.iter().enumerate() {
+        refuse_if(list[..i].contains(item), || {
+            format!("{key}: \"{item}\" stands twice; remove one")
+        })?;
     }
-    if !(1..=LATENCY_MAX_NS).contains(&tier.latency_ns) {
-        return Some(format!(
-            "machine.{name}.latency_ns = {}: must be 1 to {LATENCY_MAX_NS}",
-            tier.latency_ns
-        ));
-    }
-    (!(1..=10_000).contains(&tier.bandwidth_gbps)).then(|| {
+    Ok(())
+}
+
+fn check_machine(machine: &Machine) -> Result<(), String> {
+    let Machine { fast, slow, .. } = machine;
+    within("machine.vcpus", machine.vcpus, 1..=THREADS_MAX)?;
+    check_tier("fast", fast)?;
+    check_tier("slow", slow)?;
+    refuse_if(slow.bandwidth_gbps > fast.bandwidth_gbps, || {
         format!(
-            "machine.{name}.bandwidth_gbps = {}: must be 1 to 10000",
-            tier.bandwidth_gbps
+            "machine.slow.bandwidth_gbps = {} exceeds machine.fast.bandwidth_gbps = {}: swap the \
+             tiers",
+            slow.bandwidth_gbps, fast.bandwidth_gbps
+        )
+    })?;
+    refuse_if(slow.latency_ns < fast.latency_ns, || {
+        format!(
+            "machine.slow.latency_ns = {} is below machine.fast.latency_ns = {}: swap the tiers",
+            slow.latency_ns, fast.latency_ns
         )
     })
 }
 
-pub(crate) fn gups_fault(gups: &Gups, duration_s: u64) -> Option<String> {
-    if gups.size_mib == 0 || gups.hot_mib == 0 {
-        return Some("workload.size_mib and workload.hot_mib must be at least 1".into());
-    }
-    if gups.hot_mib >= gups.size_mib {
-        return Some(format!(
-            "workload.hot_mib = {}: must be below workload.size_mib = {}",
-            gups.hot_mib, gups.size_mib
-        ));
-    }
-    if !(0.0..=1.0).contains(&gups.hot_weight) {
-        return Some(format!(
-            "workload.hot_weight = {}: must be 0 to 1",
-            gups.hot_weight
-        ));
-    }
-    if !(1..=VCPUS_MAX).contains(&gups.threads) {
-        return Some(format!(
-            "workload.threads = {}: must be 1 to {VCPUS_MAX}",
-            gups.threads
-        ));
-    }
-    if let Some(fault) = phases_fault(gups, duration_s) {
-        return Some(fault);
-    }
-    let shift_at_s = gups.shift_at_s?;
-    if !(1..duration_s).contains(&shift_at_s) {
-        return Some(format!(
-            "workload.shift_at_s = {shift_at_s}: must be at least 1 and below duration_s = \
-             {duration_s}"
-        ));
-    }
-    // The hot set jumps to the array's middle and must not reach into where it was.
-    (gups.hot_mib > gups.size_mib / 2).then(|| {
-        format!(
-            "workload.hot_mib = {}: with shift_at_s it must be at most half of size_mib = {}",
-            gups.hot_mib, gups.size_mib
-        )
-    })
+fn check_tier(name: &str, tier: &Tier) -> Result<(), String> {
+    let key = |key: &str| format!("machine.{name}.{key}");
+    within(&key("usable_mib"), tier.usable_mib, 1..=TIER_MAX_MIB)?;
+    within(&key("latency_ns"), tier.latency_ns, 1..=LATENCY_MAX_NS)?;
+    let gbps = tier.bandwidth_gbps;
+    within(&key("bandwidth_gbps"), gbps, 1..=BANDWIDTH_MAX_GBPS)
 }
 
-fn phases_fault(gups: &Gups, duration_s: u64) -> Option<String> {
-    if gups.phases.len() > PHASES_MAX {
-        return Some(format!("workload.phases: at most {PHASES_MAX}"));
-    }
-    if gups.shift_at_s.is_some() && !gups.phases.is_empty() {
-        return Some("workload.shift_at_s and workload.phases exclude each other".into());
-    }
-    let mut last_s = 0;
-    gups.phases.iter().find_map(|phase| {
-        if !(last_s + 1..duration_s).contains(&phase.at_s) {
-            return Some(format!(
-                "workload.phases: at_s = {}: must be above {last_s}, as phases follow in order \
-                 of time, and below duration_s = {duration_s}",
-                phase.at_s
-            ));
-        }
-        last_s = phase.at_s;
-        (!(1..gups.size_mib).contains(&phase.hot_mib)).then(|| {
-            format!(
-                "workload.phases: hot_mib = {}: must be at least 1 and below size_mib = {}",
-                phase.hot_mib, gups.size_mib
-            )
-        })
-    })
+fn check_lab(lab: &Lab) -> Result<(), String> {
+    within("lab.dilation", lab.dilation, 1..=DILATION_MAX)?;
+    within("lab.timeout_s", lab.timeout_s, 1..=DURATION_MAX_S)
 }
 
-fn memlat_fault(memlat: &Memlat) -> Option<String> {
-    (memlat.size_mib == 0).then(|| "workload.size_mib must be at least 1".into())
+fn check_sim(sim: &Sim) -> Result<(), String> {
+    within("sim.vms", sim.vms, 1..=VMS_MAX)?;
+    if let Some(cores) = sim.cores {
+        within("sim.cores", cores, 1..=CORES_MAX)?;
+    }
+    if let Some(operations) = sim.operations {
+        at_least_one("sim.operations", operations)?;
+    }
+    if let Some(bits) = sim.scale_bits {
+        within("sim.scale_bits", bits, 0..=SCALE_BITS_MAX)?;
+    }
+    let granule = sim.slow_granule_bytes;
+    let is_granule = (64..=4096).contains(&granule) && granule.is_power_of_two();
+    refuse_if(!is_granule, || {
+        format!("sim.slow_granule_bytes = {granule}: must be a power of two from 64 to 4096")
+    })?;
+    match sim.slow_write_gbps {
+        Some(gbps) => within("sim.slow_write_gbps", gbps, 1..=BANDWIDTH_MAX_GBPS),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -271,7 +155,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Lab, Machine, Phase, Sim, System, Thp};
+    use crate::{Gups, Memlat, Phase, System, Thp, Workload};
 
     fn scenario() -> Scenario {
         let tier = |usable_mib, latency_ns| Tier {

@@ -178,10 +178,8 @@ impl Grid {
         let scenario: Scenario = Value::Table(table)
             .try_into()
             .map_err(|error: toml::de::Error| fault(&error.message()))?;
-        match scenario.find_fault() {
-            Some(what) => Err(fault(&what)),
-            None => Ok(Point { settings, scenario }),
-        }
+        scenario.check_keys().map_err(|what| fault(&what))?;
+        Ok(Point { settings, scenario })
     }
 
     fn fault(&self, what: String) -> Error {

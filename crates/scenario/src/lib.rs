@@ -3,6 +3,7 @@
 //! A scenario is a TOML file. The same file runs on every place that knows its systems.
 
 mod check;
+mod fault;
 mod grid;
 mod provision;
 mod provision_check;
@@ -12,9 +13,6 @@ mod workload;
 
 pub use grid::{Axis, Grid, NoAxis, Point};
 pub use provision::{Crashes, Policy, Provision, Provisioner, Swing, Variant, Vm};
-pub use scenario::{
-    Cpu, Error, Gups, Lab, Machine, Memlat, Phase, Scenario, Sim, System, Thp, Tier, UnknownSystem,
-    Workload,
-};
+pub use scenario::{Cpu, Error, Lab, Machine, Scenario, Sim, System, Thp, Tier, UnknownSystem};
 pub use vary::{Case, Published};
-pub use workload::{App, Silo, SiloMix, Trace};
+pub use workload::{App, Gups, Memlat, Phase, Silo, SiloMix, Trace, Workload};

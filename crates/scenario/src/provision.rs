@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Phase;
+use crate::{Gups, Phase};
 
 /// How memory is provisioned. `machine` then says what each VM is to own; it is booted with the
 /// sum of both tiers in each node and sized from outside before the workload starts.
@@ -39,8 +39,9 @@ fn default_guarantee_mib() -> u64 {
 }
 
 /// A mechanism that changes how much memory a VM owns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, strum::Display)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Provisioner {
     /// None: the VM is booted with what it is to own.
     Static,
@@ -53,16 +54,6 @@ pub enum Provisioner {
 }
 
 impl Provisioner {
-    /// The name as a scenario file spells it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Static => "static",
-            Self::VirtioBalloon => "virtio-balloon",
-            Self::VirtioMem => "virtio-mem",
-            Self::DemeterBalloon => "demeter-balloon",
-        }
-    }
-
     /// Whether it can give and take memory of one tier.
     pub fn knows_tiers(self) -> bool {
         matches!(self, Self::VirtioMem | Self::DemeterBalloon)
@@ -70,8 +61,9 @@ impl Provisioner {
 }
 
 /// How the pools are divided between VMs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, strum::Display)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Policy {
     /// Everyone keeps what `machine` says.
     Static,
@@ -79,17 +71,6 @@ pub enum Policy {
     Shares,
     /// In proportion to the VMs' working sets.
     Wss,
-}
-
-impl Policy {
-    /// The name as a scenario file spells it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Static => "static",
-            Self::Shares => "shares",
-            Self::Wss => "wss",
-        }
-    }
 }
 
 /// Fast memory that comes and goes during the timed phase: at `from_s` it grows by `fast_mib`,
@@ -133,6 +114,17 @@ pub struct Vm {
     pub phases: Vec<Phase>,
 }
 
+impl Vm {
+    /// What it runs: the scenario's gups with its own hot set.
+    pub(crate) fn workload(&self, gups: &Gups) -> Gups {
+        Gups {
+            hot_mib: self.hot_mib,
+            phases: self.phases.clone(),
+            ..gups.clone()
+        }
+    }
+}
+
 fn one_share() -> u32 {
     1
 }
@@ -158,9 +150,9 @@ impl Provision {
             })
         });
         let name = |variant: &Variant| match (self.provisioners.len(), self.policies.len()) {
-            (_, 1) => variant.provisioner.name().to_owned(),
-            (1, _) => variant.policy.name().to_owned(),
-            _ => format!("{} {}", variant.provisioner.name(), variant.policy.name()),
+            (_, 1) => variant.provisioner.to_string(),
+            (1, _) => variant.policy.to_string(),
+            _ => format!("{} {}", variant.provisioner, variant.policy),
         };
         pairs.map(|variant| (name(&variant), variant)).collect()
     }

@@ -1,7 +1,8 @@
 //! Checks of the section `provision`.
 
-use crate::check::{gups_fault, is_plain_name};
-use crate::{Policy, Provision, Provisioner, Scenario, System, Vm, Workload};
+use crate::check::{is_plain_name, unique};
+use crate::fault::{at_least_one, refuse_if, within};
+use crate::{Crashes, Policy, Provision, Provisioner, Scenario, Swing, System, Vm, Workload};
 
 /// Most VMs side by side.
 const VMS_MAX: usize = 16;
@@ -9,75 +10,78 @@ const VMS_MAX: usize = 16;
 const CYCLES_MAX: u32 = 100_000;
 
 /// What is wrong with the scenario's section `provision`, and how to mend it.
-pub(crate) fn provision_fault(scenario: &Scenario) -> Option<String> {
-    let provision = scenario.provision.as_ref()?;
-    lists_fault(provision)
-        .or_else(|| policies_fault(provision, &scenario.systems))
-        .or_else(|| swing_fault(provision, scenario.duration_s))
-        .or_else(|| crashes_fault(provision, scenario))
-        .or_else(|| vms_fault(provision, scenario))
+pub(crate) fn check_provision(scenario: &Scenario) -> Result<(), String> {
+    let Some(provision) = &scenario.provision else {
+        return Ok(());
+    };
+    check_lists(provision)?;
+    check_policies(provision, &scenario.systems)?;
+    if let Some(swing) = &provision.swing {
+        check_swing(swing, scenario.duration_s)?;
+    }
+    if let Some(crashes) = &provision.crashes {
+        check_crashes(crashes, provision, scenario)?;
+    }
+    check_vms(provision, scenario)
 }
 
-fn crashes_fault(provision: &Provision, scenario: &Scenario) -> Option<String> {
-    let crashes = provision.crashes?;
-    if !(1..=CYCLES_MAX).contains(&crashes.cycles) || crashes.recovery_s == 0 {
-        return Some(format!(
-            "provision.crashes: cycles must be 1 to {CYCLES_MAX}, recovery_s at least 1"
-        ));
-    }
-    if provision.provisioners != [Provisioner::DemeterBalloon]
-        || provision.swing.is_some()
-        || !provision.vms.is_empty()
-    {
-        return Some(
-            "provision.crashes: needs provisioners = [\"demeter-balloon\"], no swing, no vms"
-                .into(),
-        );
-    }
+fn check_crashes(
+    crashes: &Crashes,
+    provision: &Provision,
+    scenario: &Scenario,
+) -> Result<(), String> {
+    within("provision.crashes.cycles", crashes.cycles, 1..=CYCLES_MAX)?;
+    at_least_one("provision.crashes.recovery_s", crashes.recovery_s)?;
+    let is_apt = provision.provisioners == [Provisioner::DemeterBalloon]
+        && provision.swing.is_none()
+        && provision.vms.is_empty();
+    refuse_if(!is_apt, || {
+        "provision.crashes: needs provisioners = [\"demeter-balloon\"], no swing, no vms".into()
+    })?;
     let is_gups = matches!(scenario.workload, Workload::Gups(_));
-    (!is_gups || !scenario.systems.iter().all(|system| system.has_agent())).then(|| {
+    let has_agent = scenario.systems.iter().all(|system| system.has_agent());
+    refuse_if(!is_gups || !has_agent, || {
         "provision.crashes: needs gups, which verifies its data, and a system with an agent".into()
     })
 }
 
-fn lists_fault(provision: &Provision) -> Option<String> {
-    let twice = |key: &str, names: Vec<&str>| {
-        if names.is_empty() {
-            return Some(format!("provision.{key}: name at least one"));
-        }
-        names.iter().enumerate().find_map(|(i, name)| {
-            names[..i]
-                .contains(name)
-                .then(|| format!("provision.{key}: \"{name}\" stands twice; remove one"))
-        })
-    };
-    let provisioners = provision.provisioners.iter().map(|p| p.name()).collect();
-    let policies = provision.policies.iter().map(|p| p.name()).collect();
-    twice("provisioners", provisioners).or_else(|| twice("policies", policies))
+fn check_lists(provision: &Provision) -> Result<(), String> {
+    let Provision {
+        provisioners,
+        policies,
+        ..
+    } = provision;
+    refuse_if(provisioners.is_empty(), || {
+        "provision.provisioners: name at least one, such as \"demeter-balloon\"".into()
+    })?;
+    refuse_if(policies.is_empty(), || {
+        "provision.policies: name at least one, such as \"static\"".into()
+    })?;
+    unique("provision.provisioners", provisioners)?;
+    unique("provision.policies", policies)
 }
 
-fn policies_fault(provision: &Provision, systems: &[System]) -> Option<String> {
+fn check_policies(provision: &Provision, systems: &[System]) -> Result<(), String> {
     let [system] = systems else {
-        return Some("systems: with provision exactly one".into());
+        return Err("systems: with provision exactly one".into());
     };
-    let dynamic = provision.policies.iter().find(|&&p| p != Policy::Static)?;
-    if provision.vms.len() < 2 {
-        return Some(format!(
-            "provision.policies: \"{}\" divides memory between VMs: list two or more in \
-             provision.vms",
-            dynamic.name()
+    let Some(dynamic) = provision.policies.iter().find(|&&p| p != Policy::Static) else {
+        return Ok(());
+    };
+    refuse_if(provision.vms.len() < 2, || {
+        format!(
+            "provision.policies: \"{dynamic}\" divides memory between VMs: list two or more in \
+             provision.vms"
+        )
+    })?;
+    if let Some(blind) = provision.provisioners.iter().find(|p| !p.knows_tiers()) {
+        return Err(format!(
+            "provision.provisioners: \"{blind}\" cannot follow the policy \"{dynamic}\": use \
+             virtio-mem or demeter-balloon"
         ));
     }
-    let blind = provision.provisioners.iter().find(|p| !p.knows_tiers());
-    if let Some(blind) = blind {
-        return Some(format!(
-            "provision.provisioners: \"{}\" cannot follow the policy \"{}\": use virtio-mem or \
-             demeter-balloon",
-            blind.name(),
-            dynamic.name()
-        ));
-    }
-    (provision.policies.contains(&Policy::Wss) && !system.has_agent()).then(|| {
+    let needs_agent = provision.policies.contains(&Policy::Wss);
+    refuse_if(needs_agent && !system.has_agent(), || {
         format!(
             "provision.policies: \"wss\" needs the agent's estimate of the working set, which \
              the system \"{system}\" does not have"
@@ -85,13 +89,12 @@ fn policies_fault(provision: &Provision, systems: &[System]) -> Option<String> {
     })
 }
 
-fn swing_fault(provision: &Provision, duration_s: u64) -> Option<String> {
-    let swing = provision.swing?;
-    if swing.fast_mib == 0 || swing.every_s == 0 || swing.from_s == 0 {
-        return Some("provision.swing: fast_mib, from_s and every_s must be at least 1".into());
-    }
+fn check_swing(swing: &Swing, duration_s: u64) -> Result<(), String> {
+    at_least_one("provision.swing.fast_mib", swing.fast_mib)?;
+    at_least_one("provision.swing.from_s", swing.from_s)?;
+    at_least_one("provision.swing.every_s", swing.every_s)?;
     let back_s = swing.from_s.saturating_add(swing.every_s);
-    (back_s >= duration_s).then(|| {
+    refuse_if(back_s >= duration_s, || {
         format!(
             "provision.swing: grows at {} s and shrinks back at {back_s} s, which must be below \
              duration_s = {duration_s}",
@@ -100,36 +103,37 @@ fn swing_fault(provision: &Provision, duration_s: u64) -> Option<String> {
     })
 }
 
-fn vms_fault(provision: &Provision, scenario: &Scenario) -> Option<String> {
+fn check_vms(provision: &Provision, scenario: &Scenario) -> Result<(), String> {
     let vms = &provision.vms;
     if vms.is_empty() {
-        return None;
+        return Ok(());
     }
-    if vms.len() > VMS_MAX {
-        return Some(format!("provision.vms: at most {VMS_MAX}"));
-    }
-    if provision.provisioners.contains(&Provisioner::VirtioBalloon) && vms.len() > 1 {
-        return Some("provision.provisioners: virtio-balloon is compared in a single VM".into());
-    }
+    refuse_if(vms.len() > VMS_MAX, || {
+        format!("provision.vms: at most {VMS_MAX}")
+    })?;
+    let has_balloon = provision.provisioners.contains(&Provisioner::VirtioBalloon);
+    refuse_if(has_balloon && vms.len() > 1, || {
+        "provision.provisioners: virtio-balloon is compared in a single VM".into()
+    })?;
     let Workload::Gups(gups) = &scenario.workload else {
-        return Some("provision.vms: only gups has a hot set to vary".into());
+        return Err("provision.vms: only gups has a hot set to vary".into());
     };
-    vms.iter().enumerate().find_map(|(i, vm)| {
+    for (i, vm) in vms.iter().enumerate() {
         let Vm { name, .. } = vm;
-        if !is_plain_name(name) {
-            return Some("provision.vms: name: 1 to 64 letters, digits, - or _".into());
-        }
-        if vms[..i].iter().any(|other| other.name == *name) {
-            return Some(format!("provision.vms: two are named \"{name}\""));
-        }
-        if vm.share == 0 {
-            return Some(format!("provision.vms: {name}: share must be at least 1"));
-        }
-        let mut own = gups.clone();
-        own.hot_mib = vm.hot_mib;
-        own.phases.clone_from(&vm.phases);
-        gups_fault(&own, scenario.duration_s).map(|what| format!("provision.vms: {name}: {what}"))
-    })
+        refuse_if(!is_plain_name(name), || {
+            "provision.vms: name: 1 to 64 letters, digits, - or _".into()
+        })?;
+        refuse_if(vms[..i].iter().any(|other| other.name == *name), || {
+            format!("provision.vms: two are named \"{name}\"; rename one")
+        })?;
+        refuse_if(vm.share == 0, || {
+            format!("provision.vms: {name}: share must be at least 1")
+        })?;
+        Workload::Gups(vm.workload(gups))
+            .check(scenario.duration_s)
+            .map_err(|what| format!("provision.vms: {name}: {what}"))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -193,7 +197,7 @@ mod tests {
         refused("two are named", |s| provision(s).vms[1].name = "a".into());
         refused("name", |s| provision(s).vms[1].name = "a/b".into());
         refused("b: share", |s| provision(s).vms[1].share = 0);
-        refused("provision.crashes: cycles", |s| {
+        refused("provision.crashes.cycles", |s| {
             provision(s).crashes = Some(crate::Crashes {
                 cycles: 0,
                 recovery_s: 60,

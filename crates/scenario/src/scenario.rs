@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{App, Provision, Published, Silo, Trace};
+use crate::{Provision, Published, Workload};
 
 /// A scenario: one workload on one machine under several systems.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -205,82 +205,6 @@ pub struct Tier {
     pub bandwidth_gbps: u64,
 }
 
-/// The program under test.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
-pub enum Workload {
-    /// Random 8-byte updates with a hot set.
-    Gups(Gups),
-    /// A random pointer chase.
-    Memlat(Memlat),
-    /// Loads of an array in order.
-    Sequential(App),
-    /// Lookups in one large index.
-    Btree(App),
-    /// Transactions on an in-memory store.
-    Silo(Silo),
-    /// Lookups of cross sections, as in neutron transport.
-    Xsbench(App),
-    /// Sweeps of a block stencil, as in fluid dynamics.
-    Bwaves(App),
-    /// Breadth-first searches of a Kronecker graph.
-    Graph500(App),
-    /// PageRank of a Kronecker graph.
-    Pagerank(App),
-    /// Coordinate descent over a skewed sparse matrix.
-    Liblinear(App),
-    /// A recorded program.
-    Trace(Trace),
-}
-
-/// Parameters of gups.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Gups {
-    /// Size of the array, MiB.
-    pub size_mib: u64,
-    /// Size of the hot set, MiB.
-    pub hot_mib: u64,
-    /// Share of the updates that go to the hot set, 0 to 1.
-    pub hot_weight: f64,
-    /// Hot set at the end of the array instead of its start.
-    #[serde(default)]
-    pub reverse: bool,
-    /// Threads.
-    #[serde(default = "one")]
-    pub threads: u32,
-    /// Second of the timed phase at which the hot set jumps to the array's middle.
-    #[serde(default)]
-    pub shift_at_s: Option<u64>,
-    /// How the hot set's size changes, in order of time.
-    #[serde(default)]
-    pub phases: Vec<Phase>,
-}
-
-/// From some moment on the hot set has another size; it keeps its end of the array.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Phase {
-    /// Second of the timed phase.
-    pub at_s: u64,
-    /// Size of the hot set from then on, MiB.
-    pub hot_mib: u64,
-}
-
-/// Parameters of memlat.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Memlat {
-    /// Size of the region that is chased, MiB.
-    pub size_mib: u64,
-    /// Idle memory that is touched first, so that it takes the fast tier, MiB.
-    pub cold_mib: u64,
-}
-
-pub(crate) fn one() -> u32 {
-    1
-}
-
 /// How the lab emulates the machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -403,8 +327,7 @@ impl Scenario {
             let mut scenario = self.clone();
             scenario.seed = self.seed.wrapping_add(number);
             if let Workload::Gups(gups) = &mut scenario.workload {
-                gups.hot_mib = vm.hot_mib;
-                gups.phases.clone_from(&vm.phases);
+                *gups = vm.workload(gups);
             }
             (vm.name.clone(), scenario)
         });

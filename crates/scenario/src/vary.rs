@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use toml::{Table, Value};
 
+use crate::fault::refuse_if;
 use crate::grid::{Axis, Grid, Point};
 use crate::{Error, Scenario, System};
 
@@ -88,29 +89,30 @@ impl Scenario {
         Ok(cases)
     }
 
-    /// What is wrong with its cases, or with what was published about them, if anything.
-    pub(crate) fn vary_fault(&self) -> Option<String> {
+    /// Checks its cases and what was published about them.
+    pub(crate) fn check_vary(&self) -> Result<(), String> {
         if self.vary.is_empty() && self.published.is_empty() {
-            return None;
+            return Ok(());
         }
         match self.cases() {
-            Ok(cases) => self.published_fault(&cases),
-            Err(Error::Invalid { what, .. }) => Some(what),
-            Err(other) => Some(other.to_string()),
+            Ok(cases) => self.check_published(&cases),
+            Err(Error::Invalid { what, .. }) => Err(what),
+            Err(other) => Err(other.to_string()),
         }
     }
 
-    fn published_fault(&self, cases: &[Case]) -> Option<String> {
+    fn check_published(&self, cases: &[Case]) -> Result<(), String> {
         let all: Vec<_> = cases.iter().map(|case| case.point.texts()).collect();
-        self.published.iter().find_map(|published| {
+        for published in &self.published {
             let fits = all.iter().filter(|case| published.is_about(case)).count();
-            (fits != 1).then(|| {
+            refuse_if(fits != 1, || {
                 format!(
                     "published: {} of {} is about {fits} cases; its `case` must name one",
                     published.figure, published.system
                 )
-            })
-        })
+            })?;
+        }
+        Ok(())
     }
 }
 

@@ -125,7 +125,7 @@ impl Controller {
 
     /// Asks for a policy.
     pub fn set_policy(&self, policy: Policy) -> Result<(), Error> {
-        let body = serde_json::json!({ "policy": policy.name() });
+        let body = serde_json::json!({ "policy": policy });
         self.ask("PUT /v1/policy", &body.to_string())?;
         Ok(())
     }

@@ -100,8 +100,8 @@ pub fn run(
         name: run.name.into(),
         verify_errors: Some(figures.wrong_words),
         provisioning: Some(Provisioning {
-            provisioner: provisioner.name().into(),
-            policy: run.variant.policy.name().into(),
+            provisioner: provisioner.to_string(),
+            policy: run.variant.policy.to_string(),
             pool_violations: Some(figures.violations),
             crashes: Some(figures),
             ..Provisioning::default()

@@ -34,8 +34,8 @@ pub fn summarise(name: &str, variant: Variant, trace: &FleetTrace) -> Option<Sys
         .partition(|point| is_resizing(point.t_s, &trace.resizes));
     let bytes = |mib: u64| mib << 20;
     sum.provisioning = Some(Provisioning {
-        provisioner: variant.provisioner.name().into(),
-        policy: variant.policy.name().into(),
+        provisioner: variant.provisioner.to_string(),
+        policy: variant.policy.to_string(),
         bytes_inflated: trace.sizing.map(|sizing| sizing.inflated_bytes),
         host_bytes_returned: trace.sizing.map(|sizing| sizing.returned_bytes),
         inflate_s: trace.sizing.map(|sizing| sizing.took_s),

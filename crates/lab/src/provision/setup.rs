@@ -72,7 +72,7 @@ impl Setup {
             let entry = toml::Table::from_iter([
                 ("qmp".into(), text(qmp_socket(&vm.folder))),
                 ("agent".into(), text(agent_socket(&vm.folder))),
-                ("provisioner".into(), self.provisioner.name().into()),
+                ("provisioner".into(), self.provisioner.to_string().into()),
                 ("share".into(), number(vm.share.into())),
                 ("oom_mib".into(), number(0)),
                 (

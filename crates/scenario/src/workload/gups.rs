@@ -1,0 +1,116 @@
+//! gups: random 8-byte updates with a hot set.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Parameters, THREADS_MAX, one};
+use crate::fault::{at_least_one, refuse_if, within};
+
+/// Most changes of a hot set's size.
+const PHASES_MAX: usize = 100;
+
+/// Parameters of gups.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gups {
+    /// Size of the array, MiB.
+    pub size_mib: u64,
+    /// Size of the hot set, MiB.
+    pub hot_mib: u64,
+    /// Share of the updates that go to the hot set, 0 to 1.
+    pub hot_weight: f64,
+    /// Hot set at the end of the array instead of its start.
+    #[serde(default)]
+    pub reverse: bool,
+    /// Threads.
+    #[serde(default = "one")]
+    pub threads: u32,
+    /// Second of the timed phase at which the hot set jumps to the array's middle.
+    #[serde(default)]
+    pub shift_at_s: Option<u64>,
+    /// How the hot set's size changes, in order of time.
+    #[serde(default)]
+    pub phases: Vec<Phase>,
+}
+
+/// From some moment on the hot set has another size; it keeps its end of the array.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Phase {
+    /// Second of the timed phase.
+    pub at_s: u64,
+    /// Size of the hot set from then on, MiB.
+    pub hot_mib: u64,
+}
+
+impl Parameters for Gups {
+    fn size_mib(&self) -> u64 {
+        self.size_mib
+    }
+
+    fn is_real(&self) -> bool {
+        true
+    }
+
+    fn shift_at_s(&self) -> Option<u64> {
+        self.shift_at_s
+    }
+
+    fn check(&self, duration_s: u64) -> Result<(), String> {
+        let Self {
+            size_mib, hot_mib, ..
+        } = *self;
+        at_least_one("workload.size_mib", size_mib)?;
+        at_least_one("workload.hot_mib", hot_mib)?;
+        refuse_if(hot_mib >= size_mib, || {
+            format!("workload.hot_mib = {hot_mib}: must be below workload.size_mib = {size_mib}")
+        })?;
+        within("workload.hot_weight", self.hot_weight, 0.0..=1.0)?;
+        within("workload.threads", self.threads, 1..=THREADS_MAX)?;
+        self.check_phases(duration_s)?;
+        let Some(shift_at_s) = self.shift_at_s else {
+            return Ok(());
+        };
+        refuse_if(!(1..duration_s).contains(&shift_at_s), || {
+            format!(
+                "workload.shift_at_s = {shift_at_s}: must be at least 1 and below duration_s = \
+                 {duration_s}"
+            )
+        })?;
+        // The hot set jumps to the array's middle and must not reach into where it was.
+        refuse_if(hot_mib > size_mib / 2, || {
+            format!(
+                "workload.hot_mib = {hot_mib}: with shift_at_s it must be at most half of \
+                 size_mib = {size_mib}"
+            )
+        })
+    }
+}
+
+impl Gups {
+    fn check_phases(&self, duration_s: u64) -> Result<(), String> {
+        refuse_if(self.phases.len() > PHASES_MAX, || {
+            format!("workload.phases: at most {PHASES_MAX}")
+        })?;
+        refuse_if(self.shift_at_s.is_some() && !self.phases.is_empty(), || {
+            "workload.shift_at_s and workload.phases exclude each other: remove one".into()
+        })?;
+        let mut last_s = 0;
+        for &Phase { at_s, hot_mib } in &self.phases {
+            refuse_if(!(last_s + 1..duration_s).contains(&at_s), || {
+                format!(
+                    "workload.phases: at_s = {at_s}: must be above {last_s}, as phases follow in \
+                     order of time, and below duration_s = {duration_s}"
+                )
+            })?;
+            refuse_if(!(1..self.size_mib).contains(&hot_mib), || {
+                format!(
+                    "workload.phases: hot_mib = {hot_mib}: must be at least 1 and below \
+                     size_mib = {}",
+                    self.size_mib
+                )
+            })?;
+            last_s = at_s;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,130 @@
+//! The program under test. Each kind has a module: its parameters with their defaults, and what
+//! is wrong with them.
+
+mod app;
+mod gups;
+mod memlat;
+mod silo;
+#[cfg(test)]
+pub(crate) mod tests;
+mod trace;
+
+use serde::{Deserialize, Serialize};
+
+pub use app::App;
+pub use gups::{Gups, Phase};
+pub use memlat::Memlat;
+pub use silo::{Silo, SiloMix};
+pub use trace::Trace;
+
+/// Most threads: as many as a VM has virtual CPUs at most.
+pub(crate) const THREADS_MAX: u32 = 64;
+
+/// What a scenario asks of the parameters of every kind.
+pub(crate) trait Parameters {
+    /// Memory that it works on, MiB; 0 where only a file knows.
+    fn size_mib(&self) -> u64;
+
+    /// Idle memory that is touched before, MiB.
+    fn cold_mib(&self) -> u64 {
+        0
+    }
+
+    /// Whether the lab has a program that does it.
+    fn is_real(&self) -> bool {
+        false
+    }
+
+    /// Second of the timed phase at which the hot set jumps.
+    fn shift_at_s(&self) -> Option<u64> {
+        None
+    }
+
+    /// Checks what types alone cannot say.
+    ///
+    /// # Errors
+    /// Which key is wrong, and how to mend it.
+    fn check(&self, duration_s: u64) -> Result<(), String>;
+}
+
+/// The enum of all kinds, and the way to what they have in common.
+macro_rules! workloads {
+    ($($(#[$doc:meta])* $kind:ident($parameters:ty),)*) => {
+        /// The program under test.
+        #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, strum::IntoStaticStr)]
+        #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
+        #[strum(serialize_all = "lowercase")]
+        pub enum Workload {
+            $($(#[$doc])* $kind($parameters),)*
+        }
+
+        impl Workload {
+            fn parameters(&self) -> &dyn Parameters {
+                match self {
+                    $(Self::$kind(parameters) => parameters,)*
+                }
+            }
+        }
+    };
+}
+
+workloads! {
+    /// Random 8-byte updates with a hot set.
+    Gups(Gups),
+    /// A random pointer chase.
+    Memlat(Memlat),
+    /// Loads of an array in order.
+    Sequential(App),
+    /// Lookups in one large index.
+    Btree(App),
+    /// Transactions on an in-memory store.
+    Silo(Silo),
+    /// Lookups of cross sections, as in neutron transport.
+    Xsbench(App),
+    /// Sweeps of a block stencil, as in fluid dynamics.
+    Bwaves(App),
+    /// Breadth-first searches of a Kronecker graph.
+    Graph500(App),
+    /// PageRank of a Kronecker graph.
+    Pagerank(App),
+    /// Coordinate descent over a skewed sparse matrix.
+    Liblinear(App),
+    /// A recorded program.
+    Trace(Trace),
+}
+
+impl Workload {
+    /// Its kind, as a scenario file spells it.
+    pub fn kind(&self) -> &'static str {
+        self.into()
+    }
+
+    /// Whether the lab has a program that does it.
+    pub fn is_real(&self) -> bool {
+        self.parameters().is_real()
+    }
+
+    /// Memory that it works on, MiB; of a trace only its file knows.
+    pub fn size_mib(&self) -> u64 {
+        self.parameters().size_mib()
+    }
+
+    /// Idle memory that is touched before, MiB.
+    pub fn cold_mib(&self) -> u64 {
+        self.parameters().cold_mib()
+    }
+
+    /// When the hot set jumps, seconds into the timed phase.
+    pub fn shift_at_s(&self) -> Option<u64> {
+        self.parameters().shift_at_s()
+    }
+
+    /// What is wrong with its parameters in a timed phase of this length.
+    pub(crate) fn check(&self, duration_s: u64) -> Result<(), String> {
+        self.parameters().check(duration_s)
+    }
+}
+
+fn one() -> u32 {
+    1
+}

@@ -1,0 +1,77 @@
+//! Every kind, as a file spells it, and what is refused.
+
+use crate::Scenario;
+
+fn checked(workload: &str) -> Result<Scenario, String> {
+    checked_with(workload, "")
+}
+
+/// A scenario with this workload and further tables, as far as it can be read.
+pub(crate) fn checked_with(workload: &str, tables: &str) -> Result<Scenario, String> {
+    let text = format!(
+        "name = \"x\"\nduration_s = 9\nsystems = [\"none\"]\n\
+         machine = {{ vcpus = 1, fast = {{ usable_mib = 100, latency_ns = 80, \
+         bandwidth_gbps = 50 }}, slow = {{ usable_mib = 100, latency_ns = 250, \
+         bandwidth_gbps = 20 }} }}\nworkload = {{ {workload} }}\n{tables}"
+    );
+    let scenario: Scenario = toml::from_str(&text).map_err(|e| e.message().to_owned())?;
+    scenario.check().map_err(|e| e.to_string())?;
+    Ok(scenario)
+}
+
+#[test]
+fn every_kind_is_spelt_as_it_calls_itself() {
+    for kind in [
+        "sequential",
+        "btree",
+        "xsbench",
+        "bwaves",
+        "graph500",
+        "pagerank",
+        "liblinear",
+    ] {
+        let scenario = checked(&format!("kind = \"{kind}\", size_mib = 80, cold_mib = 20"));
+        let scenario = scenario.unwrap();
+        assert_eq!(scenario.workload.kind(), kind);
+        assert_eq!(scenario.footprint_mib(), 100);
+        assert!(!scenario.workload.is_real());
+    }
+    let silo = checked("kind = \"silo\", size_mib = 80, mix = \"ycsb\", drift_s = 3").unwrap();
+    assert_eq!(silo.workload.kind(), "silo");
+    let trace = checked("kind = \"trace\", file = \"x.trace\"").unwrap();
+    assert_eq!((trace.workload.kind(), trace.footprint_mib()), ("trace", 0));
+}
+
+#[test]
+fn each_fault_names_its_key() {
+    for (workload, key) in [
+        ("kind = \"btree\", size_mib = 15", "workload.size_mib"),
+        (
+            "kind = \"btree\", size_mib = 80, threads = 0",
+            "workload.threads",
+        ),
+        (
+            "kind = \"btree\", size_mib = 80, cold_mib = 200",
+            "machine.slow.usable_mib",
+        ),
+        ("kind = \"btree\", size_mib = 80, hot_mib = 1", "hot_mib"),
+        ("kind = \"bush\", size_mib = 80", "bush"),
+        ("kind = \"silo\", size_mib = 80", "mix"),
+        (
+            "kind = \"silo\", size_mib = 80, mix = \"ycsb\", drift_s = 0",
+            "drift_s",
+        ),
+        (
+            "kind = \"silo\", size_mib = 80, mix = \"tpcc\", drift_s = 1",
+            "drift_s",
+        ),
+        (
+            "kind = \"silo\", size_mib = 1, mix = \"tpcc\"",
+            "workload.size_mib",
+        ),
+        ("kind = \"trace\", file = \"\"", "workload.file"),
+    ] {
+        let said = checked(workload).expect_err(workload);
+        assert!(said.contains(key), "{said:?} does not name {key}");
+    }
+}
