@@ -15,6 +15,7 @@ mod report;
 mod run;
 mod shell;
 mod sweep;
+mod systems;
 mod top;
 mod trace;
 
@@ -51,6 +52,8 @@ enum Command {
     Report(report::Args),
     /// Run a scenario over a grid of its parameters on the simulator
     Sweep(sweep::Args),
+    /// List the systems that scenarios can compare, and where each runs
+    Systems(systems::Args),
     /// Hold two results of one scenario against each other, case by case
     Compare(compare::Args),
     /// Record programs for the simulator, or look at such recordings
@@ -81,6 +84,7 @@ fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Probe(args) => probe::probe(&args),
         Command::Report(args) => report::report(&args),
         Command::Sweep(args) => sweep::sweep(&args),
+        Command::Systems(args) => systems::systems(&args),
         Command::Compare(args) => compare::compare(&args),
         Command::Trace(args) => trace::trace(&args),
         Command::Completions(args) => shell::completions(&args, &mut Cli::command()),

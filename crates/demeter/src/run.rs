@@ -11,6 +11,7 @@ use demeter_scenario::{Scenario, System};
 
 use crate::output;
 use crate::progress::{Progress, Work};
+use crate::systems;
 
 /// Bytes in a mebibyte, for people.
 const MIB: f64 = (1u64 << 20) as f64;
@@ -35,8 +36,8 @@ pub struct Args {
     /// Write the result to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Run only this system; may be given several times
-    #[arg(long = "system", value_name = "NAME")]
+    /// Run only this system (see demeter systems); may be given several times
+    #[arg(long = "system", value_name = "NAME", value_parser = systems::parser())]
     systems: Vec<System>,
     /// Seed of the workload instead of the scenario's
     #[arg(long)]
@@ -103,7 +104,7 @@ fn leave_out_those_without_a_model(scenario: &mut Scenario) {
     let (modelled, others): (Vec<System>, Vec<System>) = scenario
         .systems
         .iter()
-        .partition(|system| demeter_sim::is_modelled(**system));
+        .partition(|system| system.runs_on(demeter_scenario::Place::Sim));
     if modelled.is_empty() {
         return;
     }

@@ -11,6 +11,7 @@ use demeter_sim::{Job, run_jobs, together};
 
 use crate::output;
 use crate::progress::{Progress, Work};
+use crate::systems;
 
 /// Arguments of `demeter sweep`.
 #[derive(clap::Args)]
@@ -21,8 +22,8 @@ pub struct Args {
     /// several times: every combination is run
     #[arg(long = "set", value_name = "KEY=VALUE,...")]
     axes: Vec<Axis>,
-    /// Run only this system; may be given several times
-    #[arg(long = "system", value_name = "NAME")]
+    /// Run only this system (see demeter systems); may be given several times
+    #[arg(long = "system", value_name = "NAME", value_parser = systems::parser())]
     systems: Vec<System>,
     /// Seeds for each combination: the scenario's and those that follow it
     #[arg(long, value_name = "N", default_value = "1")]

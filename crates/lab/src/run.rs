@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use demeter_report::{RunResult, SCHEMA, SystemResult};
-use demeter_scenario::{Scenario, System};
+use demeter_scenario::{Place, Scenario, System};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::error::Error;
@@ -66,7 +66,7 @@ pub fn run(
 
 /// What only the simulator knows cannot run in a VM.
 fn refuse_the_simulated(scenario: &Scenario) -> Result<(), Error> {
-    if let Some(system) = scenario.systems.iter().find(|s| s.is_simulated_only()) {
+    if let Some(system) = scenario.systems.iter().find(|s| !s.runs_on(Place::Lab)) {
         return Err(Error::SimulatedOnly(*system));
     }
     if !scenario.vary.is_empty() {

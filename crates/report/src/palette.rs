@@ -4,13 +4,15 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
+use demeter_scenario::System;
+
 /// A class of the style sheet, with a second one that dashes lines when colours repeat.
 pub(crate) type Class = String;
 
-/// Light and dark colour of each class `c0`, `c1`, ...
+/// Light and dark colour of each class `c0`, `c1`, ..., in the order of [`demeter_scenario::Color`].
 const COLORS: [(&str, &str); 8] = [
-    ("#24292f", "#e6e8eb"), // ink: the oracle
-    ("#8b9199", "#7f8790"), // grey: no management
+    ("#24292f", "#e6e8eb"), // ink
+    ("#8b9199", "#7f8790"), // grey
     ("#0072b2", "#4ba6e8"), // blue
     ("#d55e00", "#f0803c"), // vermilion
     ("#009e73", "#2fbf94"), // green
@@ -20,18 +22,6 @@ const COLORS: [(&str, &str); 8] = [
 ];
 /// The colours for what has none of its own.
 const FREE: std::ops::Range<usize> = 2..COLORS.len();
-
-const SYSTEMS: [(&str, usize); 9] = [
-    ("oracle", 0),
-    ("none", 1),
-    ("demeter", 2),
-    ("linux", 3),
-    ("damon", 4),
-    ("demeter-damon", 5),
-    ("memtis", 4),
-    ("h-tpp", 5),
-    ("g-tpp", 6),
-];
 
 /// Causes of CPU time and kinds of invalidations, in the order in which they are drawn.
 const PARTS: [(&str, usize); 17] = [
@@ -74,12 +64,17 @@ const INK_TURNS: (usize, usize) = (6, 5);
 
 /// A class for each system: the same system has the same colour on every page.
 pub(crate) fn systems<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Class> {
-    assign(&SYSTEMS, names)
+    let own = |name: &str| Some(name.parse::<System>().ok()?.row().color? as usize);
+    assign(own, names)
 }
 
 /// A class for each cause of CPU time or kind of invalidation.
 pub(crate) fn parts<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Class> {
-    assign(&PARTS, names)
+    let own = |name: &str| {
+        let known = PARTS.iter().find(|(known, _)| *known == name);
+        known.map(|(_, slot)| *slot)
+    };
+    assign(own, names)
 }
 
 /// Where a part is drawn among others: those that are known in their order, then all others.
@@ -88,15 +83,12 @@ pub(crate) fn rank(part: &str) -> usize {
     known.unwrap_or(PARTS.len())
 }
 
-/// Known names have their colour, if none before them has it; the others take those that are
-/// left, and then repeat, dashed.
-fn assign<'a>(known: &[(&str, usize)], names: impl Iterator<Item = &'a str>) -> Vec<Class> {
-    let own = |name: &str| {
-        known
-            .iter()
-            .find(|(known, _)| *known == name)
-            .map(|(_, slot)| *slot)
-    };
+/// Names with a slot of their `own` have it, if none before them has it; the others take those
+/// that are left, and then repeat, dashed.
+fn assign<'a>(
+    own: impl Fn(&str) -> Option<usize>,
+    names: impl Iterator<Item = &'a str>,
+) -> Vec<Class> {
     let mut taken = BTreeSet::new();
     let own: Vec<Option<usize>> = names
         .map(|name| own(name).filter(|slot| taken.insert(*slot)))

@@ -2,6 +2,7 @@
 //!
 //! A scenario is a TOML file. The same file runs on every place that knows its systems.
 
+mod catalogue;
 mod check;
 mod fault;
 mod grid;
@@ -11,8 +12,9 @@ mod scenario;
 mod vary;
 mod workload;
 
+pub use catalogue::{Color, Place, Row, System, UnknownSystem};
 pub use grid::{Axis, Grid, NoAxis, Point};
 pub use provision::{Crashes, Policy, Provision, Provisioner, Swing, Variant, Vm};
-pub use scenario::{Cpu, Error, Lab, Machine, Scenario, Sim, System, Thp, Tier, UnknownSystem};
+pub use scenario::{Cpu, Error, Lab, Machine, Scenario, Sim, Thp, Tier};
 pub use vary::{Case, Published};
 pub use workload::{App, Gups, Memlat, Phase, Silo, SiloMix, Trace, Workload};

@@ -1,12 +1,10 @@
 //! The scenario file's shape.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Provision, Published, Workload};
+use crate::{Provision, Published, System, Workload};
 
 /// A scenario: one workload on one machine under several systems.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -53,118 +51,6 @@ pub struct Scenario {
 fn default_seed() -> u64 {
     1
 }
-
-/// Who manages the tiers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum System {
-    /// Nobody: pages stay where first touch put them.
-    None,
-    /// The hot set is placed in fast memory at the start: the limit.
-    Oracle,
-    /// Linux's own tiering: `numa_balancing=2` and demotion by reclaim.
-    Linux,
-    /// DAMON's `migrate_hot` and `migrate_cold`.
-    Damon,
-    /// Demeter on hardware-like samples.
-    Demeter,
-    /// Demeter on the DAMON tracker: what a stock cloud guest gets.
-    DemeterDamon,
-    /// TPP in the guest's kernel.
-    GTpp,
-    /// TPP in the hypervisor, by accessed bits of second-level tables.
-    HTpp,
-    /// Memtis in the guest's kernel: a histogram of hardware samples by page.
-    Memtis,
-    /// Demeter, with a thread that polls for samples instead of draining at context switches.
-    DemeterWorker,
-    /// Demeter, with a counter for every block instead of ranges.
-    DemeterBlocks,
-    /// Demeter as its paper and its authors' kernel have it: ranges that are halved, pages exchanged
-    /// one by one.
-    DemeterPaper,
-    /// Demeter, promoting page by page, with the kernel's reclaim to make room.
-    DemeterSequential,
-}
-
-impl fmt::Display for System {
-    /// The name as a scenario file spells it.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::None => "none",
-            Self::Oracle => "oracle",
-            Self::Linux => "linux",
-            Self::Damon => "damon",
-            Self::Demeter => "demeter",
-            Self::DemeterDamon => "demeter-damon",
-            Self::GTpp => "g-tpp",
-            Self::HTpp => "h-tpp",
-            Self::Memtis => "memtis",
-            Self::DemeterWorker => "demeter-worker",
-            Self::DemeterBlocks => "demeter-blocks",
-            Self::DemeterPaper => "demeter-paper",
-            Self::DemeterSequential => "demeter-sequential",
-        })
-    }
-}
-
-impl FromStr for System {
-    type Err = UnknownSystem;
-
-    fn from_str(name: &str) -> Result<Self, UnknownSystem> {
-        Self::ALL
-            .into_iter()
-            .find(|system| system.to_string() == name)
-            .ok_or_else(|| UnknownSystem(name.into()))
-    }
-}
-
-impl System {
-    /// Every system there is.
-    pub const ALL: [Self; 13] = [
-        Self::None,
-        Self::Oracle,
-        Self::Linux,
-        Self::Damon,
-        Self::Demeter,
-        Self::DemeterDamon,
-        Self::GTpp,
-        Self::HTpp,
-        Self::Memtis,
-        Self::DemeterWorker,
-        Self::DemeterBlocks,
-        Self::DemeterPaper,
-        Self::DemeterSequential,
-    ];
-
-    /// Whether it exists only as a model: the lab cannot run it.
-    pub fn is_simulated_only(self) -> bool {
-        matches!(
-            self,
-            Self::GTpp
-                | Self::HTpp
-                | Self::Memtis
-                | Self::DemeterWorker
-                | Self::DemeterBlocks
-                | Self::DemeterPaper
-                | Self::DemeterSequential
-        )
-    }
-
-    /// Whether the agent (`demeter guest`) manages memory.
-    pub fn has_agent(self) -> bool {
-        matches!(self, Self::Demeter | Self::DemeterDamon)
-    }
-}
-
-/// A name that no system has.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "no system {0:?}: use none, oracle, linux, damon, demeter or demeter-damon; on the simulator \
-     also g-tpp, h-tpp, memtis, demeter-paper, demeter-worker, demeter-blocks or \
-     demeter-sequential"
-)]
-pub struct UnknownSystem(String);
 
 /// The guest machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -355,26 +241,6 @@ pub(crate) fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, Err
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_of_systems_match_the_file_format() {
-        #[derive(Deserialize)]
-        struct Holder {
-            system: System,
-        }
-        for system in System::ALL {
-            assert_eq!(system.to_string().parse(), Ok(system));
-            let held: Holder = toml::from_str(&format!("system = \"{system}\"")).unwrap();
-            assert_eq!(held.system, system);
-        }
-        assert!(
-            "tpp"
-                .parse::<System>()
-                .unwrap_err()
-                .to_string()
-                .contains("demeter-damon")
-        );
-    }
 
     #[test]
     fn every_scenario_that_we_ship_loads() {

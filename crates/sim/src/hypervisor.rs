@@ -52,13 +52,15 @@ pub(crate) enum BackingPolicy {
 pub(crate) struct HostFull;
 
 impl Hypervisor {
-    /// A host whose memory is free; `tables` bytes of it are for second-level tables. Returns it
-    /// with the address where the slow tier begins.
+    /// A host whose memory is free; `tables` bytes of it are for second-level tables. `watermarks`
+    /// are those of the fast tier, for systems that manage the tiers here. Returns it with the
+    /// address where the slow tier begins.
     pub(crate) fn new(
         page_bits: u32,
         tables: ByteCount,
         fast: ByteCount,
         slow: ByteCount,
+        watermarks: Watermarks,
     ) -> (Self, u64) {
         let per_block = 1u32 << (HUGE_BITS - page_bits);
         let frames = |bytes: ByteCount| bytes.0.div_ceil(BLOCK_SIZE) as u32 * per_block;
@@ -67,8 +69,7 @@ impl Hypervisor {
         let end = middle + frames(slow);
         let hypervisor = Self {
             nodes: [
-                // Only where the hypervisor manages the tiers do they matter.
-                Node::new(first..middle, per_block, Watermarks::TPP),
+                Node::new(first..middle, per_block, watermarks),
                 Node::new(middle..end, per_block, Watermarks::NONE),
             ],
             page_bits,

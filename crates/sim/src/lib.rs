@@ -27,5 +27,4 @@ pub use cases::{run_all, together};
 pub use error::SimError;
 pub use pool::{Event, Job, Limits, run_jobs};
 pub use program::{Access, BATCH, Batch, Program, Region};
-pub use run::is_modelled;
 pub use testbed::{Model, Testbed};

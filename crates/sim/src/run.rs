@@ -7,7 +7,7 @@ use crate::error::SimError;
 use crate::program::Program;
 use crate::result::{Asked, summarise};
 use crate::setup::{Setup, is_told_as_latency};
-use crate::system::Parts;
+use crate::system;
 use crate::workload::Workload;
 
 /// Picoseconds in a second: also the time between two points of a result's series.
@@ -47,8 +47,8 @@ fn simulate<P: Program>(
     programs: Vec<P>,
     watch: &Watch<'_>,
 ) -> Result<SystemResult, SimError> {
-    let parts = Parts::of(system).ok_or(SimError::NoModel(system))?;
-    let mut world = setup.world(parts, programs);
+    let build = system::build(system).ok_or(SimError::NoModel(system))?;
+    let mut world = setup.world(build, programs);
     world.start(setup.timed_fill)?;
     let mut snapshots = vec![world.snapshot(0)];
     let mut digest = Digest::default();
@@ -86,11 +86,6 @@ fn simulate<P: Program>(
 fn mean_s(times_ps: &[u64]) -> f64 {
     let sum: f64 = times_ps.iter().map(|&ps| ps as f64).sum();
     sum / times_ps.len() as f64 / PS_PER_S as f64
-}
-
-/// Whether the simulator has a model of a system.
-pub fn is_modelled(system: System) -> bool {
-    Parts::of(system).is_some()
 }
 
 /// A running hash of all that happened (FNV-1a, 48 bits so that every reader of JSON holds it).

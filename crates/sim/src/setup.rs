@@ -16,8 +16,7 @@ use crate::machine::sheet::{ICE_LAKE_SP, PS_PER_NS, Sheet, ZEN_3, emulator};
 use crate::machine::tier::{LINE_BYTES, TierSheet};
 use crate::machine::walk::Space;
 use crate::program::Program;
-use crate::reclaim::{Generations, Lists};
-use crate::system::{self, AgentSettings, Classify, Manager, Parts};
+use crate::system::{AgentSettings, Build, Managed, Needs, Tiering};
 use crate::vm::{Hardware, Host, Machine, Vm};
 use crate::workload::accesses_per_operation;
 use crate::world::World;
@@ -135,66 +134,49 @@ impl Setup {
         12 + self.k
     }
 
-    /// A world in which each program runs in a VM of its own, managed by a system of these parts.
-    pub(crate) fn world<P: Program>(&self, parts: Parts, programs: Vec<P>) -> World<P> {
+    /// A world in which each program runs in a VM of its own, with a manager of its own.
+    pub(crate) fn world<P: Program>(&self, build: Build, programs: Vec<P>) -> World<P> {
+        let vms: Vec<_> = programs
+            .into_iter()
+            .map(|program| (build(&self.managed(&program)), program))
+            .collect();
+        let needs = vms.first().map_or_else(Needs::default, |(m, _)| m.needs());
         let [fast, slow] = self.nodes();
-        let nodes = if parts.in_hypervisor() {
-            [ByteCount(fast.0 + slow.0), ByteCount(0)]
-        } else {
-            [fast, slow]
-        };
-        let vms = programs.len() as u64;
-        let (watermarks, lists) = match parts.classify {
-            Classify::RepeatedFault => (Watermarks::TPP, Lists::default()),
-            Classify::SoonFault => (
-                Watermarks::LINUX,
-                Lists::Generations(Generations::default()),
-            ),
-            _ => (Watermarks::LINUX, Lists::default()),
-        };
         let guest_config = GuestConfig {
             levels: self.sheet.levels,
             page_bits: self.page_bits(),
-            nodes,
+            nodes: match needs.tiering {
+                Tiering::InGuest => [fast, slow],
+                Tiering::InHypervisor => [ByteCount(fast.0 + slow.0), ByteCount(0)],
+            },
             huge_pages: self.huge_pages,
-            watermarks,
-            lists,
+            watermarks: needs.watermarks,
+            lists: needs.lists,
         };
+        let count = vms.len() as u64;
         let guest_tables = Radix::table_bytes(fast.0 + slow.0).next_multiple_of(BLOCK_SIZE);
         let host_tables = Radix::table_bytes(guest_tables + fast.0 + slow.0 + BLOCK_SIZE);
         let (hypervisor, fast_end) = Hypervisor::new(
             self.page_bits(),
-            ByteCount(vms * host_tables),
-            ByteCount(vms * (guest_tables + fast.0)),
-            ByteCount(vms * slow.0),
+            ByteCount(count * host_tables),
+            ByteCount(count * (guest_tables + fast.0)),
+            ByteCount(count * slow.0),
+            needs.watermarks,
         );
-        let vm = |(i, program): (usize, P)| {
+        let vm = |(i, (manager, program)): (usize, (_, P))| {
             let guest = Guest::new(&guest_config);
-            let policy = if parts.in_hypervisor() {
-                BackingPolicy::FastFirst
-            } else {
-                BackingPolicy::ByNode {
+            let policy = match needs.tiering {
+                Tiering::InHypervisor => BackingPolicy::FastFirst,
+                Tiering::InGuest => BackingPolicy::ByNode {
                     slow: GuestPhysAddr(guest.slow_gpa()),
                     pages: self.host_pages,
-                }
+                },
             };
             let first_page = (i as u64 * host_tables / 4096) as u32;
             let backing = Backing::new(self.sheet.levels, self.page_bits(), first_page, policy);
-            let regions = program.regions();
-            let memory = system::Memory {
-                bytes: regions.iter().map(|r| r.bytes.0).sum(),
-                threads: program.threads() as u64,
-                latency_ps: self
-                    .tiers
-                    .map(|t| t.latency_ps)
-                    .into_iter()
-                    .min()
-                    .unwrap_or(0),
-            };
-            let manager = Manager::new(parts, &self.agent, memory);
             let mut vm = Vm::new(self.hardware(i as u32), guest, backing, manager, program);
             vm.share = self.operations;
-            if parts.classify == Classify::Told {
+            if needs.keeps_hot_set {
                 let after_ns = self.shift_at_s.map_or(0, |s| s * 1_000_000_000);
                 let mut hot = vm.program.hot(0);
                 hot.extend(vm.program.hot(after_ns));
@@ -204,7 +186,7 @@ impl Setup {
             }
             vm
         };
-        let vms = programs.into_iter().enumerate().map(vm).collect();
+        let vms = vms.into_iter().enumerate().map(vm).collect();
         let host = Host {
             machine: Machine {
                 cores: vec![Core::new(&self.sheet, self.page_bits()); self.cores],
@@ -213,6 +195,17 @@ impl Setup {
             hypervisor,
         };
         World::new(host, vms, self.k)
+    }
+
+    /// What the manager of a program's memory has to do with.
+    fn managed<P: Program>(&self, program: &P) -> Managed {
+        let bytes = program.regions().iter().map(|r| r.bytes.0).sum();
+        Managed {
+            footprint: ByteCount(bytes),
+            threads: program.threads() as u64,
+            load_ps: self.tiers[0].latency_ps.min(self.tiers[1].latency_ps),
+            agent: self.agent,
+        }
     }
 
     /// Sizes of a VM's nodes: what the program may use and what allocations leave free.

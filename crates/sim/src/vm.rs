@@ -27,7 +27,7 @@ use crate::machine::memory::Memory;
 use crate::machine::sheet::CostSheet;
 use crate::machine::walk::Space;
 use crate::program::Program;
-use crate::system::Manager;
+use crate::system::{Context, Manager, NEVER_PS};
 
 /// A VM's hardware, and what it has done.
 pub(crate) struct Hardware {
@@ -78,7 +78,7 @@ pub(crate) struct Vm<P> {
     pub(crate) hardware: Hardware,
     pub(crate) guest: Guest,
     pub(crate) backing: Backing,
-    pub(crate) manager: Manager,
+    pub(crate) manager: Box<dyn Manager>,
     pub(crate) program: P,
     /// Operations that the program has completed.
     pub(crate) ops: u64,
@@ -110,7 +110,7 @@ impl<P: Program> Vm<P> {
         hardware: Hardware,
         mut guest: Guest,
         backing: Backing,
-        manager: Manager,
+        manager: Box<dyn Manager>,
         mut program: P,
     ) -> Self {
         let bases = guest.map(&program.regions());
@@ -137,10 +137,25 @@ impl<P: Program> Vm<P> {
             share: None,
             finished_ps: None,
             latencies: Latencies::default(),
-            manager_due_ps: u64::MAX,
-            worker_due_ps: u64::MAX,
+            manager_due_ps: NEVER_PS,
+            worker_due_ps: NEVER_PS,
             start_ps: 0,
         }
+    }
+
+    /// The manager, and what it acts on from a virtual CPU.
+    fn manager_on<'a>(
+        &'a mut self,
+        on: usize,
+        host: &'a mut Host,
+    ) -> (&'a mut dyn Manager, Context<'a>) {
+        let ctx = Context {
+            guest: &mut self.guest,
+            hypervisor: &mut host.hypervisor,
+            backing: &mut self.backing,
+            actor: self.hardware.actor(on, self.busy, &mut host.machine),
+        };
+        (self.manager.as_mut(), ctx)
     }
 
     /// Whether a virtual CPU has a thread to run.
@@ -181,16 +196,7 @@ impl<P: Program> Vm<P> {
             vcpu.interruptions = Interruptions::default();
         }
         self.begin_events(start_ps);
-        match &mut self.manager {
-            Manager::Nobody => {}
-            Manager::Hints(hints) => self.manager_due_ps = hints.start(start_ps, filling),
-            Manager::Ageing(ageing) => {
-                let end_gpa = self.guest.end_gpa();
-                self.manager_due_ps = ageing.start(end_gpa, &self.backing, start_ps, filling);
-            }
-            Manager::Agent(agent) => self.manager_due_ps = agent.start(start_ps),
-            Manager::Memtis(memtis) => self.manager_due_ps = memtis.start(start_ps),
-        }
+        self.manager_due_ps = self.manager.start(&self.guest, start_ps, filling);
         if self.manager.has_worker() {
             self.worker_due_ps = start_ps + WORKER_PS;
         }

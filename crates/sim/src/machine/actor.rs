@@ -134,6 +134,11 @@ impl Actor<'_> {
         self.charge(Cause::Classify, half_ps);
     }
 
+    /// Whether no thread of the program wants the virtual CPU.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.on >= self.busy
+    }
+
     /// Now.
     pub(crate) fn now_ps(&self) -> u64 {
         self.vcpus[self.on].clock_ps

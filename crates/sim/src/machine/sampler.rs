@@ -80,7 +80,7 @@ impl Sampler {
     }
 
     /// Takes all records out.
-    pub(crate) fn drain(&mut self) -> impl Iterator<Item = Record> + '_ {
+    pub(crate) fn drain(&mut self) -> std::vec::Drain<'_, Record> {
         self.buffer.drain(..)
     }
 }

@@ -1,8 +1,11 @@
 use demeter_policy::{BLOCK_SIZE, ByteCount, GuestVirtAddr, MIB, PAGE_SIZE, VirtRange};
 
+use demeter_scenario::Place;
+
 use super::*;
 use crate::machine::ledger::Cause;
 use crate::program::{Access, Batch, Region};
+use crate::system::build;
 
 /// Random updates, nine of ten to the last eighth of the memory.
 struct Updates {
@@ -107,6 +110,12 @@ fn setup(scenario: &Scenario) -> Setup {
     setup
 }
 
+/// Every system that the simulator runs.
+fn modelled() -> impl Iterator<Item = System> {
+    let all = System::ALL.iter().copied();
+    all.filter(|system| system.runs_on(Place::Sim))
+}
+
 fn simulated(scenario: &Scenario, system: System) -> SystemResult {
     let setup = setup(scenario);
     let programs = (0..setup.vms).map(|_| Updates::new(256, 2)).collect();
@@ -142,10 +151,7 @@ fn demeter_settles_and_the_oracle_moves_nothing() {
 #[test]
 fn every_system_is_deterministic_and_seconds_add_up() {
     let scenario = scenario(2, "scale_bits = 6");
-    for system in System::ALL {
-        if Parts::of(system).is_none() {
-            continue;
-        }
+    for system in modelled() {
         let (one, two) = (simulated(&scenario, system), simulated(&scenario, system));
         assert_eq!(one, two, "{system}");
         // Two virtual CPUs for two seconds; the last slice may reach a little beyond.
@@ -206,7 +212,7 @@ fn the_time_of_filling_counts_where_it_shall() {
         result.elapsed_s.unwrap()
     };
     let small = "host_thp = \"never\"\ntimed_fill = true";
-    for system in System::ALL.into_iter().filter(|&s| is_modelled(s)) {
+    for system in modelled() {
         let (untimed, timed) = (elapsed(system, ""), elapsed(system, "timed_fill = true"));
         assert!(timed > untimed, "{system}: {timed} and {untimed}");
         let shared = elapsed(system, &format!("vms = 3\ncores = 2\n{small}"));
@@ -219,7 +225,7 @@ fn memory_is_idle_when_the_timed_phase_begins() {
     let mut scenario = scenario(2, "scale_bits = 5");
     scenario.machine.slow.bandwidth_gbps = 1;
     let programs = vec![Updates::new(256, 2)];
-    let mut world = setup(&scenario).world(Parts::of(System::None).unwrap(), programs);
+    let mut world = setup(&scenario).world(build(System::None).unwrap(), programs);
     let state = |world: &crate::world::World<Updates>| {
         let tiers = world.host.machine.memory.tiers.iter();
         tiers
@@ -245,7 +251,7 @@ fn a_vm_that_finishes_first_idles() {
     let scenario = scenario(60, "scale_bits = 5\nvms = 2\noperations = 20_000_000");
     for system in [System::Demeter, System::Linux, System::HTpp] {
         let programs = vec![Updates::new(256, 1), Updates::new(256, 2)];
-        let mut world = setup(&scenario).world(Parts::of(system).unwrap(), programs);
+        let mut world = setup(&scenario).world(build(system).unwrap(), programs);
         world.start(false).unwrap();
         let before = world.snapshot(0).bill;
         world.run_until(60 * PS_PER_S).unwrap();
@@ -309,10 +315,7 @@ fn a_mapped_page_takes_at_most_24_bytes() {
     let mut scenario = scenario(1, "scale_bits = 0");
     scenario.machine.thp = demeter_scenario::Thp::Never;
     let setup = setup(&scenario);
-    let mut world = setup.world(
-        Parts::of(System::Linux).unwrap(),
-        vec![Updates::new(300, 1)],
-    );
+    let mut world = setup.world(build(System::Linux).unwrap(), vec![Updates::new(300, 1)]);
     world.start(false).unwrap();
     let vm = &world.vms[0];
     let bytes = vm.guest.state_bytes() + vm.backing.tree.state_bytes();
@@ -405,7 +408,7 @@ proptest::proptest! {
         let mut scenario = scenario(1, &format!("scale_bits = 6\nvms = {vms}\ncores = {cores}"));
         scenario.machine.vcpus = vcpus;
         let programs = (0..vms).map(|_| Updates::new(256, threads)).collect();
-        let mut world = setup(&scenario).world(Parts::of(system).unwrap(), programs);
+        let mut world = setup(&scenario).world(build(system).unwrap(), programs);
         world.start(false).unwrap();
         let before = world.snapshot(0).bill;
         world.run_until(PS_PER_S).unwrap();

@@ -13,7 +13,7 @@ use demeter_policy::{
 use super::halves::exchange;
 use super::heat::PID;
 use super::moves::{Moves, Next};
-use super::{Classify, Heat, Parts, Relocate, Track};
+use super::{Context, Heat, Manager};
 use crate::guest::Guest;
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
@@ -57,11 +57,28 @@ pub(crate) struct AgentSettings {
     pub(crate) vcpus: u32,
 }
 
+/// Which Demeter an agent is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Design {
+    /// The product: the policy crate's ranges, and its plan in batches whose translations are
+    /// flushed together.
+    Product,
+    /// The product, with a thread that polls for samples.
+    Polling,
+    /// The product, with a counter for every block of 2 MiB instead of ranges.
+    Blocks,
+    /// The product's promotions only, page by page, each flushed alone; reclaim makes room.
+    Sequential,
+    /// The paper's: ranges that are halved; pages exchanged one by one, each flushed alone, without
+    /// a limit to what moves in an epoch.
+    Paper,
+}
+
 /// The agent.
 #[derive(Debug)]
 pub(crate) struct Agent {
     settings: AgentSettings,
-    parts: Parts,
+    design: Design,
     /// None until the first epoch, when the process's mappings are known.
     heat: Option<Heat>,
     residency: ResidencyMap,
@@ -75,14 +92,15 @@ pub(crate) struct Agent {
     /// What is left of the last epoch's plan.
     moves: Moves,
     /// Samples so far.
-    pub(crate) samples_seen: u64,
+    samples_seen: u64,
 }
 
 impl Agent {
-    pub(crate) fn new(parts: Parts, settings: &AgentSettings) -> Self {
+    /// Nothing seen yet.
+    pub(crate) fn new(design: Design, settings: &AgentSettings) -> Self {
         Self {
             settings: *settings,
-            parts,
+            design,
             heat: None,
             residency: ResidencyMap::default(),
             all_known: false,
@@ -95,55 +113,13 @@ impl Agent {
         }
     }
 
-    /// Whether a thread of its own empties the sampling units' buffers.
-    pub(crate) fn has_worker(&self) -> bool {
-        self.parts.track == Track::SamplesByWorker
-    }
-
-    /// What to sample.
-    pub(crate) fn sampling(&self) -> Sampling {
-        self.settings.sampling
-    }
-
-    /// Begins its work; tells when its first turn is due.
-    pub(crate) fn start(&mut self, now_ps: u64) -> u64 {
-        self.next_epoch_ps = now_ps + self.settings.epoch_ps;
-        self.next_epoch_ps
-    }
-
-    /// Takes what a sampling unit recorded.
-    pub(crate) fn take(&mut self, records: impl Iterator<Item = Record>) {
-        self.samples.extend(records.map(|r| r.gva));
-    }
-
-    /// Its turn: a batch of its plan or, once that is done, an epoch. Tells when the next turn is
-    /// due. `alone`: whether no thread of the program wants the same virtual CPU.
-    pub(crate) fn turn(&mut self, alone: bool, guest: &mut Guest, actor: &mut Actor<'_>) -> u64 {
-        let began_ps = actor.now_ps();
-        // The paper's kernel classifies in a thread of its own, so that exchanges queue up.
-        let queues = self.parts.classify == Classify::Halves && began_ps >= self.next_epoch_ps;
-        if self.moves.is_done() || queues {
-            self.run_epoch(guest, actor);
-        } else {
-            self.move_on(guest, actor);
-        }
-        let now_ps = actor.now_ps();
-        if self.moves.is_done() {
-            // An epoch that took too long is not made up for.
-            self.next_epoch_ps = self.next_epoch_ps.max(now_ps);
-            return self.next_epoch_ps;
-        }
-        let program_ps = (now_ps - began_ps) * PROGRAM_WEIGHT / AGENT_WEIGHT;
-        now_ps + if alone { 0 } else { program_ps }
-    }
-
     /// One epoch: classifies and plans.
     fn run_epoch(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
         self.epoch += 1;
         let settings = self.settings;
-        let heat = self.heat.get_or_insert_with(|| match self.parts.classify {
-            Classify::Blocks => Heat::blocks(guest.vmas()),
-            Classify::Halves => Heat::halves(&settings.classifier, settings.vcpus),
+        let heat = self.heat.get_or_insert_with(|| match self.design {
+            Design::Blocks => Heat::blocks(guest.vmas()),
+            Design::Paper => Heat::halves(&settings.classifier, settings.vcpus),
             _ => Heat::ranges(settings.classifier, guest.vmas()),
         });
         let samples = self.samples.len() as u64;
@@ -157,9 +133,9 @@ impl Agent {
         let work = EPOCH_PS + samples * ADD_PS + ranking.len() as u64 * RANGE_PS;
         actor.charge(Cause::Classify, work);
         let room = self.room(guest);
-        let (plan, ready_ps) = match self.parts.classify {
-            Classify::Halves if !has_news => (Plan::default(), actor.now_ps()),
-            Classify::Halves => self.plan_exchange(&ranking, guest, actor),
+        let (plan, ready_ps) = match self.design {
+            Design::Paper if !has_news => (Plan::default(), actor.now_ps()),
+            Design::Paper => self.plan_exchange(&ranking, guest, actor),
             _ => {
                 self.look_up(&ranking, guest, actor);
                 let fill = FillThreshold(f64::from(settings.classifier.tau_split));
@@ -168,10 +144,10 @@ impl Agent {
             }
         };
         self.calm = if plan.is_empty() { self.calm + 1 } else { 0 };
-        let is_calm = self.calm >= CALM_AFTER_EPOCHS && self.parts.classify != Classify::Halves;
+        let is_calm = self.calm >= CALM_AFTER_EPOCHS && self.design != Design::Paper;
         self.next_epoch_ps += (1 + u64::from(is_calm)) * settings.epoch_ps;
         self.next_epoch_ps = self.next_epoch_ps.max(ready_ps);
-        self.moves.add(plan, room.level(), self.parts.relocate);
+        self.moves.add(plan, room.level(), self.design);
     }
 
     /// Plans as the paper's kernel does: in a thread of its own, and where there is something to
@@ -238,7 +214,7 @@ impl Agent {
 
     /// Carries the next batch of the plan out.
     fn move_on(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
-        match self.moves.next(self.parts.relocate, guest) {
+        match self.moves.next(self.design, guest) {
             Next::Nothing => {}
             Next::WakeReclaim => {
                 guest.reclaim(actor, u64::MAX);
@@ -268,7 +244,7 @@ impl Agent {
         if to == TierId::Fast && guest.wants_huge() {
             guest.collapse(block, actor);
         }
-        if self.parts.relocate == Relocate::Batches {
+        if !matches!(self.design, Design::Sequential | Design::Paper) {
             guest.migrate_block(block, to, actor);
         } else {
             guest.migrate_block_singly(block, to, actor);
@@ -285,5 +261,49 @@ impl Agent {
             self.residency.failed(PID, block, self.epoch);
         }
         left
+    }
+}
+
+impl Manager for Agent {
+    fn sampling(&self, _k: u32) -> Option<Sampling> {
+        Some(self.settings.sampling)
+    }
+
+    fn has_worker(&self) -> bool {
+        self.design == Design::Polling
+    }
+
+    fn start(&mut self, _guest: &Guest, now_ps: u64, _filling: bool) -> u64 {
+        self.next_epoch_ps = now_ps + self.settings.epoch_ps;
+        self.next_epoch_ps
+    }
+
+    /// Its turn: a batch of its plan or, once that is done, an epoch.
+    fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {
+        let Context { guest, actor, .. } = ctx;
+        let began_ps = actor.now_ps();
+        // The paper's kernel classifies in a thread of its own, so that exchanges queue up.
+        let queues = self.design == Design::Paper && began_ps >= self.next_epoch_ps;
+        if self.moves.is_done() || queues {
+            self.run_epoch(guest, actor);
+        } else {
+            self.move_on(guest, actor);
+        }
+        let now_ps = actor.now_ps();
+        if self.moves.is_done() {
+            // An epoch that took too long is not made up for.
+            self.next_epoch_ps = self.next_epoch_ps.max(now_ps);
+            return self.next_epoch_ps;
+        }
+        let program_ps = (now_ps - began_ps) * PROGRAM_WEIGHT / AGENT_WEIGHT;
+        now_ps + if actor.is_alone() { 0 } else { program_ps }
+    }
+
+    fn take_samples(&mut self, records: &[Record]) {
+        self.samples.extend(records.iter().map(|r| r.gva));
+    }
+
+    fn samples_seen(&self) -> u64 {
+        self.samples_seen
     }
 }

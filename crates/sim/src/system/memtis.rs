@@ -23,6 +23,7 @@ use std::collections::VecDeque;
 
 use demeter_policy::GuestVirtAddr;
 
+use super::{Context, Manager};
 use crate::guest::Guest;
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
@@ -136,7 +137,7 @@ pub(crate) struct Memtis {
     /// The lowest hot bin.
     border: usize,
     /// Samples so far.
-    pub(crate) samples_seen: u64,
+    samples_seen: u64,
     waiting: Vec<GuestVirtAddr>,
     /// What sampling cost since the last look, and when the next is due.
     spent_ps: u64,
@@ -165,71 +166,6 @@ impl Memtis {
         }
     }
 
-    /// Begins its work; tells when the first turn of the moving thread is due.
-    pub(crate) fn start(&mut self, now_ps: u64) -> u64 {
-        self.look_due_ps = now_ps + COST_PERIOD_PS;
-        self.next_move_ps = now_ps + MOVE_PERIOD_PS;
-        self.next_move_ps
-    }
-
-    /// What to sample. A period is at least the `2^k` loads that a simulated one stands for.
-    pub(crate) fn sampling(&self, k: u32) -> Sampling {
-        let part = f64::from(self.period_step) / f64::from(PERIOD_STEPS - 1);
-        let period = PERIOD_MIN * (PERIOD_MAX / PERIOD_MIN).powf(part);
-        Sampling {
-            period: (period.round() as u64).max(1 << k),
-            threshold_ps: self.threshold_ps,
-        }
-    }
-
-    /// Takes what a sampling unit recorded.
-    pub(crate) fn take(&mut self, records: impl Iterator<Item = Record>) {
-        self.waiting.extend(records.map(|r| r.gva));
-    }
-
-    /// The sampling thread counts what was taken; its turn began at `began_ps`. True when it
-    /// changed its period.
-    pub(crate) fn count(
-        &mut self,
-        began_ps: u64,
-        guest: &mut Guest,
-        actor: &mut Actor<'_>,
-    ) -> bool {
-        let base = *self.base.get_or_insert_with(|| {
-            let (base, pages) = extent(guest);
-            self.histogram = Histogram::new(pages);
-            base
-        });
-        let (page_bits, before) = (guest.page_bits(), self.samples_seen);
-        for gva in self.waiting.drain(..) {
-            let Some((_, size)) = guest.tables.find(gva.0) else {
-                continue;
-            };
-            let weight = match size {
-                PageSize::Base => BASE_WEIGHT >> actor.k,
-                _ => 1,
-            };
-            let first = gva.0 & !(guest.bytes(size) - 1);
-            let page = (first - base) >> page_bits;
-            let pages = (guest.bytes(size) >> page_bits) as u32;
-            self.histogram.add(page as usize, pages, weight.max(1));
-            self.samples_seen += 1;
-            actor.charge(Cause::Classify, COUNT_PS);
-        }
-        let passed = |every: u64| before / every < self.samples_seen / every;
-        if passed(COOL_SAMPLES) {
-            self.histogram.halve();
-            let pages = self.histogram.pages.len() as u64;
-            actor.charge_page(Cause::Classify, pages * actor.costs.scan_entry_ps);
-        }
-        if passed(ADAPT_SAMPLES) || passed(COOL_SAMPLES) {
-            let fast = u64::from(guest.frames_of(TierId::Fast));
-            self.border = self.histogram.border(fast * (1000 - SPARE_MILLI) / 1000);
-        }
-        self.spent_ps += actor.now_ps() - began_ps;
-        self.adapt_period(actor.now_ps())
-    }
-
     /// Samples less or more if it costs too much or little; true when the period is another.
     fn adapt_period(&mut self, now_ps: u64) -> bool {
         if now_ps < self.look_due_ps {
@@ -245,25 +181,6 @@ impl Memtis {
             self.period_step = before.saturating_sub(1);
         }
         self.period_step != before
-    }
-
-    /// The moving thread's turn: a batch of what is to move or, once that is done, a look at what
-    /// is. Tells when the next turn is due. `alone`: whether no thread of the program wants the
-    /// same virtual CPU; else they take turns.
-    pub(crate) fn turn(&mut self, alone: bool, guest: &mut Guest, actor: &mut Actor<'_>) -> u64 {
-        let began_ps = actor.now_ps();
-        if self.up.is_empty() {
-            self.look(guest, actor);
-            self.next_move_ps += MOVE_PERIOD_PS;
-        } else {
-            self.move_on(guest, actor);
-        }
-        let now_ps = actor.now_ps();
-        if self.up.is_empty() {
-            self.next_move_ps = self.next_move_ps.max(now_ps);
-            return self.next_move_ps;
-        }
-        now_ps + if alone { 0 } else { now_ps - began_ps }
     }
 
     /// Lists hot pages of the slow node, and cold ones of the fast node, coldest first. The kernel
@@ -304,6 +221,98 @@ impl Memtis {
             // Nothing is cold, or there is no room below.
             self.up.clear();
         }
+    }
+}
+
+impl Manager for Memtis {
+    /// A period is at least the `2^k` loads that a simulated one stands for.
+    fn sampling(&self, k: u32) -> Option<Sampling> {
+        let part = f64::from(self.period_step) / f64::from(PERIOD_STEPS - 1);
+        let period = PERIOD_MIN * (PERIOD_MAX / PERIOD_MIN).powf(part);
+        Some(Sampling {
+            period: (period.round() as u64).max(1 << k),
+            threshold_ps: self.threshold_ps,
+        })
+    }
+
+    fn has_worker(&self) -> bool {
+        true
+    }
+
+    fn start(&mut self, _guest: &Guest, now_ps: u64, _filling: bool) -> u64 {
+        self.look_due_ps = now_ps + COST_PERIOD_PS;
+        self.next_move_ps = now_ps + MOVE_PERIOD_PS;
+        self.next_move_ps
+    }
+
+    /// The moving thread's turn: a batch of what is to move or, once that is done, a look at what
+    /// is. Where a thread of the program wants the same virtual CPU, they take turns.
+    fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {
+        let Context { guest, actor, .. } = ctx;
+        let began_ps = actor.now_ps();
+        if self.up.is_empty() {
+            self.look(guest, actor);
+            self.next_move_ps += MOVE_PERIOD_PS;
+        } else {
+            self.move_on(guest, actor);
+        }
+        let now_ps = actor.now_ps();
+        if self.up.is_empty() {
+            self.next_move_ps = self.next_move_ps.max(now_ps);
+            return self.next_move_ps;
+        }
+        now_ps
+            + if actor.is_alone() {
+                0
+            } else {
+                now_ps - began_ps
+            }
+    }
+
+    fn take_samples(&mut self, records: &[Record]) {
+        self.waiting.extend(records.iter().map(|r| r.gva));
+    }
+
+    /// The sampling thread counts what was taken.
+    fn worker_turn(&mut self, began_ps: u64, ctx: &mut Context<'_>) -> bool {
+        let Context { guest, actor, .. } = ctx;
+        let base = *self.base.get_or_insert_with(|| {
+            let (base, pages) = extent(guest);
+            self.histogram = Histogram::new(pages);
+            base
+        });
+        let (page_bits, before) = (guest.page_bits(), self.samples_seen);
+        for gva in self.waiting.drain(..) {
+            let Some((_, size)) = guest.tables.find(gva.0) else {
+                continue;
+            };
+            let weight = match size {
+                PageSize::Base => BASE_WEIGHT >> actor.k,
+                _ => 1,
+            };
+            let first = gva.0 & !(guest.bytes(size) - 1);
+            let page = (first - base) >> page_bits;
+            let pages = (guest.bytes(size) >> page_bits) as u32;
+            self.histogram.add(page as usize, pages, weight.max(1));
+            self.samples_seen += 1;
+            actor.charge(Cause::Classify, COUNT_PS);
+        }
+        let passed = |every: u64| before / every < self.samples_seen / every;
+        if passed(COOL_SAMPLES) {
+            self.histogram.halve();
+            let pages = self.histogram.pages.len() as u64;
+            actor.charge_page(Cause::Classify, pages * actor.costs.scan_entry_ps);
+        }
+        if passed(ADAPT_SAMPLES) || passed(COOL_SAMPLES) {
+            let fast = u64::from(guest.frames_of(TierId::Fast));
+            self.border = self.histogram.border(fast * (1000 - SPARE_MILLI) / 1000);
+        }
+        self.spent_ps += actor.now_ps() - began_ps;
+        self.adapt_period(actor.now_ps())
+    }
+
+    fn samples_seen(&self) -> u64 {
+        self.samples_seen
     }
 }
 
@@ -394,12 +403,12 @@ mod tests {
         #[test]
         fn the_period_follows_the_cost(milli in prop::collection::vec(0u64..1000, 1..80)) {
             let mut memtis = Memtis::new(0);
-            memtis.start(0);
+            memtis.look_due_ps = COST_PERIOD_PS;
             for (i, milli) in milli.into_iter().enumerate() {
-                let before = memtis.sampling(0).period;
+                let before = memtis.sampling(0).unwrap().period;
                 memtis.spent_ps = COST_PERIOD_PS / 1000 * milli;
                 memtis.adapt_period((i as u64 + 1) * COST_PERIOD_PS);
-                let after = memtis.sampling(0).period;
+                let after = memtis.sampling(0).unwrap().period;
                 prop_assert!((199..=19_997).contains(&after));
                 prop_assert!(milli <= 35 || after > before || after == 19_997);
                 prop_assert!(milli >= 25 || after < before || after == 199);

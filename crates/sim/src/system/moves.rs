@@ -14,7 +14,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use demeter_policy::{Block, ByteCount, Plan, Relocation};
 
-use super::Relocate;
+use super::Design;
 use crate::guest::Guest;
 use crate::machine::memory::TierId;
 
@@ -46,12 +46,12 @@ pub(super) enum Next {
 }
 
 impl Moves {
-    /// Adds a plan as a way of moving pages takes it; what is on its way already is left out.
-    pub(super) fn add(&mut self, plan: Plan, level: ByteCount, relocate: Relocate) {
+    /// Adds a plan as a design takes it; what is on its way already is left out.
+    pub(super) fn add(&mut self, plan: Plan, level: ByteCount, design: Design) {
         let queued: BTreeSet<Block> = self.up.iter().chain(&self.down).map(|r| r.block).collect();
         let is_new = |r: &Relocation| !queued.contains(&r.block);
         self.up.extend(plan.promotions.into_iter().filter(is_new));
-        if relocate != Relocate::Sequential {
+        if design != Design::Sequential {
             self.down.extend(plan.demotions.into_iter().filter(is_new));
         }
         self.level = level;
@@ -69,9 +69,9 @@ impl Moves {
     }
 
     /// The next batch.
-    pub(super) fn next(&mut self, relocate: Relocate, guest: &Guest) -> Next {
-        let mut room = match relocate {
-            Relocate::Sequential => guest.promotable(),
+    pub(super) fn next(&mut self, design: Design, guest: &Guest) -> Next {
+        let mut room = match design {
+            Design::Sequential => guest.promotable(),
             _ => ByteCount(guest.usable(TierId::Fast).0.saturating_sub(self.level.0)),
         };
         let fits = |r: &&Relocation| {
@@ -89,7 +89,7 @@ impl Moves {
             return Next::Batch(TierId::Slow, self.down.drain(..n).collect());
         }
         self.waits += 1;
-        if relocate != Relocate::Sequential || self.waits > WAITS_MAX {
+        if design != Design::Sequential || self.waits > WAITS_MAX {
             self.up.clear();
         }
         if self.up.is_empty() {
@@ -141,17 +141,17 @@ mod tests {
             sequential: bool,
         ) {
             let guest = guest(fast_mib);
-            let relocate = if sequential { Relocate::Sequential } else { Relocate::Batches };
+            let design = if sequential { Design::Sequential } else { Design::Product };
             let plan = Plan { promotions: relocations(0..up), demotions: relocations(100..100 + down) };
             let mut moves = Moves::default();
-            moves.add(plan.clone(), ByteCount(level_mib * MIB), relocate);
-            moves.add(plan, ByteCount(level_mib * MIB), relocate);
+            moves.add(plan.clone(), ByteCount(level_mib * MIB), design);
+            moves.add(plan, ByteCount(level_mib * MIB), design);
             let mut seen = BTreeSet::new();
             let mut turns = 0;
             while !moves.is_done() {
                 turns += 1;
                 prop_assert!(turns < 200);
-                let Next::Batch(to, batch) = moves.next(relocate, &guest) else {
+                let Next::Batch(to, batch) = moves.next(design, &guest) else {
                     continue;
                 };
                 prop_assert!(!batch.is_empty() && batch.len() <= BATCH_BLOCKS);

@@ -4,7 +4,6 @@ use super::{Host, Vm, wait_until};
 use crate::error::SimError;
 use crate::machine::ledger::Cause;
 use crate::program::Program;
-use crate::system::Manager;
 
 /// Time between two timer ticks: 250 a second, as Debian's kernel has it.
 pub(super) const TICK_PS: u64 = 4_000_000_000;
@@ -55,7 +54,7 @@ impl<P: Program> Vm<P> {
 
     /// The reclaiming thread's turn: where nothing else runs, or beside the program on `on`.
     fn run_reclaimer(&mut self, on: usize, now_ps: u64, host: &mut Host) -> Result<(), SimError> {
-        let Some(woken_ps) = self.manager.wants_to_reclaim(now_ps) else {
+        let Some(woken_ps) = self.manager.reclaim_since_ps(now_ps) else {
             return Ok(());
         };
         let idle = self.idle_at(woken_ps);
@@ -64,15 +63,8 @@ impl<P: Program> Vm<P> {
             return Ok(());
         }
         let on = idle.unwrap_or(on);
-        let mut actor = self.hardware.actor(on, self.busy, &mut host.machine);
-        match &mut self.manager {
-            Manager::Hints(hints) => hints.reclaim(now_ps, &mut self.guest, &mut actor),
-            Manager::Ageing(ageing) => {
-                let (end_gpa, hypervisor) = (self.guest.end_gpa(), &mut host.hypervisor);
-                ageing.reclaim(now_ps, end_gpa, hypervisor, &mut self.backing, &mut actor);
-            }
-            Manager::Nobody | Manager::Agent(_) | Manager::Memtis(_) => {}
-        }
+        let (manager, mut ctx) = self.manager_on(on, host);
+        manager.reclaim(now_ps, &mut ctx);
         self.back_what_was_written(on, host)
     }
 
@@ -95,32 +87,12 @@ impl<P: Program> Vm<P> {
 
     /// The manager's turn, an epoch or a scan: where nothing else runs, or beside the program on `on`.
     fn run_manager(&mut self, on: usize, now_ps: u64, host: &mut Host) -> Result<(), SimError> {
-        let (on, busy) = (self.idle_at(now_ps).unwrap_or(on), self.busy);
-        let machine = &mut host.machine;
-        match &mut self.manager {
-            Manager::Nobody => self.manager_due_ps = u64::MAX,
-            Manager::Hints(hints) => {
-                let mut actor = self.hardware.actor(on, busy, machine);
-                self.manager_due_ps = hints.scan(&mut self.guest, &mut actor);
-            }
-            Manager::Agent(agent) => {
-                let mut actor = self.hardware.actor(on, busy, machine);
-                self.manager_due_ps = agent.turn(on >= busy, &mut self.guest, &mut actor);
-            }
-            Manager::Memtis(memtis) => {
-                let mut actor = self.hardware.actor(on, busy, machine);
-                self.manager_due_ps = memtis.turn(on >= busy, &mut self.guest, &mut actor);
-            }
-            Manager::Ageing(ageing) => {
-                let end_gpa = self.guest.end_gpa();
-                let mut actor = self.hardware.actor(on, busy, machine);
-                let backing = &mut self.backing;
-                self.manager_due_ps = ageing.scan(end_gpa, &host.hypervisor, backing, &mut actor);
-            }
-        }
+        let on = self.idle_at(now_ps).unwrap_or(on);
+        let (manager, mut ctx) = self.manager_on(on, host);
+        let due_ps = manager.turn(&mut ctx);
         // What took longer than its period is not made up for.
         let after_ps = self.hardware.vcpus[on].clock_ps;
-        self.manager_due_ps = self.manager_due_ps.max(after_ps.min(u64::MAX - 1));
+        self.manager_due_ps = due_ps.max(after_ps);
         self.back_what_was_written(on, host)
     }
 
@@ -134,11 +106,9 @@ impl<P: Program> Vm<P> {
         for vcpu in 0..self.busy {
             self.drain(vcpu, on);
         }
-        if let Manager::Memtis(memtis) = &mut self.manager {
-            let mut actor = self.hardware.actor(on, self.busy, &mut host.machine);
-            if memtis.count(began_ps, &mut self.guest, &mut actor) {
-                self.sample();
-            }
+        let (manager, mut ctx) = self.manager_on(on, host);
+        if manager.worker_turn(began_ps, &mut ctx) {
+            self.sample();
         }
     }
 
@@ -155,7 +125,7 @@ impl<P: Program> Vm<P> {
     pub(super) fn drain(&mut self, vcpu: usize, on: usize) {
         let sampler = &mut self.hardware.vcpus[vcpu].sampler;
         let ps = sampler.waiting() as u64 * self.hardware.costs.record_drain_ps;
-        self.manager.take(sampler.drain());
+        self.manager.take_samples(sampler.drain().as_slice());
         self.hardware.vcpus[on].charge(Cause::Track, ps);
     }
 }

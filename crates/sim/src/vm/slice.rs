@@ -1,6 +1,6 @@
 //! What a virtual CPU does of its thread's accesses at a time, and the faults on the way.
 
-use demeter_policy::GuestVirtAddr;
+use demeter_policy::{GuestPhysAddr, GuestVirtAddr};
 
 use super::{Host, Machine, Vm, wait_until};
 use crate::error::SimError;
@@ -11,7 +11,6 @@ use crate::machine::ledger::{Bill, Cause};
 use crate::machine::radix::PageSize;
 use crate::machine::walk::Fault;
 use crate::program::{BATCH, Batch, Program};
-use crate::system::Manager;
 
 /// The least accesses in a slice, but where each is a fault.
 const SLICE_MIN: usize = 32;
@@ -188,35 +187,21 @@ impl<P: Program> Vm<P> {
         gva: GuestVirtAddr,
         host: &mut Host,
     ) -> Result<(), SimError> {
-        let mut actor = self.hardware.actor(on, self.busy, &mut host.machine);
+        let (manager, mut ctx) = self.manager_on(on, host);
         match fault {
             Fault::Page => {
-                self.guest.fault(gva, &mut actor)?;
-                if let Manager::Hints(hints) = &mut self.manager {
-                    hints.took_memory(&self.guest, actor.now_ps());
-                }
+                ctx.guest.fault(gva, &mut ctx.actor)?;
+                manager.guest_took_memory(&mut ctx);
             }
             Fault::Violation(gpa) => {
-                let hypervisor = &mut host.hypervisor;
-                hypervisor.violation(&mut self.backing, gpa, &mut actor)?;
-                if let Manager::Ageing(ageing) = &mut self.manager {
-                    ageing.took_memory(hypervisor, actor.now_ps());
-                }
+                ctx.hypervisor.violation(ctx.backing, gpa, &mut ctx.actor)?;
+                manager.host_took_memory(&mut ctx);
             }
-            Fault::HostHint(gpa) => {
-                if let Manager::Ageing(ageing) = &mut self.manager {
-                    ageing.fault(gpa, &mut host.hypervisor, &mut self.backing, &mut actor);
-                }
+            Fault::HostHint(gpa) => manager.host_hint_fault(GuestPhysAddr(gpa), &mut ctx),
+            Fault::Hint => {
+                manager.hint_fault(gva, &mut ctx);
+                self.back_what_was_written(on, host)?;
             }
-            Fault::Hint => match &mut self.manager {
-                Manager::Hints(hints) => {
-                    hints.fault(gva.0, &mut self.guest, &mut actor);
-                    self.back_what_was_written(on, host)?;
-                }
-                _ => {
-                    self.guest.hint_fault(gva.0, &mut actor);
-                }
-            },
         }
         Ok(())
     }

@@ -6,9 +6,12 @@
 //! the next access to a page whose bit it cleared, it has to forget everything that was cached from
 //! the VM's tables.
 
-use super::Memory;
+use demeter_policy::GuestPhysAddr;
+
 use super::reclaimer::Reclaimer;
 use super::scan::{Cursor, Pace};
+use super::{Context, Managed, Manager, Needs, Tiering};
+use crate::guest::{Guest, Watermarks};
 use crate::hypervisor::{Backing, Hypervisor};
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
@@ -22,7 +25,7 @@ const LOCKS_PER_FAULT: u64 = 4;
 
 /// The hypervisor's part for one VM.
 #[derive(Debug)]
-pub(crate) struct Ageing {
+pub(crate) struct HypervisorTpp {
     pace: Pace,
     cursor: Cursor,
     /// By guest-physical page.
@@ -40,42 +43,45 @@ struct VmPages<'a, 'b> {
     actor: &'a mut Actor<'b>,
 }
 
-impl Ageing {
+impl HypervisorTpp {
     /// Nothing seen yet.
-    pub(crate) fn new(memory: Memory) -> Self {
+    pub(crate) fn new(managed: &Managed) -> Self {
         Self {
-            pace: Pace::new(memory.bytes, memory.threads, true),
+            pace: Pace::new(managed.footprint.0, managed.threads, true),
             cursor: Cursor::default(),
             seen: vec![],
             clock: Clock::default(),
             reclaimer: Reclaimer::default(),
         }
     }
+}
 
-    /// Begins with so much guest-physical memory of a VM that is `new` or has run for a while; tells
-    /// when the first scan is due.
-    pub(crate) fn start(&mut self, end_gpa: u64, backing: &Backing, now_ps: u64, new: bool) -> u64 {
-        let pages = end_gpa >> backing.tree.page_bits();
-        self.seen.resize(pages as usize + 1, Seen::default());
-        self.pace.start(now_ps, new)
+impl Manager for HypervisorTpp {
+    fn needs(&self) -> Needs {
+        Needs {
+            tiering: Tiering::InHypervisor,
+            watermarks: Watermarks::TPP,
+            ..Needs::default()
+        }
     }
 
-    /// Makes pages of the slow tier exit when they are accessed; tells when the next scan is due.
-    pub(crate) fn scan(
-        &mut self,
-        end_gpa: u64,
-        host: &Hypervisor,
-        backing: &mut Backing,
-        actor: &mut Actor<'_>,
-    ) -> u64 {
+    fn start(&mut self, guest: &Guest, now_ps: u64, filling: bool) -> u64 {
+        let pages = guest.end_gpa() >> guest.page_bits();
+        self.seen.resize(pages as usize + 1, Seen::default());
+        self.pace.start(now_ps, filling)
+    }
+
+    /// Makes pages of the slow tier exit when they are accessed.
+    fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {
+        let actor = &mut ctx.actor;
         let began_ps = actor.now_ps();
         let (mut seen, mut marked) = (0u64, 0u64);
-        let all = 0..end_gpa;
+        let all = 0..ctx.guest.end_gpa();
         let ended = self.cursor.scan(std::slice::from_ref(&all), |stretch| {
             let before = marked;
-            backing.tree.for_each(stretch, |_, entry, size| {
+            ctx.backing.tree.for_each(stretch, |_, entry, size| {
                 seen += 1;
-                let is_slow = host.tier_of(entry.index()) == TierId::Slow;
+                let is_slow = ctx.hypervisor.tier_of(entry.index()) == TierId::Slow;
                 if size == PageSize::Base && is_slow && !entry.is_hint() {
                     entry.set_hint(true);
                     marked += 1;
@@ -92,20 +98,14 @@ impl Ageing {
         self.pace.after(began_ps, actor.now_ps())
     }
 
-    /// A page that was taken out was accessed.
-    pub(crate) fn fault(
-        &mut self,
-        gpa: u64,
-        host: &mut Hypervisor,
-        backing: &mut Backing,
-        actor: &mut Actor<'_>,
-    ) {
-        if let Some((entry, _)) = backing.tree.find_mut(gpa) {
+    fn host_hint_fault(&mut self, gpa: GuestPhysAddr, ctx: &mut Context<'_>) {
+        let Context { backing, actor, .. } = ctx;
+        if let Some((entry, _)) = backing.tree.find_mut(gpa.0) {
             entry.set_hint(false);
         }
         actor.charge_page(Cause::Hint, actor.costs.ept_violation_ps);
         actor.contend(Cause::Hint, LOCKS_PER_FAULT << actor.k);
-        let page = (gpa >> backing.tree.page_bits()) as usize;
+        let page = (gpa.0 >> backing.tree.page_bits()) as usize;
         let Some(seen) = self.seen.get_mut(page) else {
             return;
         };
@@ -114,48 +114,41 @@ impl Ageing {
         if !was_active {
             return;
         }
-        if host.is_short() {
+        if ctx.hypervisor.is_short() {
             self.reclaimer.wake(actor.now_ps());
         } else {
             // While it was taken out nobody could have its translation.
-            let moved = host.migrate(backing, gpa, TierId::Fast, actor);
+            let moved = ctx.hypervisor.migrate(backing, gpa.0, TierId::Fast, actor);
             self.pace.promoted(moved);
-            self.took_memory(host, actor.now_ps());
+            self.host_took_memory(ctx);
         }
     }
 
-    /// Fast memory may have become less.
-    pub(crate) fn took_memory(&mut self, host: &Hypervisor, now_ps: u64) {
-        if host.wants_more() {
-            self.reclaimer.wake(now_ps);
+    fn host_took_memory(&mut self, ctx: &mut Context<'_>) {
+        if ctx.hypervisor.wants_more() {
+            self.reclaimer.wake(ctx.actor.now_ps());
         }
     }
 
-    /// The thread that frees fast memory.
-    pub(super) fn reclaimer(&self) -> &Reclaimer {
-        &self.reclaimer
+    fn reclaim_since_ps(&self, now_ps: u64) -> Option<u64> {
+        self.reclaimer.wants_turn(now_ps)
     }
 
-    /// That thread's turn.
-    pub(crate) fn reclaim(
-        &mut self,
-        now_ps: u64,
-        end_gpa: u64,
-        host: &mut Hypervisor,
-        backing: &mut Backing,
-        actor: &mut Actor<'_>,
-    ) {
+    fn reclaim(&mut self, now_ps: u64, ctx: &mut Context<'_>) {
+        let end_gpa = ctx.guest.end_gpa();
         let (clock, seen) = (&mut self.clock, &mut self.seen);
-        self.reclaimer.turn(now_ps, actor, |actor, until_ps| {
-            let mut pages = VmPages {
-                end_gpa,
-                seen,
-                host,
-                backing,
-                actor,
-            };
-            clock.turn(&mut pages, until_ps)
-        });
+        let (host, backing) = (&mut *ctx.hypervisor, &mut *ctx.backing);
+        self.reclaimer
+            .turn(now_ps, &mut ctx.actor, |actor, until_ps| {
+                let mut pages = VmPages {
+                    end_gpa,
+                    seen,
+                    host,
+                    backing,
+                    actor,
+                };
+                clock.turn(&mut pages, until_ps)
+            });
     }
 }
 

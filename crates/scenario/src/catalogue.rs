@@ -1,0 +1,296 @@
+//! The systems there are, one row each. `--help`, error messages, `demeter systems`, the colours of
+//! pictures and the README's table come from here; the simulator and the lab test that they have what
+//! the rows say they run.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// Where a system can run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Place {
+    /// On the simulator: `demeter run --on sim`.
+    Sim,
+    /// In the lab's VMs: `demeter run --on lab`.
+    Lab,
+    /// On a real guest, managed by `demeter guest`.
+    Live,
+}
+
+/// What tells a system apart in pictures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Color {
+    Ink,
+    Grey,
+    Blue,
+    Vermilion,
+    Green,
+    Purple,
+    Orange,
+    Sky,
+}
+
+/// What is known of a system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Row {
+    /// The name that scenarios and the command line use.
+    pub name: &'static str,
+    /// What it is, in one line.
+    pub about: &'static str,
+    /// Who describes it, or the first kernel that has it; empty for a yardstick.
+    pub source: &'static str,
+    /// Where it runs.
+    pub runs_on: &'static [Place],
+    /// Its colour in pictures. Without one it takes a colour that the picture has left.
+    pub color: Option<Color>,
+}
+
+/// Declares [`System`] with its rows, so that a system is written down once.
+macro_rules! catalogue {
+    ($($system:ident {
+        name: $name:literal,
+        about: $about:literal,
+        source: $source:literal,
+        runs_on: $runs_on:expr,
+        color: $color:expr,
+    })+) => {
+        /// Who manages the tiers.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "&'static str")]
+        pub enum System {
+            $(#[doc = $about] $system,)+
+        }
+
+        impl System {
+            /// Every system there is.
+            pub const ALL: &[Self] = &[$(Self::$system),+];
+
+            /// Its row of the catalogue.
+            pub fn row(self) -> &'static Row {
+                match self {
+                    $(Self::$system => &Row {
+                        name: $name,
+                        about: $about,
+                        source: $source,
+                        runs_on: $runs_on,
+                        color: $color,
+                    },)+
+                }
+            }
+        }
+    };
+}
+
+use {Color as C, Place as P};
+
+catalogue! {
+    None {
+        name: "none",
+        about: "nobody manages: pages stay where first touch put them",
+        source: "",
+        runs_on: &[P::Sim, P::Lab],
+        color: Some(C::Grey),
+    }
+    Oracle {
+        name: "oracle",
+        about: "the hot set lies in fast memory from the start: the limit",
+        source: "",
+        runs_on: &[P::Sim, P::Lab],
+        color: Some(C::Ink),
+    }
+    Linux {
+        name: "linux",
+        about: "Linux's own: numa_balancing=2, and demotion by reclaim",
+        source: "Linux 6.7",
+        runs_on: &[P::Sim, P::Lab],
+        color: Some(C::Vermilion),
+    }
+    Damon {
+        name: "damon",
+        about: "DAMON's migrate_hot and migrate_cold over physical memory",
+        source: "Linux 6.11",
+        runs_on: &[P::Lab],
+        color: Some(C::Green),
+    }
+    GTpp {
+        name: "g-tpp",
+        about: "TPP in the guest's kernel: hint faults, early demotion",
+        source: "TPP, ASPLOS 2023",
+        runs_on: &[P::Sim],
+        color: Some(C::Orange),
+    }
+    HTpp {
+        name: "h-tpp",
+        about: "TPP in the hypervisor, on second-level tables",
+        source: "Demeter, SOSP 2025",
+        runs_on: &[P::Sim],
+        color: Some(C::Purple),
+    }
+    Memtis {
+        name: "memtis",
+        about: "Memtis in the guest's kernel: a histogram of samples",
+        source: "Memtis, SOSP 2023",
+        runs_on: &[P::Sim],
+        color: Some(C::Green),
+    }
+    Demeter {
+        name: "demeter",
+        about: "Demeter on hardware's samples",
+        source: "this project",
+        runs_on: &[P::Sim, P::Lab, P::Live],
+        color: Some(C::Blue),
+    }
+    DemeterDamon {
+        name: "demeter-damon",
+        about: "Demeter on the DAMON tracker: what a stock cloud guest gets",
+        source: "this project",
+        runs_on: &[P::Lab, P::Live],
+        color: Some(C::Purple),
+    }
+    DemeterWorker {
+        name: "demeter-worker",
+        about: "Demeter with a thread that polls for samples",
+        source: "this project",
+        runs_on: &[P::Sim],
+        color: None,
+    }
+    DemeterBlocks {
+        name: "demeter-blocks",
+        about: "Demeter with a counter for each 2 MiB instead of ranges",
+        source: "this project",
+        runs_on: &[P::Sim],
+        color: None,
+    }
+    DemeterSequential {
+        name: "demeter-sequential",
+        about: "Demeter promoting page by page; reclaim makes room",
+        source: "this project",
+        runs_on: &[P::Sim],
+        color: None,
+    }
+    DemeterPaper {
+        name: "demeter-paper",
+        about: "Demeter as in its paper: ranges halved, pages exchanged",
+        source: "Demeter, SOSP 2025",
+        runs_on: &[P::Sim],
+        color: None,
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sim => "sim",
+            Self::Lab => "lab",
+            Self::Live => "live",
+        })
+    }
+}
+
+impl Row {
+    /// Where it runs, in words.
+    pub fn places(&self) -> String {
+        let places: Vec<String> = self.runs_on.iter().map(Place::to_string).collect();
+        places.join(", ")
+    }
+}
+
+impl System {
+    /// Whether it can run there.
+    pub fn runs_on(self, place: Place) -> bool {
+        self.row().runs_on.contains(&place)
+    }
+
+    /// Whether the agent (`demeter guest`) manages memory.
+    pub fn has_agent(self) -> bool {
+        self.runs_on(Place::Live)
+    }
+}
+
+impl fmt::Display for System {
+    /// The name as a scenario file spells it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.row().name)
+    }
+}
+
+impl From<System> for &'static str {
+    fn from(system: System) -> Self {
+        system.row().name
+    }
+}
+
+impl FromStr for System {
+    type Err = UnknownSystem;
+
+    fn from_str(name: &str) -> Result<Self, UnknownSystem> {
+        let named = Self::ALL.iter().find(|system| system.row().name == name);
+        named.copied().ok_or_else(|| UnknownSystem(name.into()))
+    }
+}
+
+impl TryFrom<String> for System {
+    type Error = UnknownSystem;
+
+    fn try_from(name: String) -> Result<Self, UnknownSystem> {
+        name.parse()
+    }
+}
+
+/// A name that no system has.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no system {0:?}: use {names}", names = names())]
+pub struct UnknownSystem(String);
+
+/// All names, for an error message.
+fn names() -> String {
+    let names: Vec<_> = System::ALL.iter().map(|system| system.row().name).collect();
+    match names.split_last() {
+        Some((last, others)) => format!("{} or {last}", others.join(", ")),
+        None => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_means_one_system_on_the_command_line_and_in_a_file() {
+        #[derive(Debug, PartialEq, Serialize, Deserialize)]
+        struct Holder {
+            systems: Vec<System>,
+        }
+        let all = Holder {
+            systems: System::ALL.to_vec(),
+        };
+        for &system in System::ALL {
+            assert_eq!(system.row().name.parse(), Ok(system));
+        }
+        let text = toml::to_string(&all).unwrap();
+        assert_eq!(toml::from_str::<Holder>(&text).unwrap(), all);
+    }
+
+    #[test]
+    fn an_unknown_name_is_answered_with_all_names() {
+        let said = "tpp".parse::<System>().unwrap_err().to_string();
+        assert!(
+            said.starts_with("no system \"tpp\": use none, oracle, "),
+            "{said}"
+        );
+        assert!(said.contains("demeter-damon"), "{said}");
+    }
+
+    #[test]
+    fn every_system_runs_somewhere_and_is_described_in_a_line() {
+        for system in System::ALL {
+            let row = system.row();
+            assert!(!row.runs_on.is_empty(), "{system}");
+            assert!((10..=60).contains(&row.about.len()), "{system}");
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Tiering by hint faults in the guest's kernel: Linux's own, and TPP.
+//!
+//! A scanner marks pages of the slow node; a page that faults and is judged hot is promoted at
+//! once, if fast memory has room; if not, reclaim is woken to make some. TPP wakes it earlier,
+//! whenever less is free than it wants.
+
+use demeter_policy::GuestVirtAddr;
+
+use super::reclaimer::Reclaimer;
+use super::scan::{Cursor, Pace};
+use super::{Context, Managed, Manager, Needs};
+use crate::guest::{Guest, Watermarks};
+use crate::machine::ledger::Cause;
+use crate::machine::memory::TierId;
+use crate::reclaim::{Generations, Lists};
+
+/// A fault that comes within this time shows a hot page (`hot_threshold_ms`).
+const HOT_MS: u32 = 1000;
+
+/// Whose kernel it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kernel {
+    /// Linux's of today, `numa_balancing=2`: a page is hot that faults soon after it was marked.
+    Linux,
+    /// TPP's: a page is hot that faults while it is active, having faulted twice before.
+    Tpp,
+}
+
+/// The kernel's part.
+#[derive(Debug)]
+pub(crate) struct HintFaultTiering {
+    kernel: Kernel,
+    reclaimer: Reclaimer,
+    pace: Pace,
+    cursor: Cursor,
+}
+
+impl HintFaultTiering {
+    /// Linux's own tiering.
+    pub(crate) fn linux(managed: &Managed) -> Self {
+        Self::new(Kernel::Linux, managed)
+    }
+
+    /// TPP in the guest.
+    pub(crate) fn tpp(managed: &Managed) -> Self {
+        Self::new(Kernel::Tpp, managed)
+    }
+
+    fn new(kernel: Kernel, managed: &Managed) -> Self {
+        let counts_all = kernel == Kernel::Tpp;
+        Self {
+            kernel,
+            reclaimer: Reclaimer::default(),
+            pace: Pace::new(managed.footprint.0, managed.threads, counts_all),
+            cursor: Cursor::default(),
+        }
+    }
+}
+
+impl Manager for HintFaultTiering {
+    fn needs(&self) -> Needs {
+        let (watermarks, lists) = match self.kernel {
+            Kernel::Linux => (
+                Watermarks::LINUX,
+                Lists::Generations(Generations::default()),
+            ),
+            Kernel::Tpp => (Watermarks::TPP, Lists::default()),
+        };
+        Needs {
+            watermarks,
+            lists,
+            ..Needs::default()
+        }
+    }
+
+    fn start(&mut self, _guest: &Guest, now_ps: u64, filling: bool) -> u64 {
+        self.pace.start(now_ps, filling)
+    }
+
+    /// The scanner's turn.
+    fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {
+        let Context { guest, actor, .. } = ctx;
+        let began_ps = actor.now_ps();
+        let areas: Vec<_> = guest
+            .vmas()
+            .iter()
+            .map(|v| v.start().0..v.end().0)
+            .collect();
+        let mut marked = false;
+        let ended = self.cursor.scan(&areas, |stretch| {
+            let any = guest.make_fault(stretch, actor);
+            marked |= any;
+            any
+        });
+        if marked {
+            actor.flush_own();
+        }
+        if ended {
+            self.pace.pass_ended();
+        }
+        self.pace.after(began_ps, actor.now_ps())
+    }
+
+    fn hint_fault(&mut self, gva: GuestVirtAddr, ctx: &mut Context<'_>) {
+        let Context { guest, actor, .. } = ctx;
+        let Some(hint) = guest.hint_fault(gva.0, actor) else {
+            return;
+        };
+        let is_hot = match self.kernel {
+            Kernel::Linux => hint.since_ms < HOT_MS,
+            Kernel::Tpp => {
+                // A page changes its list under the lock of all lists.
+                guest.mark_accessed(gva.0);
+                actor.contend(Cause::Hint, hint.pages);
+                hint.active
+            }
+        };
+        if !is_hot {
+            return;
+        }
+        if guest.is_short() {
+            self.reclaimer.wake(actor.now_ps());
+        } else {
+            // While it was marked nobody could have its translation.
+            let moved = guest.migrate(gva.0, TierId::Fast, false, actor);
+            self.pace.promoted(moved);
+            self.guest_took_memory(ctx);
+        }
+    }
+
+    fn guest_took_memory(&mut self, ctx: &mut Context<'_>) {
+        if self.kernel == Kernel::Tpp && ctx.guest.wants_more() {
+            self.reclaimer.wake(ctx.actor.now_ps());
+        }
+    }
+
+    fn reclaim_since_ps(&self, now_ps: u64) -> Option<u64> {
+        self.reclaimer.wants_turn(now_ps)
+    }
+
+    fn reclaim(&mut self, now_ps: u64, ctx: &mut Context<'_>) {
+        let guest = &mut *ctx.guest;
+        self.reclaimer
+            .turn(now_ps, &mut ctx.actor, |actor, until_ps| {
+                guest.reclaim(actor, until_ps)
+            });
+    }
+}

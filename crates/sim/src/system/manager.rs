@@ -1,0 +1,139 @@
+//! The seam between a VM and the system that manages its memory.
+//!
+//! A VM asks its manager only between slices of accesses and at faults, never in the access loop, so
+//! that dynamic dispatch costs nothing there.
+
+use std::fmt;
+
+use demeter_policy::{ByteCount, GuestPhysAddr, GuestVirtAddr};
+
+use super::AgentSettings;
+use crate::guest::{Guest, Watermarks};
+use crate::hypervisor::{Backing, Hypervisor};
+use crate::machine::actor::Actor;
+use crate::machine::sampler::{Record, Sampling};
+use crate::reclaim::Lists;
+
+/// A time that never comes.
+pub(crate) const NEVER_PS: u64 = u64::MAX;
+
+/// What a manager is given to manage.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Managed {
+    /// Memory of the program.
+    pub(crate) footprint: ByteCount,
+    /// Threads that use it.
+    pub(crate) threads: u64,
+    /// What a load that no cache had takes at least.
+    pub(crate) load_ps: u64,
+    /// What an agent is set to.
+    pub(crate) agent: AgentSettings,
+}
+
+/// Who sees two tiers of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tiering {
+    /// The guest, as two nodes.
+    InGuest,
+    /// The hypervisor. The guest sees one node, whose pages lie in fast memory while it lasts.
+    InHypervisor,
+}
+
+/// What a system needs of the kernels beneath it.
+#[derive(Debug, Clone)]
+pub(crate) struct Needs {
+    /// Who sees the tiers.
+    pub(crate) tiering: Tiering,
+    /// What is kept free of fast memory, by whoever sees the tiers.
+    pub(crate) watermarks: Watermarks,
+    /// What the guest's reclaim goes by.
+    pub(crate) lists: Lists,
+    /// Whether fast memory is kept for what the program says is hot.
+    pub(crate) keeps_hot_set: bool,
+}
+
+impl Default for Needs {
+    /// Linux as it is, with two nodes.
+    fn default() -> Self {
+        Self {
+            tiering: Tiering::InGuest,
+            watermarks: Watermarks::LINUX,
+            lists: Lists::default(),
+            keeps_hot_set: false,
+        }
+    }
+}
+
+/// What a manager acts on, and on whose time.
+pub(crate) struct Context<'a> {
+    pub(crate) guest: &'a mut Guest,
+    pub(crate) hypervisor: &'a mut Hypervisor,
+    pub(crate) backing: &'a mut Backing,
+    pub(crate) actor: Actor<'a>,
+}
+
+/// What manages a VM's memory. Each event that it does not care about it leaves to the default, which
+/// does nothing.
+pub(crate) trait Manager: fmt::Debug {
+    /// What it needs of the kernels beneath it.
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
+    /// What the sampling units are to record, if anything. A simulated load stands for `2^k`.
+    fn sampling(&self, _k: u32) -> Option<Sampling> {
+        None
+    }
+
+    /// Whether a thread of its own empties the sampling units' buffers, see
+    /// [`Self::worker_turn`]. Else they are emptied at context switches.
+    fn has_worker(&self) -> bool {
+        false
+    }
+
+    /// The timed phase begins; memory was filled before, or is still to be filled (`filling`).
+    /// Returns when the first turn is due.
+    fn start(&mut self, _guest: &Guest, _now_ps: u64, _filling: bool) -> u64 {
+        NEVER_PS
+    }
+
+    /// Its turn: an epoch, a scan, a batch of moves. Returns when the next one is due.
+    fn turn(&mut self, _ctx: &mut Context<'_>) -> u64 {
+        NEVER_PS
+    }
+
+    /// Takes what a sampling unit recorded.
+    fn take_samples(&mut self, _records: &[Record]) {}
+
+    /// The turn of the thread that empties the buffers, which began at `began_ps`, after
+    /// [`Self::take_samples`]. Returns whether [`Self::sampling`] has changed.
+    fn worker_turn(&mut self, _began_ps: u64, _ctx: &mut Context<'_>) -> bool {
+        false
+    }
+
+    /// Samples that it has counted.
+    fn samples_seen(&self) -> u64 {
+        0
+    }
+
+    /// A page was accessed that it made fault in the guest's tables.
+    fn hint_fault(&mut self, _gva: GuestVirtAddr, _ctx: &mut Context<'_>) {}
+
+    /// A page was accessed that it took out of the second-level tables.
+    fn host_hint_fault(&mut self, _gpa: GuestPhysAddr, _ctx: &mut Context<'_>) {}
+
+    /// The guest's kernel has taken memory for a page.
+    fn guest_took_memory(&mut self, _ctx: &mut Context<'_>) {}
+
+    /// The hypervisor has taken memory to back a page.
+    fn host_took_memory(&mut self, _ctx: &mut Context<'_>) {}
+
+    /// Since when the thread that frees fast memory has had something to do, if there is one and it
+    /// may have a turn at `now_ps`.
+    fn reclaim_since_ps(&self, _now_ps: u64) -> Option<u64> {
+        None
+    }
+
+    /// That thread's turn.
+    fn reclaim(&mut self, _now_ps: u64, _ctx: &mut Context<'_>) {}
+}
