@@ -13,11 +13,12 @@ use super::counters::Counters;
 use super::delay::Delay;
 use super::fault::Fault;
 use super::init::Link;
+use super::kernel;
 use super::modules;
 use super::observer::Observer;
 use super::pulse::Pulse;
+use super::rivals::{self, Rival};
 use super::rounds;
-use super::systems::{self, Running};
 use super::workload::{Workload, hot_range};
 use super::zones::node_free_mib;
 use crate::link::{Interval, Job, Report, Totals};
@@ -29,7 +30,7 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
         return rounds::run(link, job);
     }
     let root = Path::new("/");
-    systems::prepare(root, job.scenario.machine.thp)?;
+    kernel::prepare(root, job.scenario.machine.thp)?;
     modules::load_all(root)?;
     let has_driver = job.provisioner == Some(Provisioner::DemeterBalloon);
     let mut relay = has_driver.then(Agent::start_relay).transpose()?;
@@ -54,7 +55,7 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
         } => Observer::new(workload.pid(), hot_range(hot_start, hot_bytes)?),
         other => return Err(out_of_turn(&other)),
     };
-    systems::forget_accesses(root, workload.pid())?;
+    kernel::forget_accesses(root, workload.pid())?;
     let delay = Delay::arm(root)?;
     if job.system.has_agent()
         && let Some(relay) = relay.take()
@@ -86,8 +87,8 @@ fn watch(
     counters.follow(workload.pid(), "workload");
     counters.follow_kernel_threads()?;
     let before = counters.read()?;
-    let mut running = Running::start(root, job.system, workload.pid())?;
-    if let Some(pid) = running.agent_pid() {
+    let mut rival = rivals::start(root, job.system, workload.pid())?;
+    if let Some(pid) = rival.pid() {
         counters.follow(pid, "agent");
     }
     counters.follow_kernel_threads()?;
@@ -103,7 +104,7 @@ fn watch(
     let mut first = true;
     let (t_s, rate) = loop {
         let event = workload.next_event()?;
-        running.check()?;
+        rival.check()?;
         match event {
             Event::Interval { t_s, rate, .. } => {
                 if std::mem::take(&mut first) {
@@ -111,7 +112,7 @@ fn watch(
                     counters.follow_kernel_threads()?;
                 }
                 let hot_in_fast = observer.hot_in_fast()?;
-                let totals = read_totals(&counters, &mut running)?;
+                let totals = read_totals(&counters, rival.as_mut())?;
                 link.send(&Report::Interval(Interval {
                     t_s,
                     rate,
@@ -131,14 +132,16 @@ fn watch(
             other => return Err(out_of_turn(&other)),
         }
     };
-    let totals = read_totals(&counters, &mut running)?;
-    running.stop()?;
+    let totals = read_totals(&counters, rival.as_mut())?;
+    rival.stop()?;
     link.send(&Report::Done { t_s, rate, totals })
 }
 
-fn read_totals(counters: &Counters, running: &mut Running) -> Result<Totals, Fault> {
+fn read_totals(counters: &Counters, rival: &mut dyn Rival) -> Result<Totals, Fault> {
     let mut totals = counters.read()?;
-    running.add_moved(&mut totals);
+    let moved = rival.moved_bytes(&totals);
+    totals.promoted_bytes = moved.map(|(promoted, _)| promoted);
+    totals.demoted_bytes = moved.map(|(_, demoted)| demoted);
     Ok(totals)
 }
 

@@ -2,16 +2,16 @@
 
 mod agent;
 mod counters;
-mod damon;
 mod delay;
 mod fault;
 mod init;
 mod job;
+mod kernel;
 mod modules;
 mod observer;
 mod pulse;
+mod rivals;
 mod rounds;
-mod systems;
 mod workload;
 mod zones;
 

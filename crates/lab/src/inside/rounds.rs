@@ -9,14 +9,14 @@ use super::agent::Agent;
 use super::fault::Fault;
 use super::init::{Link, Orders};
 use super::workload::Workload;
-use super::{job, modules, systems};
+use super::{job, kernel, modules};
 use crate::link::{Job, KILL_AGENT, Report};
 use crate::workload::Event;
 
 /// Runs rounds until the VM is gone.
 pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
     let root = Path::new("/");
-    systems::prepare(root, job.scenario.machine.thp)?;
+    kernel::prepare(root, job.scenario.machine.thp)?;
     modules::load_all(root)?;
     let agent = Arc::new(Mutex::new(Agent::start_for_all()?));
     obey(link.orders()?, Arc::clone(&agent));

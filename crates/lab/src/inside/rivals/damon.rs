@@ -7,8 +7,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::fault::Fault;
-use super::zones::node_range;
+use super::{Fault, Rival, Totals};
+use crate::inside::zones::node_range;
 
 const ADMIN: &str = "sys/kernel/mm/damon/admin/kdamonds";
 
@@ -69,7 +69,7 @@ const SCHEMES: [Scheme; 2] = [
     },
 ];
 
-/// Running kdamonds; switched off when dropped.
+/// Running kdamonds.
 #[derive(Debug)]
 pub struct Damon {
     admin: PathBuf,
@@ -89,11 +89,6 @@ impl Damon {
             damon.write(format!("{i}/state"), "on")?;
         }
         Ok(damon)
-    }
-
-    /// Switches both kdamonds off.
-    pub fn stop(self) -> Result<(), Fault> {
-        (0..SCHEMES.len()).try_for_each(|i| self.write(format!("{i}/state"), "off"))
     }
 
     fn set_up(&self, i: usize, scheme: &Scheme, range: (u64, u64)) -> Result<(), Fault> {
@@ -146,6 +141,19 @@ impl Damon {
             },
             _ => Fault::io("write", &path)(source),
         })
+    }
+}
+
+impl Rival for Damon {
+    /// Nobody counts them: its own counter, sz_applied, also counts pages that were meant to be
+    /// promoted and landed in the slow node again.
+    fn moved_bytes(&mut self, _totals: &Totals) -> Option<(u64, u64)> {
+        None
+    }
+
+    /// Switches both kdamonds off.
+    fn stop(self: Box<Self>) -> Result<(), Fault> {
+        (0..SCHEMES.len()).try_for_each(|i| self.write(format!("{i}/state"), "off"))
     }
 }
 

@@ -1,0 +1,79 @@
+//! The kernel's settings that a job needs, whatever system it is for.
+
+use std::fs;
+use std::path::Path;
+
+use demeter_policy::Pid;
+use demeter_scenario::Thp;
+
+use super::fault::Fault;
+
+/// `kernel.numa_balancing`: 0 = off, 2 = promote between memory tiers.
+const NUMA_BALANCING: &str = "proc/sys/kernel/numa_balancing";
+/// Whether reclaim demotes pages to a slower tier instead of dropping them.
+const DEMOTION: &str = "sys/kernel/mm/numa/demotion_enabled";
+/// Mode of transparent huge pages.
+const THP: &str = "sys/kernel/mm/transparent_hugepage/enabled";
+
+/// Sets the mode of transparent huge pages, and switches off the balancing between nodes that the
+/// kernel boots with: it would spend hint faults, and split huge pages, on memory that is still
+/// being filled.
+pub fn prepare(root: &Path, thp: Thp) -> Result<(), Fault> {
+    let mode = match thp {
+        Thp::Always => "always",
+        Thp::Never => "never",
+    };
+    write(root, THP, mode)?;
+    set_tiering(root, false)
+}
+
+/// Clears the accessed bits of a process's pages. Filling memory has set them all, and DAMON and
+/// reclaim would take the whole of it for hot until they have looked at every page once.
+pub fn forget_accesses(root: &Path, pid: Pid) -> Result<(), Fault> {
+    write(root, &format!("proc/{pid}/clear_refs"), "1")
+}
+
+/// Switches the kernel's own tiering on or off.
+pub fn set_tiering(root: &Path, on: bool) -> Result<(), Fault> {
+    write(root, NUMA_BALANCING, if on { "2" } else { "0" })?;
+    write(root, DEMOTION, if on { "1" } else { "0" })
+}
+
+fn write(root: &Path, path: &str, value: &str) -> Result<(), Fault> {
+    let path = root.join(path);
+    fs::write(&path, value).map_err(Fault::io("write", &path))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A kernel whose settings are not known yet.
+    pub fn machine() -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for file in [NUMA_BALANCING, DEMOTION, THP] {
+            let path = root.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "?").unwrap();
+        }
+        root
+    }
+
+    /// What its own tiering is set to.
+    pub fn tiering(root: &Path) -> (String, String) {
+        let read = |file| fs::read_to_string(root.join(file)).unwrap();
+        (read(NUMA_BALANCING), read(DEMOTION))
+    }
+
+    #[test]
+    fn memory_is_filled_without_balancing_and_then_forgotten() {
+        let root = machine();
+        prepare(root.path(), Thp::Never).unwrap();
+        assert_eq!(tiering(root.path()), ("0".into(), "0".into()));
+        assert_eq!(fs::read_to_string(root.path().join(THP)).unwrap(), "never");
+        let process = root.path().join("proc/7");
+        fs::create_dir_all(&process).unwrap();
+        forget_accesses(root.path(), Pid(7)).unwrap();
+        assert_eq!(fs::read_to_string(process.join("clear_refs")).unwrap(), "1");
+    }
+}

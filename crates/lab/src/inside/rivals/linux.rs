@@ -1,0 +1,114 @@
+//! Linux's own tiering: `numa_balancing=2`, and demotion by reclaim.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use demeter_policy::PAGE_SIZE;
+
+use super::{Fault, Rival, Totals};
+use crate::inside::kernel;
+
+/// The memory tiers that the kernel made of the nodes.
+const TIERS: &str = "sys/devices/virtual/memory_tiering";
+
+/// The kernel's tiering, switched on below this root.
+#[derive(Debug)]
+pub struct Linux(PathBuf);
+
+impl Linux {
+    /// Switches it on.
+    pub fn start(root: &Path) -> Result<Self, Fault> {
+        check_tiers(root)?;
+        kernel::set_tiering(root, true)?;
+        Ok(Self(root.into()))
+    }
+}
+
+impl Rival for Linux {
+    fn moved_bytes(&mut self, totals: &Totals) -> Option<(u64, u64)> {
+        let bytes = |start: &str| {
+            let counters = totals
+                .vmstat
+                .iter()
+                .filter(|(name, _)| name.starts_with(start));
+            counters.map(|(_, pages)| pages * PAGE_SIZE).sum()
+        };
+        Some((bytes("pgpromote_success"), bytes("pgdemote_")))
+    }
+
+    fn stop(self: Box<Self>) -> Result<(), Fault> {
+        kernel::set_tiering(&self.0, false)
+    }
+}
+
+/// The kernel only moves pages between nodes that it put in different tiers.
+fn check_tiers(root: &Path) -> Result<(), Fault> {
+    let dir = root.join(TIERS);
+    let mut tiers = 0;
+    for entry in fs::read_dir(&dir).map_err(Fault::io("list", &dir))? {
+        let entry = entry.map_err(Fault::io("list", &dir))?;
+        let nodes = fs::read_to_string(entry.path().join("nodelist")).unwrap_or_default();
+        tiers += usize::from(!nodes.trim().is_empty());
+    }
+    if tiers >= 2 {
+        return Ok(());
+    }
+    Err(Fault::Unsupported {
+        what: format!(
+            "the kernel put all nodes into one memory tier ({})",
+            dir.display()
+        ),
+        mend: "Linux tiering needs a kernel that reads HMAT into tiers: 6.7 or newer",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inside::kernel::tests::{machine, tiering};
+
+    fn tiered(tiers: &[&str]) -> tempfile::TempDir {
+        let root = machine();
+        for (i, nodes) in tiers.iter().enumerate() {
+            let tier = root.path().join(TIERS).join(format!("memory_tier{i}"));
+            fs::create_dir_all(&tier).unwrap();
+            fs::write(tier.join("nodelist"), nodes).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn the_kernels_tiering_is_on_only_while_it_runs() {
+        let root = tiered(&["0\n", "1\n"]);
+        let linux = Box::new(Linux::start(root.path()).unwrap());
+        assert_eq!(tiering(root.path()), ("2".into(), "1".into()));
+        linux.stop().unwrap();
+        assert_eq!(tiering(root.path()), ("0".into(), "0".into()));
+    }
+
+    #[test]
+    fn one_tier_is_told_of() {
+        let root = tiered(&["0-1\n", "\n"]);
+        let said = Linux::start(root.path()).unwrap_err().to_string();
+        assert!(
+            said.contains("one memory tier") && said.contains("6.7"),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn the_kernels_pages_become_bytes() {
+        let mut totals = Totals::default();
+        for (name, pages) in [
+            ("pgpromote_success", 3),
+            ("pgpromote_candidate", 50),
+            ("pgdemote_kswapd", 2),
+            ("pgdemote_direct", 5),
+        ] {
+            totals.vmstat.insert(name.into(), pages);
+        }
+        let root = tiered(&["0\n", "1\n"]);
+        let mut linux = Linux::start(root.path()).unwrap();
+        assert_eq!(linux.moved_bytes(&totals), Some((3 * 4096, 7 * 4096)));
+    }
+}

@@ -1,0 +1,85 @@
+//! The systems under test, each behind the trait [`Rival`]: what is switched on for it, and switched
+//! off again. A rival is a file here and a line of [`starter`].
+
+mod damon;
+mod demeter;
+mod linux;
+mod unmanaged;
+
+use std::fmt;
+use std::path::Path;
+
+use demeter_policy::Pid;
+use demeter_scenario::System;
+
+use super::agent::Agent;
+use super::fault::Fault;
+use crate::link::Totals;
+use damon::Damon;
+use linux::Linux;
+use unmanaged::Unmanaged;
+
+/// A system that is switched on.
+pub trait Rival: fmt::Debug {
+    /// The process that it is, when it is one.
+    fn pid(&self) -> Option<Pid> {
+        None
+    }
+
+    /// Fails when it does not run any more.
+    fn check(&mut self) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    /// Bytes promoted and demoted so far, as far as somebody counts them. `totals` are the VM's
+    /// counters of now.
+    fn moved_bytes(&mut self, totals: &Totals) -> Option<(u64, u64)>;
+
+    /// Switches it off.
+    fn stop(self: Box<Self>) -> Result<(), Fault>;
+}
+
+/// Switches a system on for a process, below a root (`/` in a VM).
+type Start = fn(&Path, Pid) -> Result<Box<dyn Rival>, Fault>;
+
+/// How a system is switched on; nothing for one that the lab does not run.
+fn starter(system: System) -> Option<Start> {
+    Some(match system {
+        System::None | System::Oracle => |_, _| Ok(Box::new(Unmanaged)),
+        System::Linux => |root, _| Ok(Box::new(Linux::start(root)?)),
+        System::Damon => |root, _| Ok(Box::new(Damon::start(root)?)),
+        System::Demeter | System::DemeterDamon => |_, pid| Ok(Box::new(Agent::start(pid)?)),
+        _ => return None,
+    })
+}
+
+/// Switches `system` on for process `pid`, below `root` (`/` in a VM).
+pub fn start(root: &Path, system: System, pid: Pid) -> Result<Box<dyn Rival>, Fault> {
+    let start = starter(system).ok_or_else(|| Fault::Unsupported {
+        what: format!("no real VM runs {system}"),
+        mend: "run the scenario with --on sim",
+    })?;
+    start(root, pid)
+}
+
+#[cfg(test)]
+mod tests {
+    use demeter_scenario::Place;
+
+    use super::*;
+
+    #[test]
+    fn what_the_catalogue_says_runs_in_the_lab_is_a_rival_and_nothing_else_is() {
+        for &system in System::ALL {
+            let is_rival = starter(system).is_some();
+            assert_eq!(is_rival, system.runs_on(Place::Lab), "{system}");
+        }
+    }
+
+    #[test]
+    fn without_management_nothing_moves() {
+        let root = tempfile::tempdir().unwrap();
+        let mut none = start(root.path(), System::None, Pid(1)).unwrap();
+        assert_eq!(none.moved_bytes(&Totals::default()), Some((0, 0)));
+    }
+}

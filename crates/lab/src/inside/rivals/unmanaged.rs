@@ -1,0 +1,17 @@
+//! No system at all: `none`, and `oracle`, for which the workload itself places its hot set.
+
+use super::{Fault, Rival, Totals};
+
+/// Nothing runs, and nothing moves.
+#[derive(Debug)]
+pub struct Unmanaged;
+
+impl Rival for Unmanaged {
+    fn moved_bytes(&mut self, _totals: &Totals) -> Option<(u64, u64)> {
+        Some((0, 0))
+    }
+
+    fn stop(self: Box<Self>) -> Result<(), Fault> {
+        Ok(())
+    }
+}
