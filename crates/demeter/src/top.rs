@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use demeter_host::view::{EventView, HostView, VmView};
+use demeter_host::view::{EventView, HostView, VmState, VmView};
 use demeter_policy::MIB;
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
@@ -142,14 +142,14 @@ fn vm_table(vms: &[VmView]) -> Table<'_> {
         let slow = format!("{slow}/{}", vm.target.slow_bytes / MIB);
         let bar =
             |tier, owned, target| Cell::from(bar(share(owned, target))).style(tier_color(tier));
-        let state = match vm.state.as_str() {
-            "up" => Color::Green,
-            "down" => Color::DarkGray,
-            _ => Color::Red,
+        let state = match vm.state {
+            VmState::Up => Color::Green,
+            VmState::Down => Color::DarkGray,
+            VmState::Marked => Color::Red,
         };
         Row::new([
             Cell::from(vm.name.as_str()),
-            Cell::from(vm.state.as_str()).style(state),
+            Cell::from(vm.state.to_string()).style(state),
             Cell::from(fast),
             bar("fast", owned.fast_bytes, vm.target.fast_bytes),
             Cell::from(slow),
@@ -195,6 +195,7 @@ fn bar(share: f64) -> String {
 #[cfg(test)]
 mod tests {
     use demeter_host::view::TierView;
+    use demeter_policy::provision::Policy;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
@@ -216,14 +217,14 @@ mod tests {
         };
         let view = HostView {
             version: "0.1.0".into(),
-            policy: "wss".into(),
+            policy: Policy::Wss,
             pool: mib(1000, 4000),
             counted: mib(300, 4000),
             violations: 0,
             vms: vec![
                 VmView {
                     name: "db".into(),
-                    state: "up".into(),
+                    state: VmState::Up,
                     target: mib(200, 800),
                     owned: Some(mib(100, 800)),
                     fast_hit: Some(0.98),
@@ -231,7 +232,7 @@ mod tests {
                 },
                 VmView {
                     name: "web".into(),
-                    state: "marked".into(),
+                    state: VmState::Marked,
                     target: mib(100, 0),
                     problem: Some("claims foreign memory".into()),
                     ..VmView::default()

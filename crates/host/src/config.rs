@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use demeter_policy::provision::Policy;
+use demeter_policy::provision::{Policy, ProvisionerKind};
 use demeter_policy::{ByteCount, MIB, NodeId, PerTier, Tier, TierBytes};
-use serde::{Deserialize, Deserializer, de};
+use serde::{Deserialize, Serialize};
 
 use crate::VmName;
 
@@ -15,7 +15,7 @@ use crate::VmName;
 pub const VMS_MAX: usize = 1024;
 
 /// The host's configuration.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Unix socket for the API, made for its owner only.
@@ -29,17 +29,17 @@ pub struct Config {
     #[serde(default = "default_state")]
     pub state: PathBuf,
     /// How memory is divided between VMs, until the API says otherwise.
-    #[serde(default = "default_policy", deserialize_with = "policy")]
+    #[serde(default)]
     pub policy: Policy,
     /// What all VMs together may have.
     pub pool: PoolConfig,
     /// The VMs, by name.
-    #[serde(rename = "vm", deserialize_with = "vms")]
+    #[serde(rename = "vm")]
     pub vms: BTreeMap<VmName, VmConfig>,
 }
 
 /// The memory that is divided.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PoolConfig {
     /// Fast memory, MiB.
@@ -48,32 +48,8 @@ pub struct PoolConfig {
     pub slow_mib: u64,
 }
 
-/// How a VM's size is changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ProvisionerKind {
-    /// The balloon driver in the guest, by way of Demeter's agent.
-    #[default]
-    DemeterBalloon,
-    /// A virtio-mem device per node.
-    VirtioMem,
-    /// virtio-balloon, which cannot tell tiers apart.
-    VirtioBalloon,
-}
-
-impl ProvisionerKind {
-    /// Its name, as in the file.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::DemeterBalloon => "demeter-balloon",
-            Self::VirtioMem => "virtio-mem",
-            Self::VirtioBalloon => "virtio-balloon",
-        }
-    }
-}
-
 /// One VM.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmConfig {
     /// QEMU's QMP socket.
@@ -99,7 +75,7 @@ pub struct VmConfig {
 }
 
 /// One tier of a VM.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TierConfig {
     /// Id of the QEMU memory backend that is this tier. Under virtio-mem it may be left out, where
@@ -114,21 +90,6 @@ pub struct TierConfig {
     pub guarantee_mib: u64,
     /// What it never has more of, MiB; without it, what QEMU gave it.
     pub limit_mib: Option<u64>,
-}
-
-fn policy<'de, D: Deserializer<'de>>(from: D) -> Result<Policy, D::Error> {
-    let text = String::deserialize(from)?;
-    text.parse().map_err(de::Error::custom)
-}
-
-fn vms<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<VmName, VmConfig>, D::Error> {
-    let vms = BTreeMap::<String, VmConfig>::deserialize(from)?;
-    let named = |(name, vm): (String, VmConfig)| Ok((name.parse().map_err(de::Error::custom)?, vm));
-    vms.into_iter().map(named).collect()
-}
-
-fn default_policy() -> Policy {
-    Policy::Static
 }
 
 fn default_socket() -> PathBuf {
@@ -419,7 +380,7 @@ mod tests {
             (
                 "pool =",
                 "policy = \"magic\"\npool =",
-                "static, shares and wss",
+                "`static`, `shares`, `wss`",
             ),
             (
                 "pool =",

@@ -10,7 +10,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::view::{HostView, TierView, VmView};
+use crate::view::{HostView, TierView, VmState, VmView};
 
 /// The metrics of a snapshot.
 pub fn text(view: Arc<HostView>) -> String {
@@ -103,7 +103,7 @@ impl Collector for Snapshot {
         by_vm(
             "vm_up",
             "Whether a VM can be reached and is trusted",
-            |vm| Some(if vm.state == "up" { 1.0 } else { 0.0 }),
+            |vm| Some(if vm.state == VmState::Up { 1.0 } else { 0.0 }),
         )?;
         by_vm(
             "vm_fast_hit_ratio",
@@ -144,7 +144,7 @@ mod tests {
         };
         let vm = VmView {
             name: "db".into(),
-            state: "up".into(),
+            state: VmState::Up,
             owned: Some(tiers(7, 8)),
             returned_bytes: 9,
             fast_hit: Some(0.5),
@@ -152,7 +152,7 @@ mod tests {
         };
         let other = VmView {
             name: "web".into(),
-            state: "down".into(),
+            state: VmState::Down,
             ..VmView::default()
         };
         let text = text(Arc::new(HostView {

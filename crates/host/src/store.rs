@@ -109,8 +109,7 @@ impl Store {
             });
         }
         let file: FileText = serde_json::from_str(&text).map_err(|e| store.damaged(e))?;
-        let ledger = file.ledger().map_err(|e| store.damaged(e))?;
-        Ok((store, ledger))
+        Ok((store, file.ledger()))
     }
 
     /// Replaces the file. When this returns, `ledger` survives a crash of the machine.
@@ -173,8 +172,8 @@ struct Version {
 #[serde(deny_unknown_fields)]
 struct FileText {
     version: u32,
-    policy: Option<String>,
-    vms: BTreeMap<String, AccountText>,
+    policy: Option<Policy>,
+    vms: BTreeMap<VmName, AccountText>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -195,19 +194,19 @@ impl From<&Ledger> for FileText {
                 counted_fast_bytes: account.counted.fast.0,
                 counted_slow_bytes: account.counted.slow.0,
             };
-            (name.to_string(), text)
+            (name.clone(), text)
         };
         Self {
             version: VERSION,
-            policy: ledger.policy.map(|policy| policy.to_string()),
+            policy: ledger.policy,
             vms: ledger.accounts.iter().map(account).collect(),
         }
     }
 }
 
 impl FileText {
-    fn ledger(self) -> Result<Ledger, String> {
-        let account = |(name, text): (String, AccountText)| {
+    fn ledger(self) -> Ledger {
+        let account = |(name, text): (VmName, AccountText)| {
             let account = Account {
                 desired: TierBytes {
                     fast: ByteCount(text.desired_fast_bytes),
@@ -218,19 +217,12 @@ impl FileText {
                     slow: ByteCount(text.counted_slow_bytes),
                 },
             };
-            Ok((name.parse().map_err(|e| format!("{e}"))?, account))
+            (name, account)
         };
-        Ok(Ledger {
-            policy: self
-                .policy
-                .map(|policy| policy.parse().map_err(|e| format!("{e}")))
-                .transpose()?,
-            accounts: self
-                .vms
-                .into_iter()
-                .map(account)
-                .collect::<Result<_, String>>()?,
-        })
+        Ledger {
+            policy: self.policy,
+            accounts: self.vms.into_iter().map(account).collect(),
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use demeter_policy::TierBytes;
+use demeter_policy::provision::{Policy, ProvisionerKind};
 use serde::{Deserialize, Serialize};
 
 /// A snapshot of the host.
@@ -13,7 +14,7 @@ pub struct HostView {
     /// The host's version.
     pub version: String,
     /// The policy by which memory is divided.
-    pub policy: String,
+    pub policy: Policy,
     /// What is divided.
     pub pool: TierView,
     /// What VMs have been promised of it; never more than the pool.
@@ -33,6 +34,13 @@ pub struct TierView {
     pub slow_bytes: u64,
 }
 
+impl TierView {
+    /// Both tiers together.
+    pub fn sum(self) -> u64 {
+        self.fast_bytes.saturating_add(self.slow_bytes)
+    }
+}
+
 impl From<TierBytes> for TierView {
     fn from(bytes: TierBytes) -> Self {
         Self {
@@ -42,15 +50,29 @@ impl From<TierBytes> for TierView {
     }
 }
 
+/// Whether a VM can be managed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, strum::Display)]
+#[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
+pub enum VmState {
+    /// It can be reached and is trusted.
+    Up,
+    /// It does not run, or does not answer.
+    #[default]
+    Down,
+    /// Its guest lied; it is left alone.
+    Marked,
+}
+
 /// One VM.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct VmView {
     /// Its name.
     pub name: String,
     /// How its size is changed.
-    pub provisioner: String,
-    /// `up`, `down`, or `marked`: its guest lied and is left alone.
-    pub state: String,
+    pub provisioner: ProvisionerKind,
+    /// Whether it can be managed.
+    pub state: VmState,
     /// What it shall have, by wish or by policy.
     pub desired: TierView,
     /// What it shall own: what is desired, less what its driver may take back by itself.

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::pin::pin;
 use std::time::Duration;
 
+use demeter_policy::provision::ProvisionerKind;
 use demeter_policy::{ByteCount, PerTier};
 use demeter_proto::{BootId, RequestId, Stats};
 use tokio::sync::{mpsc, watch};
@@ -16,7 +17,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::VmName;
 use crate::agent::{Agent, Peer};
-use crate::config::{ProvisionerKind, VmConfig};
+use crate::config::VmConfig;
 use crate::controller::{Command, PATIENCE, Report};
 use crate::memory::{Claims, LiveBacking, MemoryError};
 use crate::process::Process;

@@ -4,12 +4,15 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 /// The most bytes in a name.
 const NAME_BYTES_MAX: usize = 64;
 
 /// A VM's name: 1 to 64 letters, digits, `-`, `_` and `.`, so that it stands in a URL and in a
 /// metric as it is. Cheap to clone.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct VmName(Arc<str>);
 
 /// A text that is no VM's name.
@@ -34,6 +37,20 @@ impl FromStr for VmName {
         } else {
             Err(BadVmName(text.chars().take(NAME_BYTES_MAX).collect()))
         }
+    }
+}
+
+impl TryFrom<String> for VmName {
+    type Error = BadVmName;
+
+    fn try_from(text: String) -> Result<Self, BadVmName> {
+        text.parse()
+    }
+}
+
+impl From<VmName> for String {
+    fn from(name: VmName) -> Self {
+        name.0.as_ref().into()
     }
 }
 

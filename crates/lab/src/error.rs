@@ -20,9 +20,6 @@ pub enum Error {
     /// Only the simulator can do it: which workload, or what else.
     #[error("the lab cannot run {0}: use --on sim")]
     SimOnly(&'static str),
-    /// The scenario tunes the agent as it cannot be.
-    #[error("scenario: [agent] {0}")]
-    Agent(String),
     /// The scenario needs more memory than this machine has left.
     #[error(
         "the scenario needs {need_mib} MiB for its VM but this machine has {have_mib} MiB \

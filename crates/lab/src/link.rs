@@ -8,7 +8,8 @@
 use std::collections::BTreeMap;
 use std::io::{self, Read};
 
-use demeter_scenario::{Provisioner, Scenario, System};
+use demeter_policy::provision::ProvisionerKind;
+use demeter_scenario::{Scenario, System};
 use serde::{Deserialize, Serialize};
 
 use crate::workload::Rate;
@@ -51,7 +52,7 @@ pub struct Job {
     /// What changes its memory from outside. It then waits for [`GO`] after [`Report::Booted`]
     /// and after [`Report::Start`].
     #[serde(default)]
-    pub provisioner: Option<Provisioner>,
+    pub provisioner: Option<ProvisionerKind>,
     /// Whether the VM runs the workload again and again, to survive what is done to it; it then
     /// waits for nothing and answers [`KILL_AGENT`].
     #[serde(default)]

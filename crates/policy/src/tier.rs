@@ -1,11 +1,10 @@
 //! The two tiers, and one value for each.
 
-use std::fmt;
-
 use crate::ByteCount;
 
 /// A kind of memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::Display)]
+#[strum(serialize_all = "lowercase")]
 pub enum Tier {
     /// Local DRAM.
     Fast,
@@ -16,15 +15,6 @@ pub enum Tier {
 impl Tier {
     /// Both, fast first.
     pub const ALL: [Self; 2] = [Self::Fast, Self::Slow];
-}
-
-impl fmt::Display for Tier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Fast => "fast",
-            Self::Slow => "slow",
-        })
-    }
 }
 
 /// A value for each tier.

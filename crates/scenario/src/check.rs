@@ -56,6 +56,7 @@ impl Scenario {
         self.check_fit()?;
         check_lab(&self.lab)?;
         check_sim(&self.sim)?;
+        self.agent.check().map_err(|e| format!("agent.{e}"))?;
         check_provision(self)?;
         self.check_vary()
     }
@@ -152,6 +153,7 @@ fn check_sim(sim: &Sim) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use demeter_policy::Tuning;
     use proptest::prelude::*;
 
     use super::*;
@@ -177,7 +179,7 @@ mod tests {
             },
             workload: Workload::Gups(gups()),
             provision: None,
-            agent: toml::Table::new(),
+            agent: Tuning::default(),
             vary: vec![],
             published: vec![],
             lab: Lab::default(),
@@ -245,6 +247,9 @@ mod tests {
         });
         refused("machine.slow.usable_mib", |s| {
             s.machine.slow.usable_mib = 599
+        });
+        refused("agent.epoch_ms = 9 is out of bounds; give 10", |s| {
+            s.agent.epoch_ms = 9
         });
         refused("lab.dilation", |s| s.lab.dilation = 0);
         refused("lab.timeout_s", |s| s.lab.timeout_s = 0);

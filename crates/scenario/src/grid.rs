@@ -234,17 +234,17 @@ mod tests {
         let grid = grid(&[
             "workload.hot_mib=50,100",
             "machine.thp=always,never",
-            "agent.x=1",
+            "agent.epoch_ms=100",
         ]);
         let points = grid.unwrap().points().unwrap();
         let texts: Vec<_> = points.iter().map(Point::to_string).collect();
         assert_eq!(
             texts,
             [
-                "workload.hot_mib=50 machine.thp=always agent.x=1",
-                "workload.hot_mib=50 machine.thp=never agent.x=1",
-                "workload.hot_mib=100 machine.thp=always agent.x=1",
-                "workload.hot_mib=100 machine.thp=never agent.x=1",
+                "workload.hot_mib=50 machine.thp=always agent.epoch_ms=100",
+                "workload.hot_mib=50 machine.thp=never agent.epoch_ms=100",
+                "workload.hot_mib=100 machine.thp=always agent.epoch_ms=100",
+                "workload.hot_mib=100 machine.thp=never agent.epoch_ms=100",
             ]
         );
         for (point, hot_mib) in points.iter().zip([50, 50, 100, 100]) {
@@ -266,6 +266,8 @@ mod tests {
     fn what_makes_no_scenario_is_named() {
         for (axis, says) in [
             ("workload.hot=1", "hot"),
+            ("agent.epoch=1", "unknown field `epoch`"),
+            ("agent.epoch_ms=1", "agent.epoch_ms = 1 is out of bounds"),
             ("workload.hot_mib=50,9000", "hot_mib=9000"),
             ("workload.hot_mib=many", "hot_mib=many"),
             ("name.x=1", "name"),

@@ -1,5 +1,6 @@
 //! Who gives the VMs their memory, and how much of it, while they run.
 
+use demeter_policy::provision::{Policy, ProvisionerKind};
 use serde::{Deserialize, Serialize};
 
 use crate::{Gups, Phase};
@@ -14,7 +15,7 @@ pub struct Provision {
     /// Mechanisms to compare.
     pub provisioners: Vec<Provisioner>,
     /// What decides how much each VM gets.
-    #[serde(default = "only_static")]
+    #[serde(default = "policies")]
     pub policies: Vec<Policy>,
     /// Resizing while the workload runs.
     #[serde(default)]
@@ -30,47 +31,44 @@ pub struct Provision {
     pub vms: Vec<Vm>,
 }
 
-fn only_static() -> Vec<Policy> {
-    vec![Policy::Static]
+fn policies() -> Vec<Policy> {
+    vec![Policy::default()]
 }
 
 fn default_guarantee_mib() -> u64 {
     16
 }
 
-/// A mechanism that changes how much memory a VM owns.
+/// How a run's VMs get their memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, strum::Display)]
-#[serde(rename_all = "kebab-case")]
-#[strum(serialize_all = "kebab-case")]
+#[serde(
+    rename_all = "lowercase",
+    expecting = "a provisioner: static, demeter-balloon, virtio-mem or virtio-balloon"
+)]
+#[strum(serialize_all = "lowercase")]
 pub enum Provisioner {
-    /// None: the VM is booted with what it is to own.
+    /// They are booted with what they are to own.
     Static,
-    /// The standard balloon, which knows no tiers.
-    VirtioBalloon,
-    /// A virtio-mem device for each node.
-    VirtioMem,
-    /// Demeter's balloon, one for each node.
-    DemeterBalloon,
+    /// They are sized from outside.
+    #[serde(untagged)]
+    #[strum(transparent)]
+    Sized(ProvisionerKind),
 }
 
 impl Provisioner {
-    /// Whether it can give and take memory of one tier.
-    pub fn knows_tiers(self) -> bool {
-        matches!(self, Self::VirtioMem | Self::DemeterBalloon)
+    /// What sizes them, if anything.
+    pub fn kind(self) -> Option<ProvisionerKind> {
+        match self {
+            Self::Static => None,
+            Self::Sized(kind) => Some(kind),
+        }
     }
-}
 
-/// How the pools are divided between VMs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, strum::Display)]
-#[serde(rename_all = "lowercase")]
-#[strum(serialize_all = "lowercase")]
-pub enum Policy {
-    /// Everyone keeps what `machine` says.
-    Static,
-    /// In proportion to the VMs' shares.
-    Shares,
-    /// In proportion to the VMs' working sets.
-    Wss,
+    /// Whether it can give and take memory of one tier.
+    pub(crate) fn knows_tiers(self) -> bool {
+        self.kind()
+            .is_some_and(|kind| kind != ProvisionerKind::VirtioBalloon)
+    }
 }
 
 /// Fast memory that comes and goes during the timed phase: at `from_s` it grows by `fast_mib`,

@@ -1,8 +1,10 @@
 //! Checks of the section `provision`.
 
+use demeter_policy::provision::{Policy, ProvisionerKind};
+
 use crate::check::{is_plain_name, unique};
 use crate::fault::{at_least_one, refuse_if, within};
-use crate::{Crashes, Policy, Provision, Provisioner, Scenario, Swing, System, Vm, Workload};
+use crate::{Crashes, Provision, Provisioner, Scenario, Swing, System, Vm, Workload};
 
 /// Most VMs side by side.
 const VMS_MAX: usize = 16;
@@ -32,7 +34,7 @@ fn check_crashes(
 ) -> Result<(), String> {
     within("provision.crashes.cycles", crashes.cycles, 1..=CYCLES_MAX)?;
     at_least_one("provision.crashes.recovery_s", crashes.recovery_s)?;
-    let is_apt = provision.provisioners == [Provisioner::DemeterBalloon]
+    let is_apt = provision.provisioners == [Provisioner::Sized(ProvisionerKind::DemeterBalloon)]
         && provision.swing.is_none()
         && provision.vms.is_empty();
     refuse_if(!is_apt, || {
@@ -111,7 +113,8 @@ fn check_vms(provision: &Provision, scenario: &Scenario) -> Result<(), String> {
     refuse_if(vms.len() > VMS_MAX, || {
         format!("provision.vms: at most {VMS_MAX}")
     })?;
-    let has_balloon = provision.provisioners.contains(&Provisioner::VirtioBalloon);
+    let balloon = Provisioner::Sized(ProvisionerKind::VirtioBalloon);
+    let has_balloon = provision.provisioners.contains(&balloon);
     refuse_if(has_balloon && vms.len() > 1, || {
         "provision.provisioners: virtio-balloon is compared in a single VM".into()
     })?;
@@ -220,10 +223,10 @@ mod tests {
 
     #[test]
     fn runs_are_named_after_what_is_compared() {
-        let names = |provisioners: &[Provisioner], policies: &[Policy]| {
+        let names = |kinds: &[ProvisionerKind], policies: &[Policy]| {
             let mut scenario: Scenario = toml::from_str(SCENARIO).unwrap();
             let provision = provision(&mut scenario);
-            provision.provisioners = provisioners.into();
+            provision.provisioners = kinds.iter().copied().map(Provisioner::Sized).collect();
             provision.policies = policies.into();
             let variants = provision.variants();
             variants
@@ -231,7 +234,7 @@ mod tests {
                 .map(|(name, _)| name)
                 .collect::<Vec<_>>()
         };
-        use Provisioner::{DemeterBalloon, VirtioMem};
+        use ProvisionerKind::{DemeterBalloon, VirtioMem};
         assert_eq!(
             names(&[DemeterBalloon, VirtioMem], &[Policy::Static]),
             ["demeter-balloon", "virtio-mem"]

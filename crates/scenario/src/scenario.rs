@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use demeter_policy::Tuning;
 use serde::{Deserialize, Serialize};
 
 use crate::{Provision, Published, System, Workload};
@@ -29,10 +30,9 @@ pub struct Scenario {
     /// Who gives VMs their memory; without it they are booted with what `machine` says.
     #[serde(default)]
     pub provision: Option<Provision>,
-    /// How the agent is tuned where that differs from its defaults: the keys of `[tuning]` in its
-    /// own configuration.
+    /// How the agent is tuned: the keys of `[tuning]` in its own configuration.
     #[serde(default)]
-    pub agent: toml::Table,
+    pub agent: Tuning,
     /// Keys that take several values in turn, dotted as in `demeter sweep`: every combination of
     /// a table's values is a case of its own. Only the simulator runs cases.
     #[serde(default)]

@@ -31,9 +31,6 @@ pub enum SimError {
     /// Memory that does not suffice.
     #[error("{0}; raise machine.slow.usable_mib")]
     OutOfMemory(String),
-    /// The keys of the agent's configuration.
-    #[error("scenario: [agent] {0}")]
-    Agent(String),
     /// The workload cannot run.
     #[error("workload: {0}")]
     Workload(String),

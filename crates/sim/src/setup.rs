@@ -1,6 +1,6 @@
 //! From a scenario's machine to a world in which nothing has happened yet.
 
-use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, MIB, Tuning};
+use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, MIB};
 use demeter_scenario::{Cpu, Scenario, Thp, Workload};
 
 use crate::error::SimError;
@@ -109,7 +109,7 @@ impl Setup {
             timed_fill: scenario.sim.timed_fill,
             vcpus: machine.vcpus,
             vms: scenario.sim.vms,
-            agent: agent_settings(scenario)?,
+            agent: agent_settings(scenario),
             cores: cores_of(scenario) as usize,
             operations: scenario.sim.operations,
             shift_at_s: scenario.shift_at_s(),
@@ -249,13 +249,10 @@ fn scale_for(scenario: &Scenario) -> Result<u32, SimError> {
     Ok(scale.unwrap_or(SCALE_MAX))
 }
 
-/// What the agent is set to: its own defaults, and the scenario's `[agent]`.
-fn agent_settings(scenario: &Scenario) -> Result<AgentSettings, SimError> {
-    let table = scenario.agent.clone();
-    let wrong = |e: &dyn std::fmt::Display| SimError::Agent(e.to_string());
-    let tuning: Tuning = table.try_into().map_err(|e: toml::de::Error| wrong(&e))?;
-    tuning.check().map_err(|e| wrong(&e))?;
-    Ok(AgentSettings {
+/// What the agent is set to, in the model's units.
+fn agent_settings(scenario: &Scenario) -> AgentSettings {
+    let tuning = &scenario.agent;
+    AgentSettings {
         classifier: tuning.classifier(),
         sampling: Sampling {
             period: tuning.sample_period.into(),
@@ -264,7 +261,7 @@ fn agent_settings(scenario: &Scenario) -> Result<AgentSettings, SimError> {
         epoch_ps: tuning.epoch_ms * 1_000_000_000,
         batch: tuning.batch(),
         vcpus: scenario.machine.vcpus,
-    })
+    }
 }
 
 /// Whether a workload's speed is told as the latency of its operations.
@@ -294,31 +291,5 @@ mod tests {
         assert_eq!(scale("operations = 100_000"), 0);
         let few = scale("operations = 2_000_000");
         assert!((1..SCALE_MAX).contains(&few), "{few}");
-    }
-
-    #[test]
-    fn the_scenario_tunes_the_agent() {
-        let shipped = concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/../../scenarios/seed-sensitivity.toml"
-        );
-        let mut scenario = Scenario::load(shipped.as_ref()).unwrap();
-        for case in scenario.cases().unwrap() {
-            agent_settings(&case.point.scenario).unwrap();
-        }
-        let mut settings = |table: &str| {
-            scenario.agent = table.parse().unwrap();
-            agent_settings(&scenario).map_err(|e| e.to_string())
-        };
-        let tuned = settings("sample_period = 509\nepoch_ms = 100").unwrap();
-        assert_eq!(tuned.sampling.period, 509);
-        assert_eq!(tuned.epoch_ps, 100_000_000_000);
-        let said = settings("epoch_ms = 1").unwrap_err();
-        assert!(
-            said.contains("[agent] epoch_ms = 1 is out of bounds; give 10"),
-            "{said}"
-        );
-        let said = settings("tracker = \"damon\"").unwrap_err();
-        assert!(said.contains("unknown field `tracker`"), "{said}");
     }
 }

@@ -7,10 +7,13 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use client::Client;
-use demeter_host::api::{PolicyName, Tiers};
+use demeter_host::api::{PolicyChoice, Tiers};
 use demeter_host::config::Config;
 use demeter_host::view::{EventView, HostView, TierView, VmView};
+use demeter_policy::provision::Policy;
+use strum::VariantNames;
 
 use crate::output;
 
@@ -66,8 +69,9 @@ enum Command {
     Set(SetArgs),
     /// Divide memory by another policy from now on
     Policy {
-        /// static, shares or wss
-        policy: String,
+        /// Which
+        #[arg(value_parser = policies())]
+        policy: Policy,
         #[command(flatten)]
         client: Client,
     },
@@ -96,6 +100,11 @@ struct SetArgs {
     client: Client,
 }
 
+/// The policies by name, for help and for what is wrong.
+fn policies() -> impl TypedValueParser<Value = Policy> {
+    PossibleValuesParser::new(Policy::VARIANTS).try_map(|name| name.parse::<Policy>())
+}
+
 /// Runs what was asked for.
 pub fn host(args: Args) -> anyhow::Result<()> {
     match args.command.unwrap_or(Command::Run(args.run)) {
@@ -109,7 +118,7 @@ pub fn host(args: Args) -> anyhow::Result<()> {
             }
         }
         Command::Set(args) => set(args),
-        Command::Policy { policy, client } => client.put("/v1/policy", &PolicyName { policy }),
+        Command::Policy { policy, client } => client.put("/v1/policy", &PolicyChoice { policy }),
         Command::Watch { client } => watch(&client),
     }
 }

@@ -30,13 +30,13 @@ pub fn text(view: &HostView) -> String {
         let [fast, slow] = owned(vm.owned);
         [
             vm.name.clone(),
-            vm.state.clone(),
+            vm.state.to_string(),
             fast,
             (vm.target.fast_bytes / MIB).to_string(),
             slow,
             (vm.target.slow_bytes / MIB).to_string(),
             share(vm.fast_hit),
-            vm.provisioner.clone(),
+            vm.provisioner.to_string(),
         ]
     }));
     let widths: Vec<_> = (0..rows[0].len())
@@ -85,7 +85,8 @@ pub fn event_line(event: &EventView) -> String {
 
 #[cfg(test)]
 mod tests {
-    use demeter_host::view::VmView;
+    use demeter_host::view::{VmState, VmView};
+    use demeter_policy::provision::Policy;
 
     use super::*;
 
@@ -96,14 +97,13 @@ mod tests {
             slow_bytes: slow * MIB,
         };
         let view = HostView {
-            policy: "wss".into(),
+            policy: Policy::Wss,
             pool: mib(1000, 4000),
             counted: mib(300, 1200),
             vms: vec![
                 VmView {
                     name: "db".into(),
-                    state: "up".into(),
-                    provisioner: "demeter-balloon".into(),
+                    state: VmState::Up,
                     target: mib(200, 800),
                     owned: Some(mib(250, 800)),
                     fast_hit: Some(0.987),
@@ -111,7 +111,7 @@ mod tests {
                 },
                 VmView {
                     name: "web-frontend".into(),
-                    state: "down".into(),
+                    state: VmState::Down,
                     target: mib(100, 400),
                     problem: Some("nobody listens".into()),
                     ..VmView::default()
@@ -124,7 +124,7 @@ mod tests {
             "policy wss, promised 300 of 1000 MiB fast, 1200 of 4000 MiB slow\n\
              VM            state  fast MiB  target  slow MiB  target   hit  provisioner\n\
              db            up          250     200       800     800  99 %  demeter-balloon\n\
-             web-frontend  down          -     100         -     400     -\n\
+             web-frontend  down          -     100         -     400     -  demeter-balloon\n\
              web-frontend: nobody listens\n"
         );
     }

@@ -2,7 +2,7 @@
 //!
 //! - `GET /v1/vms`: the [`HostView`] as JSON.
 //! - `PUT /v1/vms/{name}/tiers`: [`Tiers`]; what a VM shall have from now on.
-//! - `PUT /v1/policy`: [`PolicyName`]; how memory is divided from now on.
+//! - `PUT /v1/policy`: [`PolicyChoice`]; how memory is divided from now on.
 //! - `GET /v1/events?after=N`: the last events with numbers above N, oldest first.
 //! - `GET /metrics`: for Prometheus.
 //!
@@ -47,12 +47,12 @@ pub struct Tiers {
     pub slow_mib: Option<u64>,
 }
 
-/// Names a policy: `static`, `shares` or `wss`.
+/// Chooses a policy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct PolicyName {
-    /// Its name.
-    pub policy: String,
+pub struct PolicyChoice {
+    /// Which.
+    pub policy: Policy,
 }
 
 /// Why a request is not carried out.
@@ -191,15 +191,13 @@ async fn set_tiers(
 
 async fn set_policy(
     State(handle): State<Handle>,
-    name: Result<Json<PolicyName>, JsonRejection>,
+    choice: Result<Json<PolicyChoice>, JsonRejection>,
 ) -> Response {
-    let name = match name {
-        Ok(Json(name)) => name.policy,
-        Err(rejected) => return rejected_body(&rejected),
-    };
-    match name.parse() {
-        Ok(policy) => order(&handle, |answer| Order::SetPolicy { policy, answer }).await,
-        Err(error) => problem(StatusCode::BAD_REQUEST, error),
+    match choice {
+        Ok(Json(PolicyChoice { policy })) => {
+            order(&handle, |answer| Order::SetPolicy { policy, answer }).await
+        }
+        Err(rejected) => rejected_body(&rejected),
     }
 }
 

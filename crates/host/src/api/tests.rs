@@ -10,7 +10,7 @@ use crate::view::VmView;
 fn handle() -> Handle {
     let (orders, mut received) = mpsc::channel(1);
     let view = HostView {
-        policy: "static".into(),
+        policy: Policy::Static,
         vms: vec![VmView {
             name: "db".into(),
             ..VmView::default()
@@ -36,7 +36,7 @@ fn handle() -> Handle {
                     answer.send(result).unwrap();
                 }
                 Order::SetPolicy { policy, answer } => {
-                    publish.send_modify(|view| Arc::make_mut(view).policy = policy.to_string());
+                    publish.send_modify(|view| Arc::make_mut(view).policy = policy);
                     answer.send(Ok(())).unwrap();
                 }
             }
@@ -117,8 +117,8 @@ async fn what_is_asked_is_answered_or_refused_with_a_reason() {
         (
             "PUT /v1/policy",
             "{\"policy\": \"magic\"}",
-            "400",
-            "static, shares and wss",
+            "422",
+            "`static`, `shares`, `wss`",
         ),
         ("PUT /v1/policy", "{\"policy\": \"wss\"}", "204", ""),
         ("GET /v1/vms", "", "200", "\"policy\":\"wss\""),

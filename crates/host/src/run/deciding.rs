@@ -17,7 +17,7 @@ use crate::api::{self, Order};
 use crate::config::{Config, VmConfig};
 use crate::controller::{Command, Controller, Limits, Millis, Report, State, VmStatus};
 use crate::store::{Ledger, Store};
-use crate::view::{EventLog, HostView, VmView};
+use crate::view::{EventLog, HostView, VmState, VmView};
 use crate::vm::News;
 
 /// How often the policy is asked.
@@ -266,7 +266,7 @@ impl Deciding {
         let vms = self.controller.vms();
         let view = HostView {
             version: env!("CARGO_PKG_VERSION").into(),
-            policy: self.policy.to_string(),
+            policy: self.policy,
             pool: TierBytes::from_fn(|tier| self.controller.pool(tier)).into(),
             counted: TierBytes::from_fn(|tier| self.controller.counted(tier)).into(),
             violations: self.controller.violations(),
@@ -313,14 +313,14 @@ fn vm_view(name: &VmName, vm: VmStatus, known: &Known) -> VmView {
     };
     let target = |tier| ByteCount(vm.desired.get(tier).0.saturating_sub(oom(tier)));
     let (state, lie) = match vm.state {
-        State::Here => ("up", None),
-        State::Away => ("down", None),
-        State::Hostile(lie) => ("marked", Some(lie)),
+        State::Here => (VmState::Up, None),
+        State::Away => (VmState::Down, None),
+        State::Hostile(lie) => (VmState::Marked, Some(lie)),
     };
     VmView {
         name: name.to_string(),
-        provisioner: known.provisioner.into(),
-        state: state.into(),
+        provisioner: known.provisioner,
+        state,
         desired: vm.desired.into(),
         target: TierBytes::from_fn(target).into(),
         counted: vm.counted.into(),

@@ -1,6 +1,6 @@
 //! What is known of a VM besides what the controller knows: for the policy and for people.
 
-use demeter_policy::provision::{Smoothed, Usage};
+use demeter_policy::provision::{ProvisionerKind, Smoothed, Usage};
 use demeter_policy::{ByteCount, NodeId, PerTier, TierBytes};
 use demeter_proto::{NodeStats, Stats};
 
@@ -14,7 +14,7 @@ const PRESSED_PERMILLE: u16 = 100;
 #[derive(Debug)]
 pub(super) struct Known {
     pub share: u32,
-    pub provisioner: &'static str,
+    pub provisioner: ProvisionerKind,
     nodes: PerTier<NodeId>,
     /// What went back to the host.
     pub returned: ByteCount,
@@ -35,7 +35,7 @@ impl Known {
     pub fn new(config: &VmConfig) -> Self {
         Self {
             share: config.share,
-            provisioner: config.provisioner.name(),
+            provisioner: config.provisioner,
             nodes: config.nodes(),
             returned: ByteCount(0),
             trouble: None,

@@ -4,6 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use demeter_policy::provision::Policy;
 use demeter_policy::{ByteCount, MIB, Tier, TierBytes};
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
@@ -241,7 +242,8 @@ async fn a_reset_empties_the_balloon_and_an_end_frees_the_pool() {
     soon(told).await;
     host.until_owns("db", 32, 96).await;
     vm.kill();
-    host.until("db", "down", |vm| vm.state == "down").await;
+    host.until("db", "down", |vm| vm.state == crate::view::VmState::Down)
+        .await;
 }
 
 #[tokio::test]
@@ -305,5 +307,5 @@ async fn a_policy_divides_and_is_remembered() {
     assert!(refused.contains("policy shares decides"), "{refused}");
     drop(host);
     let host = Host::start(folder, &section).await;
-    assert_eq!(host.view().await.policy, "shares");
+    assert_eq!(host.view().await.policy, Policy::Shares);
 }

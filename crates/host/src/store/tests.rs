@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use strum::VariantNames;
 
 use super::*;
 
@@ -13,8 +14,11 @@ fn ledger() -> impl Strategy<Value = Ledger> {
     let name = "[a-zA-Z0-9._-]{1,64}".prop_map(|name| name.parse().unwrap());
     let account =
         (tier_bytes(), tier_bytes()).prop_map(|(desired, counted)| Account { desired, counted });
-    let policy = prop::option::of(prop::sample::select(Policy::ALL.to_vec()));
-    (policy, prop::collection::btree_map(name, account, 0..5))
+    let policy = prop::sample::select(Policy::VARIANTS).prop_map(|name| name.parse().unwrap());
+    (
+        prop::option::of(policy),
+        prop::collection::btree_map(name, account, 0..5),
+    )
         .prop_map(|(policy, accounts)| Ledger { policy, accounts })
 }
 

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use demeter_policy::Pid;
-use demeter_scenario::Provisioner;
+use demeter_policy::provision::ProvisionerKind;
 
 use super::agent::{self, Agent};
 use super::counters::Counters;
@@ -32,7 +32,7 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
     let root = Path::new("/");
     kernel::prepare(root, job.scenario.machine.thp)?;
     modules::load_all(root)?;
-    let has_driver = job.provisioner == Some(Provisioner::DemeterBalloon);
+    let has_driver = job.provisioner == Some(ProvisionerKind::DemeterBalloon);
     let mut relay = has_driver.then(Agent::start_relay).transpose()?;
     link.send(&booted(root)?)?;
     if job.provisioner.is_some() {

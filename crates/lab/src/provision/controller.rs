@@ -7,10 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use demeter_scenario::Policy;
-use serde::{Deserialize, Serialize};
+use demeter_host::api::{PolicyChoice, Tiers};
+use demeter_host::view::{HostView, TierView};
+use demeter_policy::provision::Policy;
+use serde::Serialize;
 
-use super::setup::{Setup, socket};
+use super::setup::{CONFIG, Setup, socket};
 use crate::error::Error;
 use crate::http;
 use crate::vm::{NodeSizes, dies_with_this_thread};
@@ -32,40 +34,7 @@ pub struct Controller {
     child: Child,
 }
 
-/// The parts of `GET /v1/vms` that the lab reads.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct HostView {
-    /// How often more was promised than there is.
-    pub violations: u64,
-    /// The VMs.
-    pub vms: Vec<VmView>,
-}
-
-/// One VM of it.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct VmView {
-    /// Its name.
-    pub name: String,
-    /// `up`, `down` or `marked`.
-    pub state: String,
-    /// What the policy gives it.
-    pub target: Tiers,
-    /// What it owns, when last asked.
-    pub owned: Option<Tiers>,
-    /// Why it is not as it should be.
-    pub problem: Option<String>,
-}
-
-/// Bytes of both tiers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tiers {
-    /// Fast memory.
-    pub fast_bytes: u64,
-    /// Slow memory.
-    pub slow_bytes: u64,
-}
-
-impl From<NodeSizes> for Tiers {
+impl From<NodeSizes> for TierView {
     fn from(sizes: NodeSizes) -> Self {
         Self {
             fast_bytes: sizes.fast_mib << 20,
@@ -74,18 +43,10 @@ impl From<NodeSizes> for Tiers {
     }
 }
 
-impl Tiers {
-    /// Both tiers together.
-    pub fn sum(self) -> u64 {
-        self.fast_bytes + self.slow_bytes
-    }
-}
-
 impl Controller {
     /// Starts `program` (the demeter command) in `folder` and waits until it answers.
     pub fn start(program: &Path, folder: &Path, setup: &Setup) -> Result<Self, Error> {
-        let config = folder.join("host.toml");
-        std::fs::write(&config, setup.toml(folder)).map_err(Error::io("write", &config))?;
+        setup.write(folder)?;
         let mut controller = Self {
             child: spawn(program, folder)?,
             program: program.into(),
@@ -114,19 +75,24 @@ impl Controller {
     }
 
     /// Asks for a VM's size.
-    pub fn set(&self, vm: &str, tiers: Tiers) -> Result<(), Error> {
-        let body = serde_json::json!({
-            "fast_mib": tiers.fast_bytes >> 20,
-            "slow_mib": tiers.slow_bytes >> 20,
-        });
-        self.ask(&format!("PUT /v1/vms/{vm}/tiers"), &body.to_string())?;
-        Ok(())
+    pub fn set(&self, vm: &str, tiers: TierView) -> Result<(), Error> {
+        let body = Tiers {
+            fast_mib: Some(tiers.fast_bytes >> 20),
+            slow_mib: Some(tiers.slow_bytes >> 20),
+        };
+        self.put(&format!("/v1/vms/{vm}/tiers"), &body)
     }
 
     /// Asks for a policy.
     pub fn set_policy(&self, policy: Policy) -> Result<(), Error> {
-        let body = serde_json::json!({ "policy": policy });
-        self.ask("PUT /v1/policy", &body.to_string())?;
+        self.put("/v1/policy", &PolicyChoice { policy })
+    }
+
+    fn put(&self, path: &str, body: &impl Serialize) -> Result<(), Error> {
+        let question = format!("PUT {path}");
+        let body =
+            serde_json::to_string(body).map_err(|e| Error::io("encode", &question)(e.into()))?;
+        self.ask(&question, &body)?;
         Ok(())
     }
 
@@ -208,7 +174,7 @@ fn spawn(program: &Path, folder: &Path) -> Result<Child, Error> {
     let mut command = Command::new(program);
     command
         .args(["host", "-v", "--config"])
-        .arg(folder.join("host.toml"))
+        .arg(folder.join(CONFIG))
         .stdin(Stdio::null())
         .stdout(output)
         .stderr(errors)
@@ -216,30 +182,4 @@ fn spawn(program: &Path, folder: &Path) -> Result<Child, Error> {
         .process_group(0);
     dies_with_this_thread(&mut command);
     command.spawn().map_err(Error::io("start", program))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_controllers_view_is_what_the_lab_reads() {
-        let view = demeter_host::view::HostView {
-            violations: 3,
-            vms: vec![demeter_host::view::VmView {
-                name: "a".into(),
-                state: "up".into(),
-                owned: Some(demeter_host::view::TierView {
-                    fast_bytes: 1,
-                    slow_bytes: 2,
-                }),
-                ..Default::default()
-            }],
-            ..Default::default()
-        };
-        let text = serde_json::to_string(&view).unwrap();
-        let read: HostView = serde_json::from_str(&text).unwrap();
-        assert_eq!(read.violations, 3);
-        assert_eq!(read.vms[0].owned.map(Tiers::sum), Some(3));
-    }
 }

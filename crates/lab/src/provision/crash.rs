@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use demeter_host::view::{TierView, VmState, VmView};
 use demeter_report::{CrashFigures, Provisioning, SystemResult};
 use demeter_scenario::Crashes;
 
-use super::controller::{Controller, Tiers, VmView};
+use super::controller::Controller;
 use super::fleet::{NEAR_BYTES, Run};
 use super::setup::{Setup, VmEntry};
 use crate::error::{Error, VmFault};
@@ -57,7 +58,9 @@ pub fn run(
     crashes: Crashes,
     progress: &mut dyn FnMut(&str, &Report),
 ) -> Result<SystemResult, Error> {
-    let provisioner = run.variant.provisioner;
+    let Some(provisioner) = run.variant.provisioner.kind() else {
+        return Err(Error::Incomplete(run.name.into()));
+    };
     let system = run.scenario.systems[0];
     let mut vm = run
         .lab
@@ -165,11 +168,11 @@ impl Matrix<'_> {
     }
 
     /// Between what the machine promises to programs and everything.
-    fn random_size(&self, rng: &mut Rng) -> Tiers {
+    fn random_size(&self, rng: &mut Rng) -> TierView {
         let (least, full) = (self.elastic.target, self.elastic.full());
         // Even: whole huge pages.
         let mut between = |low: u64, high: u64| low + scale(rng.next(), (high - low) / 2 + 1) * 2;
-        Tiers::from(NodeSizes {
+        TierView::from(NodeSizes {
             fast_mib: between(least.fast_mib, full.fast_mib),
             slow_mib: between(least.slow_mib, full.slow_mib),
         })
@@ -256,7 +259,7 @@ impl Matrix<'_> {
 
 fn is_settled(vm: &VmView) -> bool {
     let near = |a: u64, b: u64| a.abs_diff(b) <= NEAR_BYTES;
-    vm.state == "up"
+    vm.state == VmState::Up
         && vm.owned.is_some_and(|owned| {
             near(owned.fast_bytes, vm.target.fast_bytes)
                 && near(owned.slow_bytes, vm.target.slow_bytes)

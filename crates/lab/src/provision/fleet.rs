@@ -9,10 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
+use demeter_host::view::{HostView, TierView, VmView};
+use demeter_policy::provision::Policy;
 use demeter_report::Resize;
-use demeter_scenario::{Policy, Provision, Provisioner, Scenario, Variant};
+use demeter_scenario::{Provision, Scenario, Variant};
 
-use super::controller::{Controller, HostView, Tiers, VmView};
+use super::controller::Controller;
 use super::setup::{Setup, VmEntry};
 use super::sizing::{self, Sizing};
 use super::swing::SwingState;
@@ -72,7 +74,6 @@ enum Message {
 
 /// Runs all VMs to their end. `progress` sees each report, and whose it is.
 pub fn run(run: Run, progress: &mut dyn FnMut(&str, &Report)) -> Result<FleetTrace, Error> {
-    let provisioner = Some(run.variant.provisioner).filter(|&p| p != Provisioner::Static);
     let mut names = Vec::new();
     let mut prepared = Vec::new();
     for (name, scenario) in run.scenario.vms() {
@@ -81,7 +82,9 @@ pub fn run(run: Run, progress: &mut dyn FnMut(&str, &Report)) -> Result<FleetTra
             _ => format!("{} {name}", run.name),
         };
         let system = run.scenario.systems[0];
-        let mut vm = run.lab.prepare(&label, &scenario, system, provisioner)?;
+        let mut vm = run
+            .lab
+            .prepare(&label, &scenario, system, run.variant.provisioner.kind())?;
         // Memory that was never backed cannot be seen to come back.
         vm.prealloc = run.provision.vms.len() < 2;
         prepared.push(vm);
@@ -281,7 +284,7 @@ impl Conductor<'_> {
             slow_mib: sum.slow_mib + vm.size.slow_mib,
         });
         let setup = Setup {
-            provisioner: self.run.variant.provisioner,
+            provisioner: elastics[0].provisioner,
             pool,
             vms,
         };
@@ -292,7 +295,7 @@ impl Conductor<'_> {
             match (&self.vms[0], is_single) {
                 (Some((pid, _)), true) => {
                     let name = &setup.vms[0].name;
-                    let target = Tiers::from(elastics[0].target);
+                    let target = TierView::from(elastics[0].target);
                     sizing::measure(&controller, name, target, *pid, self.run.stop).map(Some)
                 }
                 _ => Ok(None),
@@ -348,7 +351,7 @@ impl Conductor<'_> {
         if let (Some(swing), Some(elastic)) = (&mut self.swing, self.prepared[0].elastic()) {
             let name = &self.trace.vms[0].0;
             let duration_s = self.run.scenario.duration_s as f64;
-            let base = Tiers::from(elastic.target);
+            let base = TierView::from(elastic.target);
             if let Some(vm) = find(&view, name) {
                 swing.settle(t_s, vm, &mut self.trace.resizes);
             }

@@ -2,8 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use demeter_scenario::Provisioner;
+use demeter_host::config::{Config, PoolConfig, TierConfig, VmConfig};
+use demeter_policy::provision::{Policy, ProvisionerKind};
 
+use crate::error::Error;
 use crate::vm::{NodeSizes, agent_socket, qmp_socket};
 
 /// What the controller has to know of a VM.
@@ -29,12 +31,15 @@ pub struct VmEntry {
 #[derive(Debug, Clone)]
 pub struct Setup {
     /// How memory is changed.
-    pub provisioner: Provisioner,
+    pub provisioner: ProvisionerKind,
     /// What there is for all VMs together.
     pub pool: NodeSizes,
     /// The VMs.
     pub vms: Vec<VmEntry>,
 }
+
+/// The controller's configuration in its folder.
+pub const CONFIG: &str = "host.toml";
 
 /// The controller's socket in its folder.
 pub fn socket(folder: &Path) -> PathBuf {
@@ -42,69 +47,58 @@ pub fn socket(folder: &Path) -> PathBuf {
 }
 
 impl Setup {
-    /// The controller's configuration.
-    pub fn toml(&self, folder: &Path) -> String {
-        let text = |path: PathBuf| toml::Value::String(path.display().to_string());
-        let number = |value: u64| toml::Value::Integer(value as i64);
-        let mut root = toml::Table::new();
-        root.insert("socket".into(), text(socket(folder)));
-        root.insert("state".into(), text(folder.join("host.json")));
-        root.insert(
-            "pool".into(),
-            toml::Table::from_iter([
-                ("fast_mib".into(), number(self.pool.fast_mib)),
-                ("slow_mib".into(), number(self.pool.slow_mib)),
-            ])
-            .into(),
-        );
-        let mut vms = toml::Table::new();
-        for vm in &self.vms {
-            let tier = |memdev: &str, size_mib, limit_mib, guarantee_mib| {
-                toml::Table::from_iter([
-                    ("memdev".into(), memdev.into()),
-                    ("size_mib".into(), number(size_mib)),
-                    ("limit_mib".into(), number(limit_mib)),
-                    ("guarantee_mib".into(), number(guarantee_mib)),
-                ])
-                .into()
+    /// Writes the controller's configuration to its folder.
+    pub fn write(&self, folder: &Path) -> Result<(), Error> {
+        let path = folder.join(CONFIG);
+        let text = toml::to_string(&self.config(folder)?)
+            .expect("a configuration is a table of plain values");
+        std::fs::write(&path, text).map_err(Error::io("write", &path))
+    }
+
+    fn config(&self, folder: &Path) -> Result<Config, Error> {
+        let vms = self.vms.iter().map(|vm| {
+            let tier = |memdev: &str, size_mib, limit_mib, guarantee_mib| TierConfig {
+                memdev: Some(memdev.into()),
+                node: None,
+                size_mib,
+                guarantee_mib,
+                limit_mib: Some(limit_mib),
             };
             let (size, limit) = (vm.size, vm.limit);
-            let entry = toml::Table::from_iter([
-                ("qmp".into(), text(qmp_socket(&vm.folder))),
-                ("agent".into(), text(agent_socket(&vm.folder))),
-                ("provisioner".into(), self.provisioner.to_string().into()),
-                ("share".into(), number(vm.share.into())),
-                ("oom_mib".into(), number(0)),
-                (
-                    "fast".into(),
-                    tier(
-                        "node0",
-                        size.fast_mib,
-                        limit.fast_mib,
-                        vm.fast_guarantee_mib,
-                    ),
-                ),
-                (
-                    "slow".into(),
-                    tier(
-                        "node1",
-                        size.slow_mib,
-                        limit.slow_mib,
-                        vm.slow_guarantee_mib,
-                    ),
-                ),
-            ]);
-            vms.insert(vm.name.clone(), entry.into());
-        }
-        root.insert("vm".into(), vms.into());
-        root.to_string()
+            let (fast_mib, slow_mib) = (vm.fast_guarantee_mib, vm.slow_guarantee_mib);
+            let config = VmConfig {
+                qmp: qmp_socket(&vm.folder),
+                agent: Some(agent_socket(&vm.folder)),
+                owner_uid: None,
+                provisioner: self.provisioner,
+                share: vm.share,
+                oom_mib: 0,
+                fast: tier("node0", size.fast_mib, limit.fast_mib, fast_mib),
+                slow: tier("node1", size.slow_mib, limit.slow_mib, slow_mib),
+            };
+            let name = vm
+                .name
+                .parse()
+                .map_err(|e| Error::Controller(format!("refuses: {e}")))?;
+            Ok((name, config))
+        });
+        Ok(Config {
+            socket: socket(folder),
+            listen: None,
+            token_file: None,
+            state: folder.join("host.json"),
+            policy: Policy::Static,
+            pool: PoolConfig {
+                fast_mib: self.pool.fast_mib,
+                slow_mib: self.pool.slow_mib,
+            },
+            vms: vms.collect::<Result<_, Error>>()?,
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use demeter_host::config::{Config, ProvisionerKind};
-
     use super::*;
 
     #[test]
@@ -120,26 +114,19 @@ mod tests {
             slow_guarantee_mib: 400,
             share,
         };
-        for (provisioner, kind) in [
-            (Provisioner::DemeterBalloon, ProvisionerKind::DemeterBalloon),
-            (Provisioner::VirtioMem, ProvisionerKind::VirtioMem),
-            (Provisioner::VirtioBalloon, ProvisionerKind::VirtioBalloon),
-        ] {
-            let setup = Setup {
-                provisioner,
-                pool: sizes(200, 800),
-                vms: vec![entry("a", 2), entry("b", 1)],
-            };
-            let path = dir.path().join("host.toml");
-            std::fs::write(&path, setup.toml(dir.path())).unwrap();
-            let config = Config::load(&path).unwrap();
-            assert_eq!(config.socket, socket(dir.path()));
-            assert_eq!(config.pool.fast_mib, 200);
-            let vm = &config.vms[&"a".parse().unwrap()];
-            assert_eq!((vm.provisioner, vm.share), (kind, 2));
-            assert_eq!(vm.slow.size_mib, 400);
-            assert_eq!(vm.fast.guarantee_mib, 50);
-            assert_eq!(vm.fast.limit_mib, Some(500));
-        }
+        let setup = Setup {
+            provisioner: ProvisionerKind::VirtioMem,
+            pool: sizes(200, 800),
+            vms: vec![entry("a", 2), entry("b", 1)],
+        };
+        setup.write(dir.path()).unwrap();
+        let config = Config::load(&dir.path().join(CONFIG)).unwrap();
+        assert_eq!(config, setup.config(dir.path()).unwrap());
+        assert_eq!((config.pool.fast_mib, config.pool.slow_mib), (200, 800));
+        let vm = &config.vms[&"a".parse().unwrap()];
+        assert_eq!((vm.provisioner, vm.share), (setup.provisioner, 2));
+        let tier = |tier: &TierConfig| (tier.size_mib, tier.limit_mib, tier.guarantee_mib);
+        assert_eq!(tier(&vm.fast), (100, Some(500), 50));
+        assert_eq!(tier(&vm.slow), (400, Some(600), 400));
     }
 }

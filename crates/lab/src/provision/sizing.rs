@@ -4,8 +4,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use demeter_host::view::{HostView, TierView};
+
 use super::backing::backed_bytes;
-use super::controller::{Controller, HostView, Tiers};
+use super::controller::Controller;
 use super::fleet::NEAR_BYTES;
 use crate::error::Error;
 
@@ -58,11 +60,11 @@ pub fn wait_until_settled(controller: &Controller, stop: &AtomicBool) -> Result<
 pub fn measure(
     controller: &Controller,
     name: &str,
-    target: Tiers,
+    target: TierView,
     pid: u32,
     stop: &AtomicBool,
 ) -> Result<Sizing, Error> {
-    let owned = || -> Result<Option<Tiers>, Error> {
+    let owned = || -> Result<Option<TierView>, Error> {
         let view = controller.view()?;
         Ok(view
             .vms
@@ -98,7 +100,7 @@ pub fn measure(
         }
     };
     looks.push((asked.elapsed().as_secs_f64(), backed()?));
-    let sum = |tiers: Option<Tiers>| tiers.map_or(0, Tiers::sum);
+    let sum = |tiers: Option<TierView>| tiers.map_or(0, TierView::sum);
     let (returned_bytes, took_s) = course(&looks);
     Ok(Sizing {
         inflated_bytes: sum(owned_before).saturating_sub(sum(owned_after)),
@@ -120,7 +122,7 @@ fn course(looks: &[(f64, u64)]) -> (u64, f64) {
     (returned, reached.map_or(0.0, |&(t_s, _)| t_s))
 }
 
-fn is_near(owned: Option<Tiers>, target: Tiers) -> bool {
+fn is_near(owned: Option<TierView>, target: TierView) -> bool {
     owned.is_some_and(|owned| owned.sum().abs_diff(target.sum()) <= 2 * NEAR_BYTES)
 }
 

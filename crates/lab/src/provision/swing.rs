@@ -1,9 +1,9 @@
 //! Fast memory that comes and goes in the timed phase. Pure.
 
+use demeter_host::view::{TierView, VmView};
 use demeter_report::Resize;
 use demeter_scenario::Swing;
 
-use super::controller::{Tiers, VmView};
 use super::fleet::NEAR_BYTES;
 
 /// Where a [`Swing`] stands.
@@ -33,7 +33,7 @@ impl SwingState {
     }
 
     /// The size to ask for, if it is time. The last change is the one back to the beginning.
-    pub fn due(&mut self, t_s: f64, duration_s: f64, base: Tiers) -> Option<Tiers> {
+    pub fn due(&mut self, t_s: f64, duration_s: f64, base: TierView) -> Option<TierView> {
         let every_s = self.swing.every_s as f64;
         let may_begin = self.is_grown || self.next_s + every_s < duration_s;
         if t_s < self.next_s || !may_begin {
@@ -46,7 +46,7 @@ impl SwingState {
         } else {
             0
         };
-        Some(Tiers {
+        Some(TierView {
             fast_bytes: base.fast_bytes + more,
             ..base
         })
@@ -74,18 +74,16 @@ impl SwingState {
 mod tests {
     use super::*;
 
-    const BASE: Tiers = Tiers {
+    const BASE: TierView = TierView {
         fast_bytes: 200 << 20,
         slow_bytes: 900 << 20,
     };
 
     fn owning(fast_bytes: u64) -> VmView {
         VmView {
-            name: "vm".into(),
-            state: "up".into(),
-            target: BASE,
-            owned: Some(Tiers { fast_bytes, ..BASE }),
+            owned: Some(TierView { fast_bytes, ..BASE }),
             problem: Some("busy".into()),
+            ..VmView::default()
         }
     }
 

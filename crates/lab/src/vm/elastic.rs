@@ -5,7 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use demeter_scenario::{Machine, Provisioner, Tier};
+use demeter_policy::provision::ProvisionerKind;
+use demeter_scenario::{Machine, Tier};
 
 use super::memory::NodeSizes;
 use crate::error::Error;
@@ -31,7 +32,7 @@ const RAM_LOW_MAX_MIB: u64 = 3584;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Elastic {
     /// By what.
-    pub provisioner: Provisioner,
+    pub provisioner: ProvisionerKind,
     /// The nodes as it is booted.
     pub boot: NodeSizes,
     /// Size of the memory device in each node; 0 for none.
@@ -42,11 +43,11 @@ pub struct Elastic {
 
 impl Elastic {
     /// A VM in which each node holds the machine's whole memory, that of both tiers together.
-    pub fn new(provisioner: Provisioner, machine: &Machine, initramfs_mib: u64) -> Self {
+    pub fn new(provisioner: ProvisionerKind, machine: &Machine, initramfs_mib: u64) -> Self {
         let target = NodeSizes::of(machine, initramfs_mib);
         let whole_mib = machine.fast.usable_mib + machine.slow.usable_mib;
         let full = NodeSizes::of(&machine_of(machine, [whole_mib; 2]), initramfs_mib);
-        if provisioner != Provisioner::VirtioMem {
+        if provisioner != ProvisionerKind::VirtioMem {
             return Self {
                 provisioner,
                 boot: full,
@@ -109,11 +110,11 @@ impl Elastic {
             ),
         ];
         match self.provisioner {
-            Provisioner::Static | Provisioner::DemeterBalloon => {}
-            Provisioner::VirtioBalloon => {
+            ProvisionerKind::DemeterBalloon => {}
+            ProvisionerKind::VirtioBalloon => {
                 options.push(("-device", "virtio-balloon-pci,id=balloon0".into()));
             }
-            Provisioner::VirtioMem => {
+            ProvisionerKind::VirtioMem => {
                 let ram_mib = self.boot.fast_mib + self.boot.slow_mib;
                 // Node by node: the first device's backend before the second's.
                 for node in 0..2 {
@@ -155,12 +156,11 @@ pub enum Module {
 }
 
 /// The module that the provisioner needs.
-pub fn module(provisioner: Provisioner) -> Option<Module> {
+pub fn module(provisioner: ProvisionerKind) -> Module {
     match provisioner {
-        Provisioner::Static => None,
-        Provisioner::VirtioBalloon => Some(Module::Stock("virtio_balloon")),
-        Provisioner::VirtioMem => Some(Module::Stock("virtio_mem")),
-        Provisioner::DemeterBalloon => Some(Module::Balloon),
+        ProvisionerKind::VirtioBalloon => Module::Stock("virtio_balloon"),
+        ProvisionerKind::VirtioMem => Module::Stock("virtio_mem"),
+        ProvisionerKind::DemeterBalloon => Module::Balloon,
     }
 }
 
@@ -223,14 +223,14 @@ mod tests {
         /// the target, and is booted with no more than the target where memory is plugged in.
         #[test]
         fn each_node_can_hold_all(fast in 100u64..1 << 20, slow in 100u64..1 << 20) {
-            for provisioner in [Provisioner::DemeterBalloon, Provisioner::VirtioMem] {
+            for provisioner in [ProvisionerKind::DemeterBalloon, ProvisionerKind::VirtioMem] {
                 let elastic = Elastic::new(provisioner, &machine(fast, slow), 30);
                 let full = elastic.full();
                 prop_assert!(full.fast_mib.min(full.slow_mib) >= fast + slow);
                 prop_assert!(elastic.target.fast_mib <= full.fast_mib);
                 prop_assert!(elastic.target.slow_mib <= full.slow_mib);
                 prop_assert_eq!(elastic.plug_mib % PLUG_ALIGN_MIB, 0);
-                prop_assert_eq!(elastic.plug_mib == 0, provisioner != Provisioner::VirtioMem);
+                prop_assert_eq!(elastic.plug_mib == 0, provisioner != ProvisionerKind::VirtioMem);
             }
         }
     }
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn memory_devices_lie_where_the_plugin_expects_them() {
         let elastic = Elastic {
-            provisioner: Provisioner::VirtioMem,
+            provisioner: ProvisionerKind::VirtioMem,
             boot: NodeSizes {
                 fast_mib: 300,
                 slow_mib: 1000,

@@ -31,8 +31,7 @@
 mod fill;
 mod smoothed;
 
-use std::fmt;
-use std::str::FromStr;
+use serde::{Deserialize, Serialize};
 
 use crate::{BLOCK_SIZE, ByteCount, PerTier, Tier, TierBytes};
 
@@ -41,9 +40,25 @@ pub use smoothed::Smoothed;
 use fill::{Bounds, fill};
 
 /// How pools are divided.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    Default,
+    Serialize,
+    Deserialize,
+    strum::Display,
+    strum::EnumString,
+    strum::VariantNames,
+)]
+#[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Policy {
     /// As wished: nothing moves by itself.
+    #[default]
     Static,
     /// By configured shares.
     Shares,
@@ -51,35 +66,29 @@ pub enum Policy {
     Wss,
 }
 
-impl Policy {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Static, Self::Shares, Self::Wss];
-}
-
-impl fmt::Display for Policy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Static => "static",
-            Self::Shares => "shares",
-            Self::Wss => "wss",
-        })
-    }
-}
-
-/// A text that names no policy.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("there is no policy '{0}'; there are static, shares and wss")]
-pub struct UnknownPolicy(String);
-
-impl FromStr for Policy {
-    type Err = UnknownPolicy;
-
-    fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
-        Self::ALL
-            .into_iter()
-            .find(|policy| policy.to_string() == text)
-            .ok_or_else(|| UnknownPolicy(text.chars().take(64).collect()))
-    }
+/// How a VM's size is changed.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Default,
+    Serialize,
+    Deserialize,
+    strum::Display,
+    strum::VariantNames,
+)]
+#[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
+pub enum ProvisionerKind {
+    /// The balloon driver in the guest, one for each node, by way of Demeter's agent.
+    #[default]
+    DemeterBalloon,
+    /// A virtio-mem device for each node.
+    VirtioMem,
+    /// virtio-balloon, which cannot tell tiers apart.
+    VirtioBalloon,
 }
 
 /// One VM, as an allocation sees it.

@@ -1,6 +1,8 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
+use strum::VariantNames;
+
 use super::*;
 use crate::MIB;
 
@@ -161,7 +163,7 @@ fn host() -> impl Strategy<Value = (TierBytes, Vec<Claim>)> {
 }
 
 fn policy() -> impl Strategy<Value = Policy> {
-    prop::sample::select(Policy::ALL.to_vec())
+    prop::sample::select(Policy::VARIANTS).prop_map(|name| name.parse().unwrap())
 }
 
 fn total(grants: &[TierBytes], tier: Tier) -> u64 {
