@@ -118,7 +118,7 @@ impl Grid {
     /// # Errors
     /// When the file cannot be read or parsed, a key stands twice, or there are too many points.
     pub fn load(path: &Path, axes: Vec<Axis>) -> Result<Self, Error> {
-        let base = crate::scenario::read(path)?;
+        let base = crate::file::table(path)?;
         Self::new(base, path.display().to_string(), axes)
     }
 

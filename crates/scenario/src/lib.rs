@@ -5,6 +5,7 @@
 mod catalogue;
 mod check;
 mod fault;
+mod file;
 mod grid;
 mod provision;
 mod provision_check;

@@ -1,6 +1,6 @@
 //! The scenario file's shape.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use demeter_policy::Tuning;
 use serde::{Deserialize, Serialize};
@@ -198,13 +198,6 @@ pub enum Error {
 }
 
 impl Scenario {
-    /// Reads and checks a scenario file.
-    pub fn load(path: &Path) -> Result<Self, Error> {
-        let scenario: Self = read(path)?;
-        scenario.check()?;
-        Ok(scenario)
-    }
-
     /// What each VM of a run executes, with its name: one VM for most scenarios, those of
     /// `provision.vms` where there are any. VMs side by side have different seeds.
     pub fn vms(&self) -> Vec<(String, Self)> {
@@ -226,20 +219,10 @@ impl Scenario {
     }
 }
 
-/// Reads a TOML file.
-pub(crate) fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, Error> {
-    let text = std::fs::read_to_string(path).map_err(|source| Error::Read {
-        path: path.into(),
-        source,
-    })?;
-    toml::from_str(&text).map_err(|source| Error::Parse {
-        path: path.into(),
-        source: Box::new(source),
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
