@@ -16,6 +16,8 @@ use demeter_guest::tracker::{Choice, Settings, choose};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::names::names;
+
 /// Finds the hot memory of processes on this machine and keeps it on the fast node.
 ///
 /// Give the processes by --pid, --cgroup or --all. Where the VM has a virtio-serial port
@@ -48,7 +50,7 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["pid", "cgroup"])]
     all: bool,
     /// Where samples come from
-    #[arg(long, value_name = "auto|perf|lab|damon", value_parser = tracker)]
+    #[arg(long, value_parser = names::<Choice>())]
     tracker: Option<Choice>,
     /// Time between two decisions, milliseconds
     #[arg(long, value_name = "MS")]
@@ -60,7 +62,7 @@ pub struct Args {
     #[arg(long, value_name = "MIB")]
     rate_limit_mib_s: Option<u64>,
     /// Whether the host may take memory back: where the VM has a port for it, or never
-    #[arg(long, value_name = "auto|off", value_parser = balloon)]
+    #[arg(long, value_name = "WHEN", value_parser = names::<BalloonMode>())]
     balloon: Option<BalloonMode>,
     /// Only relay between the host and the balloon driver; manage no tiers
     #[arg(long, conflicts_with_all = ["pid", "cgroup", "all", "config", "balloon", "tracker",
@@ -72,24 +74,6 @@ pub struct Args {
     /// Serve status and metrics on this TCP address as well; nobody is authenticated there
     #[arg(long, value_name = "ADDR:PORT")]
     listen: Option<SocketAddr>,
-}
-
-fn tracker(name: &str) -> Result<Choice, String> {
-    match name {
-        "auto" => Ok(Choice::Auto),
-        "perf" => Ok(Choice::Perf),
-        "lab" => Ok(Choice::Lab),
-        "damon" => Ok(Choice::Damon),
-        _ => Err("give auto, perf, lab or damon".into()),
-    }
-}
-
-fn balloon(name: &str) -> Result<BalloonMode, String> {
-    match name {
-        "auto" => Ok(BalloonMode::Auto),
-        "off" => Ok(BalloonMode::Off),
-        _ => Err("give auto or off".into()),
-    }
 }
 
 impl Args {

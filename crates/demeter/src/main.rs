@@ -8,6 +8,7 @@ mod error;
 mod guest;
 mod host;
 mod logging;
+mod names;
 mod output;
 mod probe;
 mod progress;

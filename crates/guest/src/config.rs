@@ -62,8 +62,19 @@ impl Default for Config {
 }
 
 /// Whether the agent relays between host and balloon driver.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    strum::EnumString,
+    strum::VariantNames,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum BalloonMode {
     /// Where the VM has a port to the host.
     Auto,

@@ -1,10 +1,13 @@
 //! The machine's NUMA nodes: how large they are, how full, and which of them is fast.
 
-use std::fmt;
+mod zone;
+
 use std::io;
 use std::path::{Path, PathBuf};
 
 use demeter_policy::{ByteCount, NodeId, PAGE_SIZE};
+
+pub use zone::Zone;
 
 const NODE_DIR: &str = "sys/devices/system/node";
 const TIER_DIR: &str = "sys/devices/virtual/memory_tiering";
@@ -48,24 +51,17 @@ pub struct TierOrder {
 }
 
 /// What told a fast node from a slow one, best first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
 pub enum Evidence {
     /// The kernel put them in different memory tiers.
+    #[strum(to_string = "by the kernel's memory tiers")]
     MemoryTier,
     /// Their latencies in ACPI HMAT differ.
+    #[strum(to_string = "by their latency in ACPI HMAT")]
     Latency,
     /// One has CPUs, the other none.
+    #[strum(to_string = "because the slow one has no CPUs")]
     CpulessNode,
-}
-
-impl fmt::Display for Evidence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::MemoryTier => "by the kernel's memory tiers",
-            Self::Latency => "by their latency in ACPI HMAT",
-            Self::CpulessNode => "because the slow one has no CPUs",
-        })
-    }
 }
 
 /// Why the nodes could not be read or ordered.
@@ -276,60 +272,19 @@ impl NodeMemory {
 
     /// The same from the file's text; `None` if it lists no zone of the node.
     pub fn parse(zoneinfo: &str, node: NodeId) -> Option<Self> {
-        let header = format!("Node {node}, zone ");
-        let mut total: Option<Self> = None;
-        let mut zone: Option<Zone> = None;
-        for line in zoneinfo.lines() {
-            if line.starts_with("Node ") {
-                add_zone(&mut total, zone.take());
-                zone = line.starts_with(&header).then(Zone::default);
-            } else if let Some(zone) = &mut zone {
-                zone.take_line(line);
+        let bytes = |pages: u64| pages.saturating_mul(PAGE_SIZE);
+        let add = |sum: Self, zone: Zone| {
+            let kept = |mark: u64| bytes(mark.saturating_add(zone.reserve).min(zone.managed));
+            let plus = |a: ByteCount, b: u64| ByteCount(a.0.saturating_add(b));
+            Self {
+                free: plus(sum.free, bytes(zone.free)),
+                low_watermark: plus(sum.low_watermark, kept(zone.low)),
+                high_watermark: plus(sum.high_watermark, kept(zone.high)),
             }
-        }
-        add_zone(&mut total, zone);
-        total
+        };
+        let zones = Zone::of_node(zoneinfo, node);
+        (!zones.is_empty()).then(|| zones.into_iter().fold(Self::default(), add))
     }
-}
-
-/// Page counts of one zone.
-#[derive(Default)]
-struct Zone {
-    free: u64,
-    low: u64,
-    high: u64,
-    managed: u64,
-    reserve: u64,
-}
-
-impl Zone {
-    fn take_line(&mut self, line: &str) {
-        let mut words = line.split_ascii_whitespace();
-        let number = |word: Option<&str>| word.and_then(|word| word.parse().ok()).unwrap_or(0);
-        match words.next() {
-            Some("pages") if words.next() == Some("free") => self.free = number(words.next()),
-            Some("low") => self.low = number(words.next()),
-            Some("high") => self.high = number(words.next()),
-            Some("managed") => self.managed = number(words.next()),
-            Some("protection:") => {
-                self.reserve = words
-                    .filter_map(|word| word.trim_matches(['(', ',', ')']).parse().ok())
-                    .max()
-                    .unwrap_or(0);
-            }
-            _ => {}
-        }
-    }
-}
-
-fn add_zone(total: &mut Option<NodeMemory>, zone: Option<Zone>) {
-    let Some(zone) = zone else { return };
-    let bytes = |pages: u64| pages.saturating_mul(PAGE_SIZE);
-    let kept = |mark: u64| bytes(mark.saturating_add(zone.reserve).min(zone.managed));
-    let sum = total.get_or_insert_default();
-    sum.free.0 = sum.free.0.saturating_add(bytes(zone.free));
-    sum.low_watermark.0 = sum.low_watermark.0.saturating_add(kept(zone.low));
-    sum.high_watermark.0 = sum.high_watermark.0.saturating_add(kept(zone.high));
 }
 
 /// The kernel's memory tiers with their nodes; empty where the kernel has none.

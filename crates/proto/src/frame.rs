@@ -22,7 +22,6 @@
 
 use std::mem;
 
-use crate::crc::crc32;
 use crate::fields::{self, Malformed};
 use crate::message::{EncodeError, Message};
 
@@ -158,7 +157,10 @@ fn decode(stuffed: &[u8]) -> Result<Message, DecodeError> {
 }
 
 fn checksum(head: &[u8], payload: &[u8]) -> u32 {
-    crc32(head.iter().chain(payload))
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(head);
+    crc.update(payload);
+    crc.finalize()
 }
 
 /// Appends `frame` without its zeros: runs of up to 254 other bytes, each after its length plus

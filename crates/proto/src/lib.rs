@@ -16,7 +16,6 @@
 //! # Ok::<(), demeter_proto::EncodeError>(())
 //! ```
 
-mod crc;
 mod fields;
 mod frame;
 mod message;

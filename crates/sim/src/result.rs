@@ -92,8 +92,8 @@ fn speed(from: &Snapshot, to: &Snapshot, asked: Asked) -> Option<f64> {
 
 fn managed_s(from: &Snapshot, to: &Snapshot) -> f64 {
     let bill = to.bill.since(&from.bill);
-    let managed = Cause::ALL.into_iter().filter(|c| c.is_management());
-    managed.map(|c| bill.of(c) as f64 / PS_PER_S).sum()
+    let managed = Cause::ALL.iter().filter(|c| c.is_management());
+    managed.map(|&c| bill.of(c) as f64 / PS_PER_S).sum()
 }
 
 fn moved_per_s(from: &Snapshot, to: &Snapshot) -> f64 {
@@ -108,8 +108,8 @@ fn moved_per_s(from: &Snapshot, to: &Snapshot) -> f64 {
 
 fn by_cause(bill: &Bill) -> BTreeMap<String, f64> {
     Cause::ALL
-        .into_iter()
-        .map(|c| (c.name().to_string(), bill.of(c) as f64 / PS_PER_S))
+        .iter()
+        .map(|&c| (c.to_string(), bill.of(c) as f64 / PS_PER_S))
         .collect()
 }
 

@@ -7,14 +7,13 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use client::Client;
 use demeter_host::api::{PolicyChoice, Tiers};
 use demeter_host::config::Config;
 use demeter_host::view::{EventView, HostView, TierView, VmView};
 use demeter_policy::provision::Policy;
-use strum::VariantNames;
 
+use crate::names::names;
 use crate::output;
 
 /// How often a VM is looked at while it is waited for.
@@ -70,7 +69,7 @@ enum Command {
     /// Divide memory by another policy from now on
     Policy {
         /// Which
-        #[arg(value_parser = policies())]
+        #[arg(value_parser = names::<Policy>())]
         policy: Policy,
         #[command(flatten)]
         client: Client,
@@ -98,11 +97,6 @@ struct SetArgs {
     wait: Option<u64>,
     #[command(flatten)]
     client: Client,
-}
-
-/// The policies by name, for help and for what is wrong.
-fn policies() -> impl TypedValueParser<Value = Policy> {
-    PossibleValuesParser::new(Policy::VARIANTS).try_map(|name| name.parse::<Policy>())
 }
 
 /// Runs what was asked for.

@@ -8,8 +8,21 @@ use super::perf::PerfTracker;
 use super::{Settings, Tracker, TrackerError};
 
 /// What the person asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Default,
+    Serialize,
+    Deserialize,
+    strum::Display,
+    strum::EnumString,
+    strum::VariantNames,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Choice {
     /// The best that really yields addresses: perf, else lab, else damon.
     #[default]

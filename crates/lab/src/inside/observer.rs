@@ -1,61 +1,51 @@
 //! Where a process's hot set lies, asked of the kernel for a fixed sample of its pages.
 
-use std::ffi::{c_int, c_void};
 use std::io;
 
-use demeter_policy::{PAGE_SIZE, Pid, VirtRange};
+use demeter_guest::pages::{LivePages, PageState, Pages};
+use demeter_policy::{GuestVirtAddr, NodeId, PAGE_SIZE, Pid, VirtRange};
 
 use super::fault::Fault;
 
 /// Most addresses asked for at a time: the price of a look stays a few milliseconds, whatever
-/// the size of the hot set.
+/// the size of the hot set. One call of the kernel takes as many.
 const SAMPLES_MAX: u64 = 1600;
 
 /// The node of the fast tier in every lab VM.
-const FAST_NODE: c_int = 0;
+const FAST_NODE: NodeId = NodeId(0);
 
 /// Watches one hot set.
 #[derive(Debug)]
 pub struct Observer {
     pid: Pid,
-    pages: Vec<*const c_void>,
-    nodes: Vec<c_int>,
+    kernel: LivePages,
+    pages: Vec<GuestVirtAddr>,
+    states: Vec<PageState>,
 }
 
 impl Observer {
     /// Watches `hot` of process `pid`.
     pub fn new(pid: Pid, hot: VirtRange) -> Self {
-        let pages: Vec<_> = sampled_pages(hot)
-            .map(|addr| addr as *const c_void)
-            .collect();
-        let nodes = vec![-1; pages.len()];
-        Self { pid, pages, nodes }
+        let pages: Vec<_> = sampled_pages(hot).map(GuestVirtAddr).collect();
+        Self {
+            pid,
+            kernel: LivePages::default(),
+            states: Vec::with_capacity(pages.len()),
+            pages,
+        }
     }
 
     /// Share of the hot set in fast memory, 0 to 1. A page that is not mapped is not in it.
     pub fn hot_in_fast(&mut self) -> Result<f64, Fault> {
-        // SAFETY: both arrays hold `pages.len()` entries and outlive the call. With no target
-        // nodes the kernel only reads `pages` and fills `nodes`.
-        let failed = unsafe {
-            libc::syscall(
-                libc::SYS_move_pages,
-                self.pid.0 as c_int,
-                self.pages.len(),
-                self.pages.as_ptr(),
-                std::ptr::null::<c_int>(),
-                self.nodes.as_mut_ptr(),
-                0,
-            )
-        };
-        if failed != 0 {
-            let source = io::Error::last_os_error();
-            return Err(Fault::Io {
-                what: format!("move_pages of process {}", self.pid),
-                source,
-            });
-        }
-        let fast = self.nodes.iter().filter(|&&node| node == FAST_NODE).count();
-        Ok(fast as f64 / self.nodes.len() as f64)
+        self.states.clear();
+        let asked = self.kernel.locate(self.pid, &self.pages, &mut self.states);
+        asked.map_err(|error| Fault::Io {
+            what: format!("see where the hot set of process {} lies", self.pid),
+            source: io::Error::other(error),
+        })?;
+        let in_fast = |state: &&PageState| **state == PageState::On(FAST_NODE);
+        let fast = self.states.iter().filter(in_fast).count();
+        Ok(fast as f64 / self.pages.len() as f64)
     }
 }
 
@@ -69,7 +59,6 @@ fn sampled_pages(hot: VirtRange) -> impl Iterator<Item = u64> {
 
 #[cfg(test)]
 mod tests {
-    use demeter_policy::GuestVirtAddr;
     use proptest::prelude::*;
 
     use super::*;
@@ -102,7 +91,7 @@ mod tests {
         // On a machine with several nodes this test may run on any of them.
         match observer.hot_in_fast() {
             Ok(share) => assert!((0.0..=1.0).contains(&share)),
-            Err(fault) => assert!(fault.to_string().contains("move_pages")),
+            Err(fault) => assert!(fault.to_string().contains("hot set")),
         }
         let never_mapped = range(PAGE_SIZE, PAGE_SIZE);
         if let Ok(share) = Observer::new(Pid(std::process::id()), never_mapped).hot_in_fast() {

@@ -1,24 +1,12 @@
-//! The kernel's memory zones: what a node spans and what is free of it (/proc/zoneinfo).
+//! What a node spans and what is free of it, from the kernel's memory zones.
 
 use std::fs;
 use std::path::Path;
 
-use demeter_policy::{MIB, PAGE_SIZE};
+use demeter_guest::nodes::Zone;
+use demeter_policy::{MIB, NodeId, PAGE_SIZE};
 
 use super::fault::Fault;
-
-/// One zone of one node; everything in pages.
-#[derive(Debug, Default, Clone, Copy)]
-struct Zone {
-    node: u32,
-    free: u64,
-    /// Free pages that CPUs hold in their own lists.
-    held_by_cpus: u64,
-    /// The low watermark: allocations that would go below it are served elsewhere.
-    low: u64,
-    spanned: u64,
-    first: u64,
-}
 
 /// Memory that programs can still take from a node, MiB: what is free, or held ready by a CPU,
 /// above the low watermarks.
@@ -51,32 +39,7 @@ pub fn node_range(root: &Path, node: u32) -> Result<(u64, u64), Fault> {
 fn zones_of(root: &Path, node: u32) -> Result<Vec<Zone>, Fault> {
     let path = root.join("proc/zoneinfo");
     let text = fs::read_to_string(&path).map_err(Fault::io("read", &path))?;
-    let mut zones: Vec<Zone> = Vec::new();
-    for line in text.lines() {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        if let ["Node", number, "zone", ..] = words[..] {
-            let node = number.trim_end_matches(',').parse().unwrap_or(u32::MAX);
-            zones.push(Zone {
-                node,
-                ..Zone::default()
-            });
-            continue;
-        }
-        let Some(zone) = zones.last_mut() else {
-            continue;
-        };
-        let value = |text: &str| text.parse().unwrap_or(0);
-        match words[..] {
-            ["pages", "free", pages] => zone.free = value(pages),
-            ["low", pages] => zone.low = value(pages),
-            ["spanned", pages] => zone.spanned = value(pages),
-            ["start_pfn:", first] => zone.first = value(first),
-            ["count:", pages] => zone.held_by_cpus += value(pages),
-            _ => {}
-        }
-    }
-    zones.retain(|zone| zone.node == node);
-    Ok(zones)
+    Ok(Zone::of_node(&text, NodeId(node)))
 }
 
 #[cfg(test)]

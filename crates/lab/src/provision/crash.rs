@@ -3,12 +3,12 @@
 //! wrong.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::time::{Duration, Instant};
 
 use demeter_host::view::{TierView, VmState, VmView};
 use demeter_report::{CrashFigures, Provisioning, SystemResult};
 use demeter_scenario::Crashes;
+use strum::VariantArray;
 
 use super::controller::Controller;
 use super::fleet::{NEAR_BYTES, Run};
@@ -29,27 +29,16 @@ const WITHIN_MS: u64 = 3000;
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// What is crashed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::VariantArray)]
 enum Victim {
+    #[strum(to_string = "kill agent")]
     Agent,
+    #[strum(to_string = "kill host")]
     Host,
+    #[strum(to_string = "kill vm")]
     Vm,
+    #[strum(to_string = "reset vm")]
     Reset,
-}
-
-impl Victim {
-    const ALL: [Self; 4] = [Self::Agent, Self::Host, Self::Vm, Self::Reset];
-}
-
-impl fmt::Display for Victim {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Agent => "kill agent",
-            Self::Host => "kill host",
-            Self::Vm => "kill vm",
-            Self::Reset => "reset vm",
-        })
-    }
 }
 
 /// Runs all cycles. Fails when something does not come back in time.
@@ -142,7 +131,8 @@ impl Matrix<'_> {
         self.heard.may_boot = true;
         self.recover("the start")?;
         for cycle in 1..=cycles {
-            let victim = Victim::ALL[scale(rng.next(), Victim::ALL.len() as u64) as usize];
+            let victim =
+                Victim::VARIANTS[scale(rng.next(), Victim::VARIANTS.len() as u64) as usize];
             let size = self.random_size(&mut rng);
             self.controller.set(NAME, size)?;
             let pause = Duration::from_millis(scale(rng.next(), WITHIN_MS));

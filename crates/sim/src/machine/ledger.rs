@@ -1,7 +1,22 @@
 //! Where each virtual CPU's time went.
 
-/// What time is spent on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+use strum::{EnumCount, VariantArray};
+
+/// What time is spent on; results name it as here, in lower case.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    strum::Display,
+    strum::EnumCount,
+    strum::VariantArray,
+)]
+#[strum(serialize_all = "lowercase")]
 pub enum Cause {
     /// The program's own instructions.
     Compute,
@@ -36,48 +51,11 @@ pub enum Cause {
 }
 
 /// Number of causes.
-const CAUSES: usize = 15;
+const CAUSES: usize = Cause::COUNT;
 
 impl Cause {
     /// All of them, in order.
-    pub const ALL: [Self; CAUSES] = [
-        Self::Compute,
-        Self::Walk,
-        Self::Cache,
-        Self::Fast,
-        Self::Slow,
-        Self::Track,
-        Self::Classify,
-        Self::Migrate,
-        Self::Fault,
-        Self::Hint,
-        Self::Exit,
-        Self::Flush,
-        Self::Kernel,
-        Self::Idle,
-        Self::Steal,
-    ];
-
-    /// Its name in results.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Compute => "compute",
-            Self::Walk => "walk",
-            Self::Cache => "cache",
-            Self::Fast => "fast",
-            Self::Slow => "slow",
-            Self::Track => "track",
-            Self::Classify => "classify",
-            Self::Migrate => "migrate",
-            Self::Fault => "fault",
-            Self::Hint => "hint",
-            Self::Exit => "exit",
-            Self::Flush => "flush",
-            Self::Kernel => "kernel",
-            Self::Idle => "idle",
-            Self::Steal => "steal",
-        }
-    }
+    pub const ALL: &[Self] = Self::VARIANTS;
 
     /// Whether it is the price of managing memory, not of running the program.
     pub fn is_management(self) -> bool {
@@ -126,15 +104,6 @@ impl Bill {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn causes_are_in_order_and_have_names_of_their_own() {
-        for (i, cause) in Cause::ALL.into_iter().enumerate() {
-            assert_eq!(cause as usize, i);
-        }
-        let names: std::collections::BTreeSet<_> = Cause::ALL.map(Cause::name).into();
-        assert_eq!(names.len(), CAUSES);
-    }
 
     #[test]
     fn bills_add_up() {

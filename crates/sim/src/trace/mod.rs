@@ -40,7 +40,6 @@
 //! A word near one of the four thus costs one byte, a jump in 16 GiB five.
 
 mod champsim;
-mod checksum;
 mod codec;
 mod error;
 mod footprint;

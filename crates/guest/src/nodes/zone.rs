@@ -1,0 +1,67 @@
+//! The kernel's memory zones, as /proc/zoneinfo lists them.
+
+use demeter_policy::NodeId;
+
+/// One zone of a node; everything in pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Zone {
+    /// Free pages.
+    pub free: u64,
+    /// Free pages that CPUs hold in their own lists.
+    pub held_by_cpus: u64,
+    /// The low watermark: below it kswapd is woken, and allocations are served elsewhere.
+    pub low: u64,
+    /// The high watermark, up to which kswapd reclaims.
+    pub high: u64,
+    /// The first page that it spans.
+    pub first: u64,
+    /// Pages that it spans, with holes.
+    pub spanned: u64,
+    /// Pages that the page allocator manages.
+    pub managed: u64,
+    /// The most that it keeps back for other kinds of allocation (`protection`).
+    pub reserve: u64,
+}
+
+impl Zone {
+    /// The zones of a node, in the order of the file's text; what is no number counts as 0.
+    pub fn of_node(zoneinfo: &str, node: NodeId) -> Vec<Self> {
+        let header = format!("Node {node}, zone ");
+        let mut zones = Vec::new();
+        let mut is_wanted = false;
+        for line in zoneinfo.lines() {
+            if line.starts_with("Node ") {
+                is_wanted = line.starts_with(&header);
+                if is_wanted {
+                    zones.push(Self::default());
+                }
+            } else if let (true, Some(zone)) = (is_wanted, zones.last_mut()) {
+                zone.take_line(line);
+            }
+        }
+        zones
+    }
+
+    fn take_line(&mut self, line: &str) {
+        let mut words = line.split_ascii_whitespace();
+        let number = |word: Option<&str>| word.and_then(|word| word.parse().ok()).unwrap_or(0);
+        match words.next() {
+            Some("pages") if words.next() == Some("free") => self.free = number(words.next()),
+            Some("low") => self.low = number(words.next()),
+            Some("high") => self.high = number(words.next()),
+            Some("spanned") => self.spanned = number(words.next()),
+            Some("managed") => self.managed = number(words.next()),
+            Some("start_pfn:") => self.first = number(words.next()),
+            Some("count:") => {
+                self.held_by_cpus = self.held_by_cpus.saturating_add(number(words.next()));
+            }
+            Some("protection:") => {
+                self.reserve = words
+                    .filter_map(|word| word.trim_matches(['(', ',', ')']).parse().ok())
+                    .max()
+                    .unwrap_or(0);
+            }
+            _ => {}
+        }
+    }
+}
