@@ -9,6 +9,7 @@ mod file;
 mod grid;
 mod provision;
 mod provision_check;
+pub mod rng;
 mod scenario;
 mod vary;
 mod workload;

@@ -12,11 +12,12 @@ mod geometry;
 pub mod gups;
 pub mod memlat;
 mod region;
-pub(crate) mod rng;
 mod size;
 mod timed;
 mod wait;
 mod words;
+
+pub(crate) use demeter_scenario::rng;
 
 pub use args::run_program;
 pub use error::Error;

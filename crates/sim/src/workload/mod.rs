@@ -13,7 +13,6 @@ mod memlat;
 mod memory;
 mod pagerank;
 mod replay;
-mod rng;
 mod scatter;
 mod sequential;
 mod silo;
@@ -26,7 +25,7 @@ mod xsbench;
 mod zipf;
 
 use demeter_policy::{GuestVirtAddr, MIB, VirtRange};
-use demeter_scenario::Workload as Kind;
+use demeter_scenario::{Workload as Kind, rng};
 
 use self::generator::Generator;
 use self::memory::Memory;

@@ -1,14 +1,15 @@
-//! Random numbers that cost a nanosecond, and their ways onto ranges.
+//! Random numbers of workloads: a scenario's seed means the same numbers wherever it runs. They cost
+//! a nanosecond, a few instructions under emulation.
 
 /// A xorshift generator with 64 bits of state (Marsaglia's triple 13, 7, 17).
 #[derive(Debug, Clone)]
-pub(crate) struct Rng {
+pub struct Rng {
     state: u64,
 }
 
 impl Rng {
     /// A generator for `stream` of `seed`; different streams are unrelated.
-    pub(crate) fn new(seed: u64, stream: u64) -> Self {
+    pub fn new(seed: u64, stream: u64) -> Self {
         // Zero is the one state that xorshift never leaves.
         Self {
             state: mix(seed ^ mix(stream)).max(1),
@@ -16,7 +17,7 @@ impl Rng {
     }
 
     /// One generator for each of `threads`.
-    pub(crate) fn for_threads(seed: u64, threads: u32) -> Vec<Self> {
+    pub fn for_threads(seed: u64, threads: u32) -> Vec<Self> {
         (0..threads.into())
             .map(|thread| Self::new(seed, thread))
             .collect()
@@ -24,7 +25,11 @@ impl Rng {
 
     /// The next 64 random bits.
     #[inline]
-    pub(crate) fn next(&mut self) -> u64 {
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "without end: no Option in hot loops"
+    )]
+    pub fn next(&mut self) -> u64 {
         let mut x = self.state;
         x ^= x << 13;
         x ^= x >> 7;
@@ -35,7 +40,7 @@ impl Rng {
 
     /// A random number of `0..count`; `count` must not be 0.
     #[inline]
-    pub(crate) fn below(&mut self, count: u64) -> u64 {
+    pub fn below(&mut self, count: u64) -> u64 {
         scale(self.next(), count)
     }
 }
@@ -43,13 +48,13 @@ impl Rng {
 /// Maps `random` onto `0..count` by its high bits: a multiplication, no division.
 /// `count` must not be 0.
 #[inline]
-pub(crate) fn scale(random: u64, count: u64) -> u64 {
+pub fn scale(random: u64, count: u64) -> u64 {
     ((u128::from(random) * u128::from(count)) >> 64) as u64
 }
 
 /// Spreads `x` over 64 bits (the finalizer of splitmix64): a bijection.
 #[inline]
-pub(crate) fn mix(x: u64) -> u64 {
+pub fn mix(x: u64) -> u64 {
     let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -57,7 +62,7 @@ pub(crate) fn mix(x: u64) -> u64 {
 }
 
 /// The bound below which a random 64-bit number falls with probability `share` (0 to 1).
-pub(crate) fn bound(share: f64) -> u64 {
+pub fn bound(share: f64) -> u64 {
     // 2^64; the cast saturates, so that 1 is every number but one.
     (share * 18_446_744_073_709_551_616.0) as u64
 }
