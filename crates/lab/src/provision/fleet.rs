@@ -15,9 +15,9 @@ use demeter_report::Resize;
 use demeter_scenario::{Provision, Scenario, Variant};
 
 use super::controller::Controller;
+use super::resize_cycle::CycleState;
 use super::setup::{Setup, VmEntry};
 use super::sizing::{self, Sizing};
-use super::swing::SwingState;
 use crate::error::{Error, VmFault};
 use crate::link::Report;
 use crate::summary::Trace;
@@ -110,7 +110,7 @@ pub fn run(run: Run, progress: &mut dyn FnMut(&str, &Report)) -> Result<FleetTra
         counts: Counts::default(),
         began: None,
         next_point: None,
-        swing: run.provision.swing.map(SwingState::new),
+        cycle: run.provision.resize_cycle.map(CycleState::new),
         trace: FleetTrace {
             vms: names.into_iter().map(|n| (n, Trace::default())).collect(),
             ..FleetTrace::default()
@@ -174,7 +174,7 @@ struct Conductor<'a> {
     /// When the timed phase began; none before and after it.
     began: Option<Instant>,
     next_point: Option<Instant>,
-    swing: Option<SwingState>,
+    cycle: Option<CycleState>,
     trace: FleetTrace,
 }
 
@@ -335,8 +335,8 @@ impl Conductor<'_> {
         };
         let t_s = began.elapsed().as_secs_f64();
         let is_due = self.next_point.is_some_and(|at| at <= Instant::now());
-        let is_swinging = self.swing.as_ref().is_some_and(|swing| swing.is_awake(t_s));
-        if !is_due && !is_swinging {
+        let is_resizing = self.cycle.as_ref().is_some_and(|cycle| cycle.is_awake(t_s));
+        if !is_due && !is_resizing {
             return Ok(());
         }
         let view = controller.view()?;
@@ -348,16 +348,16 @@ impl Conductor<'_> {
             let owned = names.map(|name| Some(find(&view, name)?.owned?.fast_bytes));
             self.trace.fast_bytes.push((t_s, owned.collect()));
         }
-        if let (Some(swing), Some(elastic)) = (&mut self.swing, self.prepared[0].elastic()) {
+        if let (Some(cycle), Some(elastic)) = (&mut self.cycle, self.prepared[0].elastic()) {
             let name = &self.trace.vms[0].0;
             let duration_s = self.run.scenario.duration_s as f64;
             let base = TierView::from(elastic.target);
             if let Some(vm) = find(&view, name) {
-                swing.settle(t_s, vm, &mut self.trace.resizes);
+                cycle.settle(t_s, vm, &mut self.trace.resizes);
             }
-            if let Some(tiers) = swing.due(t_s, duration_s, base) {
+            if let Some(tiers) = cycle.due(t_s, duration_s, base) {
                 let reason = controller.set(name, tiers).err().map(|e| e.to_string());
-                swing.is_pending = reason.is_none();
+                cycle.is_pending = reason.is_none();
                 self.trace.resizes.push(Resize {
                     t_s,
                     fast_bytes: tiers.fast_bytes,

@@ -4,10 +4,10 @@ mod backing;
 mod controller;
 mod crash;
 mod fleet;
+mod resize_cycle;
 mod result;
 mod setup;
 mod sizing;
-mod swing;
 
 use std::sync::atomic::AtomicBool;
 

@@ -77,6 +77,7 @@ pub enum Policy {
     Serialize,
     Deserialize,
     strum::Display,
+    strum::EnumString,
     strum::VariantNames,
 )]
 #[serde(rename_all = "kebab-case")]

@@ -2,26 +2,26 @@
 
 use demeter_host::view::{TierView, VmView};
 use demeter_report::Resize;
-use demeter_scenario::Swing;
+use demeter_scenario::ResizeCycle;
 
 use super::fleet::NEAR_BYTES;
 
-/// Where a [`Swing`] stands.
+/// Where a [`ResizeCycle`] stands.
 #[derive(Debug)]
-pub struct SwingState {
-    swing: Swing,
+pub struct CycleState {
+    cycle: ResizeCycle,
     next_s: f64,
     is_grown: bool,
     /// Whether the last change was asked for and is not yet done.
     pub is_pending: bool,
 }
 
-impl SwingState {
+impl CycleState {
     /// Before the first change.
-    pub fn new(swing: Swing) -> Self {
+    pub fn new(cycle: ResizeCycle) -> Self {
         Self {
-            swing,
-            next_s: swing.from_s as f64,
+            cycle,
+            next_s: cycle.from_s as f64,
             is_grown: false,
             is_pending: false,
         }
@@ -34,7 +34,7 @@ impl SwingState {
 
     /// The size to ask for, if it is time. The last change is the one back to the beginning.
     pub fn due(&mut self, t_s: f64, duration_s: f64, base: TierView) -> Option<TierView> {
-        let every_s = self.swing.every_s as f64;
+        let every_s = self.cycle.every_s as f64;
         let may_begin = self.is_grown || self.next_s + every_s < duration_s;
         if t_s < self.next_s || !may_begin {
             return None;
@@ -42,7 +42,7 @@ impl SwingState {
         self.next_s += every_s;
         self.is_grown = !self.is_grown;
         let more = if self.is_grown {
-            self.swing.fast_mib << 20
+            self.cycle.fast_mib << 20
         } else {
             0
         };
@@ -88,21 +88,21 @@ mod tests {
     }
 
     #[test]
-    fn a_swing_ends_as_it_began() {
-        let mut swing = SwingState::new(Swing {
+    fn a_cycle_ends_as_it_began() {
+        let mut cycle = CycleState::new(ResizeCycle {
             fast_mib: 64,
             from_s: 10,
             every_s: 5,
         });
         let asked: Vec<(u32, u64)> = (0..40)
-            .filter_map(|t| Some((t, swing.due(t.into(), 31.0, BASE)?.fast_bytes >> 20)))
+            .filter_map(|t| Some((t, cycle.due(t.into(), 31.0, BASE)?.fast_bytes >> 20)))
             .collect();
         assert_eq!(asked, [(10, 264), (15, 200), (20, 264), (25, 200)]);
     }
 
     #[test]
     fn a_resize_takes_until_the_memory_is_there() {
-        let mut swing = SwingState::new(Swing {
+        let mut cycle = CycleState::new(ResizeCycle {
             fast_mib: 64,
             from_s: 1,
             every_s: 5,
@@ -112,19 +112,19 @@ mod tests {
             fast_bytes: 264 << 20,
             ..Resize::default()
         }];
-        swing.is_pending = true;
-        swing.settle(1.5, &owning(200 << 20), &mut resizes);
+        cycle.is_pending = true;
+        cycle.settle(1.5, &owning(200 << 20), &mut resizes);
         assert_eq!(
             (resizes[0].took_s, resizes[0].reason.as_deref()),
             (None, Some("busy"))
         );
-        swing.settle(3.0, &owning((264 << 20) - NEAR_BYTES), &mut resizes);
+        cycle.settle(3.0, &owning((264 << 20) - NEAR_BYTES), &mut resizes);
         assert_eq!(
             (resizes[0].took_s, resizes[0].reason.as_deref()),
             (Some(2.0), None)
         );
         // What comes later is not its doing.
-        swing.settle(4.0, &owning(0), &mut resizes);
+        cycle.settle(4.0, &owning(0), &mut resizes);
         assert_eq!(resizes[0].took_s, Some(2.0));
     }
 }
