@@ -199,16 +199,4 @@ mod tests {
             );
         }
     }
-
-    #[test]
-    fn a_case_that_is_no_scenario_is_named() {
-        for (vary, named) in [
-            ("[[vary]]\n\"sim.vms\" = 3", "sim.vms"),
-            ("[[vary]]\n\"sim.vms\" = [1, 0]", "sim.vms=0"),
-            ("[[vary]]\n\"sim.bogus\" = [1]", "bogus"),
-        ] {
-            let said = scenario(vary).expect_err(vary);
-            assert!(said.contains(named), "{said:?} does not name {named}");
-        }
-    }
 }

@@ -1,0 +1,117 @@
+//! What no scenario may say: each refusal names the key and how to mend it.
+
+use std::path::Path;
+
+use demeter_scenario::Scenario;
+
+/// Lines over `ci.toml`, joined by `&`, and what is said about them.
+const GUPS: &str = r#"
+nmae = "x" -> unknown field `nmae`, expected one of `name`
+name = "../etc/passwd" -> name: 1 to 64 letters, digits, - or _
+name = "" -> name: 1 to 64 letters
+duration_s = 0 -> duration_s = 0: must be 1 to 3600
+duration_s = "60" -> invalid type: string "60", expected u64
+systems = [] -> systems: name at least one, such as "demeter"
+systems = ["linux", "linux"] -> systems: "linux" stands twice; remove one
+systems = ["tpp"] -> tpp
+machine.vcpus = 0 -> machine.vcpus = 0: must be 1 to 64
+machine.vcpus = 65 -> machine.vcpus = 65: must be 1 to 64
+machine.thp = "maybe" -> unknown variant `maybe`, expected `always` or `never`
+machine.fast.usable_mib = 0 -> machine.fast.usable_mib = 0: must be 1 to 16777216
+machine.fast.latency_ns = 0 -> machine.fast.latency_ns = 0: must be 1 to 1000000
+machine.fast.bandwidth_gbps = 0 -> machine.fast.bandwidth_gbps = 0: must be 1 to 10000
+machine.fast.mib = 1 -> unknown field `mib`, expected one of `usable_mib`
+machine.slow.usable_mib = 1 -> 200 MiB but both tiers hold 61 MiB: raise machine.slow.usable_mib or shrink
+machine.slow.latency_ns = 79 -> is below machine.fast.latency_ns = 80: swap the tiers
+machine.slow.bandwidth_gbps = 101 -> exceeds machine.fast.bandwidth_gbps = 100: swap the tiers
+lab.dilation = 0 -> lab.dilation = 0: must be 1 to 1000
+lab.timeout_s = 3601 -> lab.timeout_s = 3601: must be 1 to 3600
+lab.dilatoin = 8 -> unknown field `dilatoin`, expected `dilation` or `timeout_s`
+sim.cpu = "zen" -> unknown variant `zen`, expected one of `ice-lake-sp`, `zen-3`, `lab`
+sim.vms = 0 -> sim.vms = 0: must be 1 to 32
+sim.cores = 0 -> sim.cores = 0: must be 1 to 1024
+sim.operations = 0 -> sim.operations = 0: must be at least 1
+sim.scale_bits = 10 -> sim.scale_bits = 10: must be 0 to 9
+sim.slow_granule_bytes = 96 -> must be a power of two from 64 to 4096
+sim.slow_write_gbps = 0 -> sim.slow_write_gbps = 0: must be 1 to 10000
+agent.epoch_ms = 9 -> agent.epoch_ms = 9 is out of bounds; give 10 to 60000
+agent.granularity_mib = 3 -> agent.granularity_mib = 3 is out of bounds; give a power of two
+agent.alpha = "2" -> invalid type: string "2", expected f64
+agent.tracker = "perf" -> unknown field `tracker`, expected one of `sample_period`
+workload.kind = "bush" -> unknown variant `bush`, expected one of `gups`
+workload.size = 1 -> unknown field `size`, expected one of `size_mib`
+workload.size_mib = 0 -> workload.size_mib = 0: must be at least 1
+workload.hot_mib = 0 -> workload.hot_mib = 0: must be at least 1
+workload.hot_mib = 200 -> workload.hot_mib = 200: must be below workload.size_mib = 200
+workload.hot_weight = 1.01 -> workload.hot_weight = 1.01: must be 0 to 1
+workload.hot_weight = nan -> workload.hot_weight = NaN: must be 0 to 1
+workload.threads = 0 -> workload.threads = 0: must be 1 to 64
+workload.shift_at_s = 0 -> shift_at_s = 0: must be at least 1 and below duration_s = 20
+workload.shift_at_s = 20 -> shift_at_s = 20: must be at least 1 and below duration_s = 20
+workload.shift_at_s = 9 & workload.hot_mib = 101 -> workload.hot_mib = 101: with shift_at_s it must be at most half of size_mib = 200
+workload.shift_at_s = 9 & workload.phases = [{ at_s = 1, hot_mib = 1 }] -> workload.shift_at_s and workload.phases exclude each other: remove one
+workload.phases = [{ at_s = 20, hot_mib = 1 }] -> workload.phases: at_s = 20: must be above 0
+workload.phases = [{ at_s = 5, hot_mib = 1 }, { at_s = 5, hot_mib = 2 }] -> workload.phases: at_s = 5: must be above 5, as phases follow in order of time
+workload.phases = [{ at_s = 5, hot_mib = 200 }] -> hot_mib = 200: must be at least 1 and below size_mib = 200
+workload = { kind = "btree", size_mib = 15 } -> size_mib = 15: must be at least 16
+workload = { kind = "btree", size_mib = 80, hot_mib = 1 } -> unknown field `hot_mib`
+workload = { kind = "silo", size_mib = 80 } -> missing field `mix`
+workload = { kind = "silo", size_mib = 80, mix = "ycsb", drift_s = 0 } -> workload.drift_s = 0: must be at least 1
+workload = { kind = "silo", size_mib = 80, mix = "tpcc", drift_s = 1 } -> workload.drift_s: only mix = "ycsb" has it
+workload = { kind = "memlat", size_mib = 0, cold_mib = 1 } -> workload.size_mib = 0: must be at least 1
+workload = { kind = "memlat", size_mib = 2, cold_mib = 9_000_000_000_000_000_000 } -> raise machine.slow.usable_mib or shrink the workload
+workload = { kind = "trace", file = "" } -> workload.file: name a trace
+[[vary]] & "sim.vms" = 3 -> vary: sim.vms must be a list of values, such as [1, 2]
+[[vary]] & "sim.vms" = [1, 0] -> with sim.vms=0: sim.vms = 0: must be 1 to 32
+[[vary]] & "sim.vsm" = [1] -> with sim.vsm=1: unknown field `vsm`
+[[vary]] & "agent.alhpa" = [2] -> with agent.alhpa=2: unknown field `alhpa`
+[[vary]] & "name.x" = [2] -> name.x: name is a value, not a table
+"#;
+
+/// The same over `rebalance.toml`.
+const REBALANCE: &str = r#"
+provision.swing = 1 -> unknown field `swing`, expected one of `provisioners`
+provision.provisioners = [] -> provision.provisioners: name at least one, such as "demeter
+provision.provisioners = ["balloon"] -> no provisioner "balloon": use static, demeter-balloon, virtio-mem, virtio-balloon
+provision.provisioners = ["static"] -> "static" cannot follow the policy "shares": use virtio-mem or demeter-balloon
+provision.provisioners = ["virtio-balloon"] -> "virtio-balloon" cannot follow the policy "shares"
+provision.provisioners = ["virtio-balloon"] & provision.policies = ["static"] -> provision.provisioners: virtio-balloon is compared in a single VM
+provision.policies = [] -> provision.policies: name at least one, such as "static"
+provision.policies = ["magic"] -> unknown variant `magic`, expected one of `static`, `shares`, `wss`
+provision.policies = ["wss", "wss"] -> provision.policies: "wss" stands twice; remove one
+systems = ["linux", "demeter"] -> systems: with provision exactly one
+systems = ["linux"] -> "wss" needs the agent's estimate of the working set
+provision.vms = [{ name = "a", hot_mib = 1 }] -> list two or more in provision.vms
+provision.vms = [{ name = "a", hot_mib = 1 }, { name = "a", hot_mib = 1 }] -> provision.vms: two are named "a"; rename one
+provision.vms = [{ name = "a/b", hot_mib = 1 }, { name = "a", hot_mib = 1 }] -> provision.vms: name: 1 to 64 letters
+provision.vms = [{ name = "a", hot_mib = 1, share = 0 }, { name = "b", hot_mib = 1 }] -> provision.vms: a: share must be at least 1
+provision.vms = [{ name = "a", hot_mib = 1 }, { name = "b", hot_mib = 360 }] -> provision.vms: b: workload.hot_mib = 360: must be below workload.size_mib = 360
+workload = { kind = "memlat", size_mib = 9, cold_mib = 9 } -> provision.vms: only gups has a hot set to vary
+provision.crashes = { cycles = 0, recovery_s = 60 } -> provision.crashes.cycles = 0: must be 1 to 100000
+provision.crashes = { cycles = 1, recovery_s = 60 } -> provision.crashes: needs provisioners = ["demeter-balloon"], no resize_cycle, no vms
+provision.resize_cycle = { fast_mib = 10, from_s = 200, every_s = 100 } -> grows at 200 s and shrinks back at 300 s, which must be below duration_s = 300
+provision.resize_cycle = { fast_mib = 0, from_s = 1, every_s = 1 } -> provision.resize_cycle.fast_mib = 0: must be at least 1
+"#;
+
+#[test]
+fn each_refusal_names_the_key_and_the_mend() {
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("bad.toml");
+    for (below, rows) in [("ci.toml", GUPS), ("rebalance.toml", REBALANCE)] {
+        let below = shipped.join(below);
+        for (text, says) in rows
+            .trim()
+            .lines()
+            .map(|row| row.split_once(" -> ").unwrap())
+        {
+            let text = text.replace(" & ", "\n");
+            std::fs::write(&path, format!("extends = {below:?}\n{text}\n")).unwrap();
+            let said = Scenario::load(&path).expect_err(&text).to_string();
+            assert!(
+                said.contains(says),
+                "{text}: {said:?} does not say {says:?}"
+            );
+        }
+    }
+}
