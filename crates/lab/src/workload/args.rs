@@ -8,6 +8,7 @@ use clap::{Args, Parser};
 
 use super::Error;
 use super::timed::Schedule;
+use super::wait::Waiter;
 
 /// The longest timed phase: a year.
 const SECONDS_MAX: f64 = 366.0 * 86_400.0;
@@ -43,6 +44,11 @@ impl Common {
             interval: self.interval,
             shifts_at,
         }
+    }
+
+    /// With `--hold`: waits for a line or a signal.
+    pub(crate) fn wait_if_held(&self, waiter: &Waiter) -> Result<(), Error> {
+        if self.hold { waiter.line() } else { Ok(()) }
     }
 }
 

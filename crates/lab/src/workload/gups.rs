@@ -91,9 +91,7 @@ pub fn run(args: &Gups) -> Result<(), Error> {
         hot_start,
         hot_bytes,
     })?;
-    if args.common.hold {
-        waiter.line()?;
-    }
+    args.common.wait_if_held(&waiter)?;
 
     let total = timed::run(
         &args.common.schedule(shifts_at),
@@ -116,18 +114,8 @@ pub fn run(args: &Gups) -> Result<(), Error> {
             }
         },
     )?;
-    let rate = Rate::mops(total.ops, total.t_s);
-    output.say(&Event::Done {
-        t_s: total.t_s,
-        ops: total.ops,
-        rate,
-    })?;
-    if total.stopped {
-        return Err(Error::Stopped);
-    }
-    if args.common.hold {
-        waiter.line()?;
-    }
+    total.say_done(output, Rate::mops(total.ops, total.t_s))?;
+    args.common.wait_if_held(&waiter)?;
     if args.verify {
         let check = check(&region, args.common.seed, &waiter)?;
         let (words, errors) = (check.words, check.errors(total.ops));

@@ -65,9 +65,7 @@ pub fn run(args: &Memlat) -> Result<(), Error> {
         hot_start: start,
         hot_bytes: bytes,
     })?;
-    if args.common.hold {
-        waiter.line()?;
-    }
+    args.common.wait_if_held(&waiter)?;
     let total = timed::run(
         &args.common.schedule(vec![]),
         1,
@@ -89,18 +87,8 @@ pub fn run(args: &Memlat) -> Result<(), Error> {
             Tick::Shift { .. } => Ok(()),
         },
     )?;
-    let rate = Rate::latency_ns(total.ops, total.t_s);
-    output.say(&Event::Done {
-        t_s: total.t_s,
-        ops: total.ops,
-        rate,
-    })?;
-    if total.stopped {
-        return Err(Error::Stopped);
-    }
-    if args.common.hold {
-        waiter.line()?;
-    }
+    total.say_done(output, Rate::latency_ns(total.ops, total.t_s))?;
+    args.common.wait_if_held(&waiter)?;
     Ok(())
 }
 

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use super::Error;
+use super::event::{Event, Output, Rate};
 use super::wait::Waiter;
 
 /// Operations a worker does between two looks at [`Control`].
@@ -81,6 +82,15 @@ pub(crate) struct Total {
     pub(crate) ops: u64,
     /// Whether a signal ended it early.
     pub(crate) stopped: bool,
+}
+
+impl Total {
+    /// Says `done`. A phase that a signal has ended is an error thereafter.
+    pub(crate) fn say_done(self, output: Output, rate: Rate) -> Result<(), Error> {
+        let Self { t_s, ops, stopped } = self;
+        output.say(&Event::Done { t_s, ops, rate })?;
+        if stopped { Err(Error::Stopped) } else { Ok(()) }
+    }
 }
 
 /// Runs `worker(number, control)` in `threads` threads until the schedule ends, a signal comes or
