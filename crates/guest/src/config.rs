@@ -62,18 +62,9 @@ impl Default for Config {
 }
 
 /// Whether the agent relays between host and balloon driver.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    Serialize,
-    Deserialize,
-    strum::EnumString,
-    strum::VariantNames,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[derive(strum::EnumString, strum::VariantNames)]
 #[strum(serialize_all = "lowercase")]
 pub enum BalloonMode {
     /// Where the VM has a port to the host.

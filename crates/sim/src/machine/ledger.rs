@@ -1,21 +1,9 @@
 //! Where each virtual CPU's time went.
 
-use strum::{EnumCount, VariantArray};
+use strum::{Display, EnumCount, VariantArray};
 
 /// What time is spent on; results name it as here, in lower case.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    strum::Display,
-    strum::EnumCount,
-    strum::VariantArray,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Display, EnumCount, VariantArray)]
 #[strum(serialize_all = "lowercase")]
 pub enum Cause {
     /// The program's own instructions.
