@@ -10,7 +10,7 @@ use super::{Settings, Tracker, TrackerError};
 /// What the person asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-#[derive(strum::Display, strum::EnumString, strum::VariantNames)]
+#[derive(strum::EnumString, strum::IntoStaticStr, strum::VariantNames)]
 #[strum(serialize_all = "lowercase")]
 pub enum Choice {
     /// The best that really yields addresses: perf, else lab, else damon.
@@ -36,14 +36,14 @@ pub struct PassedOver {
 type Open = fn(&Settings) -> Result<Box<dyn Tracker>, TrackerError>;
 
 /// All trackers, best first.
-const TRACKERS: [(Choice, &str, Open); 3] = [
-    (Choice::Perf, "perf", |settings| {
+const TRACKERS: [(Choice, Open); 3] = [
+    (Choice::Perf, |settings| {
         Ok(Box::new(PerfTracker::new(settings)?))
     }),
-    (Choice::Lab, "lab", |settings| {
+    (Choice::Lab, |settings| {
         Ok(Box::new(LabTracker::new(settings)?))
     }),
-    (Choice::Damon, "damon", |settings| {
+    (Choice::Damon, |settings| {
         Ok(Box::new(DamonTracker::new(settings)?))
     }),
 ];
@@ -54,14 +54,17 @@ pub fn choose(
     settings: &Settings,
 ) -> Result<(Box<dyn Tracker>, Vec<PassedOver>), TrackerError> {
     let mut passed_over = Vec::new();
-    for (choice, tracker, open) in TRACKERS {
+    for (choice, open) in TRACKERS {
         if want != Choice::Auto && want != choice {
             continue;
         }
         match open(settings) {
             Ok(tracker) => return Ok((tracker, passed_over)),
             Err(why) if want != Choice::Auto => return Err(why),
-            Err(why) => passed_over.push(PassedOver { tracker, why }),
+            Err(why) => passed_over.push(PassedOver {
+                tracker: choice.into(),
+                why,
+            }),
         }
     }
     let reasons: Vec<_> = passed_over
@@ -79,7 +82,7 @@ pub fn choose(
 pub(crate) fn try_all(settings: &Settings) -> Vec<(&'static str, Option<TrackerError>)> {
     TRACKERS
         .iter()
-        .map(|(_, name, open)| (*name, open(settings).err()))
+        .map(|(choice, open)| (choice.into(), open(settings).err()))
         .collect()
 }
 
