@@ -68,7 +68,7 @@ enum Command {
     Set(SetArgs),
     /// Divide memory by another policy from now on
     Policy {
-        /// Which
+        /// How memory is divided
         #[arg(value_parser = names::<Policy>())]
         policy: Policy,
         #[command(flatten)]
