@@ -62,6 +62,7 @@ pub fn mix(x: u64) -> u64 {
 }
 
 /// The bound below which a random 64-bit number falls with probability `share` (0 to 1).
+#[inline]
 pub fn bound(share: f64) -> u64 {
     // 2^64; the cast saturates, so that 1 is every number but one.
     (share * 18_446_744_073_709_551_616.0) as u64

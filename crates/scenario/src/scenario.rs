@@ -70,6 +70,8 @@ pub struct Machine {
 /// The kernel's mode of transparent huge pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "lowercase")]
+#[derive(strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum Thp {
     /// Wherever possible: Debian's default.
     #[default]

@@ -19,11 +19,7 @@ const THP: &str = "sys/kernel/mm/transparent_hugepage/enabled";
 /// kernel boots with: it would spend hint faults, and split huge pages, on memory that is still
 /// being filled.
 pub fn prepare(root: &Path, thp: Thp) -> Result<(), Fault> {
-    let mode = match thp {
-        Thp::Always => "always",
-        Thp::Never => "never",
-    };
-    write(root, THP, mode)?;
+    write(root, THP, thp.into())?;
     set_tiering(root, false)
 }
 
