@@ -11,12 +11,13 @@
 
 mod addr;
 mod classifier;
-mod evidence;
+
 mod planner;
 pub mod provision;
 mod ranking;
 mod residency;
 mod sample;
+mod significance;
 mod tier;
 mod tuning;
 mod working_set;

@@ -27,7 +27,7 @@
 //! - A stable ranking yields an empty plan after finitely many epochs.
 //! - The same input gives the same plan.
 
-use crate::evidence::z_squared;
+use crate::significance::z_squared;
 use crate::{BLOCK_SIZE, Block, ByteCount, Pid, RankedRange, ResidencyMap};
 
 /// An exchange needs a density this many times the other's.
