@@ -118,9 +118,9 @@ impl ResidencyMap {
         }
     }
 
-    /// Forgets processes for which `keep` does not hold.
-    pub fn retain(&mut self, mut keep: impl FnMut(Pid) -> bool) {
-        self.spaces.retain(|&pid, _| keep(pid));
+    /// Forgets a process.
+    pub fn forget(&mut self, pid: Pid) {
+        self.spaces.remove(&pid);
     }
 
     /// The blocks of a range that are known and not set aside in `epoch`, by address.
@@ -224,7 +224,7 @@ mod tests {
             map.placement(Pid(1), &range(3, 10)).fast,
             ByteCount(2 * BLOCK_SIZE)
         );
-        map.retain(|_| false);
+        map.forget(Pid(1));
         assert_eq!(map.get(Pid(1), Block(2)), None);
     }
 }
