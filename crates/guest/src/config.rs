@@ -7,7 +7,7 @@ use demeter_policy::{ByteCount, MIB, NodeId, OutOfBounds, Pid, Tuning};
 use serde::{Deserialize, Serialize};
 
 use crate::nodes::{NodesError, Topology};
-use crate::residency::Tiers;
+use crate::prober::Tiers;
 use crate::targets::TargetSpec;
 use crate::tracker::Choice;
 

@@ -8,7 +8,7 @@ pub mod mover;
 pub mod nodes;
 pub mod pages;
 pub mod probe;
-pub mod residency;
+pub mod prober;
 pub mod server;
 pub mod status;
 pub mod targets;

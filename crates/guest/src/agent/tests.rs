@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 
-use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, NodeId};
+use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, NodeId, Tuning};
 
 use super::*;
 use crate::pages::PageState;
@@ -131,6 +131,10 @@ fn maps(blocks: u64) -> String {
 
 impl World {
     fn new() -> Self {
+        Self::tuned(Tuning::default())
+    }
+
+    fn tuned(tuning: Tuning) -> Self {
         let root = tempfile::tempdir().unwrap();
         node(root.path(), 0, 216, 4);
         node(root.path(), 1, 1000, 70);
@@ -157,6 +161,7 @@ impl World {
             root.path().into(),
             Config {
                 pids: vec![PID.0],
+                tuning,
                 ..Config::default()
             },
             Box::new(ScriptedTracker(script.clone())),
@@ -232,7 +237,6 @@ fn memory_that_was_mapped_before_it_was_filled_is_found() {
     let mut w = World::new();
     // It takes a while to fill what was mapped at once; nobody samples it meanwhile.
     process(w.root.path(), &maps(1000));
-    w.agent.refresh_at = 0;
     w.steps(20);
     for b in 900..1000 {
         let mut kernel = w.kernel.lock();
@@ -335,10 +339,16 @@ fn room_for_the_balloon_is_made_of_the_coldest_blocks() {
     assert!(w.moved() - moved <= 8 * MIB, "it settles at once");
 }
 
+fn slow_mover() -> Tuning {
+    Tuning {
+        rate_limit_mib_s: 32,
+        ..Tuning::default()
+    }
+}
+
 #[test]
 fn what_is_more_than_a_batch_is_made_room_for_in_several_epochs() {
-    let mut w = World::new();
-    w.agent.config.tuning.rate_limit_mib_s = 32;
+    let mut w = World::tuned(slow_mover());
     w.steps(60);
     w.agent.make_room(ByteCount(80 * MIB)).unwrap();
     assert!(fast_free(&w) < 32 * MIB);
@@ -348,11 +358,10 @@ fn what_is_more_than_a_batch_is_made_room_for_in_several_epochs() {
 
 #[test]
 fn room_is_made_in_an_idle_vm_too() {
-    let mut w = World::new();
+    let mut w = World::tuned(slow_mover());
     w.steps(10);
     w.script.lock().unwrap().samples = 0;
     w.steps(40);
-    w.agent.config.tuning.rate_limit_mib_s = 32;
     w.agent.make_room(ByteCount(80 * MIB)).unwrap();
     w.steps(6);
     assert!(fast_free(&w) >= 80 * MIB);
@@ -377,12 +386,14 @@ fn the_working_set_and_the_hit_share_are_told() {
 
 #[test]
 fn it_ends_when_the_processes_that_were_named_have_ended() {
-    let mut w = World::new();
-    w.steps(3);
+    let mut w = World::tuned(Tuning {
+        epoch_ms: 10,
+        ..Tuning::default()
+    });
+    // The next epoch looks which processes there are.
+    w.steps(199);
     fs::remove_dir_all(w.root.path().join(format!("proc/{PID}"))).unwrap();
     w.kernel.lock().kill(PID);
-    w.agent.config.tuning.epoch_ms = 10;
-    w.agent.refresh_at = 0;
     let (_commands, received) = mpsc::channel();
     assert_eq!(w.agent.run(&received).unwrap(), Ended::NothingLeft);
 }
