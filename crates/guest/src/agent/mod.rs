@@ -10,6 +10,7 @@
 mod process;
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Instant;
@@ -243,9 +244,9 @@ impl Agent {
         let mut changed = !gone.is_empty();
         for target in targets {
             let pid = target.pid;
-            if !self.processes.contains_key(&pid) {
+            if let Entry::Vacant(vacant) = self.processes.entry(pid) {
                 tracing::info!("looking after {pid} ({})", target.comm);
-                self.processes.insert(pid, Process::new(target));
+                vacant.insert(Process::new(target));
                 self.engine.push(Input::Started(pid))?;
                 changed = true;
             }

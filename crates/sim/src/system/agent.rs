@@ -7,7 +7,7 @@
 
 use demeter_policy::{
     BLOCK_SIZE, Block, ByteCount, ClassifierConfig, FillThreshold, GuestVirtAddr, MIB, PAGE_SIZE,
-    Placement, Plan, RankedRange, Relocation, ResidencyMap, Room, VirtRange, plan,
+    Placement, Plan, RankedRange, Relocation, ResidencyMap, Room, Situation, VirtRange, plan,
 };
 
 use super::halves::exchange;
@@ -139,7 +139,13 @@ impl Agent {
             _ => {
                 self.look_up(&ranking, guest, actor);
                 let fill = FillThreshold(f64::from(settings.classifier.tau_split));
-                let plan = plan(&ranking, &self.residency, &room, fill, self.epoch);
+                let plan = plan(&Situation {
+                    ranking: &ranking,
+                    residency: &self.residency,
+                    room,
+                    fill,
+                    epoch: self.epoch,
+                });
                 (plan, actor.now_ps())
             }
         };

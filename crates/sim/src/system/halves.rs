@@ -166,6 +166,7 @@ pub(super) fn exchange(
     (!hot.is_empty()).then_some(Plan {
         promotions,
         demotions,
+        ..Plan::default()
     })
 }
 

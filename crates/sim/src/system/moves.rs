@@ -142,7 +142,7 @@ mod tests {
         ) {
             let guest = guest(fast_mib);
             let design = if sequential { Design::Sequential } else { Design::Product };
-            let plan = Plan { promotions: relocations(0..up), demotions: relocations(100..100 + down) };
+            let plan = Plan { promotions: relocations(0..up), demotions: relocations(100..100 + down), ..Plan::default() };
             let mut moves = Moves::default();
             moves.add(plan.clone(), ByteCount(level_mib * MIB), design);
             moves.add(plan, ByteCount(level_mib * MIB), design);
