@@ -80,6 +80,12 @@ impl Histogram {
         &self.entries
     }
 
+    /// Takes over entries, sorted and each of another granule.
+    pub(super) fn restore(&mut self, entries: impl IntoIterator<Item = Entry>) {
+        self.entries.clear();
+        self.entries.extend(entries);
+    }
+
     /// Buffers `samples` whole samples of `granule`. True when the buffer is full: fold now.
     #[inline]
     pub(super) fn push(&mut self, granule: u32, samples: u32) -> bool {

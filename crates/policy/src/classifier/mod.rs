@@ -35,6 +35,7 @@
 
 mod edge;
 mod histogram;
+mod saved;
 mod segment;
 mod space;
 
@@ -125,6 +126,11 @@ impl Range {
     }
 }
 
+/// `of` of `whole` equal parts of a weight.
+fn part(weight: u64, of: u32, whole: u32) -> u64 {
+    (u128::from(weight) * u128::from(of) / u128::from(whole)) as u64
+}
+
 fn to_samples(weight: u64) -> f64 {
     weight as f64 / f64::from(1u32 << FRACTION_BITS)
 }
@@ -166,7 +172,7 @@ impl Classifier {
                 let piece = match old.peek() {
                     Some(r) if r.start <= at => {
                         let end = r.end.min(span.end);
-                        let kept = u64::from(end - at) * r.residual / u64::from(r.len());
+                        let kept = part(r.residual, end - at, r.len());
                         Range {
                             start: at,
                             end,
@@ -408,8 +414,7 @@ fn cut(
         .map(|e| e.weight())
         .sum();
     // Nobody knows where the residual fell: it is spread evenly, and no rounding loses any.
-    let residual_before =
-        |granule: u32| range.residual * u64::from(granule - range.start) / u64::from(range.len());
+    let residual_before = |granule: u32| part(range.residual, granule - range.start, range.len());
     let piece = |start, end, located| {
         (start < end).then_some(Range {
             start,

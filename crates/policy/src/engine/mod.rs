@@ -42,6 +42,7 @@ mod deciding;
 mod moves;
 mod process;
 mod protocol;
+mod snapshot;
 mod strategy;
 
 use std::collections::BTreeMap;
@@ -52,6 +53,7 @@ use process::Process;
 pub use moves::BATCH_BLOCKS;
 pub use process::ProcessFigures;
 pub use protocol::{Direction, Input, Misuse, NodeFacts, Request};
+pub use snapshot::{NotAState, Numbers, Saved};
 pub use strategy::{Classify, Config, LookUps, Ranges, Strategy};
 
 use crate::{

@@ -443,4 +443,52 @@ proptest! {
             prop_assert_eq!((known, plain.engine.ranking().len()), (0, 0));
         }
     }
+
+    #[test]
+    fn a_saved_state_goes_on_as_if_it_had_never_been_saved(seed: u64, at in 0usize..40) {
+        let script = Script::new(seed);
+        let mut plain = Plain::new(&script, BASE);
+        let (before, after) = script.epochs.split_at(at.min(script.epochs.len()));
+        run(&mut plain, before);
+        let mut other = plain.clone();
+        let saved = plain.engine.save().unwrap();
+        let tuning = script.tuning();
+        let config = Config::new(&tuning, script.fast_size());
+        let ranges = Ranges(tuning.classifier());
+        other.engine = Engine::restore(ranges, config, &saved).unwrap();
+        prop_assert_eq!(other.engine.save(), Some(saved));
+        prop_assert_eq!(run(&mut other, after), run(&mut plain, after));
+        prop_assert_eq!(other.engine.figures(), plain.engine.figures());
+    }
+
+    #[test]
+    fn a_state_that_was_altered_is_refused_or_works(
+        seed: u64,
+        altered in prop::collection::vec((any::<prop::sample::Index>(), any::<u64>(), 0u32..64), 0..4),
+        cut in any::<prop::sample::Index>(),
+        is_cut: bool,
+    ) {
+        let script = Script::new(seed);
+        let mut plain = Plain::new(&script, BASE);
+        run(&mut plain, &script.epochs);
+        let mut numbers = plain.engine.save().unwrap();
+        for (at, number, shift) in altered {
+            let at = at.index(numbers.len());
+            numbers[at] = number >> shift;
+        }
+        if is_cut {
+            numbers.truncate(cut.index(numbers.len()));
+        }
+        let tuning = script.tuning();
+        let config = Config::new(&tuning, script.fast_size());
+        if let Ok(engine) = Engine::restore(Ranges(tuning.classifier()), config, &numbers) {
+            plain.engine = engine;
+            // Where it believes anything that can be, it still makes no epoch of more than that.
+            for epoch in &script.epochs[..script.epochs.len().min(6)] {
+                if plain.engine.processes().any(|p| p.pid == PID) {
+                    plain.epoch(epoch);
+                }
+            }
+        }
+    }
 }
