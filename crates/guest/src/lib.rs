@@ -9,6 +9,7 @@ pub mod nodes;
 pub mod pages;
 pub mod probe;
 pub mod prober;
+pub mod recording;
 pub mod server;
 pub mod status;
 pub mod targets;

@@ -24,6 +24,7 @@ use crate::mover::Mover;
 use crate::nodes::{NodeMemory, NodesError, Topology};
 use crate::pages::{Errno, Pages, PagesError};
 use crate::prober::{Prober, Tiers};
+use crate::recording::{self, Recorded, Recorder, RecorderError};
 use crate::status::{StatusCell, TargetStatus};
 use crate::targets::{Target, TargetFinder, TargetsError};
 use crate::tracker::{Tracker, TrackerError};
@@ -57,6 +58,9 @@ pub enum AgentError {
     /// No tracker, or one that failed.
     #[error(transparent)]
     Tracker(#[from] TrackerError),
+    /// Nothing can be recorded.
+    #[error(transparent)]
+    Recorder(#[from] RecorderError),
     /// An error of ours.
     #[error("the agent told its engine what does not fit: {0}; please report this")]
     Misuse(#[from] Misuse),
@@ -72,7 +76,7 @@ pub struct Agent {
     pages: Box<dyn Pages>,
     status: StatusCell,
 
-    engine: Engine<Ranges>,
+    engine: Recorded,
     processes: BTreeMap<Pid, Process>,
     prober: Prober,
     mover: Mover,
@@ -123,8 +127,25 @@ impl Agent {
             s.fast_node = tiers.fast.0;
             s.slow_node = tiers.slow.0;
         });
+        let mut engine = Recorded::new(Engine::new(Ranges(tuning.classifier()), engine_config));
+        if let Some(path) = &config.record {
+            let header = recording::Header {
+                agent: env!("CARGO_PKG_VERSION").into(),
+                tracker: tracker.name().into(),
+                tuning: tuning.clone(),
+                fast_node: tiers.fast.0,
+                slow_node: tiers.slow.0,
+                fast_bytes: fast_size.0,
+            };
+            engine.record(Recorder::start(
+                path,
+                config.record_max_mib,
+                header,
+                &engine,
+            )?);
+        }
         let mut agent = Self {
-            engine: Engine::new(Ranges(tuning.classifier()), engine_config),
+            engine,
             finder: TargetFinder::new(&root, config.targets()?),
             config,
             tiers,
@@ -145,6 +166,14 @@ impl Agent {
 
     /// Runs until told to stop, or until the processes that were named have ended.
     pub fn run(&mut self, commands: &Receiver<Command>) -> Result<Ended, AgentError> {
+        let ended = self.run_epochs(commands);
+        if let Err(error) = self.engine.finish() {
+            tracing::warn!("{error}");
+        }
+        ended
+    }
+
+    fn run_epochs(&mut self, commands: &Receiver<Command>) -> Result<Ended, AgentError> {
         let epoch = self.config.tuning.epoch();
         let mut next = Instant::now() + epoch;
         loop {
@@ -338,11 +367,12 @@ impl Agent {
 
     /// Updates the status with what came of an epoch.
     fn report(&mut self) {
-        let error = self.error.take();
+        let recorder_error = self.engine.take_error().map(|e| e.to_string());
+        let error = recorder_error.or_else(|| self.error.take());
         if let Some(error) = &error {
             tracing::warn!("{error}");
         }
-        let (engine, figures) = (&self.engine, self.engine.figures());
+        let (engine, figures) = (&*self.engine, self.engine.figures());
         let ranking = engine.ranking();
         let used = engine.working_set();
         // While nothing is accessed nothing changes, and nothing is summed up.
@@ -415,5 +445,7 @@ fn huge_pages_always(root: &Path) -> bool {
     std::fs::read_to_string(file).is_ok_and(|mode| mode.contains("[always]"))
 }
 
+#[cfg(test)]
+pub(crate) mod conformance;
 #[cfg(test)]
 mod tests;

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, NodeId, Tuning};
 
+use super::conformance::{maps_of, node, process_of};
 use super::*;
 use crate::pages::PageState;
 use crate::pages::simulated::{SharedPages, SimulatedPages};
@@ -93,40 +94,8 @@ struct World {
     agent: Agent,
 }
 
-fn node(root: &Path, id: u32, mib: u64, tier: u32) {
-    let dir = root.join(format!("sys/devices/system/node/node{id}"));
-    fs::create_dir_all(&dir).unwrap();
-    let meminfo = format!(
-        "Node {id} MemTotal: {0} kB\nNode {id} MemFree: {0} kB\n",
-        mib * 1024
-    );
-    fs::write(dir.join("meminfo"), meminfo).unwrap();
-    fs::write(dir.join("cpulist"), if id == 0 { "0\n" } else { "\n" }).unwrap();
-    fs::write(dir.join("distance"), "10 20\n").unwrap();
-    let dir = root.join(format!(
-        "sys/devices/virtual/memory_tiering/memory_tier{tier}"
-    ));
-    fs::create_dir_all(&dir).unwrap();
-    fs::write(dir.join("nodelist"), id.to_string()).unwrap();
-}
-
-fn process(root: &Path, maps: &str) {
-    let dir = root.join(format!("proc/{PID}"));
-    fs::create_dir_all(dir.join(format!("task/{PID}"))).unwrap();
-    fs::write(
-        dir.join("stat"),
-        format!("{PID} (gups) S {}5 0", "0 ".repeat(18)),
-    )
-    .unwrap();
-    fs::write(dir.join("statm"), "9 9 0 0 0 0 0").unwrap();
-    fs::write(dir.join("maps"), maps).unwrap();
-}
-
-fn maps(blocks: u64) -> String {
-    format!(
-        "{BASE:x}-{:x} rw-p 00000000 00:00 0 \n",
-        BASE + blocks * BLOCK_SIZE
-    )
+fn process(root: &Path, blocks: u64) {
+    process_of(root, PID, &maps_of(BASE, blocks));
 }
 
 impl World {
@@ -138,7 +107,7 @@ impl World {
         let root = tempfile::tempdir().unwrap();
         node(root.path(), 0, 216, 4);
         node(root.path(), 1, 1000, 70);
-        process(root.path(), &maps(400));
+        process(root.path(), 400);
         let mut kernel = SimulatedPages::new(8 << 20, 200 << 20);
         for b in 0..400 {
             kernel.map_block(
@@ -236,7 +205,7 @@ fn a_hot_set_that_jumps_is_followed() {
 fn memory_that_was_mapped_before_it_was_filled_is_found() {
     let mut w = World::new();
     // It takes a while to fill what was mapped at once; nobody samples it meanwhile.
-    process(w.root.path(), &maps(1000));
+    process(w.root.path(), 1000);
     w.steps(20);
     for b in 900..1000 {
         let mut kernel = w.kernel.lock();
@@ -251,7 +220,7 @@ fn memory_that_was_mapped_before_it_was_filled_is_found() {
 fn memory_that_appears_is_found() {
     let mut w = World::new();
     w.steps(10);
-    process(w.root.path(), &maps(440));
+    process(w.root.path(), 440);
     for b in 400..440 {
         w.kernel
             .lock()

@@ -80,7 +80,9 @@ impl Script {
             mapped += grown;
             EpochScript { grown, samples }
         };
-        let epochs = (0..epochs).map(|_| epoch(&mut below)).collect();
+        let mut epochs: Vec<_> = (0..epochs).map(|_| epoch(&mut below)).collect();
+        // When an agent looks first is its driver's affair.
+        epochs[0].grown = 0;
         Self {
             fast,
             slow,
