@@ -17,7 +17,9 @@ use super::memory::NodeSizes;
 use super::prepared::{INITRAMFS, PreparedVm};
 use super::{kernel, module, plugin, qemu};
 use crate::error::{Error, VmFault};
-use crate::link::{AGENT_CONFIG_PATH, AGENT_SOCKET_PATH, JOB_PATH, Job, MODULES_DIR, Report};
+use crate::link::{
+    AGENT_CONFIG_PATH, AGENT_RECORDING_PATH, AGENT_SOCKET_PATH, JOB_PATH, Job, MODULES_DIR, Report,
+};
 
 /// The programs that go into every VM.
 const PROGRAMS: [&str; 3] = ["demeter", "gups", "memlat"];
@@ -25,6 +27,9 @@ const PROGRAMS: [&str; 3] = ["demeter", "gups", "memlat"];
 /// Resident size from which on the agent of a VM that runs rounds looks after a process, MiB: above
 /// that of the lab's own.
 const RESIDENT_MIN_MIB: u64 = 16;
+
+/// What the agent may record, MiB: it lies in the VM's own memory.
+const RECORD_MAX_MIB: u64 = 16;
 
 /// Where the lab finds its parts on this machine.
 #[derive(Debug, Clone)]
@@ -37,7 +42,8 @@ pub struct Lab {
     pub cache: PathBuf,
     /// Folder with the programs demeter, gups and memlat.
     pub programs: PathBuf,
-    /// Folder for the logs of every VM; `None` keeps those of failed ones only.
+    /// Folder for the logs of every VM, and for the agent's recording; `None` keeps the logs of
+    /// failed ones only and records nothing.
     pub keep_logs: Option<PathBuf>,
 }
 
@@ -97,7 +103,7 @@ impl Lab {
                 .as_ref()
                 .is_some_and(|p| p.crashes.is_some()),
         };
-        let agent = agent_config(&job)?;
+        let agent = agent_config(&job, self.keep_logs.is_some())?;
         let (plugin, kernel) = self.assets()?;
         let folder = tempfile::Builder::new()
             .prefix("demeter-lab-")
@@ -180,8 +186,9 @@ impl Lab {
 }
 
 /// The agent's configuration: tuned as the scenario says, with the tracker that the system stands
-/// for. Where nobody tells it which processes are its own, it looks after all.
-fn agent_config(job: &Job) -> Result<String, Error> {
+/// for. Where nobody tells it which processes are its own, it looks after all. `record`: whether it
+/// records, too.
+fn agent_config(job: &Job, record: bool) -> Result<String, Error> {
     let wrong = |e: &dyn fmt::Display| Error::Agent(e.to_string());
     let table = job.scenario.agent.clone();
     let tuning: Tuning = table.try_into().map_err(|e: toml::de::Error| wrong(&e))?;
@@ -194,6 +201,8 @@ fn agent_config(job: &Job) -> Result<String, Error> {
             _ => Choice::Lab,
         },
         socket: AGENT_SOCKET_PATH.into(),
+        record: (record && !job.rounds).then(|| AGENT_RECORDING_PATH.into()),
+        record_max_mib: RECORD_MAX_MIB,
         tuning,
         ..Config::default()
     };
@@ -215,7 +224,7 @@ mod tests {
             provisioner: None,
             rounds,
         };
-        agent_config(&job).map(|text| toml::from_str(&text).unwrap())
+        agent_config(&job, true).map(|text| toml::from_str(&text).unwrap())
     }
 
     #[test]
@@ -224,6 +233,7 @@ mod tests {
         assert_eq!(config.tuning.sample_period, 2047);
         assert_eq!(config.tracker, Choice::Damon);
         assert!(!config.all, "the VM names its target");
+        assert_eq!(config.record, Some(AGENT_RECORDING_PATH.into()));
         let config = agent("", System::Demeter, true).unwrap();
         assert_eq!(config.tuning, Tuning::default());
         assert_eq!(config.tracker, Choice::Lab);
