@@ -1,5 +1,6 @@
 //! From a scenario's machine to a world in which nothing has happened yet.
 
+use demeter_policy::engine::Config;
 use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, MIB, Tuning};
 use demeter_scenario::{Cpu, Scenario, Thp, Workload};
 
@@ -262,7 +263,7 @@ fn agent_settings(scenario: &Scenario) -> Result<AgentSettings, SimError> {
             threshold_ps: u64::from(tuning.latency_threshold_ns) * PS_PER_NS,
         },
         epoch_ps: tuning.epoch_ms * 1_000_000_000,
-        batch: tuning.batch(),
+        engine: Config::new(&tuning, ByteCount(0)),
         vcpus: scenario.machine.vcpus,
     })
 }
