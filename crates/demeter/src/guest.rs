@@ -29,6 +29,7 @@ Examples:
   demeter guest --pid 4711              one process and its descendants
   demeter guest --cgroup /sys/fs/cgroup/db.slice
   demeter guest --all --tracker damon   every process above 64 MiB, watched by DAMON
+  demeter guest --pid 4711 --record agent.rec    a recording to look at with demeter replay
   demeter guest --relay-only            the host's balloon alone, whoever manages the tiers
 
 Status and metrics, on the agent's Unix socket:
@@ -64,9 +65,17 @@ pub struct Args {
     /// Whether the host may take memory back: where the VM has a port for it, or never
     #[arg(long, value_name = "WHEN", value_parser = names::<BalloonMode>())]
     balloon: Option<BalloonMode>,
+    /// Record what the agent sees and decides to this file, for `demeter replay`; what was recorded
+    /// before goes to FILE.1
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// The most that a recording takes, both files together, MiB
+    #[arg(long, value_name = "MIB")]
+    record_max_mib: Option<u64>,
     /// Only relay between the host and the balloon driver; manage no tiers
     #[arg(long, conflicts_with_all = ["pid", "cgroup", "all", "config", "balloon", "tracker",
-        "epoch_ms", "sample_period", "rate_limit_mib_s", "socket", "listen"])]
+        "epoch_ms", "sample_period", "rate_limit_mib_s", "socket", "listen", "record",
+        "record_max_mib"])]
     relay_only: bool,
     /// Unix socket for status and metrics
     #[arg(long, value_name = "PATH")]
@@ -94,6 +103,8 @@ impl Args {
         config.balloon = self.balloon.unwrap_or(config.balloon);
         config.socket = self.socket.unwrap_or(config.socket);
         config.listen = self.listen.or(config.listen);
+        config.record = self.record.or(config.record);
+        config.record_max_mib = self.record_max_mib.unwrap_or(config.record_max_mib);
         let tuning = &mut config.tuning;
         tuning.epoch_ms = self.epoch_ms.unwrap_or(tuning.epoch_ms);
         tuning.sample_period = self.sample_period.unwrap_or(tuning.sample_period);

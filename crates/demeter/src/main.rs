@@ -12,6 +12,7 @@ mod names;
 mod output;
 mod probe;
 mod progress;
+mod replay;
 mod report;
 mod run;
 mod shell;
@@ -43,6 +44,8 @@ enum Command {
     Run(run::Args),
     /// Manage the memory tiers of processes on this machine
     Guest(guest::Args),
+    /// Run a recording of an agent through the policy again, and see whether it decides the same
+    Replay(replay::Args),
     /// Divide this machine's fast and slow memory between its VMs
     Host(host::Args),
     /// Show the VMs of this machine's host controller, live
@@ -80,6 +83,7 @@ fn dispatch(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Run(args) => run::run(args),
         Command::Guest(args) => guest::guest(args),
+        Command::Replay(args) => replay::replay(&args),
         Command::Host(args) => host::host(args),
         Command::Top(args) => top::top(&args),
         Command::Probe(args) => probe::probe(&args),

@@ -49,7 +49,8 @@ pub struct Args {
     /// in the middle is shown
     #[arg(long, value_name = "N", default_value = "1")]
     repeat: NonZeroU32,
-    /// Keep the logs of every VM here, not only those of failed ones
+    /// Keep the logs of every VM here, not only those of failed ones, and the agent's recording for
+    /// `demeter replay`
     #[arg(long, value_name = "DIR")]
     keep_logs: Option<PathBuf>,
     #[command(flatten)]
@@ -155,7 +156,10 @@ fn show(run: &str, report: &Report) {
         Report::Shift { t_s } => format!("{t_s:4.0} s  the hot set changes"),
         Report::Done { rate, .. } => format!("done, mean {rate}"),
         Report::Verified { words, errors } => format!("{words} words verified, {errors} wrong"),
-        Report::AgentLog { .. } | Report::Failed { .. } | Report::Finished => return,
+        Report::AgentLog { .. }
+        | Report::AgentRecording { .. }
+        | Report::Failed { .. }
+        | Report::Finished => return,
     };
     eprintln!("{run:13} {line}");
 }

@@ -7,7 +7,7 @@ use demeter_policy::{ByteCount, MIB, NodeId, OutOfBounds, Pid, Tuning};
 use serde::{Deserialize, Serialize};
 
 use crate::nodes::{NodesError, Topology};
-use crate::residency::Tiers;
+use crate::prober::Tiers;
 use crate::targets::TargetSpec;
 use crate::tracker::Choice;
 
@@ -39,6 +39,11 @@ pub struct Config {
     /// TCP address for the same, for those who ask for it. Nobody is authenticated there.
     pub listen: Option<SocketAddr>,
 
+    /// Where to record what the policy is told and decides, for `demeter replay`.
+    pub record: Option<PathBuf>,
+    /// What a recording may take, MiB, with its predecessor.
+    pub record_max_mib: u64,
+
     /// How it samples, classifies and moves.
     pub tuning: Tuning,
 }
@@ -56,6 +61,8 @@ impl Default for Config {
             balloon: BalloonMode::Auto,
             socket: "/run/demeter/guest.sock".into(),
             listen: None,
+            record: None,
+            record_max_mib: 64,
             tuning: Tuning::default(),
         }
     }
@@ -98,6 +105,9 @@ pub enum ConfigError {
     /// No target, or several kinds of them.
     #[error("configuration: give exactly one of pids (--pid), cgroup (--cgroup) and all (--all)")]
     Targets,
+    /// A recording of no size.
+    #[error("configuration: record_max_mib = {0} is out of bounds; give 4 to 1048576")]
+    RecordMax(u64),
     /// One tier named without the other.
     #[error(
         "configuration: fast_node and slow_node must be two different nodes, or both be left out"
@@ -121,6 +131,9 @@ impl Config {
     /// Checks what types alone cannot say.
     pub fn check(&self) -> Result<(), ConfigError> {
         self.tuning.check()?;
+        if !(4..=1 << 20).contains(&self.record_max_mib) {
+            return Err(ConfigError::RecordMax(self.record_max_mib));
+        }
         match (self.fast_node, self.slow_node) {
             (None, None) => {}
             (Some(fast), Some(slow)) if fast != slow => {}
@@ -213,6 +226,7 @@ mod tests {
                 "tuning.alpha = nan",
                 "[tuning] alpha = NaN is out of bounds",
             ),
+            ("record_max_mib = 3", "record_max_mib = 3 is out of bounds"),
             ("fast_node = 1", "fast_node and slow_node"),
             ("fast_node = 1\nslow_node = 1", "fast_node and slow_node"),
             ("epoch_ms = 500", "unknown field `epoch_ms`"),

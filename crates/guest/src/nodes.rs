@@ -47,12 +47,12 @@ pub struct TierOrder {
     /// The node with the most memory among those that are slower.
     pub slow: NodeId,
     /// What decided it.
-    pub decided_by: Evidence,
+    pub decided_by: DecidedBy,
 }
 
 /// What told a fast node from a slow one, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
-pub enum Evidence {
+pub enum DecidedBy {
     /// The kernel put them in different memory tiers.
     #[strum(to_string = "by the kernel's memory tiers")]
     MemoryTier,
@@ -158,7 +158,7 @@ impl Topology {
 }
 
 /// What shows that `a` is slower than `b`, if anything does.
-fn slower(a: &Node, b: &Node) -> Option<Evidence> {
+fn slower(a: &Node, b: &Node) -> Option<DecidedBy> {
     use std::cmp::Ordering::{Equal, Greater, Less};
     let by_tier = a.tier.zip(b.tier).map_or(Equal, |(a, b)| a.cmp(&b));
     let by_latency = a
@@ -166,9 +166,9 @@ fn slower(a: &Node, b: &Node) -> Option<Evidence> {
         .zip(b.read_latency_ns)
         .map_or(Equal, |(a, b)| a.cmp(&b));
     match (by_tier, by_latency) {
-        (Greater, _) => Some(Evidence::MemoryTier),
-        (Equal, Greater) => Some(Evidence::Latency),
-        (Equal, Equal) if !a.has_cpus && b.has_cpus => Some(Evidence::CpulessNode),
+        (Greater, _) => Some(DecidedBy::MemoryTier),
+        (Equal, Greater) => Some(DecidedBy::Latency),
+        (Equal, Equal) if !a.has_cpus && b.has_cpus => Some(DecidedBy::CpulessNode),
         (Less, _) | (Equal, Less | Equal) => None,
     }
 }

@@ -29,6 +29,9 @@ pub const AGENT_CONFIG_PATH: &str = "/etc/demeter/demeter.toml";
 /// The agent's socket in the VM.
 pub const AGENT_SOCKET_PATH: &str = "/run/demeter/guest.sock";
 
+/// Where the agent records in the VM, if it does.
+pub const AGENT_RECORDING_PATH: &str = "/run/demeter/agent.rec";
+
 /// What lets a VM go on that waits.
 pub const GO: &str = "go";
 
@@ -114,7 +117,12 @@ pub enum Report {
         /// Its text.
         text: String,
     },
-    /// The job went wrong; nothing follows but [`Report::AgentLog`].
+    /// The next bytes of the agent's recording.
+    AgentRecording {
+        /// In hexadecimal digits, see [`to_hex`].
+        hex: String,
+    },
+    /// The job went wrong; nothing follows but [`Report::AgentLog`] and [`Report::AgentRecording`].
     Failed {
         /// What, in one line.
         what: String,
@@ -149,6 +157,23 @@ pub struct Totals {
     pub promoted_bytes: Option<u64>,
     /// Bytes moved from fast to slow memory, likewise.
     pub demoted_bytes: Option<u64>,
+}
+
+/// Bytes as hexadecimal digits, two for each.
+pub fn to_hex(bytes: &[u8]) -> String {
+    let digit = |nibble: u8| char::from_digit(nibble.into(), 16).unwrap_or_default();
+    let digits = |byte: &u8| [digit(byte >> 4), digit(byte & 15)];
+    bytes.iter().flat_map(digits).collect()
+}
+
+/// The bytes of hexadecimal digits; `None` if they are something else.
+pub fn from_hex(hex: &str) -> Option<Vec<u8>> {
+    let digit = |digit: u8| char::from(digit).to_digit(16);
+    let byte = |pair: &[u8]| match pair {
+        &[high, low] => Some((digit(high)? << 4 | digit(low)?) as u8),
+        _ => None,
+    };
+    hex.as_bytes().chunks(2).map(byte).collect()
 }
 
 /// Splits a byte stream into lines of at most [`LINE_MAX_BYTES`].
@@ -239,6 +264,15 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn bytes_survive_as_digits(bytes: Vec<u8>, other in ".{0,8}") {
+            let hex = to_hex(&bytes);
+            prop_assert!(hex.len() == 2 * bytes.len() && hex.is_ascii());
+            prop_assert_eq!(from_hex(&hex), Some(bytes));
+            let is_hex = other.len() % 2 == 0 && other.bytes().all(|b| b.is_ascii_hexdigit());
+            prop_assert_eq!(from_hex(&other).is_some(), is_hex);
+        }
+
         /// However the bytes arrive, the lines are those that were sent.
         #[test]
         fn lines_survive_any_chopping(

@@ -47,6 +47,7 @@ impl Trace {
             Report::Booted { .. }
             | Report::Sized { .. }
             | Report::AgentLog { .. }
+            | Report::AgentRecording { .. }
             | Report::Failed { .. }
             | Report::Finished => {}
         }

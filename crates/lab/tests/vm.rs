@@ -1,19 +1,21 @@
 //! One real VM: a stock kernel boots, the agent moves the hot set, no data is lost. Outcomes
 //! only, never times: this machine may be slow or shared.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
+use demeter_guest::recording::{Reader, replay};
 use demeter_lab::Lab;
 use demeter_report::{RunResult, SystemResult};
 use demeter_scenario::{Scenario, System};
 
-fn run(scenario: &str) -> RunResult {
+fn run(scenario: &str, keep_logs: Option<PathBuf>) -> RunResult {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let scenario = Scenario::load(&root.join("scenarios").join(scenario)).unwrap();
     // An emulated CPU needs optimised programs: `make test` has built them.
     let lab = Lab {
         programs: root.join("target/release"),
+        keep_logs,
         ..Lab::from_env().unwrap()
     };
     let stop = AtomicBool::new(false);
@@ -25,7 +27,7 @@ fn run(scenario: &str) -> RunResult {
 
 #[test]
 fn memory_is_taken_given_and_taken_again_and_no_data_is_lost() {
-    let result = run("ci-balloon.toml");
+    let result = run("ci-balloon.toml", None);
     let [system] = &result.systems[..] else {
         panic!("{result:?}")
     };
@@ -55,7 +57,8 @@ fn memory_is_taken_given_and_taken_again_and_no_data_is_lost() {
 
 #[test]
 fn the_agent_moves_the_hot_set_and_loses_no_data() {
-    let result = run("ci.toml");
+    let logs = tempfile::tempdir().unwrap();
+    let result = run("ci.toml", Some(logs.path().into()));
     let of = |system: System| -> &SystemResult {
         let name = system.to_string();
         result
@@ -89,4 +92,12 @@ fn the_agent_moves_the_hot_set_and_loses_no_data() {
         demeter.hot_in_fast_final
     );
     assert!(demeter.bytes_promoted.is_some_and(|bytes| bytes > 0));
+
+    // The agent's decisions do not depend on where its engine runs.
+    let mut recording = Reader::open(&logs.path().join("ci-demeter-agent.rec")).unwrap();
+    let replayed = replay(&mut recording, &mut |_| ()).unwrap();
+    assert_eq!(replayed.divergence, None);
+    assert!(replayed.is_ended, "the agent was stopped");
+    let promoted = Some(replayed.figures.promoted.0);
+    assert!(promoted >= demeter.bytes_promoted, "{replayed:?}");
 }

@@ -4,19 +4,20 @@
 //! arguments, decisions go out as values. The live agent, the lab and the simulator run
 //! this same code.
 //!
-//! Data passes through in one direction:
-//! [`Sample`] → [`Classifier`] → [`rank`] → [`plan`] (with [`ResidencyMap`] and [`Room`]) → [`Plan`].
-//! That is within a guest, and [`Tuning`] is what a person may set of it; [`provision`] is what a
+//! Within a guest [`engine::Engine`] decides: [`Sample`] → [`Classifier`] → [`rank`] → [`plan`] (with
+//! [`ResidencyMap`] and [`Room`]) → [`Plan`] → batches of moves. [`Tuning`] is what a person may set of it; [`provision`] is what a
 //! host decides between guests.
 
 mod addr;
 mod classifier;
-mod evidence;
+pub mod engine;
+
 mod planner;
 pub mod provision;
 mod ranking;
 mod residency;
 mod sample;
+mod significance;
 mod tier;
 mod tuning;
 mod working_set;
@@ -26,7 +27,7 @@ pub use addr::{
     VirtRange,
 };
 pub use classifier::{ClassifiedRange, Classifier, ClassifierConfig};
-pub use planner::{FillThreshold, Plan, Relocation, Room, plan};
+pub use planner::{FillThreshold, Plan, Relocation, Room, Situation, plan};
 pub use ranking::{RankedRange, rank};
 pub use residency::{Block, Placement, ResidencyMap};
 pub use sample::Sample;

@@ -27,7 +27,7 @@
 //! - A stable ranking yields an empty plan after finitely many epochs.
 //! - The same input gives the same plan.
 
-use crate::evidence::z_squared;
+use crate::significance::z_squared;
 use crate::{BLOCK_SIZE, Block, ByteCount, Pid, RankedRange, ResidencyMap};
 
 /// An exchange needs a density this many times the other's.
@@ -70,6 +70,21 @@ impl Room {
     }
 }
 
+/// What a plan is made from.
+#[derive(Debug, Clone, Copy)]
+pub struct Situation<'a> {
+    /// The ranges of all processes, hottest first.
+    pub ranking: &'a [RankedRange],
+    /// Where their blocks lie.
+    pub residency: &'a ResidencyMap,
+    /// What the tiers have to give.
+    pub room: Room,
+    /// From how many samples on a range is worth filling free memory with.
+    pub fill: FillThreshold,
+    /// Now.
+    pub epoch: u32,
+}
+
 /// A block that is to change its tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Relocation {
@@ -88,6 +103,8 @@ pub struct Plan {
     pub promotions: Vec<Relocation>,
     /// Out of fast memory, coldest first.
     pub demotions: Vec<Relocation>,
+    /// Free fast memory that promotions leave.
+    pub level: ByteCount,
 }
 
 impl Plan {
@@ -104,18 +121,22 @@ struct Dealt<'a> {
     excess: u64,
 }
 
-/// Plans the relocations of one epoch. `ranking` is hottest first.
-pub fn plan(
-    ranking: &[RankedRange],
-    residency: &ResidencyMap,
-    room: &Room,
-    fill: FillThreshold,
-    epoch: u32,
-) -> Plan {
-    let (short, spare) = deal(ranking, residency, room);
+/// Plans the relocations of one epoch.
+pub fn plan(situation: &Situation<'_>) -> Plan {
+    let Situation {
+        ranking,
+        residency,
+        room,
+        fill,
+        epoch,
+    } = *situation;
+    let (short, spare) = deal(ranking, residency, &room);
     let mut victims = Victims::new(&spare, residency, epoch);
-    let mut ledger = Ledger::new(room);
-    let mut plan = Plan::default();
+    let mut ledger = Ledger::new(&room);
+    let mut plan = Plan {
+        level: room.level(),
+        ..Plan::default()
+    };
 
     while ledger.below_level() {
         let Some(victim) = victims.coldest().filter(|v| ledger.can_demote(v)) else {

@@ -49,12 +49,12 @@ pub struct ResidencyMap {
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Known {
-    placement: Placement,
+pub(crate) struct Known {
+    pub(crate) placement: Placement,
     /// Not to be moved before this epoch.
-    aside_until: u32,
+    pub(crate) aside_until: u32,
     /// Failures in a row.
-    failures: u32,
+    pub(crate) failures: u32,
 }
 
 /// Epochs for which a block is set aside after its first failure; each further one doubles it.
@@ -118,9 +118,9 @@ impl ResidencyMap {
         }
     }
 
-    /// Forgets processes for which `keep` does not hold.
-    pub fn retain(&mut self, mut keep: impl FnMut(Pid) -> bool) {
-        self.spaces.retain(|&pid, _| keep(pid));
+    /// Forgets a process.
+    pub fn forget(&mut self, pid: Pid) {
+        self.spaces.remove(&pid);
     }
 
     /// The blocks of a range that are known and not set aside in `epoch`, by address.
@@ -149,6 +149,17 @@ impl ResidencyMap {
         let aside =
             |s: &BTreeMap<Block, Known>| s.values().filter(|k| k.aside_until > epoch).count();
         self.spaces.values().map(aside).sum()
+    }
+
+    /// All that is known of a process's blocks, by address.
+    pub(crate) fn all(&self, pid: Pid) -> Vec<(Block, Known)> {
+        let blocks = self.spaces.get(&pid).into_iter().flatten();
+        blocks.map(|(&b, &k)| (b, k)).collect()
+    }
+
+    /// Takes over what was known of a block.
+    pub(crate) fn restore(&mut self, pid: Pid, block: Block, known: Known) {
+        self.spaces.entry(pid).or_default().insert(block, known);
     }
 
     fn known(&self, pid: Pid, range: &VirtRange) -> impl Iterator<Item = (Block, &Known)> + '_ {
@@ -224,7 +235,7 @@ mod tests {
             map.placement(Pid(1), &range(3, 10)).fast,
             ByteCount(2 * BLOCK_SIZE)
         );
-        map.retain(|_| false);
+        map.forget(Pid(1));
         assert_eq!(map.get(Pid(1), Block(2)), None);
     }
 }

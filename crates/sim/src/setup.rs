@@ -1,5 +1,6 @@
 //! From a scenario's machine to a world in which nothing has happened yet.
 
+use demeter_policy::engine::Config;
 use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, MIB};
 use demeter_scenario::{Cpu, Scenario, Thp, Workload};
 
@@ -259,7 +260,7 @@ fn agent_settings(scenario: &Scenario) -> AgentSettings {
             threshold_ps: u64::from(tuning.latency_threshold_ns) * PS_PER_NS,
         },
         epoch_ps: tuning.epoch_ms * 1_000_000_000,
-        batch: tuning.batch(),
+        engine: Config::new(&tuning, ByteCount(0)),
         vcpus: scenario.machine.vcpus,
     }
 }

@@ -1,5 +1,8 @@
-//! The epoch loop: what a tracker saw goes through the policy, what the policy plans is carried
-//! out, and what came of it is told.
+//! The agent: does what the policy's engine asks for, on a live kernel.
+//!
+//! [`Engine`] decides when to look which processes there are, which blocks to look up, what to move
+//! and when to wake. Here is how: targets and mappings from /proc, samples from a tracker, places
+//! and moves through [`Pages`], and a status of what came of it.
 //!
 //! One thread, one wake per epoch, and half as many while nothing is to move. When nothing is
 //! accessed an epoch is a look at the tracker's buffers and nothing else.
@@ -7,44 +10,24 @@
 mod process;
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Instant;
 
-use demeter_policy::{
-    Block, ByteCount, FillThreshold, MIB, Pid, Plan, RankedRange, ResidencyMap, Room, Sample,
-    VirtRange, plan, rank, working_set,
-};
+use demeter_policy::engine::{self, Engine, Input, Misuse, NodeFacts, Ranges, Request};
+use demeter_policy::{Block, ByteCount, MIB, PerTier, Pid, Relocation, Sample};
 use process::Process;
 
 use crate::config::{Config, ConfigError};
-use crate::mover::{Memory, Mover, Outcome};
+use crate::mover::Mover;
 use crate::nodes::{NodeMemory, NodesError, Topology};
-use crate::pages::{Pages, PagesError};
-use crate::residency::{Prober, Tiers};
-use crate::status::StatusCell;
+use crate::pages::{Errno, Pages, PagesError};
+use crate::prober::{Prober, Tiers};
+use crate::recording::{self, Recorded, Recorder, RecorderError};
+use crate::status::{StatusCell, TargetStatus};
 use crate::targets::{Target, TargetFinder, TargetsError};
 use crate::tracker::{Tracker, TrackerError};
-
-/// The most samples that are taken in one epoch.
-const SAMPLES_MAX: usize = 1 << 16;
-
-/// Blocks of unknown place that are looked up in one epoch, hottest first.
-const LOOKUPS_MAX: usize = 2048;
-
-/// Blocks of known place that are looked up again in one epoch, in turn.
-const RECHECKS: usize = 8;
-
-/// Epochs after which it is looked at how full the nodes are, even when nothing is to move.
-const ROOM_EPOCHS: u32 = 8;
-
-/// Milliseconds between two looks at which processes and VMAs there are; five times as many
-/// while nothing is accessed.
-const REFRESH_MS: u64 = 2000;
-
-/// After so many epochs in which nothing was to move, every second wake is left out: a stable
-/// workload is disturbed half as often, and one that changes is noticed one epoch later.
-const CALM_AFTER_EPOCHS: u32 = 8;
 
 /// What others ask of a running agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +58,12 @@ pub enum AgentError {
     /// No tracker, or one that failed.
     #[error(transparent)]
     Tracker(#[from] TrackerError),
+    /// Nothing can be recorded.
+    #[error(transparent)]
+    Recorder(#[from] RecorderError),
+    /// An error of ours.
+    #[error("the agent told its engine what does not fit: {0}; please report this")]
+    Misuse(#[from] Misuse),
 }
 
 /// The agent. See the module's text.
@@ -82,27 +71,19 @@ pub struct Agent {
     root: PathBuf,
     config: Config,
     tiers: Tiers,
-    fast_reserve: ByteCount,
     finder: TargetFinder,
     tracker: Box<dyn Tracker>,
     pages: Box<dyn Pages>,
     status: StatusCell,
 
+    engine: Recorded,
     processes: BTreeMap<Pid, Process>,
-    spaces: BTreeMap<Pid, Vec<VirtRange>>,
-    residency: ResidencyMap,
     prober: Prober,
     mover: Mover,
     samples: Vec<Sample>,
-    epoch: u32,
-    refresh_at: u32,
-    /// Epochs in a row in which nothing was to move.
-    calm: u32,
-    /// How full the nodes were when last looked at.
-    room: Option<Room>,
-    /// Fast memory that the balloon waits for.
-    balloon_wants: ByteCount,
     paused: bool,
+    /// The last error of this epoch that does not end the agent.
+    error: Option<String>,
 }
 
 /// What ended the loop.
@@ -136,43 +117,63 @@ impl Agent {
         config.check()?;
         let topology = Topology::read(&root)?;
         let tiers = config.tiers(&topology)?;
-        let finder = TargetFinder::new(&root, config.targets()?);
         let fast = topology.nodes.iter().find(|n| n.id == tiers.fast);
-        let fast_total = fast.map_or(0, |n| n.total.0);
+        let fast_size = fast.map_or(ByteCount(0), |n| n.total);
+        let tuning = &config.tuning;
+        let engine_config = engine::Config::new(tuning, fast_size);
         status.update(|s| {
             s.version = env!("CARGO_PKG_VERSION");
             s.tracker = tracker.name().into();
             s.fast_node = tiers.fast.0;
             s.slow_node = tiers.slow.0;
         });
+        let mut engine = Recorded::new(Engine::new(Ranges(tuning.classifier()), engine_config));
+        if let Some(path) = &config.record {
+            let header = recording::Header {
+                agent: env!("CARGO_PKG_VERSION").into(),
+                tracker: tracker.name().into(),
+                tuning: tuning.clone(),
+                fast_node: tiers.fast.0,
+                slow_node: tiers.slow.0,
+                fast_bytes: fast_size.0,
+            };
+            engine.record(Recorder::start(
+                path,
+                config.record_max_mib,
+                header,
+                &engine,
+            )?);
+        }
         let mut agent = Self {
-            fast_reserve: ByteCount((fast_total / 128).clamp(4 * MIB, 64 * MIB)),
+            engine,
+            finder: TargetFinder::new(&root, config.targets()?),
             config,
             tiers,
-            finder,
             mover: Mover::new(tiers, tracker.sees_huge_pages() && huge_pages_always(&root)),
             tracker,
             pages,
             status,
             processes: BTreeMap::new(),
-            spaces: BTreeMap::new(),
-            residency: ResidencyMap::default(),
             prober: Prober::new(tiers),
             samples: vec![],
             root,
-            epoch: 0,
-            refresh_at: 0,
-            calm: 0,
-            room: None,
-            balloon_wants: ByteCount(0),
             paused: false,
+            error: None,
         };
-        agent.refresh()?;
+        agent.act()?;
         Ok(agent)
     }
 
     /// Runs until told to stop, or until the processes that were named have ended.
     pub fn run(&mut self, commands: &Receiver<Command>) -> Result<Ended, AgentError> {
+        let ended = self.run_epochs(commands);
+        if let Err(error) = self.engine.finish() {
+            tracing::warn!("{error}");
+        }
+        ended
+    }
+
+    fn run_epochs(&mut self, commands: &Receiver<Command>) -> Result<Ended, AgentError> {
         let epoch = self.config.tuning.epoch();
         let mut next = Instant::now() + epoch;
         loop {
@@ -184,13 +185,12 @@ impl Agent {
                 Ok(Command::Resume) => self.set_paused(false)?,
                 Ok(Command::MakeRoom(wanted)) => self.make_room(wanted)?,
                 Err(RecvTimeoutError::Timeout) => {
-                    match self.step() {
+                    let epochs = match self.step() {
                         Err(AgentError::Targets(TargetsError::NoProcess(_))) => {
                             return Ok(Ended::NothingLeft);
                         }
-                        result => result?,
-                    }
-                    let epochs = if self.calm < CALM_AFTER_EPOCHS { 1 } else { 2 };
+                        epochs => epochs?,
+                    };
                     // An epoch that took too long is not made up for.
                     next = (next + epoch * epochs).max(Instant::now());
                 }
@@ -206,82 +206,56 @@ impl Agent {
                 self.tracker.resume()?
             }
             self.paused = paused;
+            self.engine.push(Input::Paused(paused))?;
             self.status.update(|s| s.paused = paused);
             tracing::info!("{}", if paused { "paused" } else { "resumed" });
         }
         Ok(())
     }
 
-    /// What the balloon waits for is demoted at once as far as a batch goes, the rest in the
+    /// What the balloon waits for is made room for at once as far as a batch goes, the rest in the
     /// epochs that follow.
     fn make_room(&mut self, wanted: ByteCount) -> Result<(), AgentError> {
-        let is_new = self.balloon_wants.0 == 0 && wanted.0 > 0;
-        self.balloon_wants = wanted;
         self.status.update(|s| s.balloon_wants_bytes = wanted.0);
-        // The nodes are not as full as they were.
-        self.room = None;
-        self.calm = 0;
-        if is_new && !self.paused {
-            self.relocate()?;
-        }
-        Ok(())
+        self.engine.push(Input::BalloonWants(wanted))?;
+        self.act().map(drop)
     }
 
-    /// One epoch.
-    pub fn step(&mut self) -> Result<(), AgentError> {
-        self.epoch = self.epoch.saturating_add(1);
-        if self.epoch >= self.refresh_at {
-            self.refresh()?;
-        }
-        if self.paused {
-            return Ok(());
-        }
-        let astray = self.take_samples()?;
-        if astray {
-            // Memory was mapped since the last look, and is in use.
-            self.refresh_at = self.refresh_at.min(self.epoch + 1);
-        }
-        let is_cold = self.samples.is_empty() && self.processes.values().all(Process::is_cold);
-        if is_cold && self.balloon_wants.0 == 0 {
-            self.status.update(|s| {
-                s.epochs += 1;
-                s.working_set_fast_bytes = 0;
-                s.working_set_slow_bytes = 0;
-            });
-            self.calm = self.calm.saturating_add(1);
-            return Ok(());
-        }
-        for process in self.processes.values_mut() {
-            process.classifier.end_epoch();
-        }
-        self.relocate()
+    /// One epoch. Returns after how many epochs the next one is due.
+    pub fn step(&mut self) -> Result<u32, AgentError> {
+        self.engine.push(Input::Epoch)?;
+        self.act()
     }
 
-    /// Plans by what is known and carries the plan out.
-    fn relocate(&mut self) -> Result<(), AgentError> {
-        let ranking = rank(
-            self.processes
-                .iter()
-                .map(|(&pid, p)| (pid, p.classifier.ranges())),
-        );
-        self.look_up(&ranking);
-        let (plan, level) = self.plan(&ranking)?;
-        self.calm = if plan.is_empty() {
-            self.calm.saturating_add(1)
-        } else {
-            0
-        };
-        let usable = || NodeMemory::read_all(&self.root, [self.tiers.fast]).map(|[m]| m.usable());
-        let spare = || ByteCount(usable().map_or(0, |u| u.0.saturating_sub(level.0)));
-        let mut memory = Memory {
-            pages: &mut *self.pages,
-            spaces: &self.spaces,
-            residency: &mut self.residency,
-            epoch: self.epoch,
-        };
-        let outcome = self.mover.execute(&plan, &mut memory, spare);
-        self.tell(&ranking, &plan, &outcome);
-        Ok(())
+    /// Does what the engine asks for, until it sleeps.
+    fn act(&mut self) -> Result<u32, AgentError> {
+        loop {
+            match self.engine.request() {
+                Request::Sleep { epochs } => {
+                    self.report();
+                    return Ok(epochs);
+                }
+                Request::Refresh => self.refresh()?,
+                Request::Samples { most } => self.take_samples(most)?,
+                Request::LookUp { pid, blocks } => {
+                    let space = self.processes.get(&pid).map_or(&[][..], |p| &p.space);
+                    let placements = self.prober.look(&mut *self.pages, pid, space, blocks);
+                    self.engine.push(match &placements {
+                        Ok(placements) => Input::Located(placements),
+                        Err(_) => Input::LookUpFailed,
+                    })?;
+                    self.note(placements.err());
+                }
+                Request::ReadNodes => {
+                    let nodes = [self.tiers.fast, self.tiers.slow];
+                    let [fast, slow] = NodeMemory::read_all(&self.root, nodes)?.map(facts);
+                    self.engine.push(Input::Nodes(PerTier { fast, slow }))?;
+                }
+                Request::Move { .. } => self.move_batch()?,
+                // A live kernel reclaims by itself.
+                Request::Reclaim => self.engine.push(Input::Reclaimed)?,
+            }
+        }
     }
 
     /// Looks which processes there are and what they map.
@@ -289,180 +263,153 @@ impl Agent {
         let targets = self.finder.find()?;
         let same = |p: &Process, t: &Target| p.target.start_ticks == t.start_ticks;
         let is_target = |pid: Pid, p: &Process| targets.iter().any(|t| t.pid == pid && same(p, t));
-        let before = self.processes.len();
-        self.processes.retain(|&pid, p| is_target(pid, p));
-        let mut changed = self.processes.len() != before;
-        for target in &targets {
-            if !self.processes.contains_key(&target.pid) {
-                let config = self.config.tuning.classifier();
-                self.processes
-                    .insert(target.pid, Process::new(target.clone(), config));
-                tracing::info!("looking after {} ({})", target.pid, target.comm);
+        let has_gone = |(&pid, p): (&Pid, &Process)| (!is_target(pid, p)).then_some(pid);
+        let gone: Vec<Pid> = self.processes.iter().filter_map(has_gone).collect();
+        for &pid in &gone {
+            self.processes.remove(&pid);
+            self.mover.forget(pid);
+            self.engine.push(Input::Ended(pid))?;
+        }
+        let mut changed = !gone.is_empty();
+        for target in targets {
+            let pid = target.pid;
+            if let Entry::Vacant(vacant) = self.processes.entry(pid) {
+                tracing::info!("looking after {pid} ({})", target.comm);
+                vacant.insert(Process::new(target));
+                self.engine.push(Input::Started(pid))?;
                 changed = true;
             }
         }
         for (&pid, process) in &mut self.processes {
-            if process.read_space(&self.root) {
-                self.residency.restrict(pid, &process.space);
-                self.spaces.insert(pid, process.space.clone());
-            }
+            process.read_space(&self.root);
+            let vmas = &process.space;
+            self.engine.push(Input::Space { pid, vmas })?;
         }
-        self.residency
-            .retain(|pid| self.processes.contains_key(&pid));
-        self.mover.retain(|pid| self.processes.contains_key(&pid));
-        self.spaces
-            .retain(|pid, _| self.processes.contains_key(pid));
         if changed {
             let pids: Vec<Pid> = self.processes.keys().copied().collect();
             self.tracker.set_targets(&pids)?;
         }
-        let idle = self.epoch > 0 && self.processes.values().all(Process::is_cold);
-        let wait_ms = REFRESH_MS * if idle { 5 } else { 1 };
-        let epochs = (wait_ms / self.config.tuning.epoch_ms).max(1);
-        self.refresh_at = self.epoch.saturating_add(epochs as u32);
-        Ok(())
+        Ok(self.engine.push(Input::Refreshed)?)
     }
 
-    /// Hands the tracker's samples to the classifiers. True when many belong to no known memory.
-    fn take_samples(&mut self) -> Result<bool, AgentError> {
+    /// Hands the tracker's samples on.
+    fn take_samples(&mut self, most: usize) -> Result<(), AgentError> {
         self.samples.clear();
-        let drained = match self.tracker.drain(&mut self.samples, SAMPLES_MAX) {
+        let drained = match self.tracker.drain(&mut self.samples, most) {
             Ok(drained) => drained,
             // The ring is in step again: one epoch's samples are lost, not the agent.
             Err(error @ TrackerError::Corrupt { .. }) => {
-                tracing::warn!("{error}");
-                self.status
-                    .update(|s| s.last_error = Some(error.to_string()));
+                self.error = Some(error.to_string());
                 Default::default()
             }
             Err(error) => return Err(error.into()),
         };
-        let mut astray = drained.rejected;
-        for sample in &self.samples {
-            match self.processes.get_mut(&sample.pid) {
-                Some(p) if p.maps(sample.addr) => {
-                    p.classifier.add(sample.addr, sample.weight);
-                    let block = Block::of(sample.addr);
-                    p.all_known &= !self.residency.accessed(sample.pid, block);
-                }
-                _ => astray += 1,
-            }
+        for &sample in &self.samples {
+            self.engine.push(Input::Sample(sample))?;
         }
-        self.status.update(|s| {
-            s.samples += self.samples.len() as u64;
-            s.samples_lost += drained.lost;
-            s.samples_rejected += astray;
-        });
-        Ok(astray > 16 && astray * 10 > self.samples.len() as u64)
+        Ok(self.engine.push(Input::SamplesEnd {
+            lost: drained.lost,
+            rejected: drained.rejected,
+        })?)
     }
 
-    /// Finds out where blocks lie: unknown ones hottest first, and some known ones again.
-    fn look_up(&mut self, ranking: &[RankedRange]) {
-        let mut wanted: BTreeMap<Pid, Vec<Block>> = BTreeMap::new();
-        let mut left = LOOKUPS_MAX;
-        let unknown = ranking
-            .iter()
-            .filter(|r| self.processes.get(&r.pid).is_some_and(|p| !p.all_known))
-            .flat_map(|r| Block::all_of(&r.range).map(|b| (r.pid, b)))
-            .filter(|&(pid, b)| self.residency.get(pid, b).is_none());
-        for (pid, block) in unknown.take(LOOKUPS_MAX) {
-            wanted.entry(pid).or_default().push(block);
-            left -= 1;
-        }
-        for (&pid, process) in &mut self.processes {
-            process.all_known |= left > 0;
-            let again = process.recheck(RECHECKS);
-            wanted.entry(pid).or_default().extend(again);
-        }
-        for (pid, blocks) in wanted {
-            let space = &self.spaces[&pid];
-            match self.prober.look(&mut *self.pages, pid, space, &blocks) {
-                Ok(placements) => {
-                    for (block, placement) in blocks.into_iter().zip(placements) {
-                        self.residency.set(pid, block, placement);
-                    }
-                }
-                // The next refresh sees that it has gone.
-                Err(PagesError::Gone(_)) => {}
-                Err(error) => self
-                    .status
-                    .update(|s| s.last_error = Some(error.to_string())),
-            }
-        }
-    }
-
-    /// Plans this epoch's relocations; also says how much fast memory they have to leave free.
-    ///
-    /// Reading how full the nodes are costs more than planning. So the plan is first made with
-    /// what was read some epochs ago, and only when it is not empty with what is true now.
-    fn plan(&mut self, ranking: &[RankedRange]) -> Result<(Plan, ByteCount), AgentError> {
-        let fill = FillThreshold(f64::from(self.config.tuning.tau_split));
-        let draft = |room: &Room| plan(ranking, &self.residency, room, fill, self.epoch);
-        let remembered = self
-            .room
-            .filter(|_| !self.epoch.is_multiple_of(ROOM_EPOCHS));
-        if let Some(room) = remembered.filter(|room| draft(room).is_empty()) {
-            return Ok((Plan::default(), room.level()));
-        }
-        let [fast, slow] = NodeMemory::read_all(&self.root, [self.tiers.fast, self.tiers.slow])?;
-        let mut fast_reserve = self.fast_reserve;
-        let mut fast_low = ByteCount(fast_reserve.0 / 4);
-        if self.balloon_wants.0 > 0 {
-            fast_reserve.0 = fast_reserve.0.saturating_add(self.balloon_wants.0);
-            fast_low = fast_reserve;
-        }
-        let room = Room {
-            fast_free: fast.usable(),
-            fast_reserve,
-            fast_low,
-            slow_free: slow.usable(),
-            batch: self.config.tuning.batch(),
+    /// Moves the batch that is asked for.
+    fn move_batch(&mut self) -> Result<(), AgentError> {
+        let Request::Move {
+            pid,
+            direction,
+            blocks: batch,
+        } = self.engine.request()
+        else {
+            return Ok(());
         };
-        let plan = draft(&room);
-        self.room = Some(room);
-        self.status.update(|s| s.fast_free_bytes = room.fast_free.0);
-        Ok((plan, room.level()))
+        let space = self.processes.get(&pid).map_or(&[][..], |p| &p.space);
+        let blocks: Vec<Block> = batch.iter().map(|r| r.block).collect();
+        let pages = &mut *self.pages;
+        let result = self.mover.migrate(pages, direction, pid, space, &blocks);
+        let mut failed: Vec<(Errno, u64)> = vec![];
+        match &result {
+            Ok((placements, reasons)) => {
+                let left = |(r, p): (&Relocation, _)| direction.left(p).0.min(r.bytes.0);
+                let left = batch.iter().zip(placements).map(left);
+                failed.extend(
+                    reasons
+                        .iter()
+                        .copied()
+                        .zip(left)
+                        .filter(|(_, left)| *left > 0),
+                );
+                self.engine.push(Input::Moved(placements))?;
+            }
+            Err(error) => {
+                failed.extend(batch.iter().map(|r| (error.errno(), r.bytes.0)));
+                self.engine.push(Input::MoveFailed)?;
+            }
+        }
+        if !failed.is_empty() {
+            self.status.update(|s| {
+                for (errno, bytes) in failed {
+                    *s.failed_bytes.entry(errno.name()).or_default() += bytes;
+                }
+            });
+        }
+        self.note(result.err());
+        Ok(())
     }
 
-    fn tell(&self, ranking: &[RankedRange], plan: &Plan, outcome: &Outcome) {
-        let targets = self
-            .processes
-            .iter()
-            .map(|(&pid, p)| p.status(pid, &self.residency));
-        let targets: Vec<_> = targets.collect();
-        let aside = self.residency.set_aside(self.epoch) as u64;
-        let used = working_set(ranking, &self.residency);
+    /// Remembers an error that does not end the agent. That a process has gone is none: the next
+    /// refresh sees it.
+    fn note(&mut self, error: Option<PagesError>) {
+        if let Some(error) = error.filter(|e| !matches!(e, PagesError::Gone(_))) {
+            self.error = Some(error.to_string());
+        }
+    }
+
+    /// Updates the status with what came of an epoch.
+    fn report(&mut self) {
+        let recorder_error = self.engine.take_error().map(|e| e.to_string());
+        let error = recorder_error.or_else(|| self.error.take());
+        if let Some(error) = &error {
+            tracing::warn!("{error}");
+        }
+        let (engine, figures) = (&*self.engine, self.engine.figures());
+        let ranking = engine.ranking();
+        let used = engine.working_set();
+        // While nothing is accessed nothing changes, and nothing is summed up.
+        let details = (!ranking.is_empty()).then(|| {
+            let targets: Vec<_> = engine.processes().map(|p| self.target_status(&p)).collect();
+            (targets, engine.set_aside() as u64)
+        });
         self.status.update(|s| {
-            s.epochs += 1;
-            s.targets = targets;
-            s.tried_bytes += outcome.tried.0;
-            s.promoted_bytes += outcome.promoted.0;
-            s.demoted_bytes += outcome.demoted.0;
-            for (errno, bytes) in &outcome.failed {
-                *s.failed_bytes.entry(errno.name()).or_default() += bytes;
-            }
-            s.blocks_set_aside = aside;
+            s.epochs = figures.epochs;
+            s.samples = figures.samples;
+            s.samples_lost = figures.samples_lost;
+            s.samples_rejected = figures.samples_astray;
+            s.tried_bytes = figures.tried.0;
+            s.promoted_bytes = figures.promoted.0;
+            s.demoted_bytes = figures.demoted.0;
             s.working_set_fast_bytes = used.placement.fast.0;
             s.working_set_slow_bytes = used.placement.slow.0;
             s.fast_hit_permille = used.fast_hit_permille.or(s.fast_hit_permille);
-            if outcome.error.is_some() {
-                s.last_error.clone_from(&outcome.error);
+            s.fast_free_bytes = engine.fast_free().map_or(s.fast_free_bytes, |free| free.0);
+            if let Some((targets, aside)) = details {
+                s.targets = targets;
+                s.blocks_set_aside = aside;
+            }
+            if error.is_some() {
+                s.last_error = error;
             }
         });
-        if let Some(error) = &outcome.error {
-            tracing::warn!("{error}");
-        }
         tracing::debug!(
-            epoch = self.epoch,
-            samples = self.samples.len(),
+            epoch = engine.epoch(),
+            samples = figures.samples,
             ranges = ranking.len(),
-            planned = plan.promotions.len() + plan.demotions.len(),
-            promoted_mib = outcome.promoted.0 / MIB,
-            demoted_mib = outcome.demoted.0 / MIB,
-            tried_mib = outcome.tried.0 / MIB,
+            promoted_mib = figures.promoted.0 / MIB,
+            demoted_mib = figures.demoted.0 / MIB,
+            tried_mib = figures.tried.0 / MIB,
         );
         for range in ranking.iter().take(8) {
-            let at = self.residency.placement(range.pid, &range.range);
+            let at = engine.residency().placement(range.pid, &range.range);
             tracing::trace!(
                 range = %range.range,
                 count = range.count,
@@ -470,6 +417,25 @@ impl Agent {
                 slow_mib = at.slow.0 / MIB,
             );
         }
+    }
+
+    fn target_status(&self, figures: &engine::ProcessFigures) -> TargetStatus {
+        let process = self.processes.get(&figures.pid);
+        TargetStatus {
+            pid: figures.pid.0,
+            comm: process.map(|p| p.target.comm.clone()).unwrap_or_default(),
+            ranges: figures.ranges as u64,
+            heat: figures.samples,
+            fast_bytes: figures.placement.fast.0,
+            slow_bytes: figures.placement.slow.0,
+        }
+    }
+}
+
+fn facts(node: NodeMemory) -> NodeFacts {
+    NodeFacts {
+        free: node.free,
+        kept: node.high_watermark,
     }
 }
 
@@ -479,5 +445,7 @@ fn huge_pages_always(root: &Path) -> bool {
     std::fs::read_to_string(file).is_ok_and(|mode| mode.contains("[always]"))
 }
 
+#[cfg(test)]
+pub(crate) mod conformance;
 #[cfg(test)]
 mod tests;

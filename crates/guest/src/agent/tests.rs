@@ -6,8 +6,9 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 
-use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, NodeId};
+use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, NodeId, Tuning};
 
+use super::conformance::{maps_of, node, process_of};
 use super::*;
 use crate::pages::PageState;
 use crate::pages::simulated::{SharedPages, SimulatedPages};
@@ -93,48 +94,20 @@ struct World {
     agent: Agent,
 }
 
-fn node(root: &Path, id: u32, mib: u64, tier: u32) {
-    let dir = root.join(format!("sys/devices/system/node/node{id}"));
-    fs::create_dir_all(&dir).unwrap();
-    let meminfo = format!(
-        "Node {id} MemTotal: {0} kB\nNode {id} MemFree: {0} kB\n",
-        mib * 1024
-    );
-    fs::write(dir.join("meminfo"), meminfo).unwrap();
-    fs::write(dir.join("cpulist"), if id == 0 { "0\n" } else { "\n" }).unwrap();
-    fs::write(dir.join("distance"), "10 20\n").unwrap();
-    let dir = root.join(format!(
-        "sys/devices/virtual/memory_tiering/memory_tier{tier}"
-    ));
-    fs::create_dir_all(&dir).unwrap();
-    fs::write(dir.join("nodelist"), id.to_string()).unwrap();
-}
-
-fn process(root: &Path, maps: &str) {
-    let dir = root.join(format!("proc/{PID}"));
-    fs::create_dir_all(dir.join(format!("task/{PID}"))).unwrap();
-    fs::write(
-        dir.join("stat"),
-        format!("{PID} (gups) S {}5 0", "0 ".repeat(18)),
-    )
-    .unwrap();
-    fs::write(dir.join("statm"), "9 9 0 0 0 0 0").unwrap();
-    fs::write(dir.join("maps"), maps).unwrap();
-}
-
-fn maps(blocks: u64) -> String {
-    format!(
-        "{BASE:x}-{:x} rw-p 00000000 00:00 0 \n",
-        BASE + blocks * BLOCK_SIZE
-    )
+fn process(root: &Path, blocks: u64) {
+    process_of(root, PID, &maps_of(BASE, blocks));
 }
 
 impl World {
     fn new() -> Self {
+        Self::tuned(Tuning::default())
+    }
+
+    fn tuned(tuning: Tuning) -> Self {
         let root = tempfile::tempdir().unwrap();
         node(root.path(), 0, 216, 4);
         node(root.path(), 1, 1000, 70);
-        process(root.path(), &maps(400));
+        process(root.path(), 400);
         let mut kernel = SimulatedPages::new(8 << 20, 200 << 20);
         for b in 0..400 {
             kernel.map_block(
@@ -157,6 +130,7 @@ impl World {
             root.path().into(),
             Config {
                 pids: vec![PID.0],
+                tuning,
                 ..Config::default()
             },
             Box::new(ScriptedTracker(script.clone())),
@@ -231,8 +205,7 @@ fn a_hot_set_that_jumps_is_followed() {
 fn memory_that_was_mapped_before_it_was_filled_is_found() {
     let mut w = World::new();
     // It takes a while to fill what was mapped at once; nobody samples it meanwhile.
-    process(w.root.path(), &maps(1000));
-    w.agent.refresh_at = 0;
+    process(w.root.path(), 1000);
     w.steps(20);
     for b in 900..1000 {
         let mut kernel = w.kernel.lock();
@@ -247,7 +220,7 @@ fn memory_that_was_mapped_before_it_was_filled_is_found() {
 fn memory_that_appears_is_found() {
     let mut w = World::new();
     w.steps(10);
-    process(w.root.path(), &maps(440));
+    process(w.root.path(), 440);
     for b in 400..440 {
         w.kernel
             .lock()
@@ -335,10 +308,16 @@ fn room_for_the_balloon_is_made_of_the_coldest_blocks() {
     assert!(w.moved() - moved <= 8 * MIB, "it settles at once");
 }
 
+fn slow_mover() -> Tuning {
+    Tuning {
+        rate_limit_mib_s: 32,
+        ..Tuning::default()
+    }
+}
+
 #[test]
 fn what_is_more_than_a_batch_is_made_room_for_in_several_epochs() {
-    let mut w = World::new();
-    w.agent.config.tuning.rate_limit_mib_s = 32;
+    let mut w = World::tuned(slow_mover());
     w.steps(60);
     w.agent.make_room(ByteCount(80 * MIB)).unwrap();
     assert!(fast_free(&w) < 32 * MIB);
@@ -348,11 +327,10 @@ fn what_is_more_than_a_batch_is_made_room_for_in_several_epochs() {
 
 #[test]
 fn room_is_made_in_an_idle_vm_too() {
-    let mut w = World::new();
+    let mut w = World::tuned(slow_mover());
     w.steps(10);
     w.script.lock().unwrap().samples = 0;
     w.steps(40);
-    w.agent.config.tuning.rate_limit_mib_s = 32;
     w.agent.make_room(ByteCount(80 * MIB)).unwrap();
     w.steps(6);
     assert!(fast_free(&w) >= 80 * MIB);
@@ -377,12 +355,14 @@ fn the_working_set_and_the_hit_share_are_told() {
 
 #[test]
 fn it_ends_when_the_processes_that_were_named_have_ended() {
-    let mut w = World::new();
-    w.steps(3);
+    let mut w = World::tuned(Tuning {
+        epoch_ms: 10,
+        ..Tuning::default()
+    });
+    // The next epoch looks which processes there are.
+    w.steps(199);
     fs::remove_dir_all(w.root.path().join(format!("proc/{PID}"))).unwrap();
     w.kernel.lock().kill(PID);
-    w.agent.config.tuning.epoch_ms = 10;
-    w.agent.refresh_at = 0;
     let (_commands, received) = mpsc::channel();
     assert_eq!(w.agent.run(&received).unwrap(), Ended::NothingLeft);
 }

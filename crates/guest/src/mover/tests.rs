@@ -1,4 +1,4 @@
-use demeter_policy::BLOCK_SIZE;
+use demeter_policy::{BLOCK_SIZE, ByteCount};
 use proptest::prelude::*;
 
 use super::*;
@@ -9,144 +9,129 @@ const TIERS: Tiers = Tiers {
     slow: NodeId(1),
 };
 
+const HUGE: Pid = Pid(1);
+const SMALL: Pid = Pid(2);
+
 struct World {
     pages: SharedPages,
-    collapse: bool,
-    spaces: BTreeMap<Pid, Vec<VirtRange>>,
-    residency: ResidencyMap,
-    plan: Plan,
+    mover: Mover,
 }
 
-fn relocation(pid: u32, block: u64) -> Relocation {
-    Relocation {
-        pid: Pid(pid),
-        block: Block(block),
-        bytes: ByteCount(BLOCK_SIZE),
-    }
-}
-
-/// Two processes, one of huge and one of base pages: `up` slow blocks to promote and `down` fast
-/// ones to demote in each, `spare` blocks of free fast memory.
-fn world(up: u64, down: u64, spare: u64) -> World {
-    let mut pages = SimulatedPages::new(spare * BLOCK_SIZE, 1 << 40);
-    let (mut spaces, mut residency, mut plan) =
-        (BTreeMap::new(), ResidencyMap::default(), Plan::default());
-    for (pid, huge) in [(1, true), (2, false)] {
-        for b in 0..up + down {
-            let node = if b < up { TIERS.slow } else { TIERS.fast };
-            pages.map_block(Pid(pid), b, huge, node);
-            let (fast, slow) = if b < up {
-                (0, BLOCK_SIZE)
-            } else {
-                (BLOCK_SIZE, 0)
-            };
-            let placement = Placement {
-                fast: ByteCount(fast),
-                slow: ByteCount(slow),
-            };
-            residency.set(Pid(pid), Block(b), placement);
-            let list = if b < up {
-                &mut plan.promotions
-            } else {
-                &mut plan.demotions
-            };
-            list.push(relocation(pid, b));
+/// Two processes, one of huge and one of base pages, each with `blocks` blocks in slow memory;
+/// `free` blocks of free fast memory.
+fn world(blocks: u64, free: u64, collapse: bool) -> World {
+    let mut pages = SimulatedPages::new(free * BLOCK_SIZE, 1 << 40);
+    for (pid, huge) in [(HUGE, true), (SMALL, false)] {
+        for b in 0..blocks {
+            pages.map_block(pid, b, huge, TIERS.slow);
         }
-        let end = Block(up + down).start();
-        spaces.insert(
-            Pid(pid),
-            VirtRange::new(GuestVirtAddr(0), end).into_iter().collect(),
-        );
     }
     World {
         pages: SharedPages::new(pages, None),
-        collapse: false,
-        spaces,
-        residency,
-        plan,
+        mover: Mover::new(TIERS, collapse),
     }
 }
 
 impl World {
-    fn execute(&mut self) -> Outcome {
-        let kernel = self.pages.clone();
-        let spare = || ByteCount(kernel.lock().free[&TIERS.fast]);
-        let mut memory = Memory {
-            pages: &mut self.pages,
-            spaces: &self.spaces,
-            residency: &mut self.residency,
-            epoch: 0,
-        };
-        Mover::new(TIERS, self.collapse).execute(&self.plan, &mut memory, spare)
+    fn migrate(
+        &mut self,
+        direction: Direction,
+        pid: Pid,
+        blocks: std::ops::Range<u64>,
+    ) -> Result<(Vec<Placement>, Vec<Errno>), PagesError> {
+        let space: Vec<_> = VirtRange::new(GuestVirtAddr(0), GuestVirtAddr(1 << 30))
+            .into_iter()
+            .collect();
+        let blocks: Vec<_> = blocks.map(Block).collect();
+        let pages = &mut self.pages;
+        self.mover.migrate(pages, direction, pid, &space, &blocks)
+    }
+
+    fn promote(&mut self, pid: Pid, blocks: std::ops::Range<u64>) -> Vec<Placement> {
+        self.migrate(Direction::Promotion, pid, blocks).unwrap().0
+    }
+}
+
+fn placement(fast: u64, slow: u64) -> Placement {
+    Placement {
+        fast: ByteCount(fast),
+        slow: ByteCount(slow),
     }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
     #[test]
-    fn all_moves_and_free_fast_memory_keeps_its_level(n in 0u64..20, spare in 0u64..8) {
-        let mut w = world(n, n, spare);
-        let outcome = w.execute();
-        let bytes = 2 * n * BLOCK_SIZE;
-        prop_assert_eq!((outcome.promoted.0, outcome.demoted.0, outcome.tried.0), (bytes, bytes, 2 * bytes));
-        prop_assert!(outcome.failed.is_empty() && outcome.error.is_none());
-        prop_assert_eq!(w.pages.lock().free[&TIERS.fast], spare * BLOCK_SIZE);
-        for pid in [Pid(1), Pid(2)] {
-            prop_assert_eq!(w.pages.lock().on(pid, TIERS.fast).0, n * BLOCK_SIZE);
-            for b in 0..2 * n {
-                let fast = w.residency.get(pid, Block(b)).unwrap().fast.0;
-                prop_assert_eq!(fast, if b < n { BLOCK_SIZE } else { 0 });
-            }
+    fn what_is_asked_for_moves_and_nothing_else(n in 1u64..10, part in 0u64..10, free in 0u64..12) {
+        let part = part.min(n);
+        let mut w = world(n, free, false);
+        for pid in [HUGE, SMALL] {
+            let before = w.pages.lock().free[&TIERS.fast] / BLOCK_SIZE;
+            let told = w.promote(pid, 0..part);
+            let moved = part.min(before);
+            prop_assert_eq!(told.iter().map(|p| p.fast.0).sum::<u64>(), moved * BLOCK_SIZE);
+            prop_assert_eq!(w.pages.lock().on(pid, TIERS.fast).0, moved * BLOCK_SIZE);
         }
+        // And back.
+        for pid in [HUGE, SMALL] {
+            let (told, _) = w.migrate(Direction::Demotion, pid, 0..part).unwrap();
+            prop_assert!(told.iter().all(|p| *p == placement(0, BLOCK_SIZE)));
+        }
+        prop_assert_eq!(w.pages.lock().free[&TIERS.fast], free * BLOCK_SIZE);
     }
 }
 
 #[test]
 fn huge_pages_take_one_address_each() {
-    let mut w = world(8, 0, 8);
-    w.plan.promotions.retain(|r| r.pid == Pid(1));
-    assert_eq!(w.execute().promoted.0, 8 * BLOCK_SIZE);
+    let mut w = world(8, 8, false);
+    assert_eq!(w.promote(HUGE, 0..8), [placement(BLOCK_SIZE, 0); 8]);
     assert_eq!(w.pages.lock().migrate_calls, 1);
+}
+
+#[test]
+fn a_process_of_small_pages_is_seldom_asked_for_huge_ones() {
+    let mut w = world(40, 40, false);
+    for b in 0..16 {
+        w.promote(SMALL, b..b + 1);
+    }
+    assert_eq!(w.pages.lock().migrate_calls, 17, "the first batch asked");
+    w.promote(SMALL, 16..17);
+    assert_eq!(
+        w.pages.lock().migrate_calls,
+        19,
+        "the seventeenth did again"
+    );
+    w.mover.forget(SMALL);
+    w.promote(SMALL, 17..18);
+    assert_eq!(w.pages.lock().migrate_calls, 21);
 }
 
 #[test]
 fn small_pages_are_promoted_as_huge_ones_where_that_is_wanted() {
-    let mut w = world(8, 0, 8);
-    w.collapse = true;
-    w.plan.promotions.retain(|r| r.pid == Pid(2));
-    assert_eq!(w.execute().promoted.0, 8 * BLOCK_SIZE);
+    let mut w = world(8, 8, true);
+    assert_eq!(w.promote(SMALL, 0..8), [placement(BLOCK_SIZE, 0); 8]);
     assert_eq!(w.pages.lock().migrate_calls, 1);
 }
 
 #[test]
-fn a_block_that_sticks_is_reported_and_set_aside() {
-    let mut w = world(4, 0, 8);
-    w.pages.lock().stuck.insert((Pid(1), 2 * BLOCK_SIZE));
-    w.pages.lock().stuck.insert((Pid(2), BLOCK_SIZE + 4096));
-    let outcome = w.execute();
-    assert_eq!(outcome.promoted.0, 7 * BLOCK_SIZE - 4096);
-    assert_eq!(
-        outcome.failed,
-        [(Errno(libc::EBUSY), BLOCK_SIZE + 4096)].into()
-    );
-    assert_eq!(w.residency.set_aside(0), 2);
+fn what_sticks_is_seen_to_the_page() {
+    let mut w = world(4, 8, false);
+    w.pages.lock().stuck.insert((HUGE, 2 * BLOCK_SIZE));
+    w.pages.lock().stuck.insert((SMALL, BLOCK_SIZE + 4096));
+    let (places, reasons) = w.migrate(Direction::Promotion, HUGE, 0..4).unwrap();
+    assert_eq!(places[1], placement(BLOCK_SIZE, 0));
+    assert_eq!(places[2], placement(0, BLOCK_SIZE));
+    assert_eq!(reasons[2], Errno(libc::EBUSY));
+    let places = w.promote(SMALL, 0..4);
+    assert_eq!(places[1], placement(BLOCK_SIZE - 4096, 4096));
+    assert_eq!(places[2], placement(BLOCK_SIZE, 0));
 }
 
 #[test]
-fn without_room_nothing_is_promoted_beyond_it() {
-    let mut w = world(4, 0, 3);
-    let outcome = w.execute();
-    assert_eq!(outcome.promoted.0, 3 * BLOCK_SIZE);
-    assert_eq!(w.pages.lock().free[&TIERS.fast], 0);
-}
-
-#[test]
-fn a_process_that_ends_takes_nothing_else_with_it() {
-    let mut w = world(4, 4, 0);
-    w.pages.lock().kill(Pid(1));
-    w.pages.lock().free.insert(TIERS.fast, 0);
-    let outcome = w.execute();
-    assert_eq!(outcome.demoted.0, 4 * BLOCK_SIZE);
-    assert_eq!(w.pages.lock().on(Pid(2), TIERS.fast).0, 4 * BLOCK_SIZE);
-    assert_eq!(outcome.error, None);
+fn a_process_that_has_gone_is_an_error() {
+    let mut w = world(4, 4, false);
+    w.pages.lock().kill(HUGE);
+    let result = w.migrate(Direction::Promotion, HUGE, 0..4);
+    assert!(matches!(result, Err(PagesError::Gone(HUGE))), "{result:?}");
+    assert_eq!(w.promote(SMALL, 0..4), [placement(BLOCK_SIZE, 0); 4]);
 }

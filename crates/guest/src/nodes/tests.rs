@@ -57,7 +57,7 @@ fn nodes_are_read_with_sizes_and_tiers() {
 fn memory_tier_decides_before_latency() {
     let found = order(&[(1, "0", Some(70), Some(80)), (1, "", Some(4), Some(250))]).unwrap();
     assert_eq!((found.fast, found.slow), (NodeId(1), NodeId(0)));
-    assert_eq!(found.decided_by, Evidence::MemoryTier);
+    assert_eq!(found.decided_by, DecidedBy::MemoryTier);
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn latency_decides_within_one_tier() {
     let nodes = [(1, "0", Some(4), Some(250)), (1, "1", Some(4), Some(80))];
     let found = order(&nodes).unwrap();
     assert_eq!((found.fast, found.slow), (NodeId(1), NodeId(0)));
-    assert_eq!(found.decided_by, Evidence::Latency);
+    assert_eq!(found.decided_by, DecidedBy::Latency);
     assert!(
         Topology::read(machine(&nodes).path())
             .unwrap()
@@ -77,7 +77,7 @@ fn latency_decides_within_one_tier() {
 fn a_cpuless_node_is_slow_where_nothing_else_is_known() {
     let found = order(&[(1, "", None, None), (1, "0-3", None, None)]).unwrap();
     assert_eq!((found.fast, found.slow), (NodeId(1), NodeId(0)));
-    assert_eq!(found.decided_by, Evidence::CpulessNode);
+    assert_eq!(found.decided_by, DecidedBy::CpulessNode);
 }
 
 #[test]

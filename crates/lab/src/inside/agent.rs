@@ -9,14 +9,18 @@ use std::time::{Duration, Instant};
 use demeter_policy::Pid;
 
 use super::fault::Fault;
+use super::init::Link;
 use crate::http;
-use crate::link::{AGENT_CONFIG_PATH, AGENT_SOCKET_PATH};
+use crate::link::{AGENT_CONFIG_PATH, AGENT_RECORDING_PATH, AGENT_SOCKET_PATH, Report, to_hex};
 
 /// Where the agent's output goes, first that of a mere relay.
 const LOG_PATH: &str = "/run/demeter/agent.log";
 
 /// How much of the end of the log reaches the host, bytes.
 const LOG_TAIL_BYTES: u64 = 64 * 1024;
+
+/// Bytes of the recording in one line to the host.
+const RECORDING_PART_BYTES: usize = 64 * 1024;
 
 /// How long the agent may take to end once it is told to.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
@@ -162,6 +166,23 @@ pub fn log_tail() -> String {
         Ok(bytes)
     };
     String::from_utf8_lossy(&tail().unwrap_or_default()).into_owned()
+}
+
+/// Sends what the agent has recorded, if it has.
+pub fn send_recording(link: &mut Link) -> Result<(), Fault> {
+    let Ok(mut recording) = File::open(AGENT_RECORDING_PATH) else {
+        return Ok(());
+    };
+    let mut bytes = vec![0; RECORDING_PART_BYTES];
+    loop {
+        let read = recording.read(&mut bytes);
+        let read = read.map_err(Fault::io("read", AGENT_RECORDING_PATH))?;
+        if read == 0 {
+            return Ok(());
+        }
+        let hex = to_hex(&bytes[..read]);
+        link.send(&Report::AgentRecording { hex })?;
+    }
 }
 
 /// Asks `GET /v1/status` of the agent's socket.

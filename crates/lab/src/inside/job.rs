@@ -69,6 +69,7 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
         link.send(&Report::AgentLog {
             text: agent::log_tail(),
         })?;
+        agent::send_recording(link)?;
     }
     outcome?;
     verify(link, &mut workload)

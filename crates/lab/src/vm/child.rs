@@ -159,6 +159,7 @@ impl VmChild {
             Report::Done { .. } => "was verifying data".into(),
             Report::Verified { .. }
             | Report::AgentLog { .. }
+            | Report::AgentRecording { .. }
             | Report::Failed { .. }
             | Report::Finished => "was powering off".into(),
         };

@@ -16,7 +16,9 @@ use super::memory::NodeSizes;
 use super::prepared::{INITRAMFS, PreparedVm};
 use super::{kernel, module, plugin, qemu};
 use crate::error::{Error, VmFault};
-use crate::link::{AGENT_CONFIG_PATH, AGENT_SOCKET_PATH, JOB_PATH, Job, MODULES_DIR, Report};
+use crate::link::{
+    AGENT_CONFIG_PATH, AGENT_RECORDING_PATH, AGENT_SOCKET_PATH, JOB_PATH, Job, MODULES_DIR, Report,
+};
 
 /// The programs that go into every VM.
 const PROGRAMS: [&str; 3] = ["demeter", "gups", "memlat"];
@@ -24,6 +26,9 @@ const PROGRAMS: [&str; 3] = ["demeter", "gups", "memlat"];
 /// Resident size from which on the agent of a VM that runs rounds looks after a process, MiB: above
 /// that of the lab's own.
 const RESIDENT_MIN_MIB: u64 = 16;
+
+/// What the agent may record, MiB: it lies in the VM's own memory.
+const RECORD_MAX_MIB: u64 = 16;
 
 /// Where the lab finds its parts on this machine.
 #[derive(Debug, Clone)]
@@ -36,7 +41,8 @@ pub struct Lab {
     pub cache: PathBuf,
     /// Folder with the programs demeter, gups and memlat.
     pub programs: PathBuf,
-    /// Folder for the logs of every VM; `None` keeps those of failed ones only.
+    /// Folder for the logs of every VM, and for the agent's recording; `None` keeps the logs of
+    /// failed ones only and records nothing.
     pub keep_logs: Option<PathBuf>,
 }
 
@@ -102,7 +108,7 @@ impl Lab {
             .tempdir()
             .map_err(Error::io("create", "a folder for the VM"))?;
         let mut initramfs = self.initramfs(&job)?;
-        initramfs.add_text(AGENT_CONFIG_PATH, agent_config(&job));
+        initramfs.add_text(AGENT_CONFIG_PATH, agent_config(&job, self.keep_logs.is_some()));
         if let Some(module) = provisioner.map(elastic::module) {
             let file = match module {
                 Module::Balloon => self.balloon_module()?,
@@ -178,8 +184,9 @@ impl Lab {
 }
 
 /// The agent's configuration: tuned as the scenario says, with the tracker that the system stands
-/// for. Where nobody tells it which processes are its own, it looks after all.
-fn agent_config(job: &Job) -> String {
+/// for. Where nobody tells it which processes are its own, it looks after all. `record`: whether it
+/// records, too.
+fn agent_config(job: &Job, record: bool) -> String {
     let config = Config {
         all: job.rounds,
         resident_min_mib: RESIDENT_MIN_MIB,
@@ -188,6 +195,8 @@ fn agent_config(job: &Job) -> String {
             _ => Choice::Lab,
         },
         socket: AGENT_SOCKET_PATH.into(),
+        record: (record && !job.rounds).then(|| AGENT_RECORDING_PATH.into()),
+        record_max_mib: RECORD_MAX_MIB,
         tuning: job.scenario.agent.clone(),
         ..Config::default()
     };
@@ -204,19 +213,20 @@ mod tests {
             let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/ci.toml");
             let mut scenario = Scenario::load(&shipped).unwrap();
             scenario.agent.sample_period = 2047;
-            let text = agent_config(&Job {
+            let job = Job {
                 system,
                 scenario,
                 provisioner: None,
                 rounds,
-            });
-            let config: Config = toml::from_str(&text).unwrap();
+            };
+            let config: Config = toml::from_str(&agent_config(&job, true)).unwrap();
             assert_eq!(config.tuning.sample_period, 2047);
             config
         };
         let config = agent(System::DemeterDamon, false);
         assert_eq!(config.tracker, Choice::Damon);
         assert!(!config.all, "the VM names its target");
+        assert_eq!(config.record, Some(AGENT_RECORDING_PATH.into()));
         let config = agent(System::Demeter, true);
         assert_eq!(config.tracker, Choice::Lab);
         assert!(config.all, "nobody names one");

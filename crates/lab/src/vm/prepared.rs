@@ -13,7 +13,7 @@ use super::elastic::Elastic;
 use super::memory::{NodeSizes, check_host};
 use super::qemu;
 use crate::error::{Error, VmFault};
-use crate::link::Report;
+use crate::link::{Report, from_hex};
 
 /// The initramfs' name in a VM's folder.
 pub const INITRAMFS: &str = "initramfs";
@@ -129,7 +129,7 @@ impl PreparedVm {
     /// Copies the logs to `kept`, named after scenario and run.
     pub fn keep_logs(&self, kept: &Path) -> Result<(), Error> {
         fs::create_dir_all(kept).map_err(Error::io("create", kept))?;
-        for name in ["console.log", "qemu.log", "agent.log", "reports.jsonl"] {
+        for name in LOGS {
             let from = self.folder().join(name);
             if from.exists() {
                 let run = self.run.replace([' ', '/'], "-");
@@ -140,6 +140,21 @@ impl PreparedVm {
         Ok(())
     }
 }
+
+/// What is kept of a VM.
+const LOGS: [&str; 5] = [
+    "console.log",
+    "qemu.log",
+    "agent.log",
+    RECORDING,
+    "reports.jsonl",
+];
+
+/// The agent's recording among them.
+const RECORDING: &str = "agent.rec";
+
+/// More than a VM's agent records, bytes.
+const RECORDING_BYTES_MAX: u64 = 64 << 20;
 
 /// Hands reports on until the VM has finished. All of them go to a file, the agent's log to one
 /// of its own.
@@ -152,6 +167,10 @@ fn listen(
     let mut reports = File::create(folder.join("reports.jsonl")).map_err(VmFault::Log)?;
     loop {
         let report = vm.next_report(stop)?;
+        if let Report::AgentRecording { hex } = &report {
+            append(&folder.join(RECORDING), hex)?;
+            continue;
+        }
         serde_json::to_writer(&reports, &report).map_err(|e| VmFault::Log(e.into()))?;
         reports.write_all(b"\n").map_err(VmFault::Log)?;
         match report {
@@ -163,4 +182,16 @@ fn listen(
             report => on_report(report)?,
         }
     }
+}
+
+/// Adds bytes to the agent's recording.
+fn append(path: &Path, hex: &str) -> Result<(), VmFault> {
+    let nonsense = || VmFault::Nonsense("a recording that is none".into());
+    let bytes = from_hex(hex).ok_or_else(nonsense)?;
+    let file = File::options().create(true).append(true).open(path);
+    let mut file = file.map_err(VmFault::Log)?;
+    if file.metadata().map_err(VmFault::Log)?.len() > RECORDING_BYTES_MAX {
+        return Err(nonsense());
+    }
+    file.write_all(&bytes).map_err(VmFault::Log)
 }

@@ -1,22 +1,22 @@
-//! A sparse histogram of samples by block, with decay.
+//! A sparse histogram of samples by granule, with decay.
 //!
 //! # Problem
-//! The classifier must know where samples fell, over a space of up to 2^32 blocks, in a few
+//! The classifier must know where samples fell, over a space of up to 2^32 granules, in a few
 //! dozen KiB and a few nanoseconds per sample.
 //!
 //! # Approach
-//! New samples are appended to a small buffer. A *fold* sorts the buffer by block (radix sort
-//! over the bits that really vary), makes one of equal blocks and merges them into the sorted
-//! entries, halving the old weights on the way when a new epoch began. Only blocks with weight have an entry; when there
+//! New samples are appended to a small buffer. A *fold* sorts the buffer by granule (radix sort
+//! over the bits that really vary), makes one of equal granules and merges them into the sorted
+//! entries, halving the old weights on the way when a new epoch began. Only granules with weight have an entry; when there
 //! are more than [`CAPACITY`], the lightest leave, and the caller is told their weight.
 //!
 //! # Properties
-//! - Entries are sorted by block and no block has two.
+//! - Entries are sorted by granule and no granule has two.
 //! - A fold conserves weight: entries after = decayed entries before + pending − evicted.
 //! - Without new samples every weight reaches zero.
 //! - There are never more than [`CAPACITY`] entries.
 
-/// The most blocks that are remembered.
+/// The most granules that are remembered.
 pub(super) const CAPACITY: usize = 8192;
 
 /// Samples that are buffered before a fold; fits the 16-bit offsets of the sort.
@@ -25,19 +25,19 @@ pub(super) const PENDING: usize = 2048;
 /// Weights are fixed-point: one sample weighs `1 << FRACTION_BITS`.
 pub(super) const FRACTION_BITS: u32 = 4;
 
-/// The heaviest that one block can get; beyond it a weight saturates.
+/// The heaviest that one granule can get; beyond it a weight saturates.
 const WEIGHT_MAX: u64 = u32::MAX as u64;
 
-/// A block and its weight in one word: block in the high half, so that words sort by block.
+/// A granule and its weight in one word: granule in the high half, so that words sort by granule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry(u64);
 
 impl Entry {
-    pub(super) fn new(block: u32, weight: u32) -> Self {
-        Self((u64::from(block) << 32) | u64::from(weight))
+    pub(super) fn new(granule: u32, weight: u32) -> Self {
+        Self((u64::from(granule) << 32) | u64::from(weight))
     }
 
-    pub(super) fn block(self) -> u32 {
+    pub(super) fn granule(self) -> u32 {
         (self.0 >> 32) as u32
     }
 
@@ -47,13 +47,13 @@ impl Entry {
 
     /// The weight shifted right by `shift`.
     fn halved(self, shift: u32) -> Self {
-        Self::new(self.block(), (self.weight() >> shift) as u32)
+        Self::new(self.granule(), (self.weight() >> shift) as u32)
     }
 
-    /// Both weights of the one block.
+    /// Both weights of the one granule.
     fn plus(self, other: Self) -> Self {
         let weight = (self.weight() + other.weight()).min(WEIGHT_MAX);
-        Self::new(self.block(), weight as u32)
+        Self::new(self.granule(), weight as u32)
     }
 }
 
@@ -75,16 +75,22 @@ impl Histogram {
         }
     }
 
-    /// The entries, sorted by block. Samples since the last fold are not among them.
+    /// The entries, sorted by granule. Samples since the last fold are not among them.
     pub(super) fn entries(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// Buffers `samples` whole samples of `block`. True when the buffer is full: fold now.
+    /// Takes over entries, sorted and each of another granule.
+    pub(super) fn restore(&mut self, entries: impl IntoIterator<Item = Entry>) {
+        self.entries.clear();
+        self.entries.extend(entries);
+    }
+
+    /// Buffers `samples` whole samples of `granule`. True when the buffer is full: fold now.
     #[inline]
-    pub(super) fn push(&mut self, block: u32, samples: u32) -> bool {
+    pub(super) fn push(&mut self, granule: u32, samples: u32) -> bool {
         let weight = samples.min(u32::MAX >> FRACTION_BITS) << FRACTION_BITS;
-        self.pending.push(Entry::new(block, weight));
+        self.pending.push(Entry::new(granule, weight));
         self.pending.len() >= PENDING
     }
 
@@ -96,10 +102,10 @@ impl Histogram {
         let shift = u32::from(decay);
         let mut old = self.entries.iter().map(|e| e.halved(shift)).peekable();
         for &new in &self.pending {
-            while let Some(e) = old.next_if(|e| e.block() < new.block()) {
+            while let Some(e) = old.next_if(|e| e.granule() < new.granule()) {
                 push_nonzero(&mut self.merged, e);
             }
-            let same = old.next_if(|e| e.block() == new.block());
+            let same = old.next_if(|e| e.granule() == new.granule());
             self.merged.push(same.map_or(new, |e| e.plus(new)));
         }
         for e in old {
@@ -112,11 +118,11 @@ impl Histogram {
         }
     }
 
-    /// Sorts what is pending and makes one of equal blocks.
+    /// Sorts what is pending and makes one of equal granules.
     fn compact(&mut self) {
-        sort_by_block(&mut self.pending, &mut self.sorted);
+        sort_by_granule(&mut self.pending, &mut self.sorted);
         self.pending.dedup_by(|next, last| {
-            let same = next.block() == last.block();
+            let same = next.granule() == last.granule();
             if same {
                 *last = last.plus(*next);
             }
@@ -173,15 +179,15 @@ fn push_nonzero(entries: &mut Vec<Entry>, e: Entry) {
     }
 }
 
-/// Sorts by block: a least-significant-digit radix sort over the span of bits in which the
-/// blocks differ, which for one process is short.
-fn sort_by_block(items: &mut Vec<Entry>, scratch: &mut Vec<Entry>) {
+/// Sorts by granule: a least-significant-digit radix sort over the span of bits in which the
+/// granules differ, which for one process is short.
+fn sort_by_granule(items: &mut Vec<Entry>, scratch: &mut Vec<Entry>) {
     const DIGIT_BITS_MAX: u32 = 9;
     const BUCKETS: usize = 1 << DIGIT_BITS_MAX;
     const DIGITS_MAX: usize = 32usize.div_ceil(DIGIT_BITS_MAX as usize);
     let Some(first) = items.first() else { return };
-    let first = first.block();
-    let varying = items.iter().fold(0, |bits, e| bits | (e.block() ^ first));
+    let first = first.granule();
+    let varying = items.iter().fold(0, |bits, e| bits | (e.granule() ^ first));
     if varying == 0 {
         return;
     }
@@ -190,7 +196,7 @@ fn sort_by_block(items: &mut Vec<Entry>, scratch: &mut Vec<Entry>) {
     let digit_bits = (high - low).div_ceil(digits);
     let mask = (BUCKETS - 1) >> (DIGIT_BITS_MAX - digit_bits);
     let digit =
-        |e: &Entry, i: u32| (e.block() >> (low + i * digit_bits)) as usize & mask & (BUCKETS - 1);
+        |e: &Entry, i: u32| (e.granule() >> (low + i * digit_bits)) as usize & mask & (BUCKETS - 1);
     let mut offsets = [[0u16; BUCKETS]; DIGITS_MAX];
     for e in items.iter() {
         for i in 0..digits {
@@ -237,14 +243,14 @@ mod tests {
             let mut model: BTreeMap<u32, u64> = BTreeMap::new();
             for samples in &epochs {
                 model.values_mut().for_each(|w| *w /= 2);
-                for &(block, n) in samples {
-                    let block = if narrow { block % 50 } else { block };
-                    h.push(block, n);
-                    *model.entry(block).or_default() += u64::from(n) << FRACTION_BITS;
+                for &(granule, n) in samples {
+                    let granule = if narrow { granule % 50 } else { granule };
+                    h.push(granule, n);
+                    *model.entry(granule).or_default() += u64::from(n) << FRACTION_BITS;
                 }
                 model.retain(|_, w| *w > 0);
                 h.fold(true, |_| panic!("there is room"));
-                let got: Vec<_> = h.entries().iter().map(|e| (e.block(), e.weight())).collect();
+                let got: Vec<_> = h.entries().iter().map(|e| (e.granule(), e.weight())).collect();
                 let want: Vec<_> = model.iter().map(|(&b, &w)| (b, w)).collect();
                 prop_assert_eq!(got, want);
             }
@@ -264,7 +270,7 @@ mod tests {
             }
             h.fold(false, |e| evicted += e.weight());
             prop_assert_eq!(total(&h) + evicted, pushed);
-            prop_assert!(h.entries().windows(2).all(|w| w[0].block() < w[1].block()));
+            prop_assert!(h.entries().windows(2).all(|w| w[0].granule() < w[1].granule()));
         }
 
         #[test]

@@ -6,13 +6,13 @@
 //! the space.
 //!
 //! # Terms
-//! - *granule*: the smallest part that is told apart, 2 MiB by default; *block*: the number of a
-//!   granule in the address space.
-//! - *range*: a contiguous run of blocks with one count.
+//! - *granule*: the smallest part that is told apart, 2 MiB by default, and its number in the
+//!   address space. A [`Block`](crate::Block) is what moves, always 2 MiB: a granule holds one or more.
+//! - *range*: a contiguous run of granules with one count.
 //! - *count*: decayed samples; a sample counts 1 in its epoch, 1/2 in the next, and so on.
 //!
 //! # Approach
-//! The ranges start as the process's VMAs. Samples go into a sparse decayed histogram by block,
+//! The ranges start as the process's VMAs. Samples go into a sparse decayed histogram by granule,
 //! so that a split can give each side what really fell there. At the end of an epoch every range
 //! with enough samples is searched for a part that stands out. A part that is off what the
 //! range's mean predicts by at least `tau_split` samples and by four standard deviations, and
@@ -28,20 +28,21 @@
 //! # Properties
 //! - The ranges partition the space they cover: sorted, disjoint, no gap within a VMA.
 //! - Split and merge conserve counts: their sum is the decayed sum of the samples placed, to
-//!   within 1/16 sample per halving and block.
+//!   within 1/16 sample per halving and granule.
 //! - Without samples every count reaches zero, and the space returns to one range per VMA.
 //! - There are never more than `max_ranges` ranges.
 //! - The same samples in the same order give the same ranges.
 
 mod edge;
 mod histogram;
+mod saved;
 mod segment;
 mod space;
 
 use histogram::{Entry, FRACTION_BITS, Histogram};
 use segment::{Side, standing_out};
 
-use crate::evidence::z_squared;
+use crate::significance::z_squared;
 use crate::{GuestVirtAddr, Tuning, VirtRange};
 
 /// A cut needs this many squared standard deviations.
@@ -94,15 +95,15 @@ pub struct Classifier {
     unplaced: u64,
 }
 
-/// A run of blocks, `[start, end)`.
+/// A run of granules, `[start, end)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Range {
     start: u32,
     end: u32,
     born: u32,
-    /// Weight of its blocks in the histogram.
+    /// Weight of its granules in the histogram.
     located: u64,
-    /// Weight whose block was forgotten for want of room.
+    /// Weight whose granule was forgotten for want of room.
     residual: u64,
 }
 
@@ -119,10 +120,15 @@ impl Range {
         to_samples(self.weight())
     }
 
-    /// Located samples per block; never zero, because not having seen any is no proof.
+    /// Located samples per granule; never zero, because not having seen any is no proof.
     fn likely_density(&self) -> f64 {
         (to_samples(self.located) + 0.5) / f64::from(self.len())
     }
+}
+
+/// `of` of `whole` equal parts of a weight.
+fn part(weight: u64, of: u32, whole: u32) -> u64 {
+    (u128::from(weight) * u128::from(of) / u128::from(whole)) as u64
 }
 
 fn to_samples(weight: u64) -> f64 {
@@ -166,7 +172,7 @@ impl Classifier {
                 let piece = match old.peek() {
                     Some(r) if r.start <= at => {
                         let end = r.end.min(span.end);
-                        let kept = u64::from(end - at) * r.residual / u64::from(r.len());
+                        let kept = part(r.residual, end - at, r.len());
                         Range {
                             start: at,
                             end,
@@ -195,8 +201,8 @@ impl Classifier {
         std::mem::swap(&mut self.ranges, &mut self.next);
         let mut spans = spans.iter().peekable();
         self.histogram.retain(|e| {
-            while spans.next_if(|s| s.end <= e.block()).is_some() {}
-            spans.peek().is_some_and(|s| s.start <= e.block())
+            while spans.next_if(|s| s.end <= e.granule()).is_some() {}
+            spans.peek().is_some_and(|s| s.start <= e.granule())
         });
         self.locate();
     }
@@ -204,12 +210,12 @@ impl Classifier {
     /// Takes a sample that stands for `samples` accesses.
     #[inline]
     pub fn add(&mut self, addr: GuestVirtAddr, samples: u32) {
-        let block = addr.0 >> self.config.granule_bits;
-        let Ok(block) = u32::try_from(block) else {
+        let granule = addr.0 >> self.config.granule_bits;
+        let Ok(granule) = u32::try_from(granule) else {
             self.unplaced += u64::from(samples);
             return;
         };
-        if self.histogram.push(block, samples) {
+        if self.histogram.push(granule, samples) {
             self.fold();
         }
     }
@@ -234,7 +240,7 @@ impl Classifier {
                 GuestVirtAddr(u64::from(r.start) << bits),
                 GuestVirtAddr(u64::from(r.end) << bits),
             )
-            .expect("a range has at least one block"),
+            .expect("a range has at least one granule"),
             count: r.samples(),
             born_epoch: r.born,
         })
@@ -262,8 +268,8 @@ impl Classifier {
         }
         let ranges = &mut self.ranges;
         self.histogram.fold(decay, |e: Entry| {
-            let i = ranges.partition_point(|r| r.end <= e.block());
-            if let Some(r) = ranges.get_mut(i).filter(|r| r.start <= e.block()) {
+            let i = ranges.partition_point(|r| r.end <= e.granule());
+            if let Some(r) = ranges.get_mut(i).filter(|r| r.start <= e.granule()) {
                 r.residual += e.weight();
             }
         });
@@ -274,8 +280,8 @@ impl Classifier {
         let mut ranges = self.ranges.iter().peekable();
         let mut strange = 0;
         self.histogram.retain(|e| {
-            while ranges.next_if(|r| r.end <= e.block()).is_some() {}
-            let known = ranges.peek().is_some_and(|r| r.start <= e.block());
+            while ranges.next_if(|r| r.end <= e.granule()).is_some() {}
+            let known = ranges.peek().is_some_and(|r| r.start <= e.granule());
             if !known {
                 strange += e.weight() >> FRACTION_BITS;
             }
@@ -288,7 +294,7 @@ impl Classifier {
     fn locate(&mut self) {
         let mut entries = self.histogram.entries();
         for r in &mut self.ranges {
-            let n = entries.iter().take_while(|e| e.block() < r.end).count();
+            let n = entries.iter().take_while(|e| e.granule() < r.end).count();
             r.located = entries[..n].iter().map(|e| e.weight()).sum();
             entries = &entries[n..];
         }
@@ -304,7 +310,10 @@ impl Classifier {
         for (i, range) in self.ranges.iter().enumerate() {
             todo.push(*range);
             while let Some(range) = todo.pop() {
-                let n = entries.iter().take_while(|e| e.block() < range.end).count();
+                let n = entries
+                    .iter()
+                    .take_while(|e| e.granule() < range.end)
+                    .count();
                 let known = self.next.len() + todo.len() + self.ranges.len() - i;
                 let room = known + 2 <= self.config.max_ranges;
                 match room
@@ -331,7 +340,7 @@ impl Classifier {
             let edge = right.start;
             before += entries[before..]
                 .iter()
-                .take_while(|e| e.block() < edge)
+                .take_while(|e| e.granule() < edge)
                 .count();
             if left.end != edge {
                 continue;
@@ -342,7 +351,7 @@ impl Classifier {
             };
             let (l, r) = (side(left.start, &left), side(right.end, &right));
             if let Some(at) = edge::better(entries, before, edge, l, r) {
-                let within = |e: &&Entry| (at.min(edge)..at.max(edge)).contains(&e.block());
+                let within = |e: &&Entry| (at.min(edge)..at.max(edge)).contains(&e.granule());
                 let near = &entries[before.saturating_sub(edge::REACH)..];
                 let near = &near[..near.len().min(2 * edge::REACH)];
                 let moved: u64 = near.iter().filter(within).map(|e| e.weight()).sum();
@@ -401,12 +410,11 @@ fn cut(
     let s = stands_out(Side::Hot).or_else(|| stands_out(Side::Cold))?;
     let before: u64 = entries
         .iter()
-        .take_while(|e| e.block() < s.start)
+        .take_while(|e| e.granule() < s.start)
         .map(|e| e.weight())
         .sum();
     // Nobody knows where the residual fell: it is spread evenly, and no rounding loses any.
-    let residual_before =
-        |block: u32| range.residual * u64::from(block - range.start) / u64::from(range.len());
+    let residual_before = |granule: u32| part(range.residual, granule - range.start, range.len());
     let piece = |start, end, located| {
         (start < end).then_some(Range {
             start,

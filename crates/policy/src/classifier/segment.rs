@@ -5,7 +5,7 @@
 //! much colder) than the range as a whole, wherever it begins and ends.
 //!
 //! # Approach
-//! Every block scores its weight less a bar (one and a half times the mean for a hot part, the
+//! Every granule scores its weight less a bar (one and a half times the mean for a hot part, the
 //! mean's half less its weight for a cold one). The contiguous part with the largest sum is the
 //! candidate: the maximum-sum subarray, one pass over the entries, gaps counted as a whole.
 //!
@@ -15,7 +15,7 @@
 
 use super::histogram::Entry;
 
-/// A contiguous part of a range, in blocks, `[start, end)`, and the weight in it.
+/// A contiguous part of a range, in granules, `[start, end)`, and the weight in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Segment {
     pub start: u32,
@@ -58,7 +58,7 @@ pub(super) fn standing_out(
     };
     let mut sum = 0i128;
     let mut extend = |to: u32, weight: u64| {
-        let blocks = i128::from(to - open.end);
+        let granules = i128::from(to - open.end);
         if sum <= 0 {
             open = Segment {
                 start: open.end,
@@ -67,7 +67,7 @@ pub(super) fn standing_out(
             };
             sum = 0;
         }
-        sum += sign * ((i128::from(weight) << BAR_BITS) - bar * blocks);
+        sum += sign * ((i128::from(weight) << BAR_BITS) - bar * granules);
         open.end = to;
         open.weight += weight;
         if sum > 0 && best.is_none_or(|(score, _)| sum > score) {
@@ -76,10 +76,10 @@ pub(super) fn standing_out(
     };
     let mut at = start;
     for e in entries {
-        if e.block() > at {
-            extend(e.block(), 0);
+        if e.granule() > at {
+            extend(e.granule(), 0);
         }
-        at = e.block() + 1;
+        at = e.granule() + 1;
         extend(at, e.weight());
     }
     if end > at {
@@ -96,16 +96,16 @@ mod tests {
     use super::*;
 
     fn dense(entries: &[Entry], start: u32, end: u32) -> Vec<u64> {
-        let mut blocks = vec![0; (end - start) as usize];
+        let mut granules = vec![0; (end - start) as usize];
         for e in entries {
-            blocks[(e.block() - start) as usize] += e.weight();
+            granules[(e.granule() - start) as usize] += e.weight();
         }
-        blocks
+        granules
     }
 
     /// Twice the score times the length: an integer, computed the slow way.
-    fn score(blocks: &[u64], total: u64, range_len: usize, side: Side) -> i128 {
-        let (weight, n) = (blocks.iter().sum::<u64>() as i128, blocks.len() as i128);
+    fn score(granules: &[u64], total: u64, range_len: usize, side: Side) -> i128 {
+        let (weight, n) = (granules.iter().sum::<u64>() as i128, granules.len() as i128);
         let (total, len) = (total as i128, range_len as i128);
         match side {
             Side::Hot => 2 * weight * len - 3 * total * n,
@@ -117,14 +117,14 @@ mod tests {
         #[test]
         fn no_other_part_is_better(
             start in 0u32..1000,
-            blocks in prop::collection::vec(prop_oneof![3 => Just(0u32), 1 => 1u32..64], 1..40),
+            granules in prop::collection::vec(prop_oneof![3 => Just(0u32), 1 => 1u32..64], 1..40),
             hot in any::<bool>(),
         ) {
             let side = if hot { Side::Hot } else { Side::Cold };
-            let end = start + blocks.len() as u32;
-            let entries: Vec<_> = blocks.iter().enumerate().filter(|(_, w)| **w > 0)
+            let end = start + granules.len() as u32;
+            let entries: Vec<_> = granules.iter().enumerate().filter(|(_, w)| **w > 0)
                 .map(|(i, &w)| Entry::new(start + i as u32, w)).collect();
-            let total: u64 = blocks.iter().map(|&w| u64::from(w)).sum();
+            let total: u64 = granules.iter().map(|&w| u64::from(w)).sum();
             let dense = dense(&entries, start, end);
             let best = (0..dense.len())
                 .flat_map(|a| (a + 1..=dense.len()).map(move |b| (a, b)))
@@ -150,7 +150,7 @@ mod tests {
     fn a_hot_spot_in_the_middle_is_cut_out_at_once() {
         let entries: Vec<_> = (0..100).map(|i| Entry::new(500 + i % 4, 16)).collect();
         let mut entries = entries;
-        entries.sort_by_key(|e| e.block());
+        entries.sort_by_key(|e| e.granule());
         let merged: Vec<_> = (500..504).map(|b| Entry::new(b, 25 * 16)).collect();
         let s = standing_out(&merged, 0, 1 << 20, 1600, Side::Hot).unwrap();
         assert_eq!((s.start, s.end, s.weight), (500, 504, 1600));

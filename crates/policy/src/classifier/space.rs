@@ -1,18 +1,18 @@
-//! From VMAs to the runs of blocks that a classifier covers.
+//! From VMAs to the runs of granules that a classifier covers.
 
 use crate::VirtRange;
 
-/// A run of blocks, `[start, end)`.
+/// A run of granules, `[start, end)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span {
     pub start: u32,
     pub end: u32,
 }
 
-/// Addresses at or above this are left out, so that a block number fits 32 bits.
+/// Addresses at or above this are left out, so that a granule number fits 32 bits.
 const ADDRESS_BITS: u32 = 47;
 
-/// The runs of blocks that `vmas` touch: sorted, disjoint, not adjacent, at most `most` (those
+/// The runs of granules that `vmas` touch: sorted, disjoint, not adjacent, at most `most` (those
 /// with the smallest gaps between them become one).
 pub(super) fn spans(vmas: &[VirtRange], granule_bits: u32, most: usize) -> Vec<Span> {
     let mut spans: Vec<Span> = vmas
@@ -34,7 +34,7 @@ pub(super) fn spans(vmas: &[VirtRange], granule_bits: u32, most: usize) -> Vec<S
     spans
 }
 
-/// Joins sorted spans with at most `gap` blocks between them.
+/// Joins sorted spans with at most `gap` granules between them.
 fn join_nearer(spans: &mut Vec<Span>, gap: u32) {
     spans.dedup_by(|next, last| {
         let near = next.start <= last.end.saturating_add(gap);

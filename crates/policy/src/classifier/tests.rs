@@ -177,8 +177,8 @@ fn run(
                 c.set_space(&space);
             }
             Step::Samples(samples) => {
-                for &(block, n) in samples {
-                    c.add(GuestVirtAddr(block * 2 * MIB + 77), n);
+                for &(granule, n) in samples {
+                    c.add(GuestVirtAddr(granule * 2 * MIB + 77), n);
                 }
             }
             Step::EndEpoch => c.end_epoch(),
@@ -228,8 +228,8 @@ proptest! {
         for samples in &epochs {
             want /= 2.0;
             rounding += 4096.0 / 16.0;
-            for &(block, n) in samples {
-                c.add(GuestVirtAddr(block * 2 * MIB), n);
+            for &(granule, n) in samples {
+                c.add(GuestVirtAddr(granule * 2 * MIB), n);
                 want += f64::from(n);
             }
             c.end_epoch();
@@ -245,8 +245,8 @@ proptest! {
     ) {
         let mut c = Classifier::new(ClassifierConfig::default());
         c.set_space(&[vma(0, 512 * MIB), vma(GIB, 512 * MIB)]);
-        for (block, n) in samples {
-            c.add(GuestVirtAddr(block * 2 * MIB), n);
+        for (granule, n) in samples {
+            c.add(GuestVirtAddr(granule * 2 * MIB), n);
         }
         for _ in 0..40 {
             c.end_epoch();
@@ -256,7 +256,7 @@ proptest! {
     }
 
     #[test]
-    fn forgetting_blocks_conserves_counts(step in 1u64..7000, n in 8_000u64..40_000) {
+    fn forgetting_granules_conserves_counts(step in 1u64..7000, n in 8_000u64..40_000) {
         let mut c = Classifier::new(ClassifierConfig::default());
         c.set_space(&[vma(0, 64 * 1024 * GIB)]);
         for i in 0..n {

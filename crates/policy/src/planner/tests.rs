@@ -47,7 +47,13 @@ impl Machine {
     }
 
     fn plan(&self) -> Plan {
-        plan(&self.ranking, &self.residency, &self.room, FILL, 0)
+        plan(&Situation {
+            ranking: &self.ranking,
+            residency: &self.residency,
+            room: self.room,
+            fill: FILL,
+            epoch: 0,
+        })
     }
 
     /// Carries a plan out to the letter.

@@ -50,6 +50,10 @@ impl Guest {
         if from == to {
             return false;
         }
+        #[cfg(test)]
+        if self.pinned.contains(&Block::of(demeter_policy::GuestVirtAddr(gva))) {
+            return false;
+        }
         let node = &mut self.nodes[to as usize];
         let taken = match size {
             PageSize::Base => node.take_page(),

@@ -78,6 +78,9 @@ pub(crate) struct Guest {
     written: Vec<(u32, PageSize)>,
     /// First touches so far.
     first_touches: u64,
+    /// Blocks that will not move.
+    #[cfg(test)]
+    pub(crate) pinned: std::collections::BTreeSet<demeter_policy::Block>,
 }
 
 /// What a machine cannot give.
@@ -110,6 +113,8 @@ impl Guest {
             lists: config.lists.clone(),
             written: vec![],
             first_touches: 0,
+            #[cfg(test)]
+            pinned: Default::default(),
         }
     }
 
@@ -296,4 +301,4 @@ impl Guest {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -11,8 +11,8 @@ use crate::machine::tier::TierSheet;
 use crate::machine::walk::Space;
 
 /// A guest of 8 MiB fast and 32 MiB slow memory, and what acts in it.
-struct Bench {
-    guest: Guest,
+pub(crate) struct Bench {
+    pub(crate) guest: Guest,
     vcpus: Vec<Vcpu>,
     cores: Vec<Core>,
     memory: Memory,
@@ -22,12 +22,27 @@ struct Bench {
 
 impl Bench {
     fn new(k: u32, huge_pages: bool) -> Self {
+        Self::with(
+            k,
+            [ByteCount(8 * MIB), ByteCount(32 * MIB)],
+            huge_pages,
+            Watermarks::LINUX,
+        )
+    }
+
+    /// The same with nodes of these sizes.
+    pub(crate) fn with(
+        k: u32,
+        nodes: [ByteCount; 2],
+        huge_pages: bool,
+        watermarks: Watermarks,
+    ) -> Self {
         let config = GuestConfig {
             levels: 4,
             page_bits: 12 + k,
-            nodes: [ByteCount(8 * MIB), ByteCount(32 * MIB)],
+            nodes,
             huge_pages,
-            watermarks: Watermarks::LINUX,
+            watermarks,
             lists: Lists::default(),
         };
         let tier = TierSheet {
@@ -46,7 +61,7 @@ impl Bench {
         }
     }
 
-    fn act<T>(&mut self, act: impl FnOnce(&mut Guest, &mut Actor<'_>) -> T) -> T {
+    pub(crate) fn act<T>(&mut self, act: impl FnOnce(&mut Guest, &mut Actor<'_>) -> T) -> T {
         let mut actor = Actor {
             vcpus: &mut self.vcpus,
             cores: &mut self.cores,
@@ -62,7 +77,7 @@ impl Bench {
         act(&mut self.guest, &mut actor)
     }
 
-    fn map(&mut self, bytes: u64) -> GuestVirtAddr {
+    pub(crate) fn map(&mut self, bytes: u64) -> GuestVirtAddr {
         let name = "test".into();
         self.guest.map(&[Region {
             name,
@@ -71,7 +86,7 @@ impl Bench {
     }
 
     /// Touches every page; tells how much fitted.
-    fn fill(&mut self, base: GuestVirtAddr, bytes: u64) -> u64 {
+    pub(crate) fn fill(&mut self, base: GuestVirtAddr, bytes: u64) -> u64 {
         let mut at = 0;
         while at < bytes {
             let gva = GuestVirtAddr(base.0 + at);

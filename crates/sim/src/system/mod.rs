@@ -2,22 +2,20 @@
 //! and a line of [`build`].
 
 mod agent;
-mod halves;
-mod heat;
+mod block_counters;
 mod hint_fault_tiering;
 mod hypervisor_tpp;
 mod manager;
 mod memtis;
-mod moves;
+mod paper_ranges;
 mod reclaimer;
 mod scan;
+mod sequential;
 mod unmanaged;
 
 use demeter_scenario::System;
 
-pub(crate) use agent::{Agent, AgentSettings, Design};
-pub(crate) use halves::Halves;
-pub(crate) use heat::Heat;
+pub(crate) use agent::{Agent, AgentSettings};
 pub(crate) use hint_fault_tiering::HintFaultTiering;
 pub(crate) use hypervisor_tpp::HypervisorTpp;
 pub(crate) use manager::{Context, Managed, Manager, NEVER_PS, Needs, Tiering};
@@ -36,13 +34,11 @@ pub(crate) fn build(system: System) -> Option<Build> {
         System::GTpp => |managed| Box::new(HintFaultTiering::tpp(managed)),
         System::HTpp => |managed| Box::new(HypervisorTpp::new(managed)),
         System::Memtis => |managed| Box::new(Memtis::new(managed.load_ps)),
-        System::Demeter => |managed| Box::new(Agent::new(Design::Product, &managed.agent)),
-        System::DemeterWorker => |managed| Box::new(Agent::new(Design::Polling, &managed.agent)),
-        System::DemeterBlocks => |managed| Box::new(Agent::new(Design::Blocks, &managed.agent)),
-        System::DemeterSequential => {
-            |managed| Box::new(Agent::new(Design::Sequential, &managed.agent))
-        }
-        System::DemeterPaper => |managed| Box::new(Agent::new(Design::Paper, &managed.agent)),
+        System::Demeter => |managed| Box::new(Agent::product(&managed.agent)),
+        System::DemeterWorker => |managed| Box::new(Agent::polling(&managed.agent)),
+        System::DemeterBlocks => |managed| Box::new(Agent::blocks(&managed.agent)),
+        System::DemeterSequential => |managed| Box::new(Agent::sequential(&managed.agent)),
+        System::DemeterPaper => |managed| Box::new(Agent::paper(&managed.agent)),
         _ => return None,
     })
 }

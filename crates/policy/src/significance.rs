@@ -24,7 +24,7 @@ mod tests {
     }
 
     #[test]
-    fn evidence_grows_with_the_samples() {
+    fn significance_grows_with_the_samples() {
         let few = z_squared(2.0, 1.0, 1.0, 1.0);
         let many = z_squared(200.0, 1.0, 100.0, 1.0);
         assert!((many / few - 100.0).abs() < 1e-9);

@@ -22,13 +22,57 @@
 
 use std::collections::BTreeMap;
 
+use demeter_policy::engine::{Classify, LookUps, Strategy};
 use demeter_policy::{
     ByteCount, ClassifiedRange, ClassifierConfig, GuestVirtAddr, Placement, Plan, RankedRange,
-    Relocation, ResidencyMap, VirtRange,
+    Relocation, ResidencyMap, Situation, VirtRange,
 };
 
 /// Where the address space ends that is looked at: 64 TiB.
 const SPACE_END: u64 = 1 << 46;
+
+/// What the paper's kernel decides by.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Paper {
+    pub(crate) classifier: ClassifierConfig,
+    /// Virtual CPUs of its machine.
+    pub(crate) vcpus: u32,
+    /// What the process may have of fast memory.
+    pub(crate) capacity: ByteCount,
+}
+
+impl Strategy for Paper {
+    type Classifier = PaperRanges;
+
+    const CLASSIFIES_APART: bool = true;
+
+    fn classifier(&self) -> PaperRanges {
+        PaperRanges::new(&self.classifier, self.vcpus)
+    }
+
+    /// Where ranges were cut and the hottest fits, it looks at all pages.
+    fn look_ups(&self, has_news: bool, hottest: Option<&RankedRange>) -> LookUps {
+        let fits = |r: &RankedRange| r.range.len() <= self.capacity && r.count > 0.0;
+        match has_news && hottest.is_some_and(fits) {
+            true => LookUps::All,
+            false => LookUps::NoPlan,
+        }
+    }
+
+    fn plan(&self, situation: &Situation<'_>) -> Plan {
+        let Situation {
+            ranking,
+            residency,
+            room,
+            epoch,
+            ..
+        } = *situation;
+        Plan {
+            level: room.level(),
+            ..exchange(ranking, residency, self.capacity, epoch)
+        }
+    }
+}
 
 /// A range, by where it begins.
 #[derive(Debug, Clone, Copy)]
@@ -39,8 +83,8 @@ struct Leaf {
 }
 
 /// The ranges.
-#[derive(Debug)]
-pub(crate) struct Halves {
+#[derive(Debug, Clone)]
+pub(crate) struct PaperRanges {
     leaves: BTreeMap<u64, Leaf>,
     /// Samples in a range below which it stays whole.
     least: u64,
@@ -51,9 +95,9 @@ pub(crate) struct Halves {
     epoch: u32,
 }
 
-impl Halves {
+impl PaperRanges {
     /// One range over all.
-    pub(crate) fn new(config: &ClassifierConfig, vcpus: u32) -> Self {
+    fn new(config: &ClassifierConfig, vcpus: u32) -> Self {
         let least = u64::from(config.tau_split) * u64::from(vcpus);
         let root = Leaf {
             end: SPACE_END,
@@ -70,17 +114,36 @@ impl Halves {
         }
     }
 
-    /// Takes a sample; one beyond the address space is ignored.
-    pub(crate) fn add(&mut self, addr: GuestVirtAddr) {
+    fn cut(&mut self, start: u64, leaf: Leaf) {
+        if self.leaves.len() >= self.leaves_max {
+            return;
+        }
+        let middle = (start + (leaf.end - start) / 2) & !(self.granule - 1);
+        let half = |end| Leaf {
+            end,
+            samples: leaf.samples / 2,
+            born_epoch: self.epoch,
+        };
+        let both = [(start, half(middle)), (middle, half(leaf.end))];
+        self.leaves.extend(both);
+    }
+}
+
+impl Classify for PaperRanges {
+    /// The ranges cover all that a process may have.
+    fn set_space(&mut self, _vmas: &[VirtRange]) {}
+
+    /// A sample beyond the address space is ignored.
+    fn add(&mut self, addr: GuestVirtAddr, samples: u32) {
         if let Some((_, leaf)) = self.leaves.range_mut(..=addr.0).next_back()
             && addr.0 < leaf.end
         {
-            leaf.samples += 1;
+            leaf.samples += u64::from(samples);
         }
     }
 
-    /// Ends the epoch: ages counts and cuts; tells whether anything was cut.
-    pub(crate) fn end_epoch(&mut self) -> bool {
+    /// Ages counts and cuts; there is news where anything was cut.
+    fn end_epoch(&mut self) -> bool {
         self.epoch += 1;
         self.leaves.values_mut().for_each(|l| l.samples /= 2);
         let leaves: Vec<(u64, Leaf)> = self.leaves.iter().map(|(&s, &l)| (s, l)).collect();
@@ -98,22 +161,7 @@ impl Halves {
         self.leaves.len() > leaves.len()
     }
 
-    fn cut(&mut self, start: u64, leaf: Leaf) {
-        if self.leaves.len() >= self.leaves_max {
-            return;
-        }
-        let middle = (start + (leaf.end - start) / 2) & !(self.granule - 1);
-        let half = |end| Leaf {
-            end,
-            samples: leaf.samples / 2,
-            born_epoch: self.epoch,
-        };
-        let halves = [(start, half(middle)), (middle, half(leaf.end))];
-        self.leaves.extend(halves);
-    }
-
-    /// The ranges.
-    pub(crate) fn ranges(&self) -> impl Iterator<Item = ClassifiedRange> {
+    fn ranges(&self) -> impl Iterator<Item = ClassifiedRange> {
         self.leaves.iter().filter_map(|(&start, leaf)| {
             Some(ClassifiedRange {
                 range: VirtRange::new(GuestVirtAddr(start), GuestVirtAddr(leaf.end))?,
@@ -127,12 +175,12 @@ impl Halves {
 /// What is to be exchanged so that the hottest ranges lie in fast memory; nothing while the hottest is
 /// longer than that. `ranking` is hottest first; `capacity` is what the process may have of fast
 /// memory.
-pub(super) fn exchange(
+fn exchange(
     ranking: &[RankedRange],
     residency: &ResidencyMap,
     capacity: ByteCount,
     epoch: u32,
-) -> Option<Plan> {
+) -> Plan {
     let mut left = capacity.0;
     let belongs = |range: &&RankedRange| {
         let resident = residency.placement(range.pid, &range.range).resident().0;
@@ -163,19 +211,21 @@ pub(super) fn exchange(
     while let Some(last) = promotions.pop_if(|last| last.bytes.0 <= unpaired) {
         unpaired -= last.bytes.0;
     }
-    (!hot.is_empty()).then_some(Plan {
+    Plan {
         promotions,
         demotions,
-    })
+        ..Plan::default()
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use demeter_policy::{BLOCK_SIZE, Block, MIB, rank};
+    use demeter_policy::{BLOCK_SIZE, Block, MIB, Pid, rank};
     use proptest::prelude::*;
 
     use super::*;
-    use crate::system::heat::PID;
+
+    const PID: Pid = Pid(1);
 
     const GIB: u64 = 1 << 30;
 
@@ -185,18 +235,18 @@ mod tests {
 
     #[test]
     fn a_hot_gib_is_found_in_64_tib_by_halving() {
-        let mut halves = Halves::new(&ClassifierConfig::default(), 4);
+        let mut ranges = PaperRanges::new(&ClassifierConfig::default(), 4);
         let mut epochs = 0;
-        while halves.end_epoch() || epochs < 4 {
+        while ranges.end_epoch() || epochs < 4 {
             epochs += 1;
             for i in 0..2000 {
-                halves.add(GuestVirtAddr(40 * GIB + i * 7919 * 4096 % GIB));
-                halves.add(GuestVirtAddr(32 * GIB + i % 20 * GIB / 2));
+                ranges.add(GuestVirtAddr(40 * GIB + i * 7919 * 4096 % GIB), 1);
+                ranges.add(GuestVirtAddr(32 * GIB + i % 20 * GIB / 2), 1);
             }
         }
         // 16 cuts lead from 64 TiB to 1 GiB.
         assert!((16..30).contains(&epochs), "{epochs}");
-        let ranking = rank([(PID, halves.ranges().collect::<Vec<_>>())]);
+        let ranking = rank([(PID, ranges.ranges().collect::<Vec<_>>())]);
         let hot = VirtRange::new(GuestVirtAddr(40 * GIB), GuestVirtAddr(41 * GIB)).unwrap();
         assert!(hot.intersection(&ranking[0].range) == Some(ranking[0].range));
     }
@@ -209,21 +259,21 @@ mod tests {
             epochs in 1usize..60,
         ) {
             let config = ClassifierConfig { max_ranges, ..ClassifierConfig::default() };
-            let mut halves = Halves::new(&config, 1);
+            let mut ranges = PaperRanges::new(&config, 1);
             for _ in 0..epochs {
                 for &(addr, times) in &samples {
-                    (0..times).for_each(|_| halves.add(GuestVirtAddr(addr)));
+                    ranges.add(GuestVirtAddr(addr), times);
                 }
-                halves.end_epoch();
+                ranges.end_epoch();
             }
             let mut end = 0;
-            for classified in halves.ranges() {
+            for classified in ranges.ranges() {
                 prop_assert_eq!(classified.range.start().0, end);
                 prop_assert!(classified.range.len().0 >= 1 << config.granule_bits);
                 end = classified.range.end().0;
             }
             prop_assert_eq!(end, SPACE_END);
-            prop_assert!(halves.ranges().count() <= max_ranges);
+            prop_assert!(ranges.ranges().count() <= max_ranges);
         }
 
         #[test]
@@ -251,7 +301,7 @@ mod tests {
             });
             let ranking = rank([(PID, ranges.collect::<Vec<_>>())]);
             let capacity = ByteCount(capacity_mib * MIB);
-            let plan = exchange(&ranking, &residency, capacity, 1).unwrap_or_default();
+            let plan = exchange(&ranking, &residency, capacity, 1);
             let bytes = |all: &[Relocation]| all.iter().map(|r| r.bytes.0).sum::<u64>();
             let (up, down) = (bytes(&plan.promotions), bytes(&plan.demotions));
             prop_assert!(up.abs_diff(down) <= BLOCK_SIZE, "{} {}", up, down);

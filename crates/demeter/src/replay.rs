@@ -1,0 +1,255 @@
+//! `demeter replay`: a recording of an agent through the policy again.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use demeter_guest::recording::{self, Decision, Reader, Replayed};
+use demeter_policy::engine::{Direction, Request};
+use demeter_policy::{Block, MIB};
+use serde_json::{Value, json};
+
+use crate::output;
+
+/// Output is written when there is so much of it, bytes.
+const OUTPUT_BYTES: usize = 1 << 16;
+
+/// Shows what an agent decided, and whether this version of the policy decides the same.
+///
+/// `demeter guest --record FILE` makes recordings. Each of its two files can be replayed by itself;
+/// FILE.1 is the older one. The exit code is 1 where a decision differs or the file is damaged.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  demeter replay agent.rec              the epochs in which something moved
+  demeter replay agent.rec --all        every epoch
+  demeter replay agent.rec --json | jq 'select(.decision == \"move\")'")]
+pub struct Args {
+    /// The recording
+    recording: PathBuf,
+    /// Show epochs in which nothing moved, too
+    #[arg(long)]
+    all: bool,
+    /// Print each decision as one line of JSON, then one that says what came of it
+    #[arg(long, conflicts_with = "all")]
+    json: bool,
+}
+
+/// Replays and prints.
+pub fn replay(args: &Args) -> Result<()> {
+    let mut reader = Reader::open(&args.recording)?;
+    let mut out = Output::default();
+    let header = reader.header();
+    if !args.json {
+        out.text = format!(
+            "recorded by demeter {} with tracker {}; nodes {} (fast, {} MiB) and {} (slow)\n",
+            header.agent,
+            header.tracker,
+            header.fast_node,
+            header.fast_bytes / MIB,
+            header.slow_node
+        );
+    }
+    let mut epoch = Epoch::default();
+    let replayed = recording::replay(&mut reader, &mut |decision| {
+        if args.json {
+            out.line(&line_of(decision).to_string());
+        } else if let Some(line) = epoch.add(decision, args.all) {
+            out.line(&line);
+        }
+    });
+    out.flush()?;
+    let replayed = replayed?;
+    output::print(match args.json {
+        true => format!("{}\n", summary(&replayed)),
+        false => told(&replayed),
+    })?;
+    match replayed.divergence {
+        Some(d) => bail!(
+            "{}, byte {}, epoch {}: the policy decides otherwise: recorded was {}, now it is {}",
+            args.recording.display(),
+            d.offset,
+            d.epoch,
+            short(&d.recorded),
+            short(&d.replayed)
+        ),
+        None => Ok(()),
+    }
+}
+
+/// Text on its way to standard output, a piece at a time.
+#[derive(Default)]
+struct Output {
+    text: String,
+    /// The first error; nothing is written any more.
+    error: Option<anyhow::Error>,
+}
+
+impl Output {
+    fn line(&mut self, line: &str) {
+        self.text.push_str(line);
+        self.text.push('\n');
+        if self.text.len() >= OUTPUT_BYTES && self.error.is_none() {
+            self.error = output::print(&self.text).err();
+            self.text.clear();
+        }
+    }
+
+    fn flush(self) -> Result<()> {
+        match self.error {
+            Some(error) => Err(error),
+            None => output::print(&self.text),
+        }
+    }
+}
+
+/// What an epoch asked for, summed up.
+#[derive(Default)]
+struct Epoch {
+    looked_up: usize,
+    nodes_read: usize,
+    promoted: Moved,
+    demoted: Moved,
+}
+
+#[derive(Default)]
+struct Moved {
+    blocks: usize,
+    bytes: u64,
+}
+
+impl Epoch {
+    /// Adds a decision. The line of the epoch, when that is its last one.
+    fn add(&mut self, decision: Decision<'_>, all: bool) -> Option<String> {
+        match decision.request {
+            Request::LookUp { blocks, .. } => self.looked_up += blocks.len(),
+            Request::ReadNodes => self.nodes_read += 1,
+            Request::Move {
+                direction, blocks, ..
+            } => {
+                let moved = match direction {
+                    Direction::Promotion => &mut self.promoted,
+                    Direction::Demotion => &mut self.demoted,
+                };
+                moved.blocks += blocks.len();
+                moved.bytes += blocks.iter().map(|r| r.bytes.0).sum::<u64>();
+            }
+            Request::Sleep { epochs } => return self.end(decision.epoch, epochs, all),
+            Request::Refresh | Request::Samples { .. } | Request::Reclaim => {}
+        }
+        None
+    }
+
+    fn end(&mut self, epoch: u32, sleep: u32, all: bool) -> Option<String> {
+        let Self {
+            looked_up,
+            nodes_read,
+            promoted,
+            demoted,
+        } = std::mem::take(self);
+        if !all && promoted.blocks + demoted.blocks == 0 {
+            return None;
+        }
+        let mut line = format!("epoch {epoch:6}");
+        for (what, moved) in [("promote", promoted), ("demote", demoted)] {
+            if moved.blocks > 0 {
+                let mib = moved.bytes as f64 / MIB as f64;
+                // Writing to a String cannot fail.
+                let _ = write!(line, "  {what} {} blocks, {mib:.1} MiB;", moved.blocks);
+            }
+        }
+        let _ = write!(
+            line,
+            "  looked up {looked_up} blocks, read the nodes {nodes_read} times, sleep {sleep}"
+        );
+        Some(line)
+    }
+}
+
+/// A decision as JSON.
+fn line_of(decision: Decision<'_>) -> Value {
+    let address = |block: Block| format!("{:#x}", block.start().0);
+    let mut line = json!({ "epoch": decision.epoch, "decision": decision.request.name() });
+    let more = match decision.request {
+        Request::LookUp { pid, blocks } => json!({
+            "pid": pid.0,
+            "blocks": blocks.iter().map(|&b| address(b)).collect::<Vec<_>>(),
+        }),
+        Request::Move {
+            pid,
+            direction,
+            blocks,
+        } => {
+            let block = |r: &demeter_policy::Relocation| json!({ "address": address(r.block), "bytes": r.bytes.0 });
+            json!({
+                "pid": pid.0,
+                "to": match direction {
+                    Direction::Promotion => "fast",
+                    Direction::Demotion => "slow",
+                },
+                "blocks": blocks.iter().map(block).collect::<Vec<_>>(),
+            })
+        }
+        Request::Sleep { epochs } => json!({ "epochs": epochs }),
+        _ => json!({}),
+    };
+    if let (Some(line), Value::Object(more)) = (line.as_object_mut(), more) {
+        line.extend(more);
+    }
+    line
+}
+
+/// The last line of JSON.
+fn summary(replayed: &Replayed) -> Value {
+    let divergence = replayed.divergence.as_ref().map(|d| {
+        json!({
+            "epoch": d.epoch, "offset": d.offset, "recorded": d.recorded, "replayed": d.replayed,
+        })
+    });
+    json!({
+        "decision": "end",
+        "first_epoch": replayed.first_epoch,
+        "last_epoch": replayed.last_epoch,
+        "decisions": replayed.decisions,
+        "samples": replayed.figures.samples,
+        "promoted_bytes": replayed.figures.promoted.0,
+        "demoted_bytes": replayed.figures.demoted.0,
+        "is_ended": replayed.is_ended,
+        "divergence": divergence,
+    })
+}
+
+/// The same for people.
+fn told(replayed: &Replayed) -> String {
+    let mut text = format!(
+        "epochs {} to {}: {} decisions, {}\n",
+        replayed.first_epoch,
+        replayed.last_epoch,
+        replayed.decisions,
+        match &replayed.divergence {
+            Some(_) => "the last one differs",
+            None => "all as recorded",
+        }
+    );
+    let f = replayed.figures;
+    let _ = writeln!(
+        text,
+        "since the agent's start: {} samples, {} MiB promoted, {} MiB demoted",
+        f.samples,
+        f.promoted.0 / MIB,
+        f.demoted.0 / MIB
+    );
+    if replayed.divergence.is_none() && !replayed.is_ended {
+        text.push_str("the recording has no end: the agent still writes it, or was killed\n");
+    }
+    text
+}
+
+/// As much of a decision as a line takes.
+fn short(text: &str) -> String {
+    const CHARS: usize = 120;
+    match text.char_indices().nth(CHARS) {
+        Some((at, _)) => format!("{}...", &text[..at]),
+        None => text.into(),
+    }
+}

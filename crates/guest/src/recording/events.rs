@@ -1,0 +1,319 @@
+//! Events as bytes.
+
+use demeter_policy::engine::{Direction, Input, NodeFacts, Request};
+use demeter_policy::{
+    BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, PerTier, Pid, Placement, Relocation, Sample,
+    VirtRange,
+};
+
+use super::format::{Bytes, Fault, put, put_step};
+
+/// One thing that happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event<'a> {
+    /// The engine was told something.
+    Input(Input<'a>),
+    /// The engine asked for something.
+    Request(Request<'a>),
+}
+
+mod tag {
+    pub(super) const EPOCH: u8 = 0;
+    pub(super) const STARTED: u8 = 1;
+    pub(super) const ENDED: u8 = 2;
+    pub(super) const SPACE: u8 = 3;
+    pub(super) const BALLOON_WANTS: u8 = 4;
+    pub(super) const PAUSED: u8 = 5;
+    pub(super) const RESUMED: u8 = 6;
+    pub(super) const REFRESHED: u8 = 7;
+    /// A sample of the same process as the last one that stands for itself alone.
+    pub(super) const SAMPLE: u8 = 8;
+    pub(super) const SAMPLE_OF: u8 = 9;
+    pub(super) const SAMPLES_END: u8 = 10;
+    pub(super) const LOCATED: u8 = 11;
+    pub(super) const LOOK_UP_FAILED: u8 = 12;
+    pub(super) const NODES: u8 = 13;
+    pub(super) const MOVED: u8 = 14;
+    pub(super) const MOVE_FAILED: u8 = 15;
+    pub(super) const RECLAIMED: u8 = 16;
+
+    pub(super) const REFRESH: u8 = 32;
+    pub(super) const SAMPLES: u8 = 33;
+    pub(super) const LOOK_UP: u8 = 34;
+    pub(super) const READ_NODES: u8 = 35;
+    pub(super) const PROMOTE: u8 = 36;
+    pub(super) const DEMOTE: u8 = 37;
+    pub(super) const RECLAIM: u8 = 38;
+    pub(super) const SLEEP: u8 = 39;
+}
+
+/// What the next sample is coded against.
+#[derive(Debug, Clone, Copy, Default)]
+struct LastSample {
+    pid: u32,
+    addr: u64,
+}
+
+/// Writes events.
+#[derive(Debug, Default)]
+pub(super) struct Encoder {
+    last: LastSample,
+}
+
+impl Encoder {
+    pub(super) fn input(&mut self, input: Input<'_>, to: &mut Vec<u8>) {
+        match input {
+            Input::Epoch => to.push(tag::EPOCH),
+            Input::Started(pid) => tagged(to, tag::STARTED, [pid.0.into()]),
+            Input::Ended(pid) => tagged(to, tag::ENDED, [pid.0.into()]),
+            Input::Space { pid, vmas } => {
+                tagged(to, tag::SPACE, [pid.0.into(), vmas.len() as u64]);
+                let mut end = 0;
+                for vma in vmas {
+                    put_step(to, end, vma.start().0);
+                    put(to, vma.len().0);
+                    end = vma.end().0;
+                }
+            }
+            Input::BalloonWants(bytes) => tagged(to, tag::BALLOON_WANTS, [bytes.0]),
+            Input::Paused(true) => to.push(tag::PAUSED),
+            Input::Paused(false) => to.push(tag::RESUMED),
+            Input::Refreshed => to.push(tag::REFRESHED),
+            Input::Sample(sample) => self.sample(sample, to),
+            Input::SamplesEnd { lost, rejected } => {
+                tagged(to, tag::SAMPLES_END, [lost, rejected]);
+            }
+            Input::Located(placements) => put_placements(to, tag::LOCATED, placements),
+            Input::LookUpFailed => to.push(tag::LOOK_UP_FAILED),
+            Input::Nodes(PerTier { fast, slow }) => {
+                let amounts = [fast.free, fast.kept, slow.free, slow.kept];
+                tagged(to, tag::NODES, amounts.map(|bytes| bytes.0));
+            }
+            Input::Moved(placements) => put_placements(to, tag::MOVED, placements),
+            Input::MoveFailed => to.push(tag::MOVE_FAILED),
+            Input::Reclaimed => to.push(tag::RECLAIMED),
+        }
+    }
+
+    fn sample(&mut self, sample: Sample, to: &mut Vec<u8>) {
+        if sample.pid.0 == self.last.pid && sample.weight == 1 {
+            to.push(tag::SAMPLE);
+        } else {
+            let (pid, weight) = (sample.pid.0, sample.weight);
+            tagged(to, tag::SAMPLE_OF, [pid.into(), weight.into()]);
+        }
+        put_step(to, self.last.addr, sample.addr.0);
+        self.last = LastSample {
+            pid: sample.pid.0,
+            addr: sample.addr.0,
+        };
+    }
+
+    pub(super) fn request(&mut self, request: Request<'_>, to: &mut Vec<u8>) {
+        match request {
+            Request::Refresh => to.push(tag::REFRESH),
+            Request::Samples { most } => tagged(to, tag::SAMPLES, [most as u64]),
+            Request::LookUp { pid, blocks } => {
+                tagged(to, tag::LOOK_UP, [pid.0.into(), blocks.len() as u64]);
+                let mut next = 0;
+                for block in blocks {
+                    put_step(to, next, block.0);
+                    next = block.0.wrapping_add(1);
+                }
+            }
+            Request::ReadNodes => to.push(tag::READ_NODES),
+            Request::Move {
+                pid,
+                direction,
+                blocks,
+            } => {
+                let tag = match direction {
+                    Direction::Promotion => tag::PROMOTE,
+                    Direction::Demotion => tag::DEMOTE,
+                };
+                tagged(to, tag, [pid.0.into(), blocks.len() as u64]);
+                let mut next = 0;
+                for r in blocks {
+                    put_step(to, next, r.block.0);
+                    put(to, r.bytes.0);
+                    next = r.block.0.wrapping_add(1);
+                }
+            }
+            Request::Reclaim => to.push(tag::RECLAIM),
+            Request::Sleep { epochs } => tagged(to, tag::SLEEP, [epochs.into()]),
+        }
+    }
+}
+
+fn tagged<const N: usize>(to: &mut Vec<u8>, tag: u8, numbers: [u64; N]) {
+    to.push(tag);
+    numbers.into_iter().for_each(|number| put(to, number));
+}
+
+/// Most blocks lie in one tier, or are absent: one byte says so.
+fn put_placements(to: &mut Vec<u8>, tag: u8, placements: &[Placement]) {
+    tagged(to, tag, [placements.len() as u64]);
+    for &Placement { fast, slow } in placements {
+        match (fast.0, slow.0) {
+            (0, 0) => to.push(0),
+            (BLOCK_SIZE, 0) => to.push(1),
+            (0, BLOCK_SIZE) => to.push(2),
+            amounts => tagged(to, 3, amounts.into()),
+        }
+    }
+}
+
+/// Reads events, with the lists that they borrow.
+#[derive(Debug, Default)]
+pub(super) struct Decoder {
+    last: LastSample,
+    vmas: Vec<VirtRange>,
+    placements: Vec<Placement>,
+    blocks: Vec<Block>,
+    relocations: Vec<Relocation>,
+}
+
+impl Decoder {
+    /// The next event.
+    pub(super) fn event(&mut self, from: &mut Bytes<'_>) -> Result<Event<'_>, Fault> {
+        let tag = from.byte()?;
+        let input = match tag {
+            tag::EPOCH => Input::Epoch,
+            tag::STARTED => Input::Started(pid(from)?),
+            tag::ENDED => Input::Ended(pid(from)?),
+            tag::SPACE => {
+                let pid = pid(from)?;
+                self.read_vmas(from)?;
+                let vmas = &self.vmas;
+                Input::Space { pid, vmas }
+            }
+            tag::BALLOON_WANTS => Input::BalloonWants(bytes(from)?),
+            tag::PAUSED => Input::Paused(true),
+            tag::RESUMED => Input::Paused(false),
+            tag::REFRESHED => Input::Refreshed,
+            tag::SAMPLE => Input::Sample(self.read_sample(Pid(self.last.pid), 1, from)?),
+            tag::SAMPLE_OF => {
+                let (pid, weight) = (pid(from)?, from.number_u32()?);
+                Input::Sample(self.read_sample(pid, weight, from)?)
+            }
+            tag::SAMPLES_END => Input::SamplesEnd {
+                lost: from.number()?,
+                rejected: from.number()?,
+            },
+            tag::LOCATED => Input::Located(self.read_placements(from)?),
+            tag::LOOK_UP_FAILED => Input::LookUpFailed,
+            tag::NODES => {
+                let mut facts = || {
+                    let (free, kept) = (bytes(from)?, bytes(from)?);
+                    Ok(NodeFacts { free, kept })
+                };
+                let (fast, slow) = (facts()?, facts()?);
+                Input::Nodes(PerTier { fast, slow })
+            }
+            tag::MOVED => Input::Moved(self.read_placements(from)?),
+            tag::MOVE_FAILED => Input::MoveFailed,
+            tag::RECLAIMED => Input::Reclaimed,
+            _ => return self.request(tag, from).map(Event::Request),
+        };
+        Ok(Event::Input(input))
+    }
+
+    fn request(&mut self, tag: u8, from: &mut Bytes<'_>) -> Result<Request<'_>, Fault> {
+        Ok(match tag {
+            tag::REFRESH => Request::Refresh,
+            tag::SAMPLES => Request::Samples {
+                most: from.number_u32()? as usize,
+            },
+            tag::LOOK_UP => {
+                let pid = pid(from)?;
+                self.blocks.clear();
+                let mut next = 0;
+                for _ in 0..from.count()? {
+                    let block = from.step(next)?;
+                    self.blocks.push(Block(block));
+                    next = block.wrapping_add(1);
+                }
+                let blocks = &self.blocks;
+                Request::LookUp { pid, blocks }
+            }
+            tag::READ_NODES => Request::ReadNodes,
+            tag::PROMOTE | tag::DEMOTE => {
+                let pid = pid(from)?;
+                self.relocations.clear();
+                let mut next = 0;
+                for _ in 0..from.count()? {
+                    let (block, bytes) = (Block(from.step(next)?), bytes(from)?);
+                    self.relocations.push(Relocation { pid, block, bytes });
+                    next = block.0.wrapping_add(1);
+                }
+                Request::Move {
+                    pid,
+                    direction: match tag {
+                        tag::PROMOTE => Direction::Promotion,
+                        _ => Direction::Demotion,
+                    },
+                    blocks: &self.relocations,
+                }
+            }
+            tag::RECLAIM => Request::Reclaim,
+            tag::SLEEP => Request::Sleep {
+                epochs: from.number_u32()?,
+            },
+            _ => return Err(Fault::Malformed("an event of an unknown kind")),
+        })
+    }
+
+    fn read_sample(
+        &mut self,
+        pid: Pid,
+        weight: u32,
+        from: &mut Bytes<'_>,
+    ) -> Result<Sample, Fault> {
+        let addr = from.step(self.last.addr)?;
+        self.last = LastSample { pid: pid.0, addr };
+        let addr = GuestVirtAddr(addr);
+        Ok(Sample { pid, addr, weight })
+    }
+
+    fn read_vmas(&mut self, from: &mut Bytes<'_>) -> Result<(), Fault> {
+        self.vmas.clear();
+        let mut end = 0;
+        for _ in 0..from.count()? {
+            let start = from.step(end)?;
+            let len = from.number()?;
+            let vma = start
+                .checked_add(len)
+                .and_then(|end| VirtRange::new(GuestVirtAddr(start), GuestVirtAddr(end)))
+                .ok_or(Fault::Malformed("a mapping that ends before it begins"))?;
+            end = vma.end().0;
+            self.vmas.push(vma);
+        }
+        Ok(())
+    }
+
+    fn read_placements(&mut self, from: &mut Bytes<'_>) -> Result<&[Placement], Fault> {
+        self.placements.clear();
+        for _ in 0..from.count()? {
+            let (fast, slow) = match from.byte()? {
+                0 => (0, 0),
+                1 => (BLOCK_SIZE, 0),
+                2 => (0, BLOCK_SIZE),
+                3 => (from.number()?, from.number()?),
+                _ => return Err(Fault::Malformed("a place of an unknown kind")),
+            };
+            self.placements.push(Placement {
+                fast: ByteCount(fast),
+                slow: ByteCount(slow),
+            });
+        }
+        Ok(&self.placements)
+    }
+}
+
+fn pid(from: &mut Bytes<'_>) -> Result<Pid, Fault> {
+    Ok(Pid(from.number_u32()?))
+}
+
+fn bytes(from: &mut Bytes<'_>) -> Result<ByteCount, Fault> {
+    Ok(ByteCount(from.number()?))
+}

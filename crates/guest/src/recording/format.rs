@@ -1,0 +1,140 @@
+//! The bytes of a recording.
+//!
+//! ```text
+//! file   = magic version:u16 frame(header) frame(state) frame(events)* frame(end)?
+//! frame  = length:u32 crc32:u32 kind:u8 payload
+//! ```
+//!
+//! Numbers of fixed size are little-endian; within payloads they are LEB128 varints, and
+//! differences of which the sign may change are zigzag-coded. The checksum is over kind and
+//! payload. A file without an end frame is still being written, or its writer was killed.
+
+use serde::{Deserialize, Serialize};
+
+use demeter_policy::Tuning;
+
+/// The version of the format that is written and read.
+pub const VERSION: u16 = 1;
+
+pub(super) const MAGIC: &[u8; 8] = b"demflght";
+pub(super) const PREFIX_BYTES: usize = 10;
+pub(super) const FRAME_HEADER_BYTES: usize = 8;
+
+/// The longest payload of a frame: that of a state, of a process of 100 TiB or so.
+pub(super) const FRAME_BYTES_MAX: usize = 1 << 28;
+
+pub(super) const KIND_HEADER: u8 = 0;
+pub(super) const KIND_STATE: u8 = 1;
+pub(super) const KIND_EVENTS: u8 = 2;
+pub(super) const KIND_END: u8 = 3;
+
+/// What a recording says of itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Header {
+    /// The version of the agent that wrote it.
+    pub agent: String,
+    /// The tracker whose samples it holds.
+    pub tracker: String,
+    /// What the agent was tuned to.
+    pub tuning: Tuning,
+    /// The fast node.
+    pub fast_node: u32,
+    /// The slow node.
+    pub slow_node: u32,
+    /// Size of fast memory, bytes.
+    pub fast_bytes: u64,
+}
+
+/// What is wrong with a recording.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// The file begins with something else.
+    #[error("this is no recording of an agent")]
+    Magic,
+    /// Written by another version of the format.
+    #[error(
+        "the recording has format {0}, this program reads {VERSION}; replay it with the version \
+         of demeter that wrote it"
+    )]
+    Version(u16),
+    /// The file ends in the middle of a frame.
+    #[error("the recording is cut off here")]
+    CutOff,
+    /// A frame does not have its checksum.
+    #[error("the recording was altered here: the checksum does not fit")]
+    Checksum,
+    /// A frame that nobody could have written.
+    #[error("the recording was altered here: {0}")]
+    Malformed(&'static str),
+}
+
+/// Appends a number.
+pub(super) fn put(to: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        to.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    to.push(number as u8);
+}
+
+/// Appends the way from one number to another, around the end if that is shorter.
+pub(super) fn put_step(to: &mut Vec<u8>, from: u64, number: u64) {
+    let step = number.wrapping_sub(from) as i64;
+    put(to, (step << 1 ^ step >> 63) as u64);
+}
+
+/// Takes numbers from the front of a payload.
+#[derive(Debug)]
+pub(super) struct Bytes<'a>(pub(super) &'a [u8]);
+
+impl Bytes<'_> {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn byte(&mut self) -> Result<u8, Fault> {
+        let (&first, rest) = self.0.split_first().ok_or(SHORT)?;
+        self.0 = rest;
+        Ok(first)
+    }
+
+    pub(super) fn number(&mut self) -> Result<u64, Fault> {
+        let mut number = 0u64;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            let bits = u64::from(byte & 0x7f);
+            if bits << shift >> shift != bits {
+                return Err(LONG);
+            }
+            number |= bits << shift;
+            if byte < 0x80 {
+                return Ok(number);
+            }
+        }
+        Err(LONG)
+    }
+
+    pub(super) fn number_u32(&mut self) -> Result<u32, Fault> {
+        u32::try_from(self.number()?).map_err(|_| LONG)
+    }
+
+    pub(super) fn step(&mut self, from: u64) -> Result<u64, Fault> {
+        let coded = self.number()?;
+        let step = (coded >> 1) as i64 ^ -((coded & 1) as i64);
+        Ok(from.wrapping_add(step as u64))
+    }
+
+    /// How many of something follow, each of at least one byte.
+    pub(super) fn count(&mut self) -> Result<usize, Fault> {
+        let count = self.number()?;
+        let most = self.0.len() as u64;
+        if count > most {
+            return Err(Fault::Malformed("a list is longer than its frame"));
+        }
+        Ok(count as usize)
+    }
+}
+
+const SHORT: Fault = Fault::Malformed("an event is longer than its frame");
+const LONG: Fault = Fault::Malformed("a number is too large");

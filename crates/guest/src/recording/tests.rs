@@ -1,0 +1,284 @@
+//! The properties of the module's text.
+
+use std::fs;
+use std::path::Path;
+
+use demeter_policy::engine::conformance::{Rig, Script, hot_set};
+use demeter_policy::engine::{Direction, Input, NodeFacts, Request};
+use demeter_policy::{
+    BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, PerTier, Pid, Placement, Relocation, Sample,
+    VirtRange,
+};
+use proptest::prelude::*;
+
+use super::events::{Decoder, Encoder};
+use super::format::Bytes;
+use super::*;
+use crate::agent::conformance::AgentRig;
+
+/// A recording of an agent under a script.
+fn recorded(script: &Script) -> AgentRig {
+    let mut rig = AgentRig::new(script);
+    for epoch in &script.epochs {
+        rig.run_epoch(epoch);
+    }
+    rig.finish();
+    rig
+}
+
+fn bytes_of(script: &Script) -> Vec<u8> {
+    fs::read(recorded(script).recording()).unwrap()
+}
+
+fn replay_bytes(bytes: &[u8]) -> Result<Replayed, RecordingError> {
+    let mut reader = Reader::new(bytes, Path::new("x.rec"))?;
+    replay(&mut reader, &mut |_| ())
+}
+
+#[test]
+fn a_replay_decides_what_the_agent_decided() {
+    let script = hot_set(20, 60, 60..75, 30);
+    let rig = recorded(&script);
+    let mut reader = Reader::open(&rig.recording()).unwrap();
+    assert_eq!(reader.header().agent, env!("CARGO_PKG_VERSION"));
+    assert_eq!(reader.header().tuning, script.tuning());
+    let mut promoted = 0;
+    let replayed = replay(&mut reader, &mut |decision| {
+        if let Request::Move {
+            direction: Direction::Promotion,
+            blocks,
+            ..
+        } = decision.request
+        {
+            promoted += blocks.len();
+        }
+    })
+    .unwrap();
+    assert_eq!(replayed.divergence, None);
+    assert!(replayed.is_ended);
+    assert_eq!((replayed.first_epoch, replayed.last_epoch), (0, 30));
+    assert!(promoted >= 15, "{promoted}");
+    assert!(replayed.figures.promoted.0 >= 15 * BLOCK_SIZE);
+}
+
+#[test]
+fn a_replay_with_another_tuning_differs_and_says_where() {
+    let bytes = bytes_of(&hot_set(20, 60, 60..75, 10));
+    let mut reader = Reader::new(&bytes[..], Path::new("x.rec")).unwrap();
+    reader.header_mut().tuning.tau_split = 50_000;
+    let divergence = replay(&mut reader, &mut |_| ())
+        .unwrap()
+        .divergence
+        .unwrap();
+    assert_ne!(divergence.recorded, divergence.replayed);
+    assert!(divergence.epoch > 0 && divergence.offset < bytes.len() as u64);
+}
+
+#[test]
+fn a_full_file_moves_aside_and_both_can_be_replayed() {
+    let mut script = hot_set(20, 60, 60..75, 1);
+    // Samples that are far from each other take the most room.
+    script.epochs[0].samples = (0..40_000).map(|i| i * 31 % 80).collect();
+    let rig_at = |limit_mib: u64, epochs: usize| {
+        let mut rig = AgentRig::with_limit(&script, limit_mib);
+        for _ in 0..epochs {
+            rig.run_epoch(&script.epochs[0]);
+        }
+        rig.finish();
+        rig
+    };
+    let rig = rig_at(4, 30);
+    let (new, old) = (rig.recording(), rig.recording().with_extension("rec.1"));
+    let size = |path: &Path| fs::metadata(path).unwrap().len();
+    assert!(size(&new) + size(&old) <= 4 << 20);
+    let replayed = [&old, &new].map(|path| {
+        let mut reader = Reader::open(path).unwrap();
+        replay(&mut reader, &mut |_| ()).unwrap()
+    });
+    for r in &replayed {
+        assert_eq!(r.divergence, None);
+        assert!(r.is_ended);
+    }
+    assert_eq!(replayed[0].last_epoch, replayed[1].first_epoch);
+    assert_eq!(replayed[1].last_epoch, 30);
+}
+
+#[test]
+fn bad_files_are_named_with_offset_and_reason() {
+    let bytes = bytes_of(&hot_set(4, 8, 8..10, 3));
+    let said = |bytes: &[u8]| replay_bytes(bytes).unwrap_err().to_string();
+    assert_eq!(
+        said(b"hello, world"),
+        "x.rec, byte 0: this is no recording of an agent"
+    );
+    let mut other = bytes.clone();
+    other[8] = 9;
+    assert!(said(&other).starts_with("x.rec, byte 8: the recording has format 9"));
+    let cut = &bytes[..bytes.len() - 20];
+    assert_eq!(
+        said(cut),
+        format!("x.rec, byte {}: the recording is cut off here", cut.len())
+    );
+    let mut altered = bytes.clone();
+    let at = bytes.len() - 30;
+    altered[at] ^= 4;
+    assert!(
+        said(&altered).contains("the recording was altered here"),
+        "{}",
+        said(&altered)
+    );
+    let mut long = bytes.clone();
+    long.push(0);
+    assert!(said(&long).ends_with("something follows the end"));
+    // Still being written: what is there is whole.
+    let open = &bytes[..bytes.len() - 9];
+    assert!(!replay_bytes(open).unwrap().is_ended);
+}
+
+#[test]
+fn another_file_is_not_overwritten() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notes.txt");
+    fs::write(&path, "do not lose this").unwrap();
+    let rig = AgentRig::new(&hot_set(4, 8, 8..10, 1));
+    let header = Reader::open(&rig.recording()).unwrap().header().clone();
+    let engine = demeter_policy::engine::Engine::new(
+        demeter_policy::engine::Ranges::default(),
+        demeter_policy::engine::Config::new(&header.tuning, ByteCount(0)),
+    );
+    let error = Recorder::start(&path, 4, header, &engine).unwrap_err();
+    assert!(
+        error.to_string().contains("exists and is no recording"),
+        "{error}"
+    );
+    assert_eq!(fs::read_to_string(&path).unwrap(), "do not lose this");
+}
+
+/// An event with its lists.
+#[derive(Debug, Clone)]
+enum Any {
+    Plain(Event<'static>),
+    Space(Pid, Vec<VirtRange>),
+    Located(Vec<Placement>),
+    Moved(Vec<Placement>),
+    LookUp(Pid, Vec<Block>),
+    Move(Pid, Direction, Vec<Relocation>),
+}
+
+impl Any {
+    fn event(&self) -> Event<'_> {
+        match self {
+            Self::Plain(event) => *event,
+            Self::Space(pid, vmas) => Event::Input(Input::Space { pid: *pid, vmas }),
+            Self::Located(all) => Event::Input(Input::Located(all)),
+            Self::Moved(all) => Event::Input(Input::Moved(all)),
+            Self::LookUp(pid, blocks) => Event::Request(Request::LookUp { pid: *pid, blocks }),
+            Self::Move(pid, direction, blocks) => Event::Request(Request::Move {
+                pid: *pid,
+                direction: *direction,
+                blocks,
+            }),
+        }
+    }
+}
+
+fn any_event() -> impl Strategy<Value = Any> {
+    let pid = || (0u32..5).prop_map(Pid);
+    let number = || prop_oneof![any::<u64>(), 0..1u64 << 33, Just(BLOCK_SIZE), Just(0)];
+    let bytes = move || number().prop_map(ByteCount);
+    let place = move || (bytes(), bytes()).prop_map(|(fast, slow)| Placement { fast, slow });
+    let places = move || prop::collection::vec(place(), 0..20);
+    let range = (number(), number()).prop_filter_map("empty", |(a, b)| {
+        VirtRange::new(GuestVirtAddr(a.min(b)), GuestVirtAddr(a.max(b)))
+    });
+    let facts = move || (bytes(), bytes()).prop_map(|(free, kept)| NodeFacts { free, kept });
+    let input = prop_oneof![
+        Just(Input::Epoch),
+        pid().prop_map(Input::Started),
+        pid().prop_map(Input::Ended),
+        bytes().prop_map(Input::BalloonWants),
+        any::<bool>().prop_map(Input::Paused),
+        Just(Input::Refreshed),
+        (pid(), number(), prop_oneof![Just(1u32), any::<u32>()]).prop_map(|(pid, a, weight)| {
+            let addr = GuestVirtAddr(a);
+            Input::Sample(Sample { pid, addr, weight })
+        }),
+        (number(), number()).prop_map(|(lost, rejected)| Input::SamplesEnd { lost, rejected }),
+        Just(Input::LookUpFailed),
+        (facts(), facts()).prop_map(|(fast, slow)| Input::Nodes(PerTier { fast, slow })),
+        Just(Input::MoveFailed),
+        Just(Input::Reclaimed),
+    ];
+    let request = prop_oneof![
+        Just(Request::Refresh),
+        any::<u32>().prop_map(|most| Request::Samples {
+            most: most as usize
+        }),
+        Just(Request::ReadNodes),
+        Just(Request::Reclaim),
+        any::<u32>().prop_map(|epochs| Request::Sleep { epochs }),
+    ];
+    let moved = (
+        pid(),
+        any::<bool>(),
+        prop::collection::vec((number(), bytes()), 0..9),
+    );
+    prop_oneof![
+        8 => input.prop_map(|i| Any::Plain(Event::Input(i))),
+        2 => request.prop_map(|r| Any::Plain(Event::Request(r))),
+        1 => (pid(), prop::collection::vec(range, 0..9)).prop_map(|(p, r)| Any::Space(p, r)),
+        1 => places().prop_map(Any::Located),
+        1 => places().prop_map(Any::Moved),
+        1 => (pid(), prop::collection::vec(number(), 0..20))
+            .prop_map(|(p, b)| Any::LookUp(p, b.into_iter().map(Block).collect())),
+        1 => moved.prop_map(|(pid, up, blocks)| {
+            let relocation = |(b, bytes)| Relocation { pid, block: Block(b), bytes };
+            let direction = if up { Direction::Promotion } else { Direction::Demotion };
+            Any::Move(pid, direction, blocks.into_iter().map(relocation).collect())
+        }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn what_is_read_is_what_was_written(events in prop::collection::vec(any_event(), 0..60)) {
+        let (mut encoder, mut bytes) = (Encoder::default(), vec![]);
+        for any in &events {
+            match any.event() {
+                Event::Input(input) => encoder.input(input, &mut bytes),
+                Event::Request(request) => encoder.request(request, &mut bytes),
+            }
+        }
+        let (mut decoder, mut from) = (Decoder::default(), Bytes(&bytes));
+        for any in &events {
+            prop_assert_eq!(decoder.event(&mut from), Ok(any.event()));
+        }
+        prop_assert!(from.is_empty());
+    }
+
+    #[test]
+    fn any_bytes_are_events_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        let (mut decoder, mut from) = (Decoder::default(), Bytes(&bytes));
+        while !from.is_empty() && decoder.event(&mut from).is_ok() {}
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+    #[test]
+    fn a_file_that_was_altered_or_cut_is_refused(
+        seed: u64,
+        at in prop::collection::vec((any::<prop::sample::Index>(), 0u8..8), 20),
+    ) {
+        let bytes = bytes_of(&Script::new(seed));
+        prop_assert_eq!(replay_bytes(&bytes).unwrap().divergence, None);
+        for (at, bit) in at {
+            let at = at.index(bytes.len());
+            let mut altered = bytes.clone();
+            altered[at] ^= 1 << bit;
+            prop_assert!(replay_bytes(&altered).is_err());
+            let whole = replay_bytes(&bytes[..at]).is_ok_and(|r| r.is_ended);
+            prop_assert!(!whole, "cut at {}", at);
+        }
+    }
+}

@@ -1,0 +1,495 @@
+//! The epoch loop's decisions, without its effects.
+//!
+//! # Problem
+//! A live agent and a simulator shall decide alike: when to look which processes there are, which
+//! blocks to look up, when to read how full the nodes are, what to move in which order, when to
+//! give up, and when to wake next. What differs between them is only how that is carried out and
+//! what it costs.
+//!
+//! # Approach
+//! A state machine without I/O. A driver tells what happened ([`Input`]) and does what is asked
+//! for ([`Request`]), one thing at a time:
+//!
+//! ```text
+//! loop {
+//!     match engine.request() {
+//!         Request::LookUp { pid, blocks } => { look; engine.push(Input::Located(&places))? }
+//!         ...
+//!         Request::Sleep { epochs } => { wait; engine.push(Input::Epoch)? }
+//!     }
+//! }
+//! ```
+//!
+//! An epoch is: refresh (now and then), samples, classification, look-ups, plan, moves, sleep.
+//! While nothing is accessed it ends after the samples. Reading how full the nodes are costs more
+//! than planning: so the plan is first made with what was read some epochs ago, and only when it
+//! is not empty with what is true now. Every block is looked up again in turn, a few in an epoch,
+//! because others move memory, too. Promotions of which less than half moved show that fast memory
+//! does not have what it seemed to have: the rest is given up. What does not move is set
+//! aside, see [`ResidencyMap`].
+//!
+//! # Properties
+//! - Between two sleeps there is a bounded number of requests.
+//! - Every planned relocation is tried once or given up.
+//! - Promotions leave fast memory its level, if nobody else takes of it.
+//! - The same inputs give the same requests.
+//! - A process that has ended is never asked for again.
+//! - Total: whatever is told in whatever order gives an answer or a [`Misuse`] and changes nothing.
+
+#[cfg(any(test, feature = "testing"))]
+pub mod conformance;
+mod deciding;
+mod moves;
+mod process;
+mod protocol;
+mod snapshot;
+mod strategy;
+
+use std::collections::BTreeMap;
+
+use moves::{Moves, Next};
+use process::Process;
+
+pub use moves::BATCH_BLOCKS;
+pub use process::ProcessFigures;
+pub use protocol::{Direction, Input, Misuse, NodeFacts, Request};
+pub use snapshot::{NotAState, Numbers, Saved};
+pub use strategy::{Classify, Config, LookUps, Ranges, Strategy};
+
+use crate::{
+    BLOCK_SIZE, Block, ByteCount, PerTier, Pid, Placement, Plan, RankedRange, ResidencyMap, Room,
+    Sample, VirtRange, WorkingSet, working_set,
+};
+
+/// After so many epochs in which nothing was to move, every second one is left out: a stable
+/// workload is disturbed half as often, and one that changes is noticed one epoch later.
+const CALM_AFTER_EPOCHS: u32 = 8;
+
+/// More memory than any machine has. Amounts up to here can be added up without overflow.
+const BYTES_MAX: u64 = 1 << 56;
+
+/// What has happened since the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Figures {
+    /// Epochs in which samples were taken.
+    pub epochs: u64,
+    /// Samples taken.
+    pub samples: u64,
+    /// Samples that the tracker lost.
+    pub samples_lost: u64,
+    /// Samples and records that belong to no known memory, or were malformed.
+    pub samples_astray: u64,
+    /// Bytes that were tried to move.
+    pub tried: ByteCount,
+    /// Bytes moved to fast memory, verified.
+    pub promoted: ByteCount,
+    /// Bytes moved to slow memory, verified.
+    pub demoted: ByteCount,
+}
+
+/// What an engine is at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// Finding out what there is, and what is to move.
+    Deciding,
+    /// Carrying a plan out.
+    Moving,
+    /// Nothing.
+    Asleep,
+}
+
+/// What an engine waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Refresh,
+    Samples,
+    /// Of the last of the look-ups that are left.
+    LookUp,
+    /// Node facts, to plan.
+    Plan,
+    /// Node facts, for the next batch.
+    Room,
+    /// What becomes of the batch.
+    Move,
+    Reclaim,
+    Asleep,
+}
+
+/// The state machine. See the module's text.
+#[derive(Debug, Clone)]
+pub struct Engine<S: Strategy = Ranges> {
+    strategy: S,
+    config: Config,
+    processes: BTreeMap<Pid, Process<S::Classifier>>,
+    residency: ResidencyMap,
+    /// Of the last plan; empty while nothing is accessed.
+    ranking: Vec<RankedRange>,
+    /// Look-ups that are left, next one last.
+    look_ups: Vec<(Pid, Vec<Block>)>,
+    moves: Moves,
+    state: State,
+    epoch: u32,
+    refresh_at: u32,
+    /// Epochs in a row in which nothing was to move.
+    calm: u32,
+    /// What the nodes had when last looked at.
+    room: Option<Room>,
+    balloon_wants: ByteCount,
+    paused: bool,
+    /// This epoch's samples, and those of them that are astray.
+    samples: u64,
+    astray: u64,
+    figures: Figures,
+}
+
+impl<S: Strategy> Engine<S> {
+    /// An engine that knows nothing yet: it first asks which processes there are.
+    pub fn new(strategy: S, config: Config) -> Self {
+        Self {
+            strategy,
+            config,
+            processes: BTreeMap::new(),
+            residency: ResidencyMap::default(),
+            ranking: vec![],
+            look_ups: vec![],
+            moves: Moves::default(),
+            state: State::Refresh,
+            epoch: 0,
+            refresh_at: 0,
+            calm: 0,
+            room: None,
+            balloon_wants: ByteCount(0),
+            paused: false,
+            samples: 0,
+            astray: 0,
+            figures: Figures::default(),
+        }
+    }
+
+    /// What is asked for. The same until it is answered, or until a process that it names ends.
+    pub fn request(&self) -> Request<'_> {
+        match self.state {
+            State::Refresh => Request::Refresh,
+            State::Samples => Request::Samples {
+                most: deciding::SAMPLES_MAX,
+            },
+            State::LookUp => {
+                let next = self.look_ups.last();
+                let (pid, blocks) = next.map_or((Pid(0), &[][..]), |(pid, b)| (*pid, b));
+                Request::LookUp { pid, blocks }
+            }
+            State::Plan | State::Room => Request::ReadNodes,
+            State::Move => Request::Move {
+                pid: self.moves.batch.first().map_or(Pid(0), |r| r.pid),
+                direction: self.moves.direction,
+                blocks: &self.moves.batch,
+            },
+            State::Reclaim => Request::Reclaim,
+            State::Asleep => Request::Sleep {
+                epochs: self.pause_epochs(),
+            },
+        }
+    }
+
+    /// Takes what a driver tells.
+    ///
+    /// # Errors
+    /// When it does not fit what was asked for or what is known; nothing has changed then.
+    #[inline]
+    pub fn push(&mut self, input: Input<'_>) -> Result<(), Misuse> {
+        if let (Input::Sample(sample), State::Samples) = (input, self.state) {
+            self.take_sample(sample);
+            return Ok(());
+        }
+        self.push_other(input)
+    }
+
+    fn push_other(&mut self, input: Input<'_>) -> Result<(), Misuse> {
+        match (input, self.state) {
+            (Input::Started(pid), _) => self.start(pid)?,
+            (Input::Ended(pid), _) => self.end(pid)?,
+            (Input::Space { pid, vmas }, _) => self.set_space(pid, vmas)?,
+            (Input::BalloonWants(wanted), _) => self.make_room(bounded(wanted)?),
+            (Input::Paused(paused), _) => self.pause(paused),
+            (Input::Epoch, State::Asleep) => self.begin_epoch(),
+            (Input::Epoch, State::Room | State::Reclaim) if S::CLASSIFIES_APART => {
+                self.begin_epoch();
+            }
+            (Input::Refreshed, State::Refresh) => self.refreshed(),
+            (Input::SamplesEnd { lost, rejected }, State::Samples) => {
+                self.end_samples(lost, rejected);
+            }
+            (Input::Located(placements), State::LookUp) => self.locate(placements)?,
+            (Input::LookUpFailed, State::LookUp) => {
+                self.look_ups.pop();
+                self.next_look_up();
+            }
+            (Input::Nodes(facts), State::Plan) => {
+                let room = self.room_of(bounded_facts(facts)?);
+                self.room = Some(room);
+                let plan = self.draft(room);
+                self.carry_out(plan);
+            }
+            (Input::Nodes(facts), State::Room) => {
+                let usable = bounded_facts(facts)?.fast.usable();
+                self.state = match self.moves.advance(usable, S::RECLAIMS_MAX) {
+                    Next::Batch => State::Move,
+                    Next::Reclaim => State::Reclaim,
+                    Next::Done => State::Asleep,
+                };
+            }
+            (Input::Moved(placements), State::Move) => self.moved(placements)?,
+            (Input::MoveFailed, State::Move) => {
+                for r in &self.moves.batch {
+                    self.residency.failed(r.pid, r.block, self.epoch);
+                    self.figures.tried.0 += r.bytes.0;
+                }
+                self.proceed();
+            }
+            (Input::Reclaimed, State::Reclaim) => self.state = State::Room,
+            (input, _) => {
+                return Err(Misuse::NotAsked {
+                    input: input.name(),
+                    asked: self.request().name(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// What it is at.
+    pub fn stage(&self) -> Stage {
+        match self.state {
+            State::Refresh | State::Samples | State::LookUp | State::Plan => Stage::Deciding,
+            State::Room | State::Move | State::Reclaim => Stage::Moving,
+            State::Asleep => Stage::Asleep,
+        }
+    }
+
+    /// The epoch: how often one has begun.
+    pub fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// What has happened since the start.
+    pub fn figures(&self) -> Figures {
+        self.figures
+    }
+
+    /// The processes looked after.
+    pub fn processes(&self) -> impl Iterator<Item = ProcessFigures> {
+        let figures = |(&pid, p): (&Pid, &Process<_>)| p.figures(pid, &self.residency);
+        self.processes.iter().map(figures)
+    }
+
+    /// The ranges of all processes, hottest first, as of the last plan; none while nothing is
+    /// accessed.
+    pub fn ranking(&self) -> &[RankedRange] {
+        &self.ranking
+    }
+
+    /// Where blocks lie, as far as known.
+    pub fn residency(&self) -> &ResidencyMap {
+        &self.residency
+    }
+
+    /// Blocks that would not move and are left alone for a while.
+    pub fn set_aside(&self) -> usize {
+        self.residency.set_aside(self.epoch)
+    }
+
+    /// Memory in use again and again, and how well it lies.
+    pub fn working_set(&self) -> WorkingSet {
+        working_set(&self.ranking, &self.residency)
+    }
+
+    /// Fast memory that programs could take when the nodes were last looked at.
+    pub fn fast_free(&self) -> Option<ByteCount> {
+        self.room.map(|room| room.fast_free)
+    }
+
+    fn pause_epochs(&self) -> u32 {
+        let is_calm = self.calm >= CALM_AFTER_EPOCHS && !S::CLASSIFIES_APART;
+        1 + u32::from(is_calm)
+    }
+
+    fn start(&mut self, pid: Pid) -> Result<(), Misuse> {
+        if self.processes.contains_key(&pid) {
+            return Err(Misuse::KnownProcess(pid));
+        }
+        let process = Process::new(self.strategy.classifier());
+        self.processes.insert(pid, process);
+        Ok(())
+    }
+
+    fn end(&mut self, pid: Pid) -> Result<(), Misuse> {
+        if self.processes.remove(&pid).is_none() {
+            return Err(Misuse::UnknownProcess(pid));
+        }
+        self.residency.forget(pid);
+        self.ranking.retain(|r| r.pid != pid);
+        self.moves.forget(pid);
+        let was_asked = matches!(self.request(), Request::LookUp { pid: p, .. } if p == pid);
+        self.look_ups.retain(|(p, _)| *p != pid);
+        if was_asked {
+            self.next_look_up();
+        } else if self.state == State::Move && self.moves.batch[0].pid == pid
+            || self.state == State::Room && !self.moves.wants_room()
+        {
+            self.proceed();
+        }
+        Ok(())
+    }
+
+    fn set_space(&mut self, pid: Pid, vmas: &[VirtRange]) -> Result<(), Misuse> {
+        if vmas.windows(2).any(|w| w[0].end() > w[1].start()) {
+            return Err(Misuse::Unsorted(pid));
+        }
+        let process = self.processes.get_mut(&pid);
+        let process = process.ok_or(Misuse::UnknownProcess(pid))?;
+        if process.space != vmas {
+            process.classifier.set_space(vmas);
+            process.space.clear();
+            process.space.extend(vmas);
+            process.all_known = false;
+            self.residency.restrict(pid, vmas);
+        }
+        Ok(())
+    }
+
+    /// What the balloon waits for is demoted at once as far as a batch goes, the rest in the
+    /// epochs that follow.
+    fn make_room(&mut self, wanted: ByteCount) {
+        let is_new = self.balloon_wants.0 == 0 && wanted.0 > 0;
+        self.balloon_wants = wanted;
+        // The nodes are not as full as they were.
+        self.room = None;
+        self.calm = 0;
+        if is_new && !self.paused && self.state == State::Asleep {
+            self.look_up(true);
+        }
+    }
+
+    #[inline]
+    fn take_sample(&mut self, sample: Sample) {
+        self.samples += 1;
+        let process = self.processes.get_mut(&sample.pid);
+        let Some(process) = process.filter(|p| p.maps(sample.addr)) else {
+            self.astray += 1;
+            return;
+        };
+        process.classifier.add(sample.addr, sample.weight);
+        let block = Block::of(sample.addr);
+        process.all_known &= !self.residency.accessed(sample.pid, block);
+    }
+
+    fn locate(&mut self, placements: &[Placement]) -> Result<(), Misuse> {
+        let Some((pid, blocks)) = self.look_ups.last() else {
+            return Ok(());
+        };
+        check(placements, blocks.len())?;
+        for (&block, &placement) in blocks.iter().zip(placements) {
+            self.residency.set(*pid, block, placement);
+        }
+        self.look_ups.pop();
+        self.next_look_up();
+        Ok(())
+    }
+
+    /// Begins with a plan, or goes on without one.
+    fn carry_out(&mut self, plan: Plan) {
+        if plan.is_empty() {
+            self.calm = self.calm.saturating_add(1);
+        } else if !self.paused {
+            self.calm = 0;
+            self.moves.add(plan);
+        }
+        self.proceed();
+    }
+
+    /// What is left of a plan is given up when somebody asks for a pause.
+    fn pause(&mut self, paused: bool) {
+        self.paused = paused;
+        if paused {
+            self.moves.give_up();
+            if matches!(self.state, State::Room | State::Reclaim) {
+                self.proceed();
+            }
+        }
+    }
+
+    /// Goes on with the moves, or to sleep.
+    fn proceed(&mut self) {
+        self.state = if self.moves.is_done() {
+            State::Asleep
+        } else if self.moves.wants_room() {
+            State::Room
+        } else {
+            // Without promotions it does not matter how much room there is.
+            self.moves.advance(ByteCount(0), 0);
+            State::Move
+        };
+    }
+
+    fn moved(&mut self, placements: &[Placement]) -> Result<(), Misuse> {
+        let Moves {
+            batch, direction, ..
+        } = &self.moves;
+        check(placements, batch.len())?;
+        let (mut tried, mut moved) = (0, 0);
+        for (r, placement) in batch.iter().zip(placements) {
+            let left = direction.left(placement);
+            tried += r.bytes.0;
+            moved += r.bytes.0.saturating_sub(left.0);
+            self.residency.set(r.pid, r.block, *placement);
+            if left.0 == 0 {
+                self.residency.moved(r.pid, r.block);
+            } else {
+                self.residency.failed(r.pid, r.block, self.epoch);
+            }
+        }
+        self.figures.tried.0 += tried;
+        match direction {
+            Direction::Promotion => self.figures.promoted.0 += moved,
+            Direction::Demotion => self.figures.demoted.0 += moved,
+        }
+        if *direction == Direction::Promotion && moved * 2 < tried {
+            // More of the same would only cost time.
+            self.moves.give_up_promotions();
+        }
+        self.proceed();
+        Ok(())
+    }
+}
+
+/// `bytes`, unless no machine has so many.
+fn bounded(bytes: ByteCount) -> Result<ByteCount, Misuse> {
+    match bytes.0 {
+        0..=BYTES_MAX => Ok(bytes),
+        more => Err(Misuse::TooMuch(more)),
+    }
+}
+
+fn bounded_facts(facts: PerTier<NodeFacts>) -> Result<PerTier<NodeFacts>, Misuse> {
+    bounded(facts.fast.free)?;
+    bounded(facts.slow.free)?;
+    Ok(facts)
+}
+
+/// Whether these can be the places of so many blocks.
+fn check(placements: &[Placement], asked: usize) -> Result<(), Misuse> {
+    let told = placements.len();
+    if told != asked {
+        return Err(Misuse::Count { asked, told });
+    }
+    for p in placements {
+        let resident = p.fast.0.saturating_add(p.slow.0);
+        if resident > BLOCK_SIZE {
+            return Err(Misuse::Overfull(resident));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

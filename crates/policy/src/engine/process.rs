@@ -1,0 +1,80 @@
+//! One process that an engine looks after.
+
+use super::strategy::Classify;
+use crate::{Block, GuestVirtAddr, Pid, Placement, ResidencyMap, VirtRange};
+
+/// A process's memory, and what is hot in it.
+#[derive(Debug, Clone)]
+pub(super) struct Process<C> {
+    pub(super) classifier: C,
+    /// Memory that may be moved: sorted, disjoint.
+    pub(super) space: Vec<VirtRange>,
+    /// Whether the place of every block was looked up at least once.
+    pub(super) all_known: bool,
+    /// Where the next recheck begins.
+    pub(super) next_recheck: Block,
+}
+
+impl<C: Classify> Process<C> {
+    pub(super) fn new(classifier: C) -> Self {
+        Self {
+            classifier,
+            space: vec![],
+            all_known: false,
+            next_recheck: Block(0),
+        }
+    }
+
+    /// Whether `addr` lies in memory that may be moved.
+    #[inline]
+    pub(super) fn maps(&self, addr: GuestVirtAddr) -> bool {
+        let next = self.space.partition_point(|r| r.end() <= addr);
+        self.space.get(next).is_some_and(|r| r.contains(addr))
+    }
+
+    /// Whether nothing is known to be accessed.
+    pub(super) fn is_cold(&self) -> bool {
+        self.classifier.ranges().all(|r| r.count == 0.0)
+    }
+
+    /// Adds the next `n` blocks in turn to `blocks`, to be looked up again.
+    pub(super) fn recheck(&mut self, n: usize, blocks: &mut Vec<Block>) {
+        let before = blocks.len();
+        let rest = self.space.iter().flat_map(|r| {
+            let first = Block::of(r.start()).max(self.next_recheck);
+            let end = Block::of(GuestVirtAddr(r.end().0 - 1)).0 + 1;
+            (first.0..end).map(Block)
+        });
+        blocks.extend(rest.take(n));
+        self.next_recheck = match blocks.last() {
+            Some(last) if blocks.len() == before + n => Block(last.0 + 1),
+            _ => Block(0),
+        };
+    }
+
+    pub(super) fn figures(&self, pid: Pid, residency: &ResidencyMap) -> ProcessFigures {
+        let whole = self.space.first().zip(self.space.last());
+        let whole = whole.and_then(|(first, last)| VirtRange::new(first.start(), last.end()));
+        ProcessFigures {
+            pid,
+            ranges: self.classifier.ranges().count(),
+            samples: self.classifier.ranges().map(|r| r.count).sum(),
+            placement: whole
+                .map(|r| residency.placement(pid, &r))
+                .unwrap_or_default(),
+        }
+    }
+}
+
+/// What an engine knows of a process.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ProcessFigures {
+    /// Which process.
+    pub pid: Pid,
+    /// Ranges that its address space is classified into.
+    pub ranges: usize,
+    /// Decayed samples in them.
+    pub samples: f64,
+    /// Where its memory lies, as far as known.
+    pub placement: Placement,
+}

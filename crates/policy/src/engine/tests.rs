@@ -1,0 +1,494 @@
+//! The properties of the module's text, and how an epoch goes.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::conformance::{EpochScript, PID, Plain, Script, hot_set};
+use super::{
+    BATCH_BLOCKS, Config, Direction, Engine, Input, Misuse, NodeFacts, Ranges, Request, Stage,
+};
+use crate::{
+    BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, PerTier, Pid, Placement, Sample, Tuning, VirtRange,
+};
+
+const BASE: GuestVirtAddr = GuestVirtAddr(1 << 40);
+
+fn range(first: u64, end: u64) -> VirtRange {
+    VirtRange::new(Block(first).start(), Block(end).start()).unwrap()
+}
+
+fn first_block() -> u64 {
+    Block::of(BASE).0
+}
+
+/// How many of these blocks lie in fast memory.
+fn in_fast(plain: &Plain, blocks: std::ops::Range<u64>) -> usize {
+    let is_fast = |b: &u64| plain.kernel.locate(Block(first_block() + b)).fast.0 > 0;
+    blocks.filter(is_fast).count()
+}
+
+/// Lets a script happen; what was asked for by epoch.
+fn run(plain: &mut Plain, epochs: &[EpochScript]) -> Vec<Vec<String>> {
+    epochs.iter().map(|e| plain.epoch(e)).collect()
+}
+
+#[test]
+fn the_hot_set_comes_into_fast_memory_and_then_nothing_moves() {
+    let script = hot_set(100, 300, 350..400, 40);
+    let mut plain = Plain::new(&script, BASE);
+    run(&mut plain, &script.epochs[..8]);
+    assert_eq!(in_fast(&plain, 350..400), 50);
+    let before = plain.engine.figures();
+    let asked = run(&mut plain, &script.epochs[8..]);
+    assert_eq!(in_fast(&plain, 350..400), 50);
+    let after = plain.engine.figures();
+    assert_eq!(
+        (after.promoted, after.demoted),
+        (before.promoted, before.demoted)
+    );
+    assert_eq!(after.tried.0, after.promoted.0 + after.demoted.0);
+    // Every second epoch is left out, and the nodes are read now and then only.
+    assert!(
+        asked[20..]
+            .iter()
+            .all(|a| a.last().unwrap() == "Sleep { epochs: 2 }")
+    );
+    let reads = asked[20..].iter().flatten().filter(|a| *a == "ReadNodes");
+    assert!((1..=3).contains(&reads.count()));
+    let set = plain.engine.working_set();
+    assert!(
+        (50..53).contains(&(set.placement.fast.0 / BLOCK_SIZE)),
+        "{set:?}"
+    );
+    assert!(set.fast_hit_permille.unwrap() > 900);
+}
+
+#[test]
+fn granules_of_8_mib_move_in_blocks_of_2() {
+    let script = hot_set(100, 300, 352..400, 12);
+    let mut plain = Plain::new(&script, BASE);
+    let tuning = Tuning {
+        granularity_mib: 8,
+        ..script.tuning()
+    };
+    let config = Config::new(&tuning, script.fast_size());
+    plain.engine = Engine::new(Ranges(tuning.classifier()), config);
+    let asked = run(&mut plain, &script.epochs);
+    assert_eq!(in_fast(&plain, 352..400), 48);
+    let edges = plain.engine.ranking().iter();
+    assert!(
+        edges
+            .clone()
+            .all(|r| r.range.start().0.is_multiple_of(8 * crate::MIB))
+    );
+    assert!(edges.len() >= 2, "the hot part has a range of its own");
+    let moved = asked.iter().flatten().filter(|a| a.starts_with("Move"));
+    assert!(moved.count() >= 48 / BATCH_BLOCKS);
+    let sizes = plain
+        .engine
+        .residency()
+        .movable(PID, &range(first_block(), first_block() + 400), 100)
+        .map(|(_, p)| p.resident().0);
+    assert!(sizes.into_iter().all(|bytes| bytes == BLOCK_SIZE));
+}
+
+#[test]
+fn while_nothing_is_accessed_an_epoch_is_a_look_at_the_samples() {
+    let script = hot_set(20, 20, 30..40, 10);
+    let mut plain = Plain::new(&script, BASE);
+    run(&mut plain, &script.epochs);
+    let idle = vec![EpochScript::default(); 60];
+    let asked = run(&mut plain, &idle);
+    assert!(plain.engine.ranking().is_empty());
+    let requests: BTreeSet<_> = asked[30..].iter().flatten().map(String::as_str).collect();
+    let samples = "Samples { most: 65536 }";
+    assert_eq!(requests, ["Refresh", samples, "Sleep { epochs: 2 }"].into());
+    let refreshes = asked[30..].iter().flatten().filter(|a| *a == "Refresh");
+    assert_eq!(refreshes.count(), 2, "every twentieth epoch");
+}
+
+#[test]
+fn samples_astray_bring_the_next_refresh_forward() {
+    let script = hot_set(20, 20, 30..40, 3);
+    let mut plain = Plain::new(&script, BASE);
+    run(&mut plain, &script.epochs);
+    let astray = EpochScript {
+        grown: 0,
+        samples: vec![1000; 50],
+    };
+    let asked = run(&mut plain, &[astray, EpochScript::default()]);
+    assert_eq!(asked[1][0], "Refresh");
+}
+
+#[test]
+fn room_for_the_balloon_is_made_at_once() {
+    let script = hot_set(100, 300, 350..400, 20);
+    let mut plain = Plain::new(&script, BASE);
+    run(&mut plain, &script.epochs[..10]);
+    let wanted = ByteCount(40 * BLOCK_SIZE);
+    plain.engine.push(Input::BalloonWants(wanted)).unwrap();
+    while plain.engine.stage() != Stage::Asleep {
+        plain.answer(&EpochScript::default());
+    }
+    assert!(plain.kernel.free.fast >= 40);
+    assert_eq!(in_fast(&plain, 350..400), 50);
+    run(&mut plain, &script.epochs[10..]);
+    assert!(plain.kernel.free.fast >= 40, "nothing comes back");
+}
+
+#[test]
+fn a_pause_ends_what_is_under_way() {
+    let script = hot_set(100, 300, 350..400, 20);
+    let mut plain = Plain::new(&script, BASE);
+    while plain.engine.stage() != Stage::Moving {
+        plain.answer(&script.epochs[0]);
+    }
+    plain.engine.push(Input::Paused(true)).unwrap();
+    assert_eq!(plain.engine.stage(), Stage::Asleep);
+    let asked = run(&mut plain, &script.epochs);
+    let asked: BTreeSet<_> = asked.iter().flatten().map(String::as_str).collect();
+    assert_eq!(asked, ["Refresh", "Sleep { epochs: 1 }"].into());
+    plain.engine.push(Input::Paused(false)).unwrap();
+    run(&mut plain, &script.epochs);
+    assert_eq!(in_fast(&plain, 350..400), 50);
+}
+
+#[test]
+fn promotions_that_do_not_succeed_are_given_up() {
+    let mut script = hot_set(0, 300, 100..200, 4);
+    script.fast_free = 150;
+    script.stuck = (0..300).collect();
+    let mut plain = Plain::new(&script, BASE);
+    let asked = run(&mut plain, &script.epochs);
+    let moves = asked.iter().map(|epoch| {
+        let is_move = |a: &&String| a.starts_with("Move");
+        epoch.iter().filter(is_move).count()
+    });
+    let moves: Vec<_> = moves.collect();
+    assert!(
+        moves.iter().all(|&n| n <= 1) && moves.contains(&1),
+        "{moves:?}"
+    );
+    assert!(plain.engine.set_aside() > 0);
+}
+
+#[test]
+fn misuse_is_named() {
+    let script = hot_set(10, 10, 15..20, 2);
+    let mut engine = Plain::new(&script, BASE).engine;
+    let said = |r: Result<(), Misuse>| r.unwrap_err().to_string();
+    assert_eq!(
+        said(engine.push(Input::Epoch)),
+        "`epoch` was told, `refresh` was asked for"
+    );
+    assert_eq!(
+        said(engine.push(Input::Ended(Pid(9)))),
+        "process 9 is not known"
+    );
+    engine.push(Input::Started(PID)).unwrap();
+    assert_eq!(
+        engine.push(Input::Started(PID)),
+        Err(Misuse::KnownProcess(PID))
+    );
+    let vmas = &[range(4, 6), range(5, 9)];
+    let space = Input::Space { pid: PID, vmas };
+    assert_eq!(engine.push(space), Err(Misuse::Unsorted(PID)));
+    let wanted = Input::BalloonWants(ByteCount(u64::MAX));
+    assert_eq!(engine.push(wanted), Err(Misuse::TooMuch(u64::MAX)));
+
+    let mut plain = Plain::new(&script, BASE);
+    while !matches!(plain.engine.request(), Request::LookUp { .. }) {
+        plain.answer(&script.epochs[0]);
+    }
+    let full = Placement {
+        fast: ByteCount(BLOCK_SIZE),
+        slow: ByteCount(1),
+    };
+    let engine = &mut plain.engine;
+    let Request::LookUp { blocks, .. } = engine.request() else {
+        unreachable!()
+    };
+    let asked = blocks.len();
+    assert_eq!(
+        engine.push(Input::Located(&[])),
+        Err(Misuse::Count { asked, told: 0 })
+    );
+    assert_eq!(
+        engine.push(Input::Located(&vec![full; asked])),
+        Err(Misuse::Overfull(BLOCK_SIZE + 1))
+    );
+}
+
+/// Anything that may be told, with sense or without.
+#[derive(Debug, Clone)]
+enum Told {
+    /// The right answer to what is asked for.
+    Answer,
+    Epoch,
+    Started(u32),
+    Ended(u32),
+    Space(u32, Vec<(u64, u64)>),
+    BalloonWants(u64),
+    Paused(bool),
+    Refreshed,
+    Sample(u32, u64, u32),
+    SamplesEnd(u64, u64),
+    Places(Vec<(u64, u64)>, bool),
+    Failed(bool),
+    Nodes(u64, u64),
+    Reclaimed,
+}
+
+fn told() -> impl Strategy<Value = Told> {
+    let pid = 0u32..4;
+    let number = || prop_oneof![any::<u64>(), 0..1u64 << 30, Just(u64::MAX), Just(0)];
+    let near = prop_oneof![BASE.0..BASE.0 + (200 << 21), any::<u64>()];
+    let ranges = prop::collection::vec((near.clone(), number()), 0..4);
+    let places = prop::collection::vec((0..3u64 << 20, 0..3u64 << 20), 0..12);
+    prop_oneof![
+        20 => Just(Told::Answer),
+        2 => Just(Told::Epoch),
+        1 => pid.clone().prop_map(Told::Started),
+        1 => pid.clone().prop_map(Told::Ended),
+        1 => (pid.clone(), ranges).prop_map(|(p, r)| Told::Space(p, r)),
+        1 => number().prop_map(Told::BalloonWants),
+        1 => any::<bool>().prop_map(Told::Paused),
+        1 => Just(Told::Refreshed),
+        9 => (pid, near, any::<u32>()).prop_map(|(p, a, w)| Told::Sample(p, a, w)),
+        1 => (number(), number()).prop_map(|(l, r)| Told::SamplesEnd(l, r)),
+        1 => (places, any::<bool>()).prop_map(|(p, b)| Told::Places(p, b)),
+        1 => any::<bool>().prop_map(Told::Failed),
+        1 => (number(), number()).prop_map(|(f, s)| Told::Nodes(f, s)),
+        1 => Just(Told::Reclaimed),
+    ]
+}
+
+/// Tells it. An error leaves the engine as it was.
+fn tell(plain: &mut Plain, told: &Told, epoch: &EpochScript) -> Result<(), TestCaseError> {
+    let pairs = |pairs: &[(u64, u64)]| -> Vec<Placement> {
+        let place = |&(fast, slow): &(u64, u64)| Placement {
+            fast: ByteCount(fast),
+            slow: ByteCount(slow),
+        };
+        pairs.iter().map(place).collect()
+    };
+    let mut vmas = vec![];
+    let places;
+    let input = match told {
+        Told::Answer => {
+            // What was started out of turn is no news to the plain driver.
+            if plain.engine.request() != Request::Refresh {
+                plain.answer(epoch);
+                return Ok(());
+            }
+            Input::Refreshed
+        }
+        Told::Epoch => Input::Epoch,
+        Told::Started(pid) => Input::Started(Pid(*pid)),
+        Told::Ended(pid) => Input::Ended(Pid(*pid)),
+        Told::Space(pid, ranges) => {
+            let range = |&(start, len): &(u64, u64)| {
+                VirtRange::new(
+                    GuestVirtAddr(start),
+                    GuestVirtAddr(start.saturating_add(len)),
+                )
+            };
+            vmas.extend(ranges.iter().filter_map(range));
+            Input::Space {
+                pid: Pid(*pid),
+                vmas: &vmas,
+            }
+        }
+        Told::BalloonWants(bytes) => Input::BalloonWants(ByteCount(*bytes)),
+        Told::Paused(paused) => Input::Paused(*paused),
+        Told::Refreshed => Input::Refreshed,
+        Told::Sample(pid, addr, weight) => Input::Sample(Sample {
+            pid: Pid(*pid),
+            addr: GuestVirtAddr(*addr),
+            weight: *weight,
+        }),
+        &Told::SamplesEnd(lost, rejected) => Input::SamplesEnd { lost, rejected },
+        Told::Places(all, located) => {
+            places = pairs(all);
+            match located {
+                true => Input::Located(&places),
+                false => Input::Moved(&places),
+            }
+        }
+        Told::Failed(true) => Input::LookUpFailed,
+        Told::Failed(false) => Input::MoveFailed,
+        &Told::Nodes(fast, slow) => Input::Nodes(PerTier {
+            fast: NodeFacts {
+                free: ByteCount(fast),
+                kept: ByteCount(slow),
+            },
+            slow: NodeFacts {
+                free: ByteCount(slow),
+                kept: ByteCount(fast),
+            },
+        }),
+        Told::Reclaimed => Input::Reclaimed,
+    };
+    if matches!(input, Input::Sample(_)) {
+        let _ = plain.engine.push(input);
+        return Ok(());
+    }
+    let before = plain.engine.clone();
+    if plain.engine.push(input).is_err() {
+        prop_assert_eq!(plain.engine.request(), before.request());
+        prop_assert_eq!(plain.engine.figures(), before.figures());
+        prop_assert_eq!(plain.engine.stage(), before.stage());
+    }
+    if let Input::Ended(pid) = input {
+        prop_assert!(plain.engine.processes().all(|p| p.pid != pid));
+        prop_assert!(plain.engine.ranking().iter().all(|r| r.pid != pid));
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn whatever_is_told_it_goes_on_and_the_same_twice(
+        seed: u64,
+        told in prop::collection::vec(told(), 0..300),
+    ) {
+        let script = Script::new(seed);
+        let mut one = Plain::new(&script, BASE);
+        let mut two = one.clone();
+        let mut alive = BTreeSet::new();
+        for (i, told) in told.iter().enumerate() {
+            let epoch = &script.epochs[i % script.epochs.len()];
+            tell(&mut one, told, epoch)?;
+            tell(&mut two, told, epoch)?;
+            prop_assert_eq!(one.engine.request(), two.engine.request());
+            match told {
+                Told::Started(pid) => alive.insert(*pid),
+                Told::Ended(pid) => alive.remove(pid),
+                _ => false,
+            };
+            if let Request::LookUp { pid, .. } | Request::Move { pid, .. } = one.engine.request() {
+                prop_assert!(alive.contains(&pid.0), "asked for a process that has ended");
+            }
+        }
+    }
+
+    #[test]
+    fn an_epoch_asks_for_little_and_tries_nothing_twice(seed: u64) {
+        let script = Script::new(seed);
+        let mut plain = Plain::new(&script, BASE);
+        for epoch in &script.epochs {
+            plain.kernel.grow(epoch.grown);
+            if plain.engine.stage() == Stage::Asleep {
+                plain.engine.push(Input::Epoch).unwrap();
+            }
+            let (mut requests, mut tried) = (0, BTreeSet::new());
+            let mut level = None;
+            while plain.engine.stage() != Stage::Asleep {
+                requests += 1;
+                let (stage, free) = (plain.engine.stage(), plain.kernel.free.fast * BLOCK_SIZE);
+                let reserve = script.fast_size().0 / 128;
+                let level = *level.get_or_insert(free.min(reserve.max(4 << 20)));
+                match plain.engine.request() {
+                    Request::Move { direction, blocks, .. } => {
+                        prop_assert!((1..=BATCH_BLOCKS).contains(&blocks.len()));
+                        for r in blocks {
+                            prop_assert!(tried.insert(r.block), "{:?} is tried twice", r.block);
+                        }
+                        if direction == Direction::Promotion {
+                            let bytes: u64 = blocks.iter().map(|r| r.bytes.0).sum();
+                            prop_assert!(free >= level + bytes, "{free} - {bytes} < {level}");
+                        }
+                    }
+                    Request::LookUp { blocks, .. } => prop_assert!(blocks.len() <= 2048 + 8),
+                    _ => prop_assert!(stage == Stage::Deciding || requests > 1),
+                }
+                plain.answer(epoch);
+            }
+            let bound = 6 + 2 * tried.len();
+            prop_assert!(requests <= bound, "{requests} requests for {} blocks", tried.len());
+        }
+        let figures = plain.engine.figures();
+        prop_assert!(figures.tried.0 >= figures.promoted.0 + figures.demoted.0);
+    }
+
+    #[test]
+    fn a_process_that_has_ended_leaves_nothing(seed: u64, at in 0usize..200) {
+        let script = Script::new(seed);
+        let mut plain = Plain::new(&script, BASE);
+        for i in 0..at {
+            plain.answer(&script.epochs[i % script.epochs.len()]);
+        }
+        if plain.engine.processes().count() == 1 {
+            plain.engine.push(Input::Ended(PID)).unwrap();
+            let mut answers = 0;
+            while plain.engine.stage() != Stage::Asleep {
+                let asked = plain.engine.request();
+                let names_one = matches!(asked, Request::LookUp { .. } | Request::Move { .. });
+                prop_assert!(!names_one);
+                let input = match asked {
+                    Request::Refresh => Input::Refreshed,
+                    Request::Samples { .. } => Input::SamplesEnd { lost: 0, rejected: 0 },
+                    _ => Input::Nodes(plain.kernel.nodes()),
+                };
+                plain.engine.push(input).unwrap();
+                answers += 1;
+                prop_assert!(answers < 8);
+            }
+            prop_assert_eq!(plain.engine.set_aside(), 0);
+            let whole = range(first_block(), first_block() + 1000);
+            let known = plain.engine.residency().movable(PID, &whole, u32::MAX).count();
+            prop_assert_eq!((known, plain.engine.ranking().len()), (0, 0));
+        }
+    }
+
+    #[test]
+    fn a_saved_state_goes_on_as_if_it_had_never_been_saved(seed: u64, at in 0usize..40) {
+        let script = Script::new(seed);
+        let mut plain = Plain::new(&script, BASE);
+        let (before, after) = script.epochs.split_at(at.min(script.epochs.len()));
+        run(&mut plain, before);
+        let mut other = plain.clone();
+        let saved = plain.engine.save().unwrap();
+        let tuning = script.tuning();
+        let config = Config::new(&tuning, script.fast_size());
+        let ranges = Ranges(tuning.classifier());
+        other.engine = Engine::restore(ranges, config, &saved).unwrap();
+        prop_assert_eq!(other.engine.save(), Some(saved));
+        prop_assert_eq!(run(&mut other, after), run(&mut plain, after));
+        prop_assert_eq!(other.engine.figures(), plain.engine.figures());
+    }
+
+    #[test]
+    fn a_state_that_was_altered_is_refused_or_works(
+        seed: u64,
+        altered in prop::collection::vec((any::<prop::sample::Index>(), any::<u64>(), 0u32..64), 0..4),
+        cut in any::<prop::sample::Index>(),
+        is_cut: bool,
+    ) {
+        let script = Script::new(seed);
+        let mut plain = Plain::new(&script, BASE);
+        run(&mut plain, &script.epochs);
+        let mut numbers = plain.engine.save().unwrap();
+        for (at, number, shift) in altered {
+            let at = at.index(numbers.len());
+            numbers[at] = number >> shift;
+        }
+        if is_cut {
+            numbers.truncate(cut.index(numbers.len()));
+        }
+        let tuning = script.tuning();
+        let config = Config::new(&tuning, script.fast_size());
+        if let Ok(engine) = Engine::restore(Ranges(tuning.classifier()), config, &numbers) {
+            plain.engine = engine;
+            // Where it believes anything that can be, it still makes no epoch of more than that.
+            for epoch in &script.epochs[..script.epochs.len().min(6)] {
+                if plain.engine.processes().any(|p| p.pid == PID) {
+                    plain.epoch(epoch);
+                }
+            }
+        }
+    }
+}

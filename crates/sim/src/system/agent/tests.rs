@@ -1,0 +1,148 @@
+//! The simulated agent as a driver of its engine: it conforms to the plainest one, and so it
+//! decides as the live agent does.
+
+use demeter_policy::engine::conformance::{EpochScript, Rig, Script, conforms};
+use demeter_policy::{BLOCK_SIZE, Tuning};
+use proptest::prelude::*;
+
+use super::*;
+use crate::guest::Watermarks;
+use crate::guest::tests::Bench;
+use crate::machine::sheet::PS_PER_NS;
+
+/// Pages of 256 KiB.
+const SCALE_BITS: u32 = 6;
+
+/// The simulated agent on a guest that a script describes.
+struct SimulatedRig {
+    bench: Bench,
+    agent: Agent<Ranges>,
+    base: GuestVirtAddr,
+    mapped: u64,
+    /// Requests seen so far.
+    seen: usize,
+}
+
+fn settings(tuning: &Tuning) -> AgentSettings {
+    AgentSettings {
+        classifier: tuning.classifier(),
+        engine: Config::new(tuning, ByteCount(0)),
+        sampling: Sampling {
+            period: 1,
+            threshold_ps: PS_PER_NS,
+        },
+        epoch_ps: tuning.epoch_ms * 1_000_000_000,
+        vcpus: 1,
+    }
+}
+
+impl SimulatedRig {
+    /// Maps blocks and puts them into one node.
+    fn map(&mut self, blocks: u64, to: TierId) -> GuestVirtAddr {
+        let base = self.bench.map(blocks * BLOCK_SIZE);
+        assert_eq!(
+            self.bench.fill(base, blocks * BLOCK_SIZE),
+            blocks * BLOCK_SIZE
+        );
+        for b in 0..blocks {
+            let block = Block(Block::of(base).0 + b);
+            self.bench
+                .act(|guest, actor| guest.migrate_block(block, to, actor));
+        }
+        self.mapped += blocks;
+        base
+    }
+
+    fn free(&self, node: TierId) -> u64 {
+        self.bench.guest.usable(node).0 / BLOCK_SIZE
+    }
+}
+
+impl Rig for SimulatedRig {
+    fn new(script: &Script) -> Self {
+        let slow = ByteCount((script.slow + script.slow_free) * BLOCK_SIZE);
+        let nodes = [script.fast_size(), slow];
+        let bench = Bench::with(SCALE_BITS, nodes, false, Watermarks::NONE);
+        let mut rig = Self {
+            bench,
+            agent: Agent::product(&settings(&script.tuning())),
+            base: GuestVirtAddr(0),
+            mapped: 0,
+            seen: 0,
+        };
+        rig.base = rig.map(script.fast, TierId::Fast);
+        for _ in 0..script.slow {
+            rig.map(1, TierId::Slow);
+        }
+        assert_eq!(rig.free(TierId::Fast), script.fast_free);
+        assert_eq!(rig.free(TierId::Slow), script.slow_free);
+        let first = Block::of(rig.base).0;
+        rig.bench.guest.pinned = script.stuck.iter().map(|b| Block(first + b)).collect();
+        rig.agent.start(&rig.bench.guest, 0, false);
+        rig
+    }
+
+    fn base(&self) -> GuestVirtAddr {
+        self.base
+    }
+
+    fn epoch(&mut self, epoch: &EpochScript) -> Vec<String> {
+        for _ in 0..epoch.grown.min(self.free(TierId::Slow)) {
+            self.map(1, TierId::Slow);
+        }
+        let at = |b: &u64| Record {
+            gva: GuestVirtAddr(self.base.0 + b * BLOCK_SIZE),
+        };
+        let records: Vec<_> = epoch.samples.iter().map(at).collect();
+        self.agent.take_samples(&records);
+        let agent = &mut self.agent;
+        for turn in 0.. {
+            assert!(turn < 1000, "an epoch ends");
+            self.bench.act(|guest, actor| agent.act(guest, actor));
+            if agent
+                .engine
+                .as_ref()
+                .is_some_and(|e| e.stage() == Stage::Asleep)
+            {
+                break;
+            }
+        }
+        // What it asked for first was asked for before anything was told.
+        let first = (self.seen == 0).then(|| "Refresh".to_string());
+        let asked: Vec<_> = first.into_iter().chain(agent.asked.drain(..)).collect();
+        self.seen += asked.len();
+        asked
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn the_simulated_agent_conforms(seed: u64) {
+        let conforms = conforms::<SimulatedRig>(&Script::new(seed));
+        prop_assert!(conforms.is_ok(), "{:?}", conforms);
+    }
+}
+
+#[test]
+fn epochs_come_at_their_time_and_every_second_one_is_left_out_when_nothing_moves() {
+    let script = Script {
+        epochs: vec![],
+        ..demeter_policy::engine::conformance::hot_set(10, 10, 2..6, 0)
+    };
+    let mut rig = SimulatedRig::new(&script);
+    let epoch_ps = rig.agent.settings.epoch_ps;
+    let mut due = vec![0];
+    for i in 0..24 {
+        let agent = &mut rig.agent;
+        let now_ps = rig.bench.act(|guest, actor| {
+            let wait_ps = due[i].max(actor.now_ps()) - actor.now_ps();
+            actor.charge(Cause::Idle, wait_ps);
+            agent.act(guest, actor)
+        });
+        due.push(now_ps);
+    }
+    let gaps: Vec<u64> = due.windows(2).map(|w| (w[1] - w[0]) / epoch_ps).collect();
+    assert_eq!(gaps[2..5], [1, 1, 1], "{gaps:?}");
+    assert_eq!(gaps[20..], [2, 2, 2, 2], "{gaps:?}");
+}
