@@ -288,6 +288,35 @@ impl Guest {
         bytes
     }
 
+    /// Free bytes of all nodes.
+    #[cfg(test)]
+    pub(crate) fn free_bytes(&self) -> ByteCount {
+        let frames: u32 = self.nodes.iter().map(Node::free).sum();
+        ByteCount(u64::from(frames) << self.page_bits)
+    }
+
+    /// Checks that every frame is free or mapped once, and that the tables agree with what the
+    /// kernel remembers; tells how many bytes are mapped.
+    #[cfg(test)]
+    pub(crate) fn check_frames(&mut self) -> u64 {
+        let mut pages = vec![];
+        self.tables
+            .for_each(0..1 << 42, |at, e, size| pages.push((at, e.index(), size)));
+        let mut mapped = std::collections::BTreeSet::new();
+        for (at, first, size) in pages {
+            let used = self.frames.used(first).expect("in use");
+            assert_eq!(u64::from(used.page) << self.page_bits, at);
+            assert_eq!(used.huge, size == PageSize::Huge);
+            for frame in first..first + (self.bytes(size) >> self.page_bits) as u32 {
+                assert!(mapped.insert(frame), "frame {frame} is mapped twice");
+            }
+        }
+        let bytes = (mapped.len() as u64) << self.page_bits;
+        let all: usize = self.nodes.iter().map(|n| n.frames().len()).sum();
+        assert_eq!(self.free_bytes().0 + bytes, (all as u64) << self.page_bits);
+        bytes
+    }
+
     /// Bytes of the simulator's own memory.
     #[cfg(test)]
     pub(crate) fn state_bytes(&self) -> usize {

@@ -2,6 +2,8 @@
 //! and a line of [`build`].
 
 mod agent;
+#[cfg(test)]
+mod conformance;
 mod halves;
 mod heat;
 mod hint_fault_tiering;
