@@ -12,7 +12,7 @@
 
 mod events;
 mod slice;
-mod told;
+mod stats;
 
 use self::events::{Due, SWITCH_PS, TICK_PS, WORKER_PS};
 use self::slice::Thread;
