@@ -24,13 +24,6 @@ pub(crate) use node::{Node, Watermarks};
 /// Where the first region begins: nothing is mapped below, as on real systems.
 const FIRST_BASE: u64 = 1 << 30;
 
-/// First touches of base pages for which a process invalidates one address. Fitted: 2.75 million in
-/// 126 GiB, whatever manages the memory and however long it takes.
-const TOUCHES_PER_FLUSH: u64 = 12;
-
-/// First touches for which one virtual CPU interrupts the others. Fitted likewise: 602,668.
-const TOUCHES_PER_SHOOTDOWN: u64 = 55;
-
 /// How memory is laid out and allocated.
 #[derive(Debug, Clone)]
 pub(crate) struct GuestConfig {
@@ -236,8 +229,8 @@ impl Guest {
         let before = self.first_touches;
         self.first_touches += 1 << real;
         let passed = |every: u64| self.first_touches / every - before / every;
-        actor.flushes.guest_local_one += passed(TOUCHES_PER_FLUSH);
-        actor.shoot_down_for_others(passed(TOUCHES_PER_SHOOTDOWN));
+        actor.flushes.guest_local_one += passed(actor.costs.touches_per_flush);
+        actor.shoot_down_for_others(passed(actor.costs.touches_per_shootdown));
         let tier = self.node_of(frame);
         actor.clear(Cause::Fault, tier, self.bytes(size));
         Ok(())

@@ -4,10 +4,11 @@ use proptest::prelude::*;
 use super::*;
 use crate::machine::actor::Vcpu;
 use crate::machine::core::Core;
+use crate::machine::cost::PS_PER_NS;
+use crate::machine::cpu::ICE_LAKE_SP;
 use crate::machine::flush::FlushCounts;
 use crate::machine::memory::Memory;
-use crate::machine::sheet::{ICE_LAKE_SP, PS_PER_NS};
-use crate::machine::tier::TierSheet;
+use crate::machine::tier::TierModel;
 use crate::machine::walk::Space;
 
 /// A guest of 8 MiB fast and 32 MiB slow memory, and what acts in it.
@@ -30,7 +31,7 @@ impl Bench {
             watermarks: Watermarks::LINUX,
             lists: Lists::default(),
         };
-        let tier = TierSheet {
+        let tier = TierModel {
             latency_ps: 80 * PS_PER_NS,
             read_bytes_per_s: 10_000_000_000,
             write_bytes_per_s: 10_000_000_000,

@@ -104,7 +104,7 @@ fn scenario(duration_s: u64, sim: &str) -> Scenario {
 /// The scenario's machine, with a cache that is small beside the hot set.
 fn setup(scenario: &Scenario) -> Setup {
     let mut setup = Setup::new(scenario).unwrap();
-    setup.sheet.caches[2].geometry.sets = 1024;
+    setup.cpu.caches[2].geometry.sets = 1024;
     setup
 }
 
