@@ -49,7 +49,7 @@ impl Agreement {
         Some(Self {
             rows: shown.clone().map(row).collect(),
             sources: sources.filter(|source| !source.is_empty()).collect(),
-            agreed: result.published.iter().filter(|p| agrees(p)).count(),
+            agreed: result.published.iter().filter(|p| p.agrees()).count(),
             all: result.published.len(),
             has_cases: shown.clone().any(|p| !p.case.is_empty()),
         })
@@ -132,16 +132,8 @@ fn row(published: &Published) -> Row {
         ours: published.ours.map_or("-".into(), short),
         difference: difference(published),
         limit: format!("{} %", short_percent(published.within)),
-        agrees: agrees(published),
+        agrees: published.agrees(),
     }
-}
-
-/// A figure that was not measured does not agree.
-fn agrees(published: &Published) -> bool {
-    let limit = published.within * published.value.abs();
-    published
-        .ours
-        .is_some_and(|ours| (ours - published.value).abs() <= limit)
 }
 
 /// Ours from the published one, in percent of that.
@@ -189,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_figure_agrees_within_its_limit() {
-        let agrees = |value, ours, within| agrees(&published(value, ours, within));
+        let agrees = |value, ours, within| published(value, ours, within).agrees();
         assert!(agrees(8.0, Some(9.6), 0.2) && agrees(8.0, Some(6.4), 0.2));
         assert!(!agrees(8.0, Some(9.7), 0.2) && !agrees(8.0, Some(6.3), 0.2));
         assert!(!agrees(8.0, None, 9.0));

@@ -82,6 +82,15 @@ pub struct Published {
     pub source: String,
 }
 
+impl Published {
+    /// Whether ours is within the limit. A figure that was not measured does not agree.
+    pub fn agrees(&self) -> bool {
+        let limit = self.within * self.value.abs();
+        self.ours
+            .is_some_and(|ours| (ours - self.value).abs() <= limit)
+    }
+}
+
 /// What one system did.
 ///
 /// *Steady* is the last third of the timed phase. The throughput fields are set by gups, the

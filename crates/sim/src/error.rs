@@ -4,7 +4,7 @@ use demeter_scenario::System;
 
 use crate::guest::OutOfMemory;
 use crate::hypervisor::HostFull;
-use crate::machine::sheet::UnsoundGeometry;
+use crate::machine::cpu::UnsoundGeometry;
 
 /// Why a simulation cannot start or go on.
 #[derive(Debug, thiserror::Error)]

@@ -101,6 +101,26 @@ impl Hypervisor {
         self.nodes[0].wants_more()
     }
 
+    /// Checks that every frame is free or backs one page.
+    #[cfg(test)]
+    pub(crate) fn check_frames(&self, backings: &mut [&mut Backing]) {
+        let mut used = std::collections::BTreeSet::new();
+        for backing in backings {
+            backing.tree.for_each(0..1 << 42, |_, entry, size| {
+                let frames = match size {
+                    PageSize::Base => 1,
+                    _ => (BLOCK_SIZE >> self.page_bits) as u32,
+                };
+                for frame in entry.index()..entry.index() + frames {
+                    assert!(used.insert(frame), "frame {frame} backs two pages");
+                }
+            });
+        }
+        let free: u32 = self.nodes.iter().map(Node::free).sum();
+        let all: usize = self.nodes.iter().map(|n| n.frames().len()).sum();
+        assert_eq!(free as usize + used.len(), all);
+    }
+
     /// Handles an access to guest-physical memory that nothing backs yet.
     pub(crate) fn violation(
         &mut self,

@@ -4,6 +4,7 @@
 //! The same scenario and seed give the same result, on any machine and with any number of threads.
 
 mod cases;
+mod cpu_scheduler;
 mod error;
 mod guest;
 mod hypervisor;
@@ -18,7 +19,6 @@ mod setup;
 mod system;
 mod testbed;
 pub mod trace;
-mod turns;
 mod vm;
 pub mod workload;
 mod world;

@@ -11,7 +11,7 @@ use crate::system;
 use crate::workload::Workload;
 
 /// Picoseconds in a second: also the time between two points of a result's series.
-const PS_PER_S: u64 = 1_000_000_000_000;
+pub(crate) const PS_PER_S: u64 = 1_000_000_000_000;
 
 /// Parts of a simulated second after which the one who watches is told.
 const TOLD_A_SECOND: u64 = 16;

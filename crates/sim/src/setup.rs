@@ -9,12 +9,13 @@ use crate::guest::{Guest, GuestConfig, Watermarks};
 use crate::hypervisor::{Backing, BackingPolicy, Hypervisor};
 use crate::machine::actor::Vcpu;
 use crate::machine::core::Core;
+use crate::machine::cost::PS_PER_NS;
+use crate::machine::cpu::{CpuModel, ICE_LAKE_SP, ZEN_3, emulator};
 use crate::machine::flush::FlushCounts;
 use crate::machine::memory::Memory;
 use crate::machine::radix::{INDEX_MAX, PageSize, Radix};
 use crate::machine::sampler::Sampling;
-use crate::machine::sheet::{ICE_LAKE_SP, PS_PER_NS, Sheet, ZEN_3, emulator};
-use crate::machine::tier::{LINE_BYTES, TierSheet};
+use crate::machine::tier::{LINE_BYTES, TierModel};
 use crate::machine::walk::Space;
 use crate::program::Program;
 use crate::system::{AgentSettings, Build, Managed, Needs, Tiering};
@@ -35,10 +36,10 @@ const SCALE_MAX: u32 = 6;
 /// What a world is made of, but for its programs and its system.
 #[derive(Debug, Clone)]
 pub(crate) struct Setup {
-    pub(crate) sheet: Sheet,
+    pub(crate) cpu: CpuModel,
     /// A base page and an access stand for `2^k` real ones.
     pub(crate) k: u32,
-    pub(crate) tiers: [TierSheet; 2],
+    pub(crate) tiers: [TierModel; 2],
     /// Memory of each VM that its program may use, by tier.
     pub(crate) usable: [ByteCount; 2],
     pub(crate) huge_pages: bool,
@@ -74,21 +75,21 @@ impl Setup {
         }
         let machine = &scenario.machine;
         let dilation = scenario.lab.dilation;
-        let (sheet, dilation) = match scenario.sim.cpu {
+        let (cpu, dilation) = match scenario.sim.cpu {
             Cpu::IceLakeSp => (ICE_LAKE_SP, 1),
             Cpu::Zen3 => (ZEN_3, 1),
             Cpu::Lab => (emulator(), dilation),
         };
         let gbps = 1_000_000_000 / dilation;
         let tier =
-            |tier: &demeter_scenario::Tier, write_gbps: Option<u64>, granule: u64| TierSheet {
+            |tier: &demeter_scenario::Tier, write_gbps: Option<u64>, granule: u64| TierModel {
                 latency_ps: tier.latency_ns * dilation * PS_PER_NS,
                 read_bytes_per_s: tier.bandwidth_gbps * gbps,
                 write_bytes_per_s: write_gbps.unwrap_or(tier.bandwidth_gbps) * gbps,
                 granule_lines: granule / LINE_BYTES,
             };
         let setup = Self {
-            sheet,
+            cpu,
             k: match scenario.sim.scale_bits {
                 Some(bits) => bits,
                 None => scale_for(scenario)?,
@@ -120,7 +121,7 @@ impl Setup {
     }
 
     fn check(&self) -> Result<(), SimError> {
-        self.sheet.check()?;
+        self.cpu.check()?;
         let bytes = u64::from(self.vms) * (self.usable[0].0 + self.usable[1].0);
         // A little more is needed for tables and watermarks.
         let pages = (bytes + bytes / 16) >> self.page_bits();
@@ -144,7 +145,7 @@ impl Setup {
         let needs = vms.first().map_or_else(Needs::default, |(m, _)| m.needs());
         let [fast, slow] = self.nodes();
         let guest_config = GuestConfig {
-            levels: self.sheet.levels,
+            levels: self.cpu.levels,
             page_bits: self.page_bits(),
             nodes: match needs.tiering {
                 Tiering::InGuest => [fast, slow],
@@ -174,7 +175,7 @@ impl Setup {
                 },
             };
             let first_page = (i as u64 * host_tables / 4096) as u32;
-            let backing = Backing::new(self.sheet.levels, self.page_bits(), first_page, policy);
+            let backing = Backing::new(self.cpu.levels, self.page_bits(), first_page, policy);
             let mut vm = Vm::new(self.hardware(i as u32), guest, backing, manager, program);
             vm.share = self.operations;
             if needs.keeps_hot_set {
@@ -190,8 +191,8 @@ impl Setup {
         let vms = vms.into_iter().enumerate().map(vm).collect();
         let host = Host {
             machine: Machine {
-                cores: vec![Core::new(&self.sheet, self.page_bits()); self.cores],
-                memory: Memory::new(&self.sheet, self.tiers, fast_end),
+                cores: vec![Core::new(&self.cpu, self.page_bits()); self.cores],
+                memory: Memory::new(&self.cpu, self.tiers, fast_end),
             },
             hypervisor,
         };
@@ -224,7 +225,7 @@ impl Setup {
                 .collect(),
             flushes: FlushCounts::default(),
             space: Space(vm),
-            costs: self.sheet.costs,
+            costs: self.cpu.costs,
             k: self.k,
         }
     }

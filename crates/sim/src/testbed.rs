@@ -3,12 +3,13 @@
 use demeter_policy::{ByteCount, GuestVirtAddr, PAGE_SIZE};
 
 use crate::machine::core::{Core, Tables};
+use crate::machine::cost::PS_PER_NS;
+use crate::machine::cpu::ICE_LAKE_SP;
 use crate::machine::ledger::Bill;
 use crate::machine::memory::Memory;
 use crate::machine::radix::{PageSize, Radix};
 use crate::machine::sampler::{Sampler, Sampling};
-use crate::machine::sheet::{ICE_LAKE_SP, PS_PER_NS};
-use crate::machine::tier::TierSheet;
+use crate::machine::tier::TierModel;
 use crate::machine::walk::Space;
 use crate::program::Access;
 
@@ -57,7 +58,7 @@ impl Testbed {
                 (host_tables + page) as u32,
             );
         }
-        let tier = |latency_ns| TierSheet {
+        let tier = |latency_ns| TierModel {
             latency_ps: latency_ns * PS_PER_NS,
             read_bytes_per_s: 100_000_000_000,
             write_bytes_per_s: 100_000_000_000,

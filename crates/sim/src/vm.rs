@@ -12,19 +12,19 @@
 
 mod events;
 mod slice;
-mod told;
+mod stats;
 
-use self::events::{Due, SWITCH_PS, TICK_PS, WORKER_PS};
+use self::events::{Due, SWITCH_PS, WORKER_PS};
 use self::slice::Thread;
 use crate::guest::Guest;
 use crate::hypervisor::{Backing, Hypervisor};
 use crate::latency::{Interruptions, Latencies, Operation};
 use crate::machine::actor::{Actor, Vcpu};
 use crate::machine::core::Core;
+use crate::machine::cost::{CostModel, TICK_PERIOD_PS};
 use crate::machine::flush::FlushCounts;
 use crate::machine::ledger::Cause;
 use crate::machine::memory::Memory;
-use crate::machine::sheet::CostSheet;
 use crate::machine::walk::Space;
 use crate::program::Program;
 use crate::system::{Context, Manager, NEVER_PS};
@@ -37,7 +37,7 @@ pub(crate) struct Hardware {
     pub(crate) placed: Vec<usize>,
     pub(crate) flushes: FlushCounts,
     pub(crate) space: Space,
-    pub(crate) costs: CostSheet,
+    pub(crate) costs: CostModel,
     /// A base page and an access stand for `2^k` real ones.
     pub(crate) k: u32,
 }
@@ -117,7 +117,7 @@ impl<P: Program> Vm<P> {
         program.place(&bases);
         let vcpus = hardware.vcpus.len();
         let due = Due {
-            tick_ps: TICK_PS,
+            tick_ps: TICK_PERIOD_PS,
             switch_ps: SWITCH_PS,
         };
         Self {
@@ -209,7 +209,7 @@ impl<P: Program> Vm<P> {
         for (i, due) in self.due.iter_mut().enumerate() {
             let part = |ps: u64| now_ps + ps * (i as u64 + 1) / busy;
             *due = Due {
-                tick_ps: part(TICK_PS),
+                tick_ps: part(TICK_PERIOD_PS),
                 switch_ps: part(SWITCH_PS),
             };
         }

@@ -1,12 +1,12 @@
 //! All VMs on one host, and time.
 
+use crate::cpu_scheduler::CpuScheduler;
 use crate::error::SimError;
 use crate::latency::Latencies;
 use crate::machine::flush::FlushCounts;
 use crate::machine::ledger::{Bill, Cause};
 use crate::program::Program;
 use crate::run::Digest;
-use crate::turns::Turns;
 use crate::vm::{Host, Vm};
 
 /// Time over which the use of a tier's bandwidth is averaged; times the scale up to a point, as
@@ -18,7 +18,7 @@ const WINDOW_SCALE_MAX: u32 = 6;
 pub(crate) struct World<P> {
     pub(crate) host: Host,
     pub(crate) vms: Vec<Vm<P>>,
-    turns: Turns,
+    scheduler: CpuScheduler,
     k: u32,
     window_end_ps: u64,
     /// When the timed phase began.
@@ -46,11 +46,11 @@ pub(crate) struct Snapshot {
 
 impl<P: Program> World<P> {
     pub(crate) fn new(host: Host, vms: Vec<Vm<P>>, k: u32) -> Self {
-        let turns = Turns::new(host.machine.cores.len(), &vms);
+        let scheduler = CpuScheduler::new(host.machine.cores.len(), &vms);
         Self {
             host,
             vms,
-            turns,
+            scheduler,
             k,
             window_end_ps: window_ps(k),
             start_ps: 0,
@@ -72,7 +72,7 @@ impl<P: Program> World<P> {
         for vm in &mut self.vms {
             vm.start(self.start_ps, timed_fill);
         }
-        self.turns.start(self.start_ps, &mut self.vms);
+        self.scheduler.start(self.start_ps, &mut self.vms);
         Ok(())
     }
 
@@ -81,7 +81,9 @@ impl<P: Program> World<P> {
     pub(crate) fn run_until(&mut self, end_ps: u64) -> Result<(), SimError> {
         let end_ps = self.start_ps + end_ps;
         loop {
-            let next = self.turns.next(&mut self.vms, &mut self.host.machine.cores);
+            let next = self
+                .scheduler
+                .next(&mut self.vms, &mut self.host.machine.cores);
             let Some((clock_ps, (vm, on))) = next.filter(|(clock_ps, _)| *clock_ps < end_ps) else {
                 return Ok(());
             };
@@ -132,7 +134,8 @@ impl<P: Program> World<P> {
             at_ps,
             ..Snapshot::default()
         };
-        self.turns.wait_until(self.start_ps + at_ps, &mut self.vms);
+        self.scheduler
+            .wait_until(self.start_ps + at_ps, &mut self.vms);
         for vm in &mut self.vms {
             vm.idle_until(at_ps);
             sum.ops += vm.ops;

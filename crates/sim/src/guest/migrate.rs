@@ -8,10 +8,6 @@ use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 
-/// Collapsing small pages to a huge one costs this part of moving each (assumed): no
-/// reverse map to walk, and one unmapping for all.
-const COLLAPSE_PART: u64 = 4;
-
 impl Guest {
     /// Moves the page that holds `gva` to a node, alone; true when it did. `flush`: whether
     /// anybody may have its translation.
@@ -175,7 +171,7 @@ impl Guest {
             let from = self.node_of(frame);
             self.frames.free(frame);
             self.nodes[from as usize].give_page(frame);
-            actor.charge_page(Cause::Migrate, actor.costs.migrate_page_ps / COLLAPSE_PART);
+            actor.charge_page(Cause::Migrate, actor.costs.collapse_page_ps);
             actor.copy(Cause::Migrate, from, to, page_bytes);
             if from != to {
                 self.count_move(to, page_bytes);

@@ -24,13 +24,6 @@ pub(crate) use node::{Node, Watermarks};
 /// Where the first region begins: nothing is mapped below, as on real systems.
 const FIRST_BASE: u64 = 1 << 30;
 
-/// First touches of base pages for which a process invalidates one address. Fitted: 2.75 million in
-/// 126 GiB, whatever manages the memory and however long it takes.
-const TOUCHES_PER_FLUSH: u64 = 12;
-
-/// First touches for which one virtual CPU interrupts the others. Fitted likewise: 602,668.
-const TOUCHES_PER_SHOOTDOWN: u64 = 55;
-
 /// How memory is laid out and allocated.
 #[derive(Debug, Clone)]
 pub(crate) struct GuestConfig {
@@ -241,8 +234,8 @@ impl Guest {
         let before = self.first_touches;
         self.first_touches += 1 << real;
         let passed = |every: u64| self.first_touches / every - before / every;
-        actor.flushes.guest_local_one += passed(TOUCHES_PER_FLUSH);
-        actor.shoot_down_for_others(passed(TOUCHES_PER_SHOOTDOWN));
+        actor.flushes.guest_local_one += passed(actor.costs.touches_per_flush);
+        actor.shoot_down_for_others(passed(actor.costs.touches_per_shootdown));
         let tier = self.node_of(frame);
         actor.clear(Cause::Fault, tier, self.bytes(size));
         Ok(())
@@ -290,6 +283,35 @@ impl Guest {
             };
         };
         self.tables.for_each(range.start().0..range.end().0, add);
+        bytes
+    }
+
+    /// Free bytes of all nodes.
+    #[cfg(test)]
+    pub(crate) fn free_bytes(&self) -> ByteCount {
+        let frames: u32 = self.nodes.iter().map(Node::free).sum();
+        ByteCount(u64::from(frames) << self.page_bits)
+    }
+
+    /// Checks that every frame is free or mapped once, and that the tables agree with what the
+    /// kernel remembers; tells how many bytes are mapped.
+    #[cfg(test)]
+    pub(crate) fn check_frames(&mut self) -> u64 {
+        let mut pages = vec![];
+        self.tables
+            .for_each(0..1 << 42, |at, e, size| pages.push((at, e.index(), size)));
+        let mut mapped = std::collections::BTreeSet::new();
+        for (at, first, size) in pages {
+            let used = self.frames.used(first).expect("in use");
+            assert_eq!(u64::from(used.page) << self.page_bits, at);
+            assert_eq!(used.huge, size == PageSize::Huge);
+            for frame in first..first + (self.bytes(size) >> self.page_bits) as u32 {
+                assert!(mapped.insert(frame), "frame {frame} is mapped twice");
+            }
+        }
+        let bytes = (mapped.len() as u64) << self.page_bits;
+        let all: usize = self.nodes.iter().map(|n| n.frames().len()).sum();
+        assert_eq!(self.free_bytes().0 + bytes, (all as u64) << self.page_bits);
         bytes
     }
 

@@ -4,10 +4,11 @@ use proptest::prelude::*;
 use super::*;
 use crate::machine::actor::Vcpu;
 use crate::machine::core::Core;
+use crate::machine::cost::PS_PER_NS;
+use crate::machine::cpu::ICE_LAKE_SP;
 use crate::machine::flush::FlushCounts;
 use crate::machine::memory::Memory;
-use crate::machine::sheet::{ICE_LAKE_SP, PS_PER_NS};
-use crate::machine::tier::TierSheet;
+use crate::machine::tier::TierModel;
 use crate::machine::walk::Space;
 
 /// A guest of 8 MiB fast and 32 MiB slow memory, and what acts in it.
@@ -45,7 +46,7 @@ impl Bench {
             watermarks,
             lists: Lists::default(),
         };
-        let tier = TierSheet {
+        let tier = TierModel {
             latency_ps: 80 * PS_PER_NS,
             read_bytes_per_s: 10_000_000_000,
             write_bytes_per_s: 10_000_000_000,
@@ -104,29 +105,9 @@ impl Bench {
         self.guest.placement(&range).map(|b| b.0)
     }
 
-    /// Every frame is free or mapped once, and maps agree with what the kernel remembers.
+    /// Neither frames nor time were lost or invented.
     fn check(&mut self) {
-        let mut mapped = std::collections::BTreeSet::new();
-        let (page_bits, mut pages) = (self.guest.page_bits, vec![]);
-        self.guest
-            .tables
-            .for_each(0..1 << 42, |at, e, size| pages.push((at, *e, size)));
-        for (at, entry, size) in pages {
-            let used = self.guest.frames.used(entry.index()).expect("in use");
-            assert_eq!(u64::from(used.page) << page_bits, at);
-            assert_eq!(used.huge, size == PageSize::Huge);
-            for i in 0..(self.guest.bytes(size) >> page_bits) as u32 {
-                assert!(mapped.insert(entry.index() + i), "frame mapped twice");
-            }
-        }
-        let total: u32 = self
-            .guest
-            .nodes
-            .iter()
-            .map(|n| n.frames().len() as u32)
-            .sum();
-        let free: u32 = self.guest.nodes.iter().map(Node::free).sum();
-        assert_eq!(free + mapped.len() as u32, total);
+        self.guest.check_frames();
         let bills = self.vcpus.iter().map(|v| (v.bill.total(), v.clock_ps));
         bills.for_each(|(bill, clock)| assert_eq!(bill, clock));
     }

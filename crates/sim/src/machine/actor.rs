@@ -4,11 +4,11 @@
 //! every core of the VM, whose own time that takes too.
 
 use super::core::Core;
+use super::cost::CostModel;
 use super::flush::FlushCounts;
 use super::ledger::{Bill, Cause};
 use super::memory::{LINE_BITS, Memory, TierId};
 use super::sampler::Sampler;
-use super::sheet::CostSheet;
 use super::walk::Space;
 use crate::latency::Interruptions;
 
@@ -79,16 +79,6 @@ impl Vcpu {
 /// (`tlb_single_page_flush_ceiling`).
 const FLUSH_PAGES_MAX: u64 = 33;
 
-/// Virtual CPUs beside one of a VM for each flush of second-level translations that merges with the
-/// next: while they contend for the tables they are outside of the guest, and one flush at their
-/// next entry does for all that came meanwhile. Fitted: 58,697,567 flushes of virtual CPUs for
-/// 20,214,840 orders.
-const OTHERS_PER_MERGED_INVEPT: u64 = 7;
-
-/// Virtual CPUs that one call of the hypervisor interrupts (KVM's `KVM_HC_SEND_IPI`, which Linux guests
-/// use).
-const CPUS_PER_SEND: u64 = 128;
-
 /// Somebody who acts.
 pub(crate) struct Actor<'a> {
     /// The VM's virtual CPUs.
@@ -102,7 +92,7 @@ pub(crate) struct Actor<'a> {
     /// Virtual CPUs that run the program, the first ones: only they have its translations.
     pub(crate) busy: usize,
     pub(crate) memory: &'a mut Memory,
-    pub(crate) costs: &'a CostSheet,
+    pub(crate) costs: &'a CostModel,
     pub(crate) space: Space,
     pub(crate) flushes: &'a mut FlushCounts,
     /// A base page stands for `2^k` real ones.
@@ -210,7 +200,7 @@ impl Actor<'_> {
             + vcpus * self.costs.ipi_receiver_ps
             + self.costs.exit_ps;
         let handle_ps = self.costs.exit_ps + self.costs.invept_ps;
-        let merged = 1 + vcpus.saturating_sub(1) / OTHERS_PER_MERGED_INVEPT;
+        let merged = 1 + vcpus.saturating_sub(1) / self.costs.vcpus_per_merged_invept;
         let handled = times.div_ceil(merged);
         self.flushes.host_invept += times;
         self.flushes.host_vcpu += handled * vcpus;
@@ -246,7 +236,7 @@ impl Actor<'_> {
         }
         self.flushes.guest_remote += times;
         // Until Sapphire Rapids the hypervisor has to send interrupts to other virtual CPUs.
-        let sends = receivers.div_ceil(CPUS_PER_SEND);
+        let sends = receivers.div_ceil(self.costs.vcpus_per_ipi_call);
         let send_ps = sends * self.costs.exit_ps + self.costs.ipi_ps + self.costs.interrupt_ps;
         self.charge(Cause::Flush, times * send_ps);
         for (i, vcpu) in self.vcpus[..count].iter_mut().enumerate() {

@@ -35,12 +35,6 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Entries in all.
-    #[cfg(test)]
-    pub(crate) fn entries(self) -> u64 {
-        u64::from(self.sets) * u64::from(self.ways)
-    }
-
     /// Whether such an array can be: a power of two of sets, and 1 to `ways_max` ways.
     pub(crate) fn is_sound(self, ways_max: usize) -> bool {
         self.sets.is_power_of_two() && (1..=ways_max as u32).contains(&self.ways)

@@ -12,12 +12,12 @@
 //! transfer only.
 
 use super::assoc::Assoc;
+use super::cpu::{CpuModel, TlbKind};
 use super::ledger::{Bill, Cause};
 use super::memory::{LINE_BITS, Memory, TierId};
 use super::prefetch::prefetch;
 use super::radix::{PageSize, Radix};
 use super::sampler::Sampler;
-use super::sheet::{Sheet, TlbKind};
 use super::tlb::{Tlb, Translation};
 use super::walk::{Fault, Mapping, SecondLevel, Space, WalkCaches, native, nested};
 use crate::program::Access;
@@ -179,12 +179,12 @@ pub(crate) struct Core {
 
 impl Core {
     /// A core with everything cold. Pages have `2^page_bits` bytes.
-    pub(crate) fn new(sheet: &Sheet, page_bits: u32) -> Self {
-        let [l1, l2, _] = sheet.caches;
+    pub(crate) fn new(cpu: &CpuModel, page_bits: u32) -> Self {
+        let [l1, l2, _] = cpu.caches;
         Self {
-            tlb: Tlb::new(&sheet.tlb, page_bits),
-            guest_walk: WalkCaches::new(&sheet.tlb),
-            host_walk: WalkCaches::new(&sheet.tlb),
+            tlb: Tlb::new(&cpu.tlb, page_bits),
+            guest_walk: WalkCaches::new(&cpu.tlb),
+            host_walk: WalkCaches::new(&cpu.tlb),
             caches: Caches {
                 l1: Assoc::new(l1.geometry),
                 l2: Assoc::new(l2.geometry),
@@ -193,8 +193,8 @@ impl Core {
                 oldest: 0,
                 clean_from: None,
             },
-            tlb_second_ps: sheet.tlb.l2_hit_ps,
-            kind: sheet.tlb.kind,
+            tlb_second_ps: cpu.tlb.l2_hit_ps,
+            kind: cpu.tlb.kind,
             page_bits,
             last: NO_LAST,
         }
@@ -436,8 +436,8 @@ mod tests {
     use demeter_policy::GuestVirtAddr;
 
     use super::*;
-    use crate::machine::sheet::ICE_LAKE_SP;
-    use crate::machine::tier::TierSheet;
+    use crate::machine::cpu::ICE_LAKE_SP;
+    use crate::machine::tier::TierModel;
 
     #[test]
     fn as_many_streams_are_followed_side_by_side_as_there_are() {
@@ -458,18 +458,18 @@ mod tests {
         const START: u64 = 1 << 30;
         // Whether the accessed bit is set anew by an access at `offset` after it was cleared.
         let is_seen = |kind, switch: bool, offset: u64| {
-            let mut sheet = ICE_LAKE_SP;
-            sheet.tlb.kind = kind;
-            let mut core = Core::new(&sheet, 12);
+            let mut cpu = ICE_LAKE_SP;
+            cpu.tlb.kind = kind;
+            let mut core = Core::new(&cpu, 12);
             let (mut guest, mut host) = (Radix::new(4, 12), Radix::new(4, 12));
             guest.map(START, PageSize::Huge, 512);
-            let tier = TierSheet {
+            let tier = TierModel {
                 latency_ps: 80_000,
                 read_bytes_per_s: 1 << 36,
                 write_bytes_per_s: 1 << 36,
                 granule_lines: 1,
             };
-            let mut memory = Memory::new(&sheet, [tier; 2], 1 << 40);
+            let mut memory = Memory::new(&cpu, [tier; 2], 1 << 40);
             let (mut sampler, mut bill) = (Sampler::new(0), Bill::default());
             for at in [START, START + offset] {
                 if let Some((entry, _)) = guest.find_mut(START) {

@@ -1,8 +1,8 @@
 //! What cores share: the third-level cache and the memory tiers behind it.
 
 use super::assoc::Assoc;
-use super::sheet::Sheet;
-use super::tier::{LINE_BYTES, Tier, TierSheet};
+use super::cpu::CpuModel;
+use super::tier::{LINE_BYTES, Tier, TierModel};
 
 /// log2 of a cache line's bytes.
 pub(crate) const LINE_BITS: u32 = LINE_BYTES.trailing_zeros();
@@ -28,11 +28,11 @@ pub(crate) struct Memory {
 
 impl Memory {
     /// `fast_end`: host-physical address where the slow tier begins.
-    pub(crate) fn new(sheet: &Sheet, tiers: [TierSheet; 2], fast_end: u64) -> Self {
+    pub(crate) fn new(cpu: &CpuModel, tiers: [TierModel; 2], fast_end: u64) -> Self {
         Self {
-            l3: Assoc::new(sheet.caches[2].geometry),
-            l3_hit_ps: sheet.caches[2].hit_ps,
-            tiers: tiers.map(|t| Tier::new(t, sheet.core_stream_bytes_per_s)),
+            l3: Assoc::new(cpu.caches[2].geometry),
+            l3_hit_ps: cpu.caches[2].hit_ps,
+            tiers: tiers.map(|t| Tier::new(t, cpu.core_stream_bytes_per_s)),
             slow_line: fast_end >> LINE_BITS,
         }
     }

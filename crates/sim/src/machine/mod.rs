@@ -4,13 +4,14 @@
 pub(crate) mod actor;
 mod assoc;
 pub(crate) mod core;
+pub(crate) mod cost;
+pub(crate) mod cpu;
 pub(crate) mod flush;
 pub(crate) mod ledger;
 pub(crate) mod memory;
 mod prefetch;
 pub(crate) mod radix;
 pub(crate) mod sampler;
-pub(crate) mod sheet;
 pub(crate) mod tier;
 mod tlb;
 pub(crate) mod walk;

@@ -27,7 +27,7 @@ const CORES_PER_WRITE_PEAK: u64 = 4;
 
 /// Memory of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TierSheet {
+pub struct TierModel {
     /// Idle latency of a load.
     pub latency_ps: u64,
     /// Peak bandwidth of loads.
@@ -41,7 +41,7 @@ pub struct TierSheet {
 /// A tier under load.
 #[derive(Debug, Clone)]
 pub(crate) struct Tier {
-    sheet: TierSheet,
+    model: TierModel,
     /// Of a load now.
     pub(crate) latency_ps: u64,
     /// Of the next line of a stream.
@@ -60,17 +60,17 @@ pub(crate) struct Tier {
 
 impl Tier {
     /// An idle tier, of which a core streams `core_bytes_per_s` at best.
-    pub(crate) fn new(sheet: TierSheet, core_bytes_per_s: u64) -> Self {
-        let rate = core_bytes_per_s.min(sheet.read_bytes_per_s).max(1);
+    pub(crate) fn new(model: TierModel, core_bytes_per_s: u64) -> Self {
+        let rate = core_bytes_per_s.min(model.read_bytes_per_s).max(1);
         let core_line_ps = LINE_BYTES * 1_000_000_000_000 / rate;
         Self {
-            sheet,
-            latency_ps: sheet.latency_ps,
+            model,
+            latency_ps: model.latency_ps,
             stream_ps: core_line_ps,
             core_line_ps,
             used: 0.0,
             overload: 1.0,
-            granule_lines: sheet.granule_lines,
+            granule_lines: model.granule_lines,
             lines_read: 0,
             lines_written: 0,
         }
@@ -79,7 +79,7 @@ impl Tier {
     /// Forgets its load.
     pub(crate) fn rest(&mut self) {
         *self = Self {
-            latency_ps: self.sheet.latency_ps,
+            latency_ps: self.model.latency_ps,
             stream_ps: self.core_line_ps,
             used: 0.0,
             overload: 1.0,
@@ -96,13 +96,13 @@ impl Tier {
             let bytes = (lines << k) as f64 * LINE_BYTES as f64;
             bytes * 1e12 / (window_ps as f64 * per_s as f64)
         };
-        let used = share(self.lines_read, self.sheet.read_bytes_per_s)
-            + share(self.lines_written, self.sheet.write_bytes_per_s);
+        let used = share(self.lines_read, self.model.read_bytes_per_s)
+            + share(self.lines_written, self.model.write_bytes_per_s);
         self.used += (used - self.used) * NEWEST;
         let overload = self.overload * (self.used / USE_MAX).sqrt();
         self.overload = overload.clamp(1.0, OVERLOAD_MAX);
         let factor = slowdown(self.used) * self.overload;
-        self.latency_ps = (self.sheet.latency_ps as f64 * factor) as u64;
+        self.latency_ps = (self.model.latency_ps as f64 * factor) as u64;
         self.stream_ps = (self.core_line_ps as f64 * factor) as u64;
         self.lines_read = 0;
         self.lines_written = 0;
@@ -114,7 +114,7 @@ impl Tier {
     }
 
     fn write_line_ps(&self) -> u64 {
-        let core_bytes_per_s = (self.sheet.write_bytes_per_s / CORES_PER_WRITE_PEAK).max(1);
+        let core_bytes_per_s = (self.model.write_bytes_per_s / CORES_PER_WRITE_PEAK).max(1);
         (LINE_BYTES * 1_000_000_000_000 / core_bytes_per_s).max(self.core_line_ps)
     }
 
@@ -136,7 +136,7 @@ mod tests {
 
     use super::*;
 
-    const DRAM: TierSheet = TierSheet {
+    const DRAM: TierModel = TierModel {
         latency_ps: 91_500,
         read_bytes_per_s: 176_000_000_000,
         write_bytes_per_s: 176_000_000_000,

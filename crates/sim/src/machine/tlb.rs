@@ -5,8 +5,8 @@
 //! - After an invalidation what it covers misses, and nothing else does.
 
 use super::assoc::{Assoc, Geometry};
+use super::cpu::TlbModel;
 use super::radix::{HUGE_BITS, PageSize};
-use super::sheet::TlbSheet;
 use super::walk::{KEY_BITS, Space};
 
 /// Marks a translation through which a store may go: the dirty bits are set.
@@ -62,7 +62,7 @@ pub(crate) struct Tlb {
 impl Tlb {
     /// Empty TLBs for pages of `2^page_bits` bytes. Where a page stands for `2^k` real ones,
     /// there are `2^k` times fewer entries for such pages, so that they reach as far.
-    pub(crate) fn new(sheet: &TlbSheet, page_bits: u32) -> Self {
+    pub(crate) fn new(model: &TlbModel, page_bits: u32) -> Self {
         let k = page_bits - 12;
         let scaled = |g: Geometry| {
             let by_sets = g.shrunk(k);
@@ -74,13 +74,13 @@ impl Tlb {
         };
         Self {
             first: [
-                Assoc::new(scaled(sheet.l1_4k)),
-                Assoc::new(sheet.l1_2m),
-                Assoc::new(sheet.l1_1g),
+                Assoc::new(scaled(model.l1_4k)),
+                Assoc::new(model.l1_2m),
+                Assoc::new(model.l1_1g),
             ],
-            second: Assoc::new(sheet.l2),
-            second_scaled: (k > 0).then(|| Assoc::new(scaled(sheet.l2))),
-            second_giant: Assoc::new(sheet.l2_1g),
+            second: Assoc::new(model.l2),
+            second_scaled: (k > 0).then(|| Assoc::new(scaled(model.l2))),
+            second_giant: Assoc::new(model.l2_1g),
             page_bits,
             sizes: 0,
         }
@@ -211,7 +211,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::machine::sheet::ICE_LAKE_SP;
+    use crate::machine::cpu::ICE_LAKE_SP;
 
     const ONE: Space = Space(1);
     const TWO: Space = Space(2);

@@ -12,8 +12,8 @@
 //! - Walks with caches end at the same frame as those without.
 
 use super::assoc::Assoc;
+use super::cpu::TlbModel;
 use super::radix::{PageSize, Radix, Table};
-use super::sheet::TlbSheet;
 
 /// Which address space cached translations belong to: a VM's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,9 +57,9 @@ pub(crate) struct WalkCaches {
 }
 
 impl WalkCaches {
-    pub(crate) fn new(sheet: &TlbSheet) -> Self {
+    pub(crate) fn new(tlb: &TlbModel) -> Self {
         Self {
-            by_level: sheet.walk.map(Assoc::new),
+            by_level: tlb.walk.map(Assoc::new),
         }
     }
 
@@ -288,7 +288,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::machine::sheet::ICE_LAKE_SP;
+    use crate::machine::cpu::ICE_LAKE_SP;
 
     const GVA: u64 = 0x12_4000_0000;
 
@@ -317,8 +317,8 @@ mod tests {
                 }
             }
             host.map(data, host_size, 1 << 15);
-            let sheet = &ICE_LAKE_SP.tlb;
-            let (guest_caches, host_caches) = (WalkCaches::new(sheet), WalkCaches::new(sheet));
+            let tlb = &ICE_LAKE_SP.tlb;
+            let (guest_caches, host_caches) = (WalkCaches::new(tlb), WalkCaches::new(tlb));
             Self {
                 guest,
                 host,

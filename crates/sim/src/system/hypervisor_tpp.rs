@@ -19,10 +19,6 @@ use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 use crate::reclaim::{Clock, Reclaimable, Seen};
 
-/// Contended locks that such an exit takes: the second-level tables', to see what is wrong and to
-/// mend it, and in between that of the lists of pages. Fitted, in that fewer are too fast.
-const LOCKS_PER_FAULT: u64 = 4;
-
 /// The hypervisor's part for one VM.
 #[derive(Debug)]
 pub(crate) struct HypervisorTpp {
@@ -104,7 +100,7 @@ impl Manager for HypervisorTpp {
             entry.set_hint(false);
         }
         actor.charge_page(Cause::Hint, actor.costs.ept_violation_ps);
-        actor.contend(Cause::Hint, LOCKS_PER_FAULT << actor.k);
+        actor.contend(Cause::Hint, actor.costs.locks_per_host_hint << actor.k);
         let page = (gpa.0 >> backing.tree.page_bits()) as usize;
         let Some(seen) = self.seen.get_mut(page) else {
             return;

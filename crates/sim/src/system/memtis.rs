@@ -59,12 +59,6 @@ const MOVE_PERIOD_PS: u64 = 500_000_000_000;
 /// Bytes that are moved in one go.
 const BATCH_BYTES: u64 = 16 << 20;
 
-/// Finding a sample's page and counting it, and a look at one page of the lists of candidates.
-/// Measured by Demeter's authors in a guest: 7.5 million samples took 1.9 s, all looks at 3.6 million
-/// pages, twice a second for four minutes, 8.2 s.
-const COUNT_PS: u64 = 256_000;
-const LOOK_PS: u64 = 5_000;
-
 /// How many pages were sampled how often.
 #[derive(Debug, Clone, Default)]
 struct Histogram {
@@ -203,7 +197,7 @@ impl Memtis {
                 }
             });
         }
-        actor.charge_page(Cause::Classify, pages * LOOK_PS);
+        actor.charge_page(Cause::Classify, pages * actor.costs.memtis_page_ps);
         cold.sort_unstable();
         self.down = cold.into_iter().map(|(_, at)| at).collect();
     }
@@ -295,7 +289,7 @@ impl Manager for Memtis {
             let pages = (guest.bytes(size) >> page_bits) as u32;
             self.histogram.add(page as usize, pages, weight.max(1));
             self.samples_seen += 1;
-            actor.charge(Cause::Classify, COUNT_PS);
+            actor.charge(Cause::Classify, actor.costs.memtis_sample_ps);
         }
         let passed = |every: u64| before / every < self.samples_seen / every;
         if passed(COOL_SAMPLES) {

@@ -3,6 +3,8 @@
 
 mod agent;
 mod block_counters;
+#[cfg(test)]
+mod conformance;
 mod hint_fault_tiering;
 mod hypervisor_tpp;
 mod manager;

@@ -2,9 +2,7 @@
 //! thread can, whoever waits for it.
 
 use crate::machine::actor::Actor;
-
-/// The shortest turn beside the program: a tick.
-const TURN_PS: u64 = 4_000_000_000;
+use crate::machine::cost::TICK_PERIOD_PS;
 
 /// The thread.
 #[derive(Debug, Default)]
@@ -27,7 +25,7 @@ impl Reclaimer {
     }
 
     /// Its turn: until `now_ps` where it is behind; beside the program, for as long as it has let
-    /// that run. `work` ends at the time that it is given, or when it is done: then it says so.
+    /// that run, at least a tick. `work` ends at the time that it is given, or when it is done: then it says so.
     pub(super) fn turn(
         &mut self,
         now_ps: u64,
@@ -38,7 +36,7 @@ impl Reclaimer {
             now_ps
         } else {
             let since_ps = self.woken_ps.unwrap_or(now_ps).max(self.busy_until_ps);
-            now_ps + now_ps.saturating_sub(since_ps).max(TURN_PS)
+            now_ps + now_ps.saturating_sub(since_ps).max(TICK_PERIOD_PS)
         };
         if work(actor, until_ps) {
             self.woken_ps = None;

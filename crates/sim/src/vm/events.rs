@@ -2,11 +2,9 @@
 
 use super::{Host, Vm, wait_until};
 use crate::error::SimError;
+use crate::machine::cost::TICK_PERIOD_PS;
 use crate::machine::ledger::Cause;
 use crate::program::Program;
-
-/// Time between two timer ticks: 250 a second, as Debian's kernel has it.
-pub(super) const TICK_PS: u64 = 4_000_000_000;
 
 /// Time between two context switches of a busy virtual CPU: the ten wakes a second that a quiet
 /// system's own threads need at the least.
@@ -26,7 +24,7 @@ impl<P: Program> Vm<P> {
     pub(super) fn handle_events(&mut self, on: usize, host: &mut Host) -> Result<(), SimError> {
         let now_ps = self.hardware.vcpus[on].clock_ps;
         let costs = self.hardware.costs;
-        let ticks = overdue(&mut self.due[on].tick_ps, TICK_PS, now_ps);
+        let ticks = overdue(&mut self.due[on].tick_ps, TICK_PERIOD_PS, now_ps);
         if ticks > 0 {
             self.hardware.vcpus[on].charge(Cause::Kernel, ticks * costs.tick_ps);
             self.run_reclaimer(on, now_ps, host)?;

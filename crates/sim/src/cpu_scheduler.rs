@@ -1,14 +1,16 @@
-//! Virtual CPUs on cores: each on one of its own, or several in turn.
+//! The host's CPU scheduler: which virtual CPU runs on which core, and for how long.
+//!
+//! # Problem
+//! Virtual CPUs share cores, and their clocks must stay together without a global clock.
 //!
 //! # Approach
-//! A core is as far in time as the virtual CPU that runs on it. The core that is furthest behind
-//! goes on, so that all stay together. When a time slice is over, the next in the ring that wants
-//! to run takes the core; what it has waited is stolen from it. A virtual CPU may be given work
-//! while it waits (others interrupt it, or the manager runs on it): that takes the core's time
-//! once it gets its turn.
+//! A core's time is the clock of the virtual CPU that runs on it. The core whose time is least goes
+//! on, so that all stay together. When a time slice is over, the next virtual CPU in the core's run
+//! queue that wants to run takes the core; the time that it has waited is charged as stolen. While it
+//! waits, others may interrupt it or the manager may run on it: it does that work when it next runs.
 //!
 //! # Properties
-//! - What a core's virtual CPUs do, idling and waiting aside, fits into the time that passes.
+//! - The work of a core's virtual CPUs, without idling and waiting, fits into the time that passes.
 //! - Equal virtual CPUs on a core get equal parts of its time.
 
 use crate::machine::actor::Vcpu;
@@ -25,16 +27,18 @@ type Place = (usize, usize);
 
 /// All cores of the host.
 #[derive(Debug)]
-pub(crate) struct Turns {
-    by_core: Vec<Turn>,
+pub(crate) struct CpuScheduler {
+    by_core: Vec<RunQueue>,
 }
 
-/// Whose turn it is on one core.
+/// The virtual CPUs of one core.
 #[derive(Debug, Clone, Default)]
-struct Turn {
+struct RunQueue {
+    /// They run one after the other, and then from the first again.
     ring: Vec<Place>,
-    /// The one that runs or has run last, in the ring.
+    /// The one that runs, or ran last.
     last: usize,
+    /// Whether it runs.
     running: bool,
     /// When its slice is over.
     until_ps: u64,
@@ -42,10 +46,10 @@ struct Turn {
     free_ps: u64,
 }
 
-impl Turns {
-    /// Cores of which each virtual CPU has the one that its VM says. Nobody runs yet.
+impl CpuScheduler {
+    /// Puts each virtual CPU on the core that its VM names. None runs yet.
     pub(crate) fn new<P>(cores: usize, vms: &[Vm<P>]) -> Self {
-        let mut by_core = vec![Turn::default(); cores];
+        let mut by_core = vec![RunQueue::default(); cores];
         for (i, vm) in vms.iter().enumerate() {
             for (vcpu, &core) in vm.hardware.placed.iter().enumerate() {
                 by_core[core].ring.push((i, vcpu));
@@ -56,38 +60,38 @@ impl Turns {
 
     /// All cores are free from now on.
     pub(crate) fn start<P>(&mut self, now_ps: u64, vms: &mut [Vm<P>]) {
-        for turn in &mut self.by_core {
-            turn.free_ps = now_ps;
-            turn.last = turn.ring.len().saturating_sub(1);
-            for &place in &turn.ring {
+        for queue in &mut self.by_core {
+            queue.free_ps = now_ps;
+            queue.last = queue.ring.len().saturating_sub(1);
+            for &place in &queue.ring {
                 at(vms, place).end_turn();
             }
         }
     }
 
-    /// The virtual CPU that goes on, with its clock; nothing when none wants to.
+    /// The virtual CPU that runs next, with its clock; `None` when none wants to run.
     pub(crate) fn next<P: Program>(
         &mut self,
         vms: &mut [Vm<P>],
         cores: &mut [Core],
     ) -> Option<(u64, Place)> {
         loop {
-            let turns = self.by_core.iter_mut().enumerate();
-            let times = turns.filter_map(|(core, turn)| Some((turn.time(vms)?, core)));
+            let queues = self.by_core.iter_mut().enumerate();
+            let times = queues.filter_map(|(core, queue)| Some((queue.time(vms)?, core)));
             let (now_ps, core) = times.min()?;
-            let turn = &mut self.by_core[core];
-            if turn.running && (now_ps < turn.until_ps || turn.ring.len() == 1) {
-                return Some((now_ps, turn.ring[turn.last]));
+            let queue = &mut self.by_core[core];
+            if queue.running && (now_ps < queue.until_ps || queue.ring.len() == 1) {
+                return Some((now_ps, queue.ring[queue.last]));
             }
-            turn.pass_on(vms, &mut cores[core]);
+            queue.pass_on(vms, &mut cores[core]);
         }
     }
 
-    /// Those that wait have waited until `ps`.
+    /// Charges those that wait for a core with the time until `ps`.
     pub(crate) fn wait_until<P: Program>(&self, ps: u64, vms: &mut [Vm<P>]) {
-        for turn in &self.by_core {
-            for (i, &place) in turn.ring.iter().enumerate() {
-                if turn.wants(place, vms) && !(turn.running && i == turn.last) {
+        for queue in &self.by_core {
+            for (i, &place) in queue.ring.iter().enumerate() {
+                if queue.wants(place, vms) && !(queue.running && i == queue.last) {
                     at(vms, place).begin_turn(ps);
                 }
             }
@@ -95,8 +99,8 @@ impl Turns {
     }
 }
 
-impl Turn {
-    /// How far the core is, or when it goes on; nothing when nobody wants it.
+impl RunQueue {
+    /// The core's time, or when its next virtual CPU can begin; `None` when none wants to run.
     fn time<P: Program>(&mut self, vms: &mut [Vm<P>]) -> Option<u64> {
         if self.running {
             let place @ (vm, vcpu) = self.ring[self.last];
@@ -110,21 +114,21 @@ impl Turn {
         Some(self.free_ps.max(vcpu.clock_ps - vcpu.undone_ps()))
     }
 
-    /// The next one that wants to run; the last one comes last.
+    /// The next virtual CPU in the ring that wants to run; the one that ran last is asked last.
     fn next<P: Program>(&self, vms: &mut [Vm<P>]) -> Option<usize> {
         let count = self.ring.len();
         let mut others = (1..=count).map(|n| (self.last + n) % count);
         others.find(|&i| self.wants(self.ring[i], vms))
     }
 
-    /// Whether a virtual CPU has something to run, or was given work. One that is alone on its
-    /// core does that without asking.
+    /// Whether a virtual CPU has a thread to run, or work that it was given while it waited. One
+    /// that is alone on its core never waits.
     fn wants<P: Program>(&self, place: Place, vms: &mut [Vm<P>]) -> bool {
         let (vm, vcpu) = place;
         vms[vm].is_busy(vcpu) || self.ring.len() > 1 && at(vms, place).undone_ps() > 0
     }
 
-    /// The next one gets the core.
+    /// Gives the core to the next virtual CPU.
     fn pass_on<P: Program>(&mut self, vms: &mut [Vm<P>], core: &mut Core) {
         let Some(next) = self.next(vms) else {
             return;
@@ -148,7 +152,7 @@ impl Turn {
         }
         self.until_ps = vcpu.clock_ps + SLICE_PS;
         if !vms[vm].is_busy(index) {
-            // All that it was given to do is done.
+            // The work that it was given is done.
             self.stop(vms);
         }
     }

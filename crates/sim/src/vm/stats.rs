@@ -1,4 +1,4 @@
-//! What is told about a VM.
+//! Statistics of a VM.
 
 use super::Vm;
 use crate::hypervisor::Hypervisor;

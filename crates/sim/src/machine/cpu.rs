@@ -1,0 +1,233 @@
+//! CPU models: sizes and latencies of real processors' caches and TLBs, with their sources. A figure
+//! that no source gives is marked *assumed*.
+
+use super::assoc::{Geometry, WAYS_MAX};
+use super::cost::{CostModel, EMULATED_COSTS, X86_COSTS};
+
+/// What kind of TLB a core has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TlbKind {
+    /// A processor's: tagged by address space, an entry for each page of any size.
+    Hardware,
+    /// An emulator's (QEMU's `cputlb`): huge pages are held piece by piece as base pages, to drop one
+    /// drops everything, and so does a context switch. Walks are the emulator's own work.
+    Soft,
+}
+
+/// Entries of the TLBs and page-walk caches of a core.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TlbModel {
+    /// How it works.
+    pub kind: TlbKind,
+    /// First level, 4 KiB pages; at most 4 ways, as the next two.
+    pub l1_4k: Geometry,
+    /// First level, 2 MiB pages.
+    pub l1_2m: Geometry,
+    /// First level, 1 GiB pages.
+    pub l1_1g: Geometry,
+    /// Second level, for 4 KiB and 2 MiB pages.
+    pub l2: Geometry,
+    /// Second level, 1 GiB pages.
+    pub l2_1g: Geometry,
+    /// Page-walk caches of one dimension: for entries that map 2 MiB, 1 GiB, 512 GiB and 256 TiB;
+    /// at most 4 ways each.
+    pub walk: [Geometry; 4],
+    /// A hit in the second level.
+    pub l2_hit_ps: u64,
+}
+
+/// A level of data cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheModel {
+    /// Its shape, in lines of 64 bytes.
+    pub geometry: Geometry,
+    /// Load to use.
+    pub hit_ps: u64,
+}
+
+/// A processor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CpuModel {
+    /// Its name.
+    pub name: &'static str,
+    /// Levels of its page tables, 4 or 5: guest's and second-level.
+    pub levels: u32,
+    /// TLBs and page-walk caches.
+    pub tlb: TlbModel,
+    /// First and second level of each core, third level of all; at most 12, 16 and 12 ways.
+    pub caches: [CacheModel; 3],
+    /// Costs of events.
+    pub costs: CostModel,
+    /// Bytes per second that one core streams at best.
+    pub core_stream_bytes_per_s: u64,
+}
+
+const fn geometry(sets: u32, ways: u32) -> Geometry {
+    Geometry { sets, ways }
+}
+
+/// Intel Ice Lake-SP (Xeon Gold 6354 class), 2.9 GHz.
+///
+/// TLBs from Intel's optimization manual; the L2 of 20 ways and the L3 are rounded to what the
+/// model holds (16 and 12 ways, a power of two of sets).
+pub const ICE_LAKE_SP: CpuModel = CpuModel {
+    name: "ice-lake-sp",
+    levels: 4,
+    tlb: TlbModel {
+        kind: TlbKind::Hardware,
+        l1_4k: geometry(16, 4),
+        l1_2m: geometry(8, 4),
+        l1_1g: geometry(2, 4),
+        l2: geometry(128, 16),
+        l2_1g: geometry(4, 4),
+        // Assumed, as for Skylake.
+        walk: [
+            geometry(8, 4),
+            geometry(1, 4),
+            geometry(1, 4),
+            geometry(1, 2),
+        ],
+        // 7 cycles.
+        l2_hit_ps: 2400,
+    },
+    caches: [
+        // 48 KiB, 5 cycles, of which an out-of-order core hides most: assumed 1 cycle.
+        CacheModel {
+            geometry: geometry(64, 12),
+            hit_ps: 345,
+        },
+        // 1 MiB, 14 cycles.
+        CacheModel {
+            geometry: geometry(1024, 16),
+            hit_ps: 4800,
+        },
+        // 48 MiB, about 70 cycles.
+        CacheModel {
+            geometry: geometry(65536, 12),
+            hit_ps: 24_000,
+        },
+    ],
+    costs: X86_COSTS,
+    core_stream_bytes_per_s: 12_000_000_000,
+};
+
+/// AMD Zen 3 (Milan), 3.4 GHz. The fully associative first TLB is modelled with four ways.
+pub const ZEN_3: CpuModel = CpuModel {
+    name: "zen-3",
+    tlb: TlbModel {
+        l1_4k: geometry(16, 4),
+        l1_2m: geometry(16, 4),
+        l1_1g: geometry(16, 4),
+        ..ICE_LAKE_SP.tlb
+    },
+    caches: [
+        CacheModel {
+            geometry: geometry(64, 8),
+            hit_ps: 300,
+        },
+        CacheModel {
+            geometry: geometry(1024, 8),
+            hit_ps: 3500,
+        },
+        CacheModel {
+            geometry: geometry(65536, 8),
+            hit_ps: 14_000,
+        },
+    ],
+    ..ICE_LAKE_SP
+};
+
+/// The lab's emulator.
+///
+/// Its only cache is the plugin's filter of 16 Ki lines. Hits and translations cost nothing of their
+/// own: what the emulator needs for them is part of the time that the next miss takes.
+pub(crate) fn emulator() -> CpuModel {
+    let nothing = CacheModel {
+        geometry: geometry(1, 1),
+        hit_ps: 0,
+    };
+    CpuModel {
+        name: "emulator",
+        levels: 4,
+        tlb: TlbModel {
+            kind: TlbKind::Soft,
+            l1_4k: geometry(1 << 15, 4),
+            l2_hit_ps: 0,
+            ..ICE_LAKE_SP.tlb
+        },
+        caches: [
+            CacheModel {
+                geometry: geometry(1 << 14, 1),
+                ..nothing
+            },
+            nothing,
+            nothing,
+        ],
+        costs: EMULATED_COSTS,
+        core_stream_bytes_per_s: EMULATED_STREAM,
+    }
+}
+
+/// Bytes per second that the emulated CPU copies: its own instructions are the bound. Measured:
+/// 320 MiB of huge pages in a second.
+const EMULATED_STREAM: u64 = 350_000_000;
+
+/// Why a machine cannot be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{part} of {sets} sets and {ways} ways: give a power of two of sets and 1 to {ways_max} ways"
+)]
+pub struct UnsoundGeometry {
+    part: &'static str,
+    sets: u32,
+    ways: u32,
+    ways_max: usize,
+}
+
+impl CpuModel {
+    /// Checks that every array can be.
+    pub fn check(&self) -> Result<(), UnsoundGeometry> {
+        let tlb = &self.tlb;
+        let small = [tlb.l1_4k, tlb.l1_2m, tlb.l1_1g, tlb.l2_1g].map(|g| ("a TLB", g, 4));
+        let walk = tlb.walk.map(|g| ("a page-walk cache", g, 4));
+        let [l1, l2, l3] = self.caches.map(|c| c.geometry);
+        let large = [
+            ("the second-level TLB", tlb.l2, WAYS_MAX),
+            ("the first-level cache", l1, 12),
+            ("the second-level cache", l2, WAYS_MAX),
+            ("the third-level cache", l3, 12),
+        ];
+        let unsound = small
+            .into_iter()
+            .chain(walk)
+            .chain(large)
+            .find(|&(_, g, ways_max)| !g.is_sound(ways_max));
+        match unsound {
+            None => Ok(()),
+            Some((part, Geometry { sets, ways }, ways_max)) => Err(UnsoundGeometry {
+                part,
+                sets,
+                ways,
+                ways_max,
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_models_are_sound_and_bad_ones_are_not() {
+        for cpu in [ICE_LAKE_SP, ZEN_3, emulator()] {
+            cpu.check().unwrap();
+        }
+        let mut bad = ZEN_3;
+        bad.caches[2].geometry.ways = 0;
+        assert!(bad.check().unwrap_err().to_string().contains("0 ways"));
+        bad = ZEN_3;
+        bad.tlb.l2.sets = 96;
+        assert!(bad.check().unwrap_err().to_string().contains("96 sets"));
+    }
+}

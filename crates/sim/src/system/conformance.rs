@@ -1,0 +1,141 @@
+//! What every simulated system must do. A system takes part by its row of the catalogue.
+
+use demeter_policy::MIB;
+use demeter_scenario::{Place, Scenario, System};
+
+use super::build;
+use crate::machine::ledger::Cause;
+use crate::run::{PS_PER_S, run};
+use crate::setup::Setup;
+use crate::workload::Workload;
+use crate::world::World;
+
+/// How long a system may take to find the hot set. The slowest is `demeter-paper`: it halves 64 TiB
+/// every half second, and so needs eight seconds to come down to 1 GiB.
+const SECONDS: u64 = 12;
+
+/// A program that leaves some memory free.
+const COMFORTABLE_MIB: u64 = 1600;
+
+/// A program that leaves none: 1024 MiB of slow memory, 1024 of fast memory, and the 2 % of the
+/// latter that an allocation takes only when nothing else is free.
+const FULL_MIB: u64 = 2070;
+
+/// Two CPUs and 1 GiB of each tier. The program's last 128 MiB are hot and lie in slow memory at
+/// first. That is easy for all: the hot set is larger than the caches, so that it is sampled; it is
+/// an eighth of fast memory, and most reclaim makes room for at a time; and each cold page is
+/// accessed less than once a second, so that Linux does not take it for hot.
+fn scenario(size_mib: u64, sim: &str) -> Scenario {
+    let text = format!(
+        r#"
+        name = "conformance"
+        duration_s = {SECONDS}
+        systems = []
+        [machine]
+        vcpus = 2
+        fast = {{ usable_mib = 1024, latency_ns = 80, bandwidth_gbps = 100 }}
+        slow = {{ usable_mib = 1024, latency_ns = 250, bandwidth_gbps = 20 }}
+        [workload]
+        kind = "gups"
+        size_mib = {size_mib}
+        hot_mib = 128
+        hot_weight = 0.99
+        reverse = true
+        [sim]
+        scale_bits = 8
+        {sim}
+        "#
+    );
+    toml::from_str(&text).unwrap()
+}
+
+/// Every system that the simulator runs.
+fn simulated() -> impl Iterator<Item = System> {
+    let all = System::ALL.iter().copied();
+    all.filter(|system| system.runs_on(Place::Sim))
+}
+
+/// A world whose program has filled its memory.
+fn world(system: System, size_mib: u64) -> World<Workload> {
+    let scenario = scenario(size_mib, "");
+    let setup = Setup::new(&scenario).unwrap();
+    let program = Workload::new(&scenario.workload, 1, setup.k).unwrap();
+    let mut world = setup.world(build(system).unwrap(), vec![program]);
+    world.start(false).unwrap();
+    world
+}
+
+/// Runs a world for some seconds; after that all of the program's memory must still be there, every
+/// frame must be free or hold one page, and every picosecond must be on a bill.
+fn run_and_check(world: &mut World<Workload>, system: System, size_mib: u64, seconds: u64) {
+    let before = world.snapshot(0).bill;
+    world.run_until(seconds * PS_PER_S).unwrap();
+    let spent = world.snapshot(seconds * PS_PER_S).bill.since(&before);
+    assert!(world.is_conserved(), "{system}");
+    // Two virtual CPUs; the last slice may reach a little beyond.
+    let share = spent.total() as f64 / (2 * seconds * PS_PER_S) as f64;
+    assert!((1.0..1.05).contains(&share), "{system}: {share}");
+    assert!(spent.of(Cause::Compute) > 0, "{system} stops the program");
+    let vm = &mut world.vms[0];
+    assert_eq!(vm.guest.check_frames(), size_mib * MIB, "{system}");
+    world.host.hypervisor.check_frames(&mut [&mut vm.backing]);
+}
+
+/// `none` shows that a system that promotes nothing fails.
+#[test]
+fn finds_an_easy_hot_set_and_conserves_pages_and_time() {
+    for system in simulated() {
+        let mut world = world(system, COMFORTABLE_MIB);
+        let at_start = world.snapshot(0).hot_in_fast;
+        run_and_check(&mut world, system, COMFORTABLE_MIB, SECONDS);
+        let at_end = world.snapshot(SECONDS * PS_PER_S).hot_in_fast;
+        let found = [at_start, at_end].map(|share| share >= 0.9);
+        let expected = match system {
+            System::None => [false, false],
+            System::Oracle => [true, true],
+            _ => [false, true],
+        };
+        assert_eq!(found, expected, "{system}: {at_start} and {at_end}");
+    }
+}
+
+#[test]
+fn survives_a_guest_without_free_memory() {
+    for system in simulated() {
+        let mut world = world(system, FULL_MIB);
+        assert_eq!(world.vms[0].guest.free_bytes().0, 0, "{system}");
+        run_and_check(&mut world, system, FULL_MIB, 4);
+    }
+}
+
+#[test]
+fn is_deterministic() {
+    let scenario = scenario(COMFORTABLE_MIB, "");
+    for system in simulated() {
+        let result = |seed| run(&scenario, system, seed, &|_| Ok(())).unwrap();
+        let one = result(1);
+        assert_eq!(one, result(1), "{system}");
+        assert_ne!(one, result(2), "{system}: a seed must matter");
+    }
+}
+
+/// Whoever manages memory is at work while it is filled, on cores of its own and on shared ones;
+/// lost or invented time would show.
+#[test]
+fn filling_and_sharing_cores_take_time() {
+    let elapsed = |system, sim: &str| {
+        let mut scenario = scenario(COMFORTABLE_MIB, &format!("operations = 4_000_000\n{sim}"));
+        scenario.machine.thp = demeter_scenario::Thp::Never;
+        let result = run(&scenario, system, 1, &|_| Ok(())).unwrap();
+        let is_timed = sim.contains("timed_fill");
+        assert_eq!(result.counters["page_faults"] > 0, is_timed, "{system}");
+        result.elapsed_s.unwrap()
+    };
+    let small = "host_thp = \"never\"\ntimed_fill = true";
+    for system in simulated() {
+        let (untimed, timed) = (elapsed(system, ""), elapsed(system, "timed_fill = true"));
+        assert!(timed > untimed, "{system}: {timed} and {untimed}");
+        let shared = elapsed(system, &format!("vms = 3\ncores = 2\n{small}"));
+        assert!(shared > elapsed(system, small), "{system}");
+    }
+}
