@@ -8,6 +8,7 @@ mod fault;
 mod grid;
 mod provision;
 mod provision_check;
+mod result;
 mod scenario;
 mod vary;
 mod workload;

@@ -1,6 +1,6 @@
 //! Fast memory that comes and goes in the timed phase. Pure.
 
-use demeter_report::Resize;
+use demeter_outcome::Resize;
 use demeter_scenario::Swing;
 
 use super::controller::{Tiers, VmView};

@@ -78,14 +78,6 @@ impl Cause {
             Self::Steal => "steal",
         }
     }
-
-    /// Whether it is the price of managing memory, not of running the program.
-    pub fn is_management(self) -> bool {
-        matches!(
-            self,
-            Self::Track | Self::Classify | Self::Migrate | Self::Hint | Self::Exit | Self::Flush
-        )
-    }
 }
 
 /// Picoseconds by cause.
@@ -118,6 +110,7 @@ impl Bill {
     }
 
     /// What came on top of an earlier state of the same bill.
+    #[cfg(test)]
     pub fn since(&self, before: &Self) -> Self {
         Self(std::array::from_fn(|i| self.0[i] - before.0[i]))
     }

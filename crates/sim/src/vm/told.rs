@@ -34,9 +34,9 @@ impl<P: Program> Vm<P> {
         self.manager.samples_seen()
     }
 
-    /// Share of what the program says is hot that lies in the fast tier, 0 to 1; 0 if it does
-    /// not say.
-    pub(crate) fn hot_in_fast(&mut self, hypervisor: &Hypervisor, now_ns: u64) -> f64 {
+    /// Share of what the program says is hot that lies in the fast tier, 0 to 1; nothing if it
+    /// does not say.
+    pub(crate) fn hot_in_fast(&mut self, hypervisor: &Hypervisor, now_ns: u64) -> Option<f64> {
         let page_bits = self.guest.page_bits();
         let (mut all, mut fast) = (0u64, 0u64);
         for range in self.program.hot(now_ns) {
@@ -56,10 +56,6 @@ impl<P: Program> Vm<P> {
                 }
             }
         }
-        if all == 0 {
-            0.0
-        } else {
-            fast as f64 / all as f64
-        }
+        (all > 0).then(|| fast as f64 / all as f64)
     }
 }
