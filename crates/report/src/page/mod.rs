@@ -113,6 +113,9 @@ fn plot(draw: impl Fn(f64) -> String) -> Markup {
 
 fn facts(result: &RunResult) -> Markup {
     let shift = result.shift_at_s;
+    let cases = result.cases.iter().flat_map(|case| &case.systems);
+    let mut systems = result.systems.iter().chain(cases);
+    let scale = systems.find_map(|system| system.metadata.scale);
     let facts = [
         ("Scenario", Some(clean::name(&result.scenario))),
         ("Where", Some(clean::name(&result.on))),
@@ -123,6 +126,10 @@ fn facts(result: &RunResult) -> Markup {
         (
             "Hot set jumps",
             shift.map(|at_s| format!("{at_s} s into the timed phase")),
+        ),
+        (
+            "Scale",
+            scale.map(|n| format!("a simulated page stands for {n}")),
         ),
         ("Seed", Some(result.seed.to_string())),
         ("Result schema", Some(result.schema.to_string())),
