@@ -2,7 +2,8 @@
 
 #![no_main]
 
-use demeter_report::{RunResult, html, table, throughput_svg};
+use demeter_outcome::RunResult;
+use demeter_report::{html, table, throughput_svg};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {

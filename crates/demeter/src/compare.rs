@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use demeter_report::RunResult;
+use demeter_outcome::RunResult;
 
 use crate::output;
 

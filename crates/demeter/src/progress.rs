@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use demeter_report::SystemResult;
+use demeter_outcome::SystemResult;
 use demeter_sim::{Event, Limits};
 
 /// A run that takes longer than this says how far it is, and again after this time.
@@ -79,14 +79,18 @@ impl Progress {
 
 /// The figures that tell most.
 fn figures(result: &SystemResult) -> String {
-    let hot = result.hot_in_fast_final * 100.0;
-    let speed = match (result.elapsed_s, result.mean_mops, result.mean_latency_ns) {
-        (Some(s), _, _) => format!("done after {s:.1} s"),
-        (_, Some(mops), _) => format!("mean {mops:.3} Mops"),
-        (_, _, Some(ns)) => format!("mean {ns:.1} ns"),
+    let mut text = match (result.elapsed_s, &result.speed) {
+        (Some(s), _) => format!("done after {s:.1} s"),
+        (_, Some(speed)) if speed.unit.is_time() => {
+            format!("mean {:.1} {}", speed.mean.unwrap_or(0.0), speed.unit)
+        }
+        (_, Some(speed)) => format!("mean {:.3} {}", speed.mean.unwrap_or(0.0), speed.unit),
         _ => "done".into(),
     };
-    format!("{speed}, hot set {hot:.0} % fast")
+    if let Some(share) = result.hot_in_fast_final {
+        text.push_str(&format!(", hot set {:.0} % fast", share * 100.0));
+    }
+    text
 }
 
 /// A time as a person says it.
@@ -103,6 +107,8 @@ fn spoken(time: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use demeter_outcome::{Speed, Unit};
+
     use super::*;
 
     #[test]
@@ -116,12 +122,14 @@ mod tests {
     #[test]
     fn the_time_that_work_took_comes_first() {
         let mut result = SystemResult {
-            mean_mops: Some(2.0),
-            hot_in_fast_final: 0.5,
+            speed: Some(Speed::new(Unit::MOPS, 2.0, None)),
+            hot_in_fast_final: Some(0.5),
             ..SystemResult::default()
         };
         assert_eq!(figures(&result), "mean 2.000 Mops, hot set 50 % fast");
         result.elapsed_s = Some(12.0);
         assert_eq!(figures(&result), "done after 12.0 s, hot set 50 % fast");
+        result.hot_in_fast_final = None;
+        assert_eq!(figures(&result), "done after 12.0 s");
     }
 }

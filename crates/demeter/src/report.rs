@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::ensure;
-use demeter_report::RunResult;
+use demeter_outcome::{RunResult, write_file};
 
 use crate::output;
 
@@ -26,7 +26,7 @@ pub struct Args {
 pub fn report(args: &Args) -> anyhow::Result<()> {
     let result = RunResult::load(&args.result)?;
     if let Some(file) = &args.html {
-        demeter_report::write_file(file, demeter_report::html(&result).as_bytes())?;
+        write_file(file, demeter_report::html(&result).as_bytes())?;
     }
     if let Some(file) = &args.svg {
         let systems = &result.systems;
@@ -39,7 +39,7 @@ pub fn report(args: &Args) -> anyhow::Result<()> {
             "result file {}: {why}",
             args.result.display()
         );
-        demeter_report::write_file(file, demeter_report::throughput_svg(&result).as_bytes())?;
+        write_file(file, demeter_report::throughput_svg(&result).as_bytes())?;
     }
     output::print(demeter_report::table(&result))
 }

@@ -78,8 +78,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
                 keep_logs: args.keep_logs,
                 ..Lab::from_env()?
             };
-            let outcome = demeter_lab::run(&scenario, &lab, &stop, &mut show);
-            (outcome.result, outcome.ended)
+            let run = demeter_lab::run(&scenario, &lab, &stop, &mut show);
+            (run.result, run.ended)
         }
         Place::Sim => {
             leave_out_those_without_a_model(&mut scenario);
@@ -134,21 +134,24 @@ fn show(run: &str, report: &Report) {
         } => format!(
             "resized to {fast_free_mib} MiB of fast and {slow_free_mib} MiB of slow memory free"
         ),
-        Report::Start { hot_in_fast, .. } => {
-            format!(
+        Report::Start { hot_in_fast, .. } => match hot_in_fast {
+            Some(share) => format!(
                 "memory filled, {:.0} % of the hot set in fast memory",
-                hot_in_fast * 100.0
-            )
-        }
+                share * 100.0
+            ),
+            None => "memory filled".into(),
+        },
         Report::Interval(interval) => {
             let mib = |bytes: Option<u64>| {
                 bytes.map_or("?".into(), |bytes| format!("{:.0}", bytes as f64 / MIB))
             };
+            let hot = interval.hot_in_fast.map_or(String::new(), |share| {
+                format!("  hot set {:3.0} % fast", share * 100.0)
+            });
             format!(
-                "{:4.0} s  {}  hot set {:3.0} % fast  promoted {} MiB  demoted {} MiB",
+                "{:4.0} s  {}{hot}  promoted {} MiB  demoted {} MiB",
                 interval.t_s,
                 interval.rate,
-                interval.hot_in_fast * 100.0,
                 mib(interval.totals.promoted_bytes),
                 mib(interval.totals.demoted_bytes),
             )

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use demeter_lab::stop_on_signals;
-use demeter_report::{Case, RunResult, RunRow, SCHEMA, SystemResult};
+use demeter_outcome::{Case, RunResult, SystemResult, together, write_file};
+use demeter_report::RunRow;
 use demeter_scenario::{Axis, Grid, Point, System};
-use demeter_sim::{Job, run_jobs, together};
+use demeter_sim::{Job, run_jobs};
 
 use crate::output;
 use crate::progress::{Progress, Work};
@@ -69,7 +70,7 @@ pub fn sweep(args: &Args) -> Result<()> {
             result.save(path)?;
         }
         if let Some(path) = &args.html {
-            demeter_report::write_file(path, demeter_report::html(&result).as_bytes())?;
+            write_file(path, demeter_report::html(&result).as_bytes())?;
         }
     }
     let rows: Vec<RunRow> = jobs
@@ -83,11 +84,11 @@ pub fn sweep(args: &Args) -> Result<()> {
         .collect();
     if let Some(path) = &args.parquet {
         let table = demeter_report::parquet(&rows).context("cannot make a Parquet file")?;
-        demeter_report::write_file(path, &table)?;
+        write_file(path, &table)?;
     }
     let table = demeter_report::csv(&rows);
     match &args.csv {
-        Some(path) => Ok(demeter_report::write_file(path, table.as_bytes())?),
+        Some(path) => Ok(write_file(path, table.as_bytes())?),
         None => output::print(table),
     }
 }
@@ -107,15 +108,8 @@ fn result(
         systems: together(runs.iter().map(|(_, result)| (*result).clone()), seeds),
     };
     let mut result = RunResult {
-        schema: SCHEMA,
-        scenario: base.scenario.name.clone(),
-        on: "sim".into(),
-        seed: base.scenario.seed,
-        duration_s: base.scenario.duration_s,
-        shift_at_s: base.scenario.shift_at_s(),
-        systems: vec![],
         cases: points.map(case).collect(),
-        published: vec![],
+        ..base.scenario.empty_result("sim")
     };
     if base.settings.is_empty() {
         result.systems = result
@@ -152,6 +146,8 @@ fn jobs<'a>(points: &'a [Point], systems: &[System], seeds: NonZeroU32) -> Vec<J
 mod tests {
     use std::path::Path;
 
+    use demeter_outcome::{Speed, Unit};
+
     use super::*;
 
     fn seeds(count: u32) -> NonZeroU32 {
@@ -171,7 +167,7 @@ mod tests {
         // In each case 1, 2, 3 seconds of none, then 4, 5, 6 of demeter.
         let run = |(index, job): (usize, &Job<'_>)| SystemResult {
             name: job.system.to_string(),
-            mean_mops: Some((index % 6) as f64 + 1.0),
+            speed: Some(Speed::new(Unit::MOPS, (index % 6) as f64 + 1.0, None)),
             mgmt_cpu_s: Some((index % 6) as f64 + 1.0),
             ..SystemResult::default()
         };
@@ -188,7 +184,7 @@ mod tests {
             let figures: Vec<_> = case
                 .systems
                 .iter()
-                .map(|s| (s.name.as_str(), s.mean_mops, s.mgmt_cpu_s))
+                .map(|s| (s.name.as_str(), s.mean(), s.mgmt_cpu_s))
                 .collect();
             let expected = [
                 ("none", Some(2.0), Some(0.0)),

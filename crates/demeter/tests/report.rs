@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../report/tests/example.json");
+const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../outcome/tests/example.json");
 
 fn demeter() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_demeter"));

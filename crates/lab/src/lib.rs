@@ -12,11 +12,11 @@ pub mod link;
 mod provision;
 mod record;
 mod run;
-mod summary;
+mod timeline;
 mod vm;
 pub mod workload;
 
 pub use error::{Error, VmFault};
 pub use record::{Recorded, Recorder, Recording};
-pub use run::{Outcome, run, stop_on_signals};
+pub use run::{LabRun, run, stop_on_signals};
 pub use vm::{Initramfs, Lab};

@@ -84,8 +84,10 @@ pub enum Report {
     },
     /// The workload has filled its memory; the timed phase begins.
     Start {
-        /// Share of the hot set in fast memory, 0 to 1.
-        hot_in_fast: f64,
+        /// Share of the hot set in fast memory, 0 to 1; none if the workload does not say what is
+        /// hot.
+        #[serde(default)]
+        hot_in_fast: Option<f64>,
         /// Counters just before the system was switched on.
         totals: Totals,
     },
@@ -138,8 +140,10 @@ pub struct Interval {
     pub t_s: f64,
     /// How fast the workload went.
     pub rate: Rate,
-    /// Share of the hot set in fast memory at its end, 0 to 1.
-    pub hot_in_fast: f64,
+    /// Share of the hot set in fast memory at its end, 0 to 1; none if the workload does not say
+    /// what is hot.
+    #[serde(default)]
+    pub hot_in_fast: Option<f64>,
     /// Counters at its end.
     pub totals: Totals,
 }
@@ -307,7 +311,7 @@ mod tests {
         let report = Report::Interval(Interval {
             t_s: 1.0,
             rate: Rate::Mops(0.5),
-            hot_in_fast: 0.25,
+            hot_in_fast: Some(0.25),
             totals: Totals::default(),
         });
         let line = serde_json::to_string(&report).unwrap();

@@ -4,29 +4,29 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use demeter_report::{RunResult, SCHEMA, SystemResult};
-use demeter_scenario::{Place, Scenario, System};
+use demeter_outcome::{RunResult, SystemResult, less_none};
+use demeter_scenario::{Place, Scenario};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::error::Error;
 use crate::link::Report;
 use crate::provision;
-use crate::summary::Trace;
+use crate::timeline::VmTimeline;
 use crate::vm::Lab;
 
 /// Most virtual CPUs: what the plugin's shared page has rings for.
 const VCPUS_MAX: u32 = 16;
 
-/// What a run came to.
+/// A run, perhaps one that ended early.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct LabRun {
     /// What was measured: every system of the scenario, or those before the one that failed.
     pub result: RunResult,
     /// Why it ended early, if it did.
     pub ended: Result<(), Error>,
 }
 
-impl Outcome {
+impl LabRun {
     /// The result if every system ran.
     pub fn whole(self) -> Result<RunResult, Error> {
         self.ended.map(|()| self.result)
@@ -44,24 +44,18 @@ pub fn run(
     lab: &Lab,
     stop: &AtomicBool,
     progress: &mut dyn FnMut(&str, &Report),
-) -> Outcome {
+) -> LabRun {
     let mut systems = vec![];
     let ended = refuse_the_simulated(scenario).and_then(|()| match &scenario.provision {
         Some(provision) => provision::run(scenario, provision, lab, stop, progress, &mut systems),
         None => run_systems(scenario, lab, stop, progress, &mut systems),
     });
+    less_none(&mut systems);
     let result = RunResult {
-        schema: SCHEMA,
-        scenario: scenario.name.clone(),
-        on: "lab".into(),
-        seed: scenario.seed,
-        duration_s: scenario.duration_s,
-        shift_at_s: scenario.shift_at_s(),
         systems,
-        cases: vec![],
-        published: vec![],
+        ..scenario.empty_result("lab")
     };
-    Outcome { result, ended }
+    LabRun { result, ended }
 }
 
 /// What only the simulator knows cannot run in a VM.
@@ -89,30 +83,16 @@ fn run_systems(
     progress: &mut dyn FnMut(&str, &Report),
     results: &mut Vec<SystemResult>,
 ) -> Result<(), Error> {
-    let mut traces: Vec<(System, Trace)> = Vec::new();
-    let mut ended = Ok(());
     for &system in &scenario.systems {
-        let mut trace = Trace::default();
+        let mut timeline = VmTimeline::default();
         let name = system.to_string();
-        ended = lab
-            .run_vm(scenario, system, stop, &mut |report| {
-                progress(&name, &report);
-                trace.add(report)
-            })
-            .and_then(|()| match trace.is_complete() {
-                true => Ok(()),
-                false => Err(Error::Incomplete(name.clone())),
-            });
-        if ended.is_err() {
-            break;
-        }
-        traces.push((system, trace));
+        lab.run_vm(scenario, system, stop, &mut |report| {
+            progress(&name, &report);
+            timeline.add(report)
+        })?;
+        results.push(timeline.summarise(&name).ok_or(Error::Incomplete(name))?);
     }
-    let baseline = traces.iter().find(|(system, _)| *system == System::None);
-    let baseline = baseline.map(|(_, trace)| trace);
-    let of = |(system, trace): &(System, Trace)| trace.summarise(&system.to_string(), baseline);
-    results.extend(traces.iter().filter_map(of));
-    ended
+    Ok(())
 }
 
 /// A flag that SIGINT and SIGTERM set, for [`run`].

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use demeter_lab::link::Report;
 use demeter_lab::{Error, Lab, VmFault};
-use demeter_report::RunResult;
+use demeter_outcome::RunResult;
 use demeter_scenario::{Scenario, System};
 
 /// A lab whose emulator is a script.
@@ -220,7 +220,7 @@ fn a_full_report_becomes_a_result() {
         (result.scenario.as_str(), result.on.as_str()),
         ("ci", "lab")
     );
-    assert_eq!(result.systems[0].mean_mops, Some(3.0));
+    assert_eq!(result.systems[0].mean(), Some(3.0));
     assert_eq!(result.systems[0].verify_errors, Some(0));
     // A VM that says it has finished without that is not believed.
     let outcome = Fake::new(r#"say '{"report":"finished"}'"#).run();

@@ -1,163 +1,153 @@
-//! The figure that tells most of a result, and how figures are called.
+//! The figure that tells most of a result.
 
-use crate::schema::SystemResult;
+use demeter_outcome::{SystemResult, Unit};
+
+use crate::text::clean;
 
 /// What tables and pictures of cases show.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Measure {
     /// Seconds until a fixed amount of work was done.
     Elapsed,
-    /// Million updates per second.
-    Throughput,
-    /// Nanoseconds per load.
-    Latency,
+    /// How fast the workload went.
+    Speed(Unit),
 }
 
 impl Measure {
-    /// What these results have: the first of the three that any of them has.
+    /// What these results have: the time for the work if any of them has that, else the speed.
     pub(crate) fn of<'a>(systems: impl Iterator<Item = &'a SystemResult> + Clone) -> Self {
-        let has = |measure: &Self| systems.clone().any(|s| measure.value(s).is_some());
-        [Self::Elapsed, Self::Throughput, Self::Latency]
-            .into_iter()
-            .find(has)
-            .unwrap_or(Self::Throughput)
+        if systems.clone().any(|system| system.elapsed_s.is_some()) {
+            return Self::Elapsed;
+        }
+        Self::speed_of(systems)
+    }
+
+    /// The speed in the unit that these results have.
+    pub(crate) fn speed_of<'a>(systems: impl Iterator<Item = &'a SystemResult>) -> Self {
+        let mut speeds = systems.filter_map(|system| system.speed.as_ref());
+        Self::Speed(speeds.next().map_or(Unit::MOPS, |speed| speed.unit.clone()))
     }
 
     /// The figure of one system.
-    pub(crate) fn value(self, system: &SystemResult) -> Option<f64> {
+    pub(crate) fn value(&self, system: &SystemResult) -> Option<f64> {
         match self {
             Self::Elapsed => system.elapsed_s,
-            Self::Throughput => system.mean_mops,
-            Self::Latency => system.mean_latency_ns,
+            Self::Speed(unit) => system.speed.as_ref().filter(|s| s.unit == *unit)?.mean,
         }
     }
 
     /// How many times as fast as `baseline` a system is.
-    pub(crate) fn speed(self, system: &SystemResult, baseline: &SystemResult) -> Option<f64> {
-        let (ours, theirs) = (self.value(system)?, self.value(baseline)?);
-        let speed = if self.less_is_better() {
+    pub(crate) fn speed(&self, system: &SystemResult, baseline: &SystemResult) -> Option<f64> {
+        self.times(self.value(system)?, self.value(baseline)?)
+    }
+
+    /// How many times as good as `theirs` a figure is.
+    pub(crate) fn times(&self, ours: f64, theirs: f64) -> Option<f64> {
+        let times = if self.less_is_better() {
             theirs / ours
         } else {
             ours / theirs
         };
-        speed.is_finite().then_some(speed)
+        times.is_finite().then_some(times)
     }
 
     /// What a picture of it is called.
-    pub(crate) fn title(self) -> &'static str {
+    pub(crate) fn title(&self) -> &'static str {
         match self {
             Self::Elapsed => "Time for the work",
-            Self::Throughput => "Throughput",
-            Self::Latency => "Latency",
+            Self::Speed(unit) if unit.is_time() => "Latency",
+            Self::Speed(_) => "Throughput",
         }
     }
 
     /// Its unit, and which end is good.
-    pub(crate) fn unit(self) -> &'static str {
+    pub(crate) fn unit(&self) -> String {
+        let unit = match self {
+            Self::Elapsed => "seconds".into(),
+            Self::Speed(unit) if *unit == Unit::MOPS => "million updates per second".into(),
+            Self::Speed(unit) if *unit == Unit::NS => "nanoseconds per operation".into(),
+            Self::Speed(unit) if unit.is_time() => format!("{unit} per operation"),
+            Self::Speed(unit) => clean::name(unit.name()),
+        };
+        let good = if self.less_is_better() {
+            "less"
+        } else {
+            "more"
+        };
+        format!("{unit}, {good} is better")
+    }
+
+    /// The heading of its columns.
+    pub(crate) fn heading(&self) -> String {
         match self {
-            Self::Elapsed => "seconds, less is better",
-            Self::Throughput => "million updates per second, more is better",
-            Self::Latency => "nanoseconds per operation, less is better",
+            Self::Elapsed => "elapsed".into(),
+            Self::Speed(unit) if unit.is_time() => format!("latency, {unit}"),
+            Self::Speed(unit) => clean::name(unit.name()),
         }
     }
 
     /// Whether the smallest figure is the best.
-    pub(crate) fn less_is_better(self) -> bool {
-        self != Self::Throughput
-    }
-}
-
-/// A figure's name (see [`figure`](crate::figure())) in words. The unit is left out of a ratio.
-pub(crate) fn words(name: &str, is_ratio: bool) -> String {
-    let (words, unit) = match name {
-        "elapsed_s" => ("time for the work", "s"),
-        "mean_mops" => ("throughput", "Mops"),
-        "steady_mops" => ("throughput at the end", "Mops"),
-        "peak_mops" => ("peak throughput", "Mops"),
-        "mean_latency_ns" => ("latency", "ns"),
-        "steady_latency_ns" => ("latency at the end", "ns"),
-        "hot_in_fast_final" => ("hot set in fast memory", ""),
-        "t90_s" => ("t90", "s"),
-        "mgmt_cpu_s" => ("management CPU", "s"),
-        "cores_managing" => ("cores managing", ""),
-        "bytes_promoted" => ("promoted", "bytes"),
-        "bytes_demoted" => ("demoted", "bytes"),
-        "tail.mean_ns" => ("mean of operations", "ns"),
-        "tail.p50_ns" => ("p50 of operations", "ns"),
-        "tail.p90_ns" => ("p90 of operations", "ns"),
-        "tail.p99_ns" => ("p99 of operations", "ns"),
-        "tail.p999_ns" => ("p99.9 of operations", "ns"),
-        "counters.flush_total" => ("TLB flushes", ""),
-        other => return other_words(other, is_ratio),
-    };
-    with_unit(words, unit, is_ratio)
-}
-
-fn other_words(name: &str, is_ratio: bool) -> String {
-    let plain = |name: &str| name.replace('_', " ");
-    if let Some(cause) = name.strip_prefix("cpu_s.") {
-        with_unit(&format!("CPU to {}", plain(cause)), "s", is_ratio)
-    } else if let Some(kind) = name.strip_prefix("counters.flush_") {
-        format!("flushes {}", plain(kind))
-    } else {
-        plain(name.strip_prefix("counters.").unwrap_or(name))
-    }
-}
-
-fn with_unit(words: &str, unit: &str, is_ratio: bool) -> String {
-    if is_ratio || unit.is_empty() {
-        words.into()
-    } else {
-        format!("{words}, {unit}")
+    pub(crate) fn less_is_better(&self) -> bool {
+        match self {
+            Self::Elapsed => true,
+            Self::Speed(unit) => unit.is_time(),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use demeter_outcome::Speed;
+
     use super::*;
 
-    fn system(elapsed_s: Option<f64>, mean_mops: Option<f64>, ns: Option<f64>) -> SystemResult {
+    fn system(elapsed_s: Option<f64>, speed: Option<(Unit, f64)>) -> SystemResult {
         SystemResult {
             elapsed_s,
-            mean_mops,
-            mean_latency_ns: ns,
+            speed: speed.map(|(unit, mean)| Speed {
+                unit,
+                mean: Some(mean),
+                steady: None,
+            }),
             ..SystemResult::default()
         }
     }
 
     #[test]
     fn the_time_for_fixed_work_tells_most() {
-        let (both, rate) = (
-            system(Some(2.0), Some(1.0), None),
-            system(None, Some(1.0), None),
-        );
-        let latency = system(None, None, Some(5.0));
+        let both = system(Some(2.0), Some((Unit::MOPS, 1.0)));
+        let rate = system(None, Some((Unit::MOPS, 1.0)));
+        let latency = system(None, Some((Unit::NS, 5.0)));
         assert_eq!(Measure::of([&rate, &both].into_iter()), Measure::Elapsed);
-        assert_eq!(Measure::of([&rate].into_iter()), Measure::Throughput);
-        assert_eq!(Measure::of([&latency].into_iter()), Measure::Latency);
+        assert_eq!(Measure::of([&rate].into_iter()), Measure::Speed(Unit::MOPS));
+        assert_eq!(
+            Measure::of([&latency].into_iter()),
+            Measure::Speed(Unit::NS)
+        );
     }
 
     #[test]
     fn half_the_time_is_twice_the_speed() {
-        let slow = system(Some(8.0), Some(1.0), Some(50.0));
-        let fast = system(Some(4.0), Some(3.0), Some(10.0));
-        assert_eq!(Measure::Elapsed.speed(&fast, &slow), Some(2.0));
-        assert_eq!(Measure::Throughput.speed(&fast, &slow), Some(3.0));
-        assert_eq!(Measure::Latency.speed(&fast, &slow), Some(5.0));
-        let nothing = system(Some(0.0), None, None);
-        assert_eq!(Measure::Elapsed.speed(&nothing, &slow), None);
-        assert_eq!(Measure::Throughput.speed(&nothing, &slow), None);
+        let frames = Unit::new("frames/s");
+        for (unit, slow, fast) in [
+            (Unit::MOPS, 1.0, 3.0),
+            (Unit::NS, 30.0, 10.0),
+            (frames, 2.0, 6.0),
+        ] {
+            let (slow, fast) = (Some((unit.clone(), slow)), Some((unit.clone(), fast)));
+            let (slow, fast) = (system(Some(8.0), slow), system(Some(4.0), fast));
+            assert_eq!(Measure::Elapsed.speed(&fast, &slow), Some(2.0));
+            assert_eq!(Measure::Speed(unit.clone()).speed(&fast, &slow), Some(3.0));
+            let nothing = system(Some(0.0), None);
+            assert_eq!(Measure::Elapsed.speed(&nothing, &slow), None);
+            assert_eq!(Measure::Speed(unit).speed(&nothing, &slow), None);
+        }
     }
 
     #[test]
-    fn figures_have_words() {
-        assert_eq!(words("elapsed_s", false), "time for the work, s");
-        assert_eq!(words("elapsed_s", true), "time for the work");
-        assert_eq!(words("cpu_s.track", false), "CPU to track, s");
-        assert_eq!(
-            words("counters.flush_host_invept", true),
-            "flushes host invept"
-        );
-        assert_eq!(words("counters.hint_faults", false), "hint faults");
+    fn a_unit_says_which_end_is_good() {
+        let words = |unit: &str| Measure::Speed(Unit::new(unit)).unit();
+        assert_eq!(words("requests/s"), "requests/s, more is better");
+        assert_eq!(words("ms"), "ms per operation, less is better");
     }
 }

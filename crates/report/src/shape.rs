@@ -3,11 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::lines::SYSTEMS_MAX;
+use demeter_outcome::{Case, RunResult, SystemResult};
+
 use crate::measure::Measure;
-use crate::palette;
-use crate::schema::{Case, RunResult, SystemResult};
-use crate::text;
+use crate::text::clean;
 
 /// Most groups of cases that are shown.
 const GROUPS_MAX: usize = 16;
@@ -139,7 +138,7 @@ impl<'a> Group<'a> {
     pub(crate) fn common(&self) -> String {
         let settings = self.fixed.iter();
         let settings = settings.map(|(key, value)| {
-            let (key, value) = (text::sentence(key), text::name(value));
+            let (key, value) = (clean::sentence(key), clean::name(value));
             format!("{key}={value}")
         });
         settings.collect::<Vec<_>>().join(", ")
@@ -149,10 +148,10 @@ impl<'a> Group<'a> {
     pub(crate) fn label(&self, case: &Case) -> String {
         match self.axes.as_slice() {
             // A word says by itself what it is.
-            [axis] if axis.numbers.is_none() => text::name(value(case, axis.key)),
+            [axis] if axis.numbers.is_none() => clean::name(value(case, axis.key)),
             axes => {
                 let settings = axes.iter().map(|axis| {
-                    let value = text::name(value(case, axis.key));
+                    let value = clean::name(value(case, axis.key));
                     format!("{} {value}", axis.title())
                 });
                 settings.collect::<Vec<_>>().join(", ")
@@ -195,13 +194,13 @@ impl<'a> Setting<'a> {
 /// A dotted key for people: without the table of the scenario that it stands in.
 pub(crate) fn title(key: &str) -> String {
     let inner = key.split_once('.').map_or(key, |(_, inner)| inner);
-    text::name(&inner.replace(['.', '_'], " "))
+    clean::name(&inner.replace(['.', '_'], " "))
 }
 
 /// A case's settings for people; empty if it has none.
 pub(crate) fn settings(settings: &[(String, String)]) -> String {
     let settings = settings.iter().take(SETTINGS_MAX);
-    let settings = settings.map(|(key, value)| format!("{} {}", title(key), text::name(value)));
+    let settings = settings.map(|(key, value)| format!("{} {}", title(key), clean::name(value)));
     settings.collect::<Vec<_>>().join(", ")
 }
 
@@ -255,27 +254,6 @@ impl<'a> Side<'a> {
             }));
         }
         sides
-    }
-}
-
-/// The systems that a page shows, each with its class.
-pub(crate) struct Cast<'a>(pub Vec<(&'a str, palette::Class)>);
-
-impl<'a> Cast<'a> {
-    /// All systems of a result and of its cases, as they come; the first twelve.
-    pub(crate) fn of(result: &'a RunResult) -> Self {
-        let mut seen = BTreeSet::new();
-        let cases = result.cases.iter().flat_map(|case| &case.systems);
-        let names: Vec<&str> = result
-            .systems
-            .iter()
-            .chain(cases)
-            .map(|system| system.name.as_str())
-            .filter(|name| seen.insert(*name))
-            .take(SYSTEMS_MAX)
-            .collect();
-        let classes = palette::systems(names.iter().copied());
-        Self(names.into_iter().zip(classes).collect())
     }
 }
 

@@ -3,15 +3,16 @@
 mod common;
 
 use common::{empty, pictures};
-use demeter_report::{
-    Case, Point, Published, Repeats, RunResult, SystemResult, Tail, figure, html, table,
-    throughput_svg,
+use demeter_outcome::{
+    Case, Point, Published, Repeats, RunResult, Speed, SystemResult, Tail, Unit, WorkloadResult,
 };
+use demeter_report::{html, table, throughput_svg};
 
 fn system(name: &str, elapsed_s: f64) -> SystemResult {
     SystemResult {
         name: name.into(),
         elapsed_s: Some(elapsed_s),
+        hot_in_fast_final: Some(0.0),
         mgmt_cpu_s: Some(elapsed_s / 10.0),
         ..SystemResult::default()
     }
@@ -130,7 +131,7 @@ fn two_numbers_make_a_heat_map_per_system() {
     let at = |x: &str, y: &str, mops: f64| {
         let rate = |name: &str, mops| SystemResult {
             name: name.into(),
-            mean_mops: Some(mops),
+            speed: Some(Speed::new(Unit::MOPS, mops, None)),
             ..SystemResult::default()
         };
         let systems = vec![rate("demeter", mops), rate("other", 10.0)];
@@ -208,7 +209,7 @@ fn extremes_of_several_runs_stand_beside_the_figure() {
 fn time_ends_with_the_work_where_that_is_fixed() {
     let point = |t_s| Point {
         t_s,
-        mops: Some(1.0),
+        speed: Some(1.0),
         ..Point::default()
     };
     let mut ours = system("demeter", 20.0);
@@ -381,5 +382,98 @@ fn the_case_that_a_figure_is_of_is_the_one_that_is_drawn() {
     let twice = [once.clone(), vec![at("2", 1.0)]].concat();
     let drawn = |cases| dots(pictures(&html(&result(cases)))[0]);
     assert_eq!(drawn(once.clone()), drawn(twice));
-    assert_eq!(figure(&once[1].systems[0], "elapsed_s"), Some(9.0));
+    assert_eq!(once[1].systems[0].elapsed_s, Some(9.0));
+}
+
+#[test]
+fn a_workload_that_does_not_say_what_is_hot_has_no_column_for_it() {
+    let silent = SystemResult {
+        hot_in_fast_final: None,
+        ..system("demeter", 20.0)
+    };
+    let results = [
+        RunResult {
+            systems: vec![silent.clone()],
+            ..empty()
+        },
+        result(vec![case(&[("x", "1")], vec![silent])]),
+    ];
+    for result in results {
+        let text = table(&result);
+        assert!(
+            !text.contains("hot in") && !text.contains("fast%"),
+            "{text}"
+        );
+        assert!(!html(&result).contains("of the hot set lies in fast memory"));
+    }
+}
+
+#[test]
+fn a_throughput_of_any_unit_is_shown_with_it() {
+    let of = |name: &str, mean| SystemResult {
+        name: name.into(),
+        speed: Some(Speed::new(Unit::new("requests/s"), mean, mean)),
+        series: vec![Point {
+            t_s: 1.0,
+            speed: Some(mean),
+            ..Point::default()
+        }],
+        ..SystemResult::default()
+    };
+    let result = RunResult {
+        systems: vec![of("none", 500.0), of("demeter", 750.0)],
+        ..empty()
+    };
+    let text = table(&result);
+    assert!(text.contains("requests/s"), "{text}");
+    assert_eq!(
+        cells(&text, "demeter")[..4],
+        ["demeter", "750", "750", "1.50"]
+    );
+    assert!(html(&result).contains("In requests/s, more is better."));
+}
+
+#[test]
+fn each_of_several_programs_has_its_column_and_its_picture() {
+    let of = |name: &str, speed| {
+        let program = |name: &str, speed: Option<Speed>| WorkloadResult {
+            name: name.into(),
+            elapsed_s: Some(30.0),
+            series: vec![Point {
+                t_s: 1.0,
+                speed: speed.as_ref().and_then(|speed| speed.mean),
+                ..Point::default()
+            }],
+            speed,
+            ..WorkloadResult::default()
+        };
+        SystemResult {
+            name: name.into(),
+            workloads: vec![
+                program(
+                    "redis",
+                    Some(Speed::new(Unit::new("requests/s"), speed, None)),
+                ),
+                program("<bfs>", None),
+            ],
+            ..SystemResult::default()
+        }
+    };
+    let result = RunResult {
+        systems: vec![of("none", 500.0), of("demeter", 750.0)],
+        ..empty()
+    };
+    let text = table(&result);
+    let heading: Vec<&str> = text.lines().take(2).collect();
+    assert!(heading[0].contains("redis  <bfs>"), "{text}");
+    assert!(
+        heading[1].starts_with("system   requests/s      s"),
+        "{text}"
+    );
+    assert_eq!(cells(&text, "demeter")[..3], ["demeter", "750", "30.0"]);
+    let page = html(&result);
+    assert!(sections(&page).contains(&"redis: throughput over time"));
+    assert!(page.contains("&lt;bfs&gt;") && !page.contains("<bfs>"));
+    // Nobody counted what bfs did.
+    assert!(!page.contains("bfs&gt;: throughput"));
 }

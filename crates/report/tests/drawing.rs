@@ -3,10 +3,10 @@
 mod common;
 
 use common::{any_case, any_published, any_system, coordinates, elements, pictures};
-use demeter_report::{
-    CrashFigures, Point, Provisioning, Resize, RunResult, SystemResult, VmResult, html, table,
-    throughput_svg,
+use demeter_outcome::{
+    CrashFigures, Point, Provisioning, Resize, RunResult, Speed, SystemResult, Unit, WorkloadResult,
 };
+use demeter_report::{html, table, throughput_svg};
 use proptest::prelude::*;
 
 fn result(systems: Vec<SystemResult>) -> RunResult {
@@ -21,14 +21,14 @@ fn result(systems: Vec<SystemResult>) -> RunResult {
 fn system(name: &str, points: usize) -> SystemResult {
     let point = |index| Point {
         t_s: f64::from(index),
-        mops: Some(2.0),
-        hot_in_fast: 1.0,
+        speed: Some(2.0),
+        hot_in_fast: Some(1.0),
         ..Point::default()
     };
     SystemResult {
         name: name.into(),
-        mean_mops: Some(2.0),
-        steady_mops: Some(2.0),
+        speed: Some(Speed::new(Unit::MOPS, 2.0, 2.0)),
+        hot_in_fast_final: Some(0.0),
         cpu_s: [("kswapd".to_owned(), 1.5)].into(),
         series: (0..points as u32).map(point).collect(),
         ..SystemResult::default()
@@ -76,9 +76,8 @@ proptest! {
         moved in 0u64..1 << 30,
     ) {
         let named = |name: &str| SystemResult {
-            mean_mops: Some(mops),
-            steady_mops: Some(mops),
-            hot_in_fast_final: 1.0,
+            speed: Some(Speed::new(Unit::MOPS, mops, mops)),
+            hot_in_fast_final: Some(1.0),
             t90_s: Some(12.5),
             t90_after_shift_s: Some(2.5),
             mgmt_cpu_s: Some(cpu_s),
@@ -161,8 +160,7 @@ fn a_thousand_systems_and_a_million_points_stay_small() {
 #[test]
 fn the_table_compares_with_the_oracle() {
     let half = SystemResult {
-        mean_mops: Some(1.0),
-        steady_mops: Some(0.5),
+        speed: Some(Speed::new(Unit::MOPS, 1.0, 0.5)),
         mgmt_cpu_s: Some(6.0),
         mgmt_cpu_steady_s: Some(1.0),
         kswapd_scanned: 7,
@@ -188,13 +186,10 @@ fn the_table_compares_with_the_oracle() {
 #[test]
 fn memlat_is_reported_as_latency() {
     let latency = |name: &str, ns| SystemResult {
-        mean_mops: None,
-        steady_mops: None,
-        mean_latency_ns: Some(ns),
-        steady_latency_ns: Some(ns),
+        speed: Some(Speed::new(Unit::NS, ns, ns)),
         series: vec![Point {
             t_s: 1.0,
-            latency_ns: Some(ns),
+            speed: Some(ns),
             ..Point::default()
         }],
         ..system(name, 0)
@@ -233,7 +228,7 @@ fn provisioning_has_its_own_figures() {
     let mut late = taken.clone();
     late.resizes.push(Resize::default());
     let fixed = SystemResult {
-        mean_mops: Some(4.0),
+        speed: Some(Speed::new(Unit::MOPS, 4.0, None)),
         ..provisioned("static", Provisioning::default())
     };
     let text = table(&result(vec![
@@ -277,26 +272,21 @@ fn crashes_have_a_table_of_their_own() {
 
 #[test]
 fn each_vm_of_a_run_is_drawn() {
-    let vm = |name: &str| VmResult {
+    let vm = |name: &str| WorkloadResult {
         name: name.into(),
         series: (0..5u32)
             .map(|index| Point {
                 t_s: f64::from(index),
-                mops: Some(1.0),
+                speed: Some(1.0),
                 fast_bytes: Some(100 << 20),
                 ..Point::default()
             })
             .collect(),
-        ..VmResult::default()
+        ..WorkloadResult::default()
     };
-    let run = |vms| {
-        provisioned(
-            "wss",
-            Provisioning {
-                vms,
-                ..Provisioning::default()
-            },
-        )
+    let run = |vms| SystemResult {
+        workloads: vms,
+        ..provisioned("wss", Provisioning::default())
     };
     let page = html(&result(vec![run(vec![vm("left"), vm("<b>")])]));
     assert!(page.contains("wss: fast memory over time of each VM"));

@@ -9,6 +9,7 @@ mod file;
 mod grid;
 mod provision;
 mod provision_check;
+mod result;
 pub mod rng;
 mod scenario;
 mod vary;

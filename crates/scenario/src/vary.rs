@@ -1,5 +1,6 @@
 //! A scenario of several cases: some of its keys take several values in turn.
 
+use demeter_outcome::Figure;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use toml::{Table, Value};
@@ -25,7 +26,7 @@ pub struct Case {
 #[serde(deny_unknown_fields)]
 pub struct Published {
     /// Which figure of a result, such as `elapsed_s`, `counters.flush_total` or `cpu_s.track`.
-    pub figure: String,
+    pub figure: Figure,
     /// Whose.
     pub system: System,
     /// Where given, the value is the system's figure divided by this one's.
@@ -195,6 +196,24 @@ mod tests {
             let said = with(case).unwrap_err();
             assert!(
                 said.contains(&format!("elapsed_s of none is about {fits}")),
+                "{said}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_published_figure_that_no_result_has_is_refused() {
+        let published = |figure: &str| {
+            scenario(&format!(
+                "[[published]]\nfigure = \"{figure}\"\nsystem = \"none\"\nvalue = 1.0\n\
+                 within = 0.1\nsource = \"a paper\""
+            ))
+        };
+        assert!(published("counters.flush_host_vcpu").is_ok());
+        for figure in ["elapsed", "counters.flush_host_vpcu", "cpu_s.track+migrat"] {
+            let said = published(figure).unwrap_err();
+            assert!(
+                said.contains(&format!("there is no figure {figure}: ")),
                 "{said}"
             );
         }

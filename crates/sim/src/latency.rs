@@ -16,7 +16,7 @@
 //! - An operation adds `2^k` latencies, which together are the time that it took.
 //! - A percentile is that of the sorted latencies, less than 1/128 off.
 
-use demeter_report::Tail;
+use demeter_outcome::Tail;
 
 /// log2 of the buckets to an octave.
 const OCTAVE_BITS: u32 = 7;

@@ -15,7 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use demeter_report::SystemResult;
+use demeter_outcome::SystemResult;
 use demeter_scenario::{Point, System};
 
 use crate::error::SimError;

@@ -1,13 +1,13 @@
 //! A scenario on the simulator.
 
-use demeter_report::SystemResult;
+use demeter_outcome::{Metadata, SystemResult};
 use demeter_scenario::{Scenario, System};
 
 use crate::error::SimError;
 use crate::program::Program;
-use crate::result::{Asked, summarise};
-use crate::setup::{Setup, is_told_as_latency};
+use crate::setup::{self, Setup};
 use crate::system;
+use crate::timeline::timeline;
 use crate::workload::Workload;
 
 /// Picoseconds in a second: also the time between two points of a result's series.
@@ -71,16 +71,19 @@ fn simulate<P: Program>(
         return Err(SimError::Workload(fault));
     }
     debug_assert!(world.is_conserved(), "time was lost or invented");
-    let asked = Asked {
-        as_latency: is_told_as_latency(&scenario.workload),
-        shift_at_s: scenario.shift_at_s(),
-        elapsed_s: world.elapsed_ps().map(|vms| mean_s(&vms)),
-    };
-    let mut result = summarise(&system.to_string(), &snapshots, asked).ok_or(SimError::Stuck)?;
-    result.tail = world.latencies().tail();
-    result.counters.insert("event_log_hash".into(), digest.0);
-    result.counters.insert("scale".into(), 1 << setup.k);
-    Ok(result)
+    let unit = setup::unit(&scenario.workload);
+    let elapsed_s = world.elapsed_ps().map(|vms| mean_s(&vms));
+    let timeline = timeline(&snapshots, unit, elapsed_s, scenario.shift_at_s());
+    let result = timeline.summarise(&system.to_string());
+    Ok(SystemResult {
+        metadata: Metadata {
+            event_log_hash: Some(digest.0),
+            scale: Some(1 << setup.k),
+            host_noise: None,
+        },
+        tail: world.latencies().tail(),
+        ..result.ok_or(SimError::Stuck)?
+    })
 }
 
 fn mean_s(times_ps: &[u64]) -> f64 {

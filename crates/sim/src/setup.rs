@@ -1,5 +1,6 @@
 //! From a scenario's machine to a world in which nothing has happened yet.
 
+use demeter_outcome::Unit;
 use demeter_policy::engine::Config;
 use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, MIB};
 use demeter_scenario::{Cpu, Scenario, Thp, Workload};
@@ -266,9 +267,12 @@ fn agent_settings(scenario: &Scenario) -> AgentSettings {
     }
 }
 
-/// Whether a workload's speed is told as the latency of its operations.
-pub(crate) fn is_told_as_latency(workload: &Workload) -> bool {
-    matches!(workload, Workload::Memlat(_))
+/// What a workload's speed is told in.
+pub(crate) fn unit(workload: &Workload) -> Unit {
+    match workload {
+        Workload::Memlat(_) => Unit::NS,
+        _ => Unit::MOPS,
+    }
 }
 
 #[cfg(test)]

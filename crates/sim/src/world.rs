@@ -33,7 +33,8 @@ pub(crate) struct Snapshot {
     pub(crate) ops: u64,
     /// Time that all threads had together, those of finished programs until they finished.
     pub(crate) thread_time_ps: u64,
-    pub(crate) hot_in_fast: f64,
+    /// Mean over the VMs that say what is hot.
+    pub(crate) hot_in_fast: Option<f64>,
     pub(crate) promoted_bytes: u64,
     pub(crate) demoted_bytes: u64,
     pub(crate) faults: u64,
@@ -134,13 +135,14 @@ impl<P: Program> World<P> {
             at_ps,
             ..Snapshot::default()
         };
+        let mut hot_in_fast = vec![];
         self.scheduler
             .wait_until(self.start_ps + at_ps, &mut self.vms);
         for vm in &mut self.vms {
             vm.idle_until(at_ps);
             sum.ops += vm.ops;
             sum.thread_time_ps += vm.thread_time_ps(at_ps);
-            sum.hot_in_fast += vm.hot_in_fast(&self.host.hypervisor, at_ps / 1000);
+            hot_in_fast.extend(vm.hot_in_fast(&self.host.hypervisor, at_ps / 1000));
             let moved = vm.moved_bytes();
             sum.promoted_bytes += moved[0];
             sum.demoted_bytes += moved[1];
@@ -154,8 +156,11 @@ impl<P: Program> World<P> {
             }
             sum.flushes.add(&vm.hardware.flushes);
         }
-        // At the end, as the sum of their ninths may be more than one.
-        sum.hot_in_fast /= self.vms.len() as f64;
+        if !hot_in_fast.is_empty() {
+            // At the end, as the sum of their ninths may be more than one.
+            let all = hot_in_fast.iter().sum::<f64>();
+            sum.hot_in_fast = Some(all / hot_in_fast.len() as f64);
+        }
         sum
     }
 

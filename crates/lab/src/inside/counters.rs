@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use demeter_outcome::VMSTAT_PREFIXES;
 use demeter_policy::Pid;
 
 use super::fault::Fault;
@@ -11,17 +12,6 @@ use crate::link::Totals;
 
 /// Ticks a second in /proc/stat and /proc/PID/stat: USER_HZ, which x86-64 and arm64 fix at 100.
 const TICKS_PER_S: f64 = 100.0;
-
-/// Counters of /proc/vmstat that tell how pages moved, by the start of their names.
-const VMSTAT_PREFIXES: [&str; 7] = [
-    "pgpromote",
-    "pgdemote",
-    "pgmigrate",
-    "pgscan_kswapd",
-    "pgscan_direct",
-    "numa_",
-    "thp_",
-];
 
 /// Kernel threads that manage memory: the start of a thread's name, and its cause in results.
 const KERNEL_THREADS: [(&str, &str); 4] = [

@@ -93,7 +93,7 @@ fn watch(
         counters.follow(pid, "agent");
     }
     counters.follow_kernel_threads()?;
-    let hot_in_fast = observer.hot_in_fast()?;
+    let hot_in_fast = Some(observer.hot_in_fast()?);
     link.send(&Report::Start {
         hot_in_fast,
         totals: before,
@@ -112,7 +112,7 @@ fn watch(
                     // An agent's kdamond starts some time after the agent.
                     counters.follow_kernel_threads()?;
                 }
-                let hot_in_fast = observer.hot_in_fast()?;
+                let hot_in_fast = Some(observer.hot_in_fast()?);
                 let totals = read_totals(&counters, rival.as_mut())?;
                 link.send(&Report::Interval(Interval {
                     t_s,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use demeter_host::view::{TierView, VmState, VmView};
-use demeter_report::{CrashFigures, Provisioning, SystemResult};
+use demeter_outcome::{CrashFigures, Provisioning, SystemResult};
 use demeter_scenario::Crashes;
 use strum::VariantArray;
 

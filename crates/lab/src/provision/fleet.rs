@@ -10,8 +10,8 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use demeter_host::view::{HostView, TierView, VmView};
+use demeter_outcome::Resize;
 use demeter_policy::provision::Policy;
-use demeter_report::Resize;
 use demeter_scenario::{Provision, Scenario, Variant};
 
 use super::controller::Controller;
@@ -20,7 +20,7 @@ use super::setup::{Setup, VmEntry};
 use super::sizing::{self, Sizing};
 use crate::error::{Error, VmFault};
 use crate::link::Report;
-use crate::summary::Trace;
+use crate::timeline::VmTimeline;
 use crate::vm::{Lab, NodeSizes, Orders, PreparedVm, check_host};
 
 /// How often the conductor looks at the clock.
@@ -51,9 +51,9 @@ pub struct Run<'a> {
 
 /// What a run reported.
 #[derive(Debug, Default)]
-pub struct FleetTrace {
+pub struct FleetTimeline {
     /// Each VM with its name.
-    pub vms: Vec<(String, Trace)>,
+    pub vms: Vec<(String, VmTimeline)>,
     /// How the memory was taken before the workload started.
     pub sizing: Option<Sizing>,
     /// Memory that programs could take of each tier in the first VM afterwards, MiB.
@@ -73,7 +73,7 @@ enum Message {
 }
 
 /// Runs all VMs to their end. `progress` sees each report, and whose it is.
-pub fn run(run: Run, progress: &mut dyn FnMut(&str, &Report)) -> Result<FleetTrace, Error> {
+pub fn run(run: Run, progress: &mut dyn FnMut(&str, &Report)) -> Result<FleetTimeline, Error> {
     let mut names = Vec::new();
     let mut prepared = Vec::new();
     for (name, scenario) in run.scenario.vms() {
@@ -111,9 +111,12 @@ pub fn run(run: Run, progress: &mut dyn FnMut(&str, &Report)) -> Result<FleetTra
         began: None,
         next_point: None,
         cycle: run.provision.resize_cycle.map(CycleState::new),
-        trace: FleetTrace {
-            vms: names.into_iter().map(|n| (n, Trace::default())).collect(),
-            ..FleetTrace::default()
+        timeline: FleetTimeline {
+            vms: names
+                .into_iter()
+                .map(|n| (n, VmTimeline::default()))
+                .collect(),
+            ..FleetTimeline::default()
         },
     };
     let outcome = std::thread::scope(|scope| {
@@ -131,7 +134,7 @@ pub fn run(run: Run, progress: &mut dyn FnMut(&str, &Report)) -> Result<FleetTra
         outcome
     });
     conductor.keep_logs(outcome.is_err())?;
-    outcome.map(|()| conductor.trace)
+    outcome.map(|()| conductor.timeline)
 }
 
 /// Starts a VM and passes on what it says.
@@ -175,7 +178,7 @@ struct Conductor<'a> {
     began: Option<Instant>,
     next_point: Option<Instant>,
     cycle: Option<CycleState>,
-    trace: FleetTrace,
+    timeline: FleetTimeline,
 }
 
 impl Conductor<'_> {
@@ -218,7 +221,7 @@ impl Conductor<'_> {
             Report::Sized {
                 fast_free_mib,
                 slow_free_mib,
-            } if index == 0 => self.trace.free_mib = Some([*fast_free_mib, *slow_free_mib]),
+            } if index == 0 => self.timeline.free_mib = Some([*fast_free_mib, *slow_free_mib]),
             Report::Start { .. } => {
                 self.counts.filled += 1;
                 if self.counts.filled == all && is_elastic {
@@ -230,14 +233,14 @@ impl Conductor<'_> {
                 if self.counts.done == all {
                     self.began = None;
                     if let Some(controller) = &self.controller {
-                        self.trace.violations = Some(controller.view()?.violations);
+                        self.timeline.violations = Some(controller.view()?.violations);
                     }
                 }
             }
             _ => {}
         }
-        let trace = &mut self.trace.vms[index].1;
-        trace
+        let timeline = &mut self.timeline.vms[index].1;
+        timeline
             .add(report)
             .map_err(|fault| self.prepared[index].error(fault))
     }
@@ -252,7 +255,7 @@ impl Conductor<'_> {
         else {
             return Ok(());
         };
-        let names = self.trace.vms.iter().map(|(name, _)| name);
+        let names = self.timeline.vms.iter().map(|(name, _)| name);
         let entries = names.zip(self.prepared).zip(&elastics).enumerate();
         // A single VM begins with everything, so that taking memory can be timed, and has no
         // policy to be kept from.
@@ -302,7 +305,7 @@ impl Conductor<'_> {
             }
         })();
         self.controller = Some(controller);
-        self.trace.sizing = sized?;
+        self.timeline.sizing = sized?;
         Ok(())
     }
 
@@ -344,21 +347,21 @@ impl Conductor<'_> {
             self.next_point = self
                 .next_point
                 .map(|at| (at + POINT_EVERY).max(Instant::now()));
-            let names = self.trace.vms.iter().map(|(name, _)| name);
+            let names = self.timeline.vms.iter().map(|(name, _)| name);
             let owned = names.map(|name| Some(find(&view, name)?.owned?.fast_bytes));
-            self.trace.fast_bytes.push((t_s, owned.collect()));
+            self.timeline.fast_bytes.push((t_s, owned.collect()));
         }
         if let (Some(cycle), Some(elastic)) = (&mut self.cycle, self.prepared[0].elastic()) {
-            let name = &self.trace.vms[0].0;
+            let name = &self.timeline.vms[0].0;
             let duration_s = self.run.scenario.duration_s as f64;
             let base = TierView::from(elastic.target);
             if let Some(vm) = find(&view, name) {
-                cycle.settle(t_s, vm, &mut self.trace.resizes);
+                cycle.settle(t_s, vm, &mut self.timeline.resizes);
             }
             if let Some(tiers) = cycle.due(t_s, duration_s, base) {
                 let reason = controller.set(name, tiers).err().map(|e| e.to_string());
                 cycle.is_pending = reason.is_none();
-                self.trace.resizes.push(Resize {
+                self.timeline.resizes.push(Resize {
                     t_s,
                     fast_bytes: tiers.fast_bytes,
                     took_s: None,

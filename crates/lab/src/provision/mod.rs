@@ -11,7 +11,7 @@ mod sizing;
 
 use std::sync::atomic::AtomicBool;
 
-use demeter_report::SystemResult;
+use demeter_outcome::SystemResult;
 use demeter_scenario::{Provision, Scenario};
 
 use crate::error::Error;
@@ -40,8 +40,8 @@ pub fn run(
         results.push(match provision.crashes {
             Some(crashes) => crash::run(run, crashes, progress)?,
             None => {
-                let trace = fleet::run(run, progress)?;
-                result::summarise(&name, variant, &trace).ok_or(Error::Incomplete(name))?
+                let timeline = fleet::run(run, progress)?;
+                result::summarise(&name, variant, timeline).ok_or(Error::Incomplete(name))?
             }
         });
     }

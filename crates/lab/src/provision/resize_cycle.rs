@@ -1,7 +1,7 @@
 //! Fast memory that comes and goes in the timed phase. Pure.
 
 use demeter_host::view::{TierView, VmView};
-use demeter_report::Resize;
+use demeter_outcome::Resize;
 use demeter_scenario::ResizeCycle;
 
 use super::fleet::NEAR_BYTES;

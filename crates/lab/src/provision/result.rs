@@ -1,80 +1,84 @@
 //! From what a fleet of VMs reported to what the result file says. Pure.
 
-use demeter_report::{Point, Provisioning, Resize, SystemResult, VmResult};
+use demeter_outcome::{Point, Provisioning, Resize, Speed, SystemResult, WorkloadResult};
 use demeter_scenario::Variant;
 
-use super::fleet::FleetTrace;
+use super::fleet::FleetTimeline;
 
 /// Bytes in a gibibyte.
 const GIB: f64 = (1u64 << 30) as f64;
 
 /// What the run called `name` did; nothing when some VM did not report in full.
-pub fn summarise(name: &str, variant: Variant, trace: &FleetTrace) -> Option<SystemResult> {
-    let results = trace
-        .vms
-        .iter()
-        .enumerate()
-        .map(|(index, (vm, trace_of_vm))| {
-            let mut result = trace_of_vm.summarise(vm, None)?;
-            for point in &mut result.series {
-                point.fast_bytes = fast_at(&trace.fast_bytes, index, point.t_s);
-            }
-            Some(result)
-        });
+pub fn summarise(name: &str, variant: Variant, fleet: FleetTimeline) -> Option<SystemResult> {
+    let results = fleet.vms.iter().enumerate().map(|(index, (vm, timeline))| {
+        let mut result = timeline.summarise(vm)?;
+        for point in &mut result.series {
+            point.fast_bytes = fast_at(&fleet.fast_bytes, index, point.t_s);
+        }
+        Some(result)
+    });
     let results: Vec<SystemResult> = results.collect::<Option<_>>()?;
+    let vms = results.len() as f64;
     let mut sum = results.iter().cloned().reduce(add)?;
     sum.name = name.into();
-    sum.hot_in_fast_final /= results.len() as f64;
-    for point in &mut sum.series {
-        point.hot_in_fast /= results.len() as f64;
+    let points = sum.series.iter_mut().map(|point| &mut point.hot_in_fast);
+    for share in points.chain([&mut sum.hot_in_fast_final]) {
+        *share = share.map(|sum| sum / vms);
     }
     let (resizing, other): (Vec<Point>, Vec<Point>) = sum
         .series
         .iter()
-        .partition(|point| is_resizing(point.t_s, &trace.resizes));
+        .partition(|point| is_resizing(point.t_s, &fleet.resizes));
     let bytes = |mib: u64| mib << 20;
     sum.provisioning = Some(Provisioning {
         provisioner: variant.provisioner.to_string(),
         policy: variant.policy.to_string(),
-        bytes_inflated: trace.sizing.map(|sizing| sizing.inflated_bytes),
-        host_bytes_returned: trace.sizing.map(|sizing| sizing.returned_bytes),
-        inflate_s: trace.sizing.map(|sizing| sizing.took_s),
-        inflate_gib_per_s: trace
+        bytes_inflated: fleet.sizing.map(|sizing| sizing.inflated_bytes),
+        host_bytes_returned: fleet.sizing.map(|sizing| sizing.returned_bytes),
+        inflate_s: fleet.sizing.map(|sizing| sizing.took_s),
+        inflate_gib_per_s: fleet
             .sizing
             .map(|sizing| sizing.inflated_bytes as f64 / GIB / sizing.took_s)
             .filter(|rate| rate.is_finite()),
-        fast_free_bytes: trace.free_mib.map(|[fast, _]| bytes(fast)),
-        slow_free_bytes: trace.free_mib.map(|[_, slow]| bytes(slow)),
-        resizes: trace.resizes.clone(),
-        p99_resizing_mops: reached_by_99_percent(&resizing),
-        p99_other_mops: reached_by_99_percent(&other).filter(|_| !trace.resizes.is_empty()),
-        pool_violations: trace.violations,
+        fast_free_bytes: fleet.free_mib.map(|[fast, _]| bytes(fast)),
+        slow_free_bytes: fleet.free_mib.map(|[_, slow]| bytes(slow)),
+        p99_resizing: reached_by_99_percent(&resizing),
+        p99_other: reached_by_99_percent(&other).filter(|_| !fleet.resizes.is_empty()),
+        pool_violations: fleet.violations,
         crashes: None,
-        vms: match results.len() {
-            1 => vec![],
-            _ => results.into_iter().map(vm_result).collect(),
-        },
+        resizes: fleet.resizes,
     });
+    if results.len() > 1 {
+        sum.workloads = results.into_iter().map(of_vm).collect();
+    }
     Some(sum)
 }
 
-fn vm_result(result: SystemResult) -> VmResult {
-    VmResult {
+fn of_vm(result: SystemResult) -> WorkloadResult {
+    WorkloadResult {
         name: result.name,
-        mean_mops: result.mean_mops,
+        elapsed_s: result.elapsed_s,
+        speed: result.speed,
         verify_errors: result.verify_errors,
         series: result.series,
     }
 }
 
-/// Both together: throughputs, times and counts add up. Shares add up too, for who divides them.
+fn plus<T: std::ops::Add<Output = T>>(a: Option<T>, b: Option<T>) -> Option<T> {
+    Some(a? + b?)
+}
+
+/// Both together: throughputs of one unit, times and counts add up. Shares add up too, for who
+/// divides them.
 fn add(mut sum: SystemResult, other: SystemResult) -> SystemResult {
-    fn plus<T: std::ops::Add<Output = T>>(a: Option<T>, b: Option<T>) -> Option<T> {
-        Some(a? + b?)
-    }
-    sum.mean_mops = plus(sum.mean_mops, other.mean_mops);
-    sum.steady_mops = plus(sum.steady_mops, other.steady_mops);
-    sum.hot_in_fast_final += other.hot_in_fast_final;
+    sum.speed = sum.speed.zip(other.speed).and_then(|(a, b)| {
+        (a.unit == b.unit && !a.unit.is_time()).then(|| Speed {
+            mean: plus(a.mean, b.mean),
+            steady: plus(a.steady, b.steady),
+            unit: a.unit,
+        })
+    });
+    sum.hot_in_fast_final = plus(sum.hot_in_fast_final, other.hot_in_fast_final);
     // When a hot set was found says nothing of several that change.
     (sum.t90_s, sum.t90_after_shift_s) = (None, None);
     sum.kswapd_scanned += other.kswapd_scanned;
@@ -90,18 +94,14 @@ fn add(mut sum: SystemResult, other: SystemResult) -> SystemResult {
         *sum.counters.entry(name).or_default() += count;
     }
     // Intervals end together to within the time that it takes to say so.
-    sum.series = sum
-        .series
-        .iter()
-        .zip(&other.series)
-        .map(|(a, b)| Point {
-            t_s: a.t_s,
-            mops: plus(a.mops, b.mops),
-            latency_ns: None,
-            hot_in_fast: a.hot_in_fast + b.hot_in_fast,
-            fast_bytes: plus(a.fast_bytes, b.fast_bytes),
-        })
-        .collect();
+    let pairs = sum.series.iter().zip(&other.series);
+    let add = |(a, b): (&Point, &Point)| Point {
+        t_s: a.t_s,
+        speed: plus(a.speed, b.speed).filter(|_| sum.speed.is_some()),
+        hot_in_fast: plus(a.hot_in_fast, b.hot_in_fast),
+        fast_bytes: plus(a.fast_bytes, b.fast_bytes),
+    };
+    sum.series = pairs.map(add).collect();
     sum
 }
 
@@ -125,13 +125,15 @@ fn is_resizing(t_s: f64, resizes: &[Resize]) -> bool {
 
 /// The throughput that 99 % of the points reach.
 fn reached_by_99_percent(points: &[Point]) -> Option<f64> {
-    let mut mops: Vec<f64> = points.iter().filter_map(|point| point.mops).collect();
-    mops.sort_by(f64::total_cmp);
-    mops.get(mops.len() / 100).copied()
+    let mut speeds: Vec<f64> = points.iter().filter_map(|point| point.speed).collect();
+    speeds.sort_by(f64::total_cmp);
+    speeds.get(speeds.len() / 100).copied()
 }
 
 #[cfg(test)]
 mod tests {
+    use demeter_outcome::Unit;
+
     use super::*;
 
     fn resize(t_s: f64, took_s: Option<f64>) -> Resize {
@@ -160,7 +162,7 @@ mod tests {
     fn a_hundredth_of_the_points_may_be_slower() {
         let points = |count: u32| -> Vec<Point> {
             let point = |mops| Point {
-                mops: Some(f64::from(mops)),
+                speed: Some(f64::from(mops)),
                 ..Point::default()
             };
             (0..count).map(point).collect()
@@ -181,25 +183,31 @@ mod tests {
 
     #[test]
     fn vms_add_up() {
-        let one = |mops: f64, errors| SystemResult {
-            mean_mops: Some(mops),
+        let one = |unit: &Unit, mops: f64, errors| SystemResult {
+            speed: Some(Speed::new(unit.clone(), mops, None)),
             verify_errors: errors,
             series: vec![Point {
                 t_s: 1.0,
-                mops: Some(mops),
-                hot_in_fast: 0.5,
+                speed: Some(mops),
+                hot_in_fast: Some(0.5),
                 fast_bytes: Some(10),
-                ..Point::default()
             }],
             ..SystemResult::default()
         };
-        let sum = add(one(1.0, Some(0)), one(2.0, Some(3)));
-        assert_eq!((sum.mean_mops, sum.verify_errors), (Some(3.0), Some(3)));
+        let mops = &Unit::MOPS;
+        let sum = add(one(mops, 1.0, Some(0)), one(mops, 2.0, Some(3)));
+        assert_eq!((sum.mean(), sum.verify_errors), (Some(3.0), Some(3)));
         assert_eq!(
-            (sum.series[0].mops, sum.series[0].fast_bytes),
+            (sum.series[0].speed, sum.series[0].fast_bytes),
             (Some(3.0), Some(20))
         );
+        // Latencies, and what is told in different units, have no sum.
+        for (a, b) in [(mops, &Unit::new("requests/s")), (&Unit::NS, &Unit::NS)] {
+            let sum = add(one(a, 1.0, None), one(b, 1.0, None));
+            assert_eq!((&sum.speed, sum.series[0].speed), (&None, None));
+        }
         // A VM that did not verify leaves the sum unknown, not good.
-        assert_eq!(add(one(1.0, Some(0)), one(1.0, None)).verify_errors, None);
+        let unknown = add(one(mops, 1.0, Some(0)), one(mops, 1.0, None));
+        assert_eq!(unknown.verify_errors, None);
     }
 }

@@ -1,82 +1,99 @@
 //! Plots over time.
 
-use std::fmt::Write;
+use demeter_outcome::{RunResult, SystemResult, WorkloadResult};
+use maud::{Markup, html};
 
-use super::Page;
-use crate::lines::{self, Quantity, SYSTEMS_MAX};
-use crate::schema::{RunResult, SystemResult};
-use crate::svg::Size;
-use crate::text;
+use super::{plot, section};
+use crate::draw::lines::{self, Quantity, SYSTEMS_MAX};
+use crate::draw::svg::Size;
+use crate::text::clean;
+use crate::text::summary::workloads;
 
-impl Page {
-    /// Everything that the systems of a result did over time.
-    pub(super) fn over_time(&mut self, result: &RunResult) {
-        self.performance(result);
-        self.hot_share(result);
-        self.fast_memory(result);
-        self.vms(result);
+/// Everything that the systems of a result did over time.
+pub(super) fn pictures(result: &RunResult) -> Markup {
+    let systems = &result.systems;
+    let mut note = String::new();
+    if systems.len() > SYSTEMS_MAX {
+        let all = systems.len();
+        note = format!(
+            " The plots show the first {SYSTEMS_MAX} of {all} systems; the table shows all."
+        );
     }
-
-    fn performance(&mut self, result: &RunResult) {
-        let quantity = Quantity::performance(result);
-        if !quantity.is_known(&result.systems) {
-            return;
-        }
-        let mut note = format!("In {}.", quantity.unit());
-        if result.systems.len() > SYSTEMS_MAX {
-            let _ = write!(
-                note,
-                " The plots show the first {SYSTEMS_MAX} of {} systems; the table shows all.",
-                result.systems.len()
-            );
-        }
-        self.section(quantity.title(), &note);
-        self.lines(result, quantity, 340.0);
-    }
-
-    fn lines(&mut self, result: &RunResult, quantity: Quantity, height: f64) {
-        self.plot(|width| lines::plot(result, quantity, Size { width, height }));
-    }
-
-    fn hot_share(&mut self, result: &RunResult) {
-        let quantity = Quantity::HotShare;
-        if quantity.is_known(&result.systems) {
-            self.section(quantity.title(), &format!("In {}.", quantity.unit()));
-            self.lines(result, quantity, 260.0);
+    html! {
+        (lines(result, &Quantity::speed(systems), str::to_owned, &note, 340.0))
+        (lines(result, &Quantity::HotShare, str::to_owned, "", 260.0))
+        (lines(result, &Quantity::FastMemory, str::to_owned, "", 220.0))
+        @if systems.iter().any(|run| run.provisioning.is_some()) {
+            (vms(result))
+        } @else {
+            (programs(result))
         }
     }
+}
 
-    fn fast_memory(&mut self, result: &RunResult) {
-        let quantity = Quantity::FastMemory;
-        if quantity.is_known(&result.systems) {
-            self.section(quantity.title(), &format!("In {}.", quantity.unit()));
-            self.lines(result, quantity, 220.0);
+/// A quantity over time, as far as it is known; its title becomes the picture's.
+fn lines(
+    result: &RunResult,
+    quantity: &Quantity,
+    title: impl Fn(&str) -> String,
+    note: &str,
+    height: f64,
+) -> Markup {
+    html! {
+        @if quantity.is_known(&result.systems) {
+            (section(&title(&quantity.title()), &format!("In {}.{note}", quantity.unit())))
+            (plot(|width| lines::plot(result, quantity, Size { width, height })))
         }
     }
+}
 
-    /// The VMs of each run that had several: a run's picture shows its VMs as another's shows
-    /// systems.
-    fn vms(&mut self, result: &RunResult) {
-        let runs = result.systems.iter().take(SYSTEMS_MAX);
-        for run in runs {
-            let Some(provisioning) = run.provisioning.as_ref().filter(|p| !p.vms.is_empty()) else {
-                continue;
+/// A result whose lines are these workloads, each with a name.
+fn lines_of<'a>(
+    result: &RunResult,
+    workloads: impl Iterator<Item = (&'a str, &'a WorkloadResult)>,
+) -> RunResult {
+    let line = |(name, workload): (&str, &WorkloadResult)| SystemResult {
+        name: name.into(),
+        speed: workload.speed.clone(),
+        series: workload.series.clone(),
+        ..SystemResult::default()
+    };
+    RunResult {
+        systems: workloads.map(line).collect(),
+        ..result.clone()
+    }
+}
+
+/// The VMs of each run that had several: a run's picture shows its VMs as another's shows
+/// systems.
+fn vms(result: &RunResult) -> Markup {
+    html! {
+        @for run in result.systems.iter().take(SYSTEMS_MAX) {
+            @let vms = run.workloads.iter().map(|vm| (vm.name.as_str(), vm));
+            @let vms = lines_of(result, vms);
+            @let title = |quantity: &str| {
+                format!("{}: {} of each VM", clean::name(&run.name), quantity.to_lowercase())
             };
-            let name = text::name(&run.name);
-            let systems = provisioning.vms.iter().map(|vm| SystemResult {
-                name: vm.name.clone(),
-                series: vm.series.clone(),
-                ..SystemResult::default()
-            });
-            let vms = RunResult {
-                systems: systems.collect(),
-                ..result.clone()
-            };
-            for quantity in [Quantity::Throughput, Quantity::FastMemory] {
-                let title = format!("{name}: {} of each VM", quantity.title().to_lowercase());
-                self.section(&title, &format!("In {}.", quantity.unit()));
-                self.lines(&vms, quantity, 220.0);
+            @for quantity in [Quantity::speed(&vms.systems), Quantity::FastMemory] {
+                (lines(&vms, &quantity, title, "", 220.0))
             }
+        }
+    }
+}
+
+/// Each of several programs: its picture has a line for each system.
+fn programs(result: &RunResult) -> Markup {
+    html! {
+        @for name in workloads(&result.systems) {
+            @let of_name = result.systems.iter().filter_map(|system| {
+                let found = system.workloads.iter().find(|workload| workload.name == name)?;
+                Some((system.name.as_str(), found))
+            });
+            @let program = lines_of(result, of_name);
+            @let title = |quantity: &str| {
+                format!("{}: {}", clean::name(name), quantity.to_lowercase())
+            };
+            (lines(&program, &Quantity::speed(&program.systems), title, "", 260.0))
         }
     }
 }

@@ -1,16 +1,19 @@
 //! Where time, invalidations and single operations' time went.
 
-use std::fmt::Write;
+use demeter_outcome::{RunResult, SystemResult, Tail};
+use maud::{Markup, html};
 
-use super::Page;
-use crate::bars::{Bar, Bars, Block, Part};
-use crate::breakdown::{FLUSHES, Parts, Split, flush_table};
-use crate::curves::{Curve, Curves, Spot, even};
+use super::cases::curves;
+use super::{plot, section, tables};
+use crate::draw::bars::{Bar, Bars, Cluster, Part};
+use crate::draw::curves::{Curve, Curves, Spot, even};
+use crate::draw::legend::Legend;
+use crate::draw::stacked::{FLUSHES, Parts, Split};
 use crate::measure::Measure;
-use crate::number::short;
-use crate::schema::{RunResult, SystemResult, Tail};
-use crate::shape::{Cast, Side};
-use crate::text::{self, Escaped};
+use crate::shape::Side;
+use crate::text::clean;
+use crate::text::flushes::flush_table;
+use crate::text::number::short;
 
 /// Most cases of a picture of bars.
 const SIDES_MAX: usize = 12;
@@ -28,120 +31,115 @@ const PERCENTILES: [Percentile; 4] = [
     ("p99.9", |tail| tail.p999_ns),
 ];
 
-impl Page {
-    /// How long the work took, where it was fixed and there are no cases to draw it over.
-    pub(super) fn elapsed(&mut self, result: &RunResult) {
-        let measure = Measure::of(result.systems.iter());
-        if measure != Measure::Elapsed {
-            return;
-        }
-        let cast = Cast::of(result);
-        let bar = |(name, class): &(&str, String)| {
-            let system = result.systems.iter().find(|system| system.name == *name)?;
-            let amount = measure.value(system)?;
-            let (name, end) = (text::name(name), format!("{} s", short(amount)));
-            Some(Bar {
-                parts: vec![Part {
-                    class: class.clone(),
-                    amount,
-                    title: format!("{name}: {end}"),
-                }],
-                name,
-                extremes: system.repeats.map(|repeats| (repeats.min, repeats.max)),
-                end,
-            })
-        };
-        let bars = Bars {
-            title: measure.title().into(),
-            unit: "s",
-            blocks: vec![Block {
-                heading: String::new(),
-                bars: cast.0.iter().filter_map(bar).collect(),
+/// How long the work took, where it was fixed and there are no cases to draw it over.
+pub(super) fn elapsed(result: &RunResult) -> Markup {
+    let measure = Measure::of(result.systems.iter());
+    if measure != Measure::Elapsed {
+        return Markup::default();
+    }
+    let legend = Legend::of(result);
+    let bar = |(name, class): &(&str, String)| {
+        let system = result.systems.iter().find(|system| system.name == *name)?;
+        let amount = measure.value(system)?;
+        let (name, end) = (clean::name(name), format!("{} s", short(amount)));
+        Some(Bar {
+            parts: vec![Part {
+                class: class.clone(),
+                amount,
+                title: format!("{name}: {end}"),
             }],
-            reference: None,
-        };
-        self.section(measure.title(), &format!("In {}.", measure.unit()));
-        self.plot(|width| bars.plot(width));
-    }
-
-    /// How long single operations took.
-    pub(super) fn tail(&mut self, result: &RunResult) {
-        let mut sides = Side::all(result);
-        sides.retain(|side| side.systems.iter().any(|system| system.tail.is_some()));
-        if sides.is_empty() {
-            return;
-        }
-        let mut note = "In nanoseconds, by powers of ten; less is better.".to_owned();
-        if sides.len() > TAILS_MAX {
-            // Writing to a String cannot fail.
-            let _ = write!(note, " The first {TAILS_MAX} of {} cases.", sides.len());
-        }
-        self.section("How long single operations took", &note);
-        let cast = Cast::of(result);
-        for side in sides.into_iter().take(TAILS_MAX) {
-            if !side.heading.is_empty() {
-                self.subsection(&side.heading);
-            }
-            self.curves(&percentiles(&side, &cast));
-        }
-    }
-
-    /// CPU time by cause.
-    pub(super) fn cpu(&mut self, result: &RunResult) {
-        self.stacked(
-            result,
-            Split::Cpu,
-            "CPU time spent beside the work",
-            "CPU seconds of the whole run by cause. The work itself is not drawn: user time, \
-             accesses to memory, the kernel's ticks.",
-        );
-    }
-
-    /// Invalidations by kind.
-    pub(super) fn flushes(&mut self, result: &RunResult) {
-        self.stacked(
-            result,
-            Split::Flushes,
-            FLUSHES,
-            "How often translations were dropped, by who did it and how much: a guest one address \
-             or all of its own, on the CPU that it ran on or on others; the host a virtual CPU's or \
-             a whole VM's (invept).",
-        );
-        if let Some((heading, rows)) = flush_table(&Side::all(result)) {
-            if result.cases.is_empty() {
-                self.table(&heading, &rows, 1);
-            } else {
-                self.add(format_args!(
-                    "<details>\n<summary>{FLUSHES} of each case</summary>\n"
-                ));
-                self.table(&heading, &rows, 2);
-                self.add(format_args!("</details>\n"));
-            }
-        }
-    }
-
-    /// Nothing where there are so many cases that nobody would compare their bars.
-    fn stacked(&mut self, result: &RunResult, split: Split, title: &str, note: &str) {
-        let sides = Side::all(result);
-        let parts = Parts::of(split, sides.iter().flat_map(|side| side.systems));
-        if parts.is_empty() || sides.len() > SIDES_MAX {
-            return;
-        }
-        self.section(title, note);
-        self.add(format_args!("<ul class=\"legend\">\n"));
-        for (class, label) in parts.legend() {
-            self.add(format_args!(
-                "<li><i class=\"{class}\"></i>{}</li>\n",
-                Escaped(&label)
-            ));
-        }
-        self.add(format_args!("</ul>\n"));
-        let bars = parts.bars(&sides);
-        self.plot(|width| bars.plot(width));
+            name,
+            extremes: system.repeats.map(|repeats| (repeats.min, repeats.max)),
+            end,
+        })
+    };
+    let bars = Bars {
+        title: measure.title().into(),
+        unit: "s",
+        clusters: vec![Cluster {
+            heading: String::new(),
+            bars: legend.0.iter().filter_map(bar).collect(),
+        }],
+        reference: None,
+    };
+    html! {
+        (section(measure.title(), &format!("In {}.", measure.unit())))
+        (plot(|width| bars.plot(width)))
     }
 }
 
-fn percentiles(side: &Side, cast: &Cast) -> Curves {
+/// How long single operations took.
+pub(super) fn tail(result: &RunResult) -> Markup {
+    let mut sides = Side::all(result);
+    sides.retain(|side| side.systems.iter().any(|system| system.tail.is_some()));
+    let mut note = "In nanoseconds, by powers of ten; less is better.".to_owned();
+    if sides.len() > TAILS_MAX {
+        note = format!("{note} The first {TAILS_MAX} of {} cases.", sides.len());
+    }
+    let legend = Legend::of(result);
+    html! {
+        @if !sides.is_empty() { (section("How long single operations took", &note)) }
+        @for side in sides.iter().take(TAILS_MAX) {
+            @if !side.heading.is_empty() { h3 { (side.heading) } }
+            (curves(&percentiles(side, &legend)))
+        }
+    }
+}
+
+/// CPU time by cause.
+pub(super) fn cpu(result: &RunResult) -> Markup {
+    stacked(
+        result,
+        Split::Cpu,
+        "CPU time spent beside the work",
+        "CPU seconds of the whole run by cause. The work itself is not drawn: user time, accesses to \
+         memory, the kernel's ticks.",
+    )
+}
+
+/// Invalidations by kind.
+pub(super) fn flushes(result: &RunResult) -> Markup {
+    let table = flush_table(&Side::all(result));
+    html! {
+        (stacked(
+            result,
+            Split::Flushes,
+            FLUSHES,
+            "How often translations were dropped, by who did it and how much: a guest one address or \
+             all of its own, on the CPU that it ran on or on others; the host a virtual CPU's or a \
+             whole VM's (invept).",
+        ))
+        @if let Some(table) = table {
+            @if result.cases.is_empty() {
+                (tables::table("", &table))
+            } @else {
+                details {
+                    summary { (FLUSHES) " of each case" }
+                    (tables::table("", &table))
+                }
+            }
+        }
+    }
+}
+
+/// Nothing where there are so many cases that nobody would compare their bars.
+fn stacked(result: &RunResult, split: Split, title: &str, note: &str) -> Markup {
+    let sides = Side::all(result);
+    let parts = Parts::of(split, sides.iter().flat_map(|side| side.systems));
+    if parts.is_empty() || sides.len() > SIDES_MAX {
+        return Markup::default();
+    }
+    let bars = parts.bars(&sides);
+    html! {
+        (section(title, note))
+        ul.legend {
+            @for (class, label) in parts.legend() { li { i class=(class) {} (label) } }
+        }
+        (plot(|width| bars.plot(width)))
+    }
+}
+
+fn percentiles(side: &Side, legend: &Legend) -> Curves {
     let curve = |(name, class): &(&str, String)| {
         let of_name = |system: &&SystemResult| system.name == *name;
         let tail = side.systems.iter().find(of_name)?.tail?;
@@ -152,7 +150,7 @@ fn percentiles(side: &Side, cast: &Cast) -> Curves {
             })
         };
         Some(Curve {
-            name: text::name(name),
+            name: clean::name(name),
             class: class.clone(),
             spots: PERCENTILES.iter().map(spot).collect(),
         })
@@ -162,6 +160,6 @@ fn percentiles(side: &Side, cast: &Cast) -> Curves {
         title: format!("Latency of operations by percentile {}", side.heading),
         places: even(PERCENTILES.len()).zip(labels).collect(),
         is_log: true,
-        curves: cast.0.iter().filter_map(curve).collect(),
+        curves: legend.0.iter().filter_map(curve).collect(),
     }
 }

@@ -2,147 +2,103 @@
 
 use std::collections::BTreeSet;
 
-use super::Page;
-use crate::agreement::Agreement;
-use crate::breakdown::FLUSH;
-use crate::lines::SYSTEMS_MAX;
-use crate::number::count;
-use crate::schema::RunResult;
-use crate::summary::{Column, Summary};
-use crate::text::{self, Escaped};
+use demeter_outcome::RunResult;
+use maud::{Markup, html};
+
+use super::section;
+use crate::draw::lines::SYSTEMS_MAX;
+use crate::draw::stacked::FLUSH;
+use crate::text::agreement::Agreement;
+use crate::text::clean;
+use crate::text::grid::{Row, Table};
+use crate::text::number::count;
+use crate::text::summary;
 
 /// Most kernel counters and columns of their table.
 const COUNTERS_MAX: usize = 100;
 
-impl Page {
-    /// The tables that the terminal shows, too.
-    pub(super) fn figures(&mut self, result: &RunResult) {
-        let tables = Summary::all(result);
-        let explanation = tables.last().map_or("", |last| last.explanation);
-        self.section("Figures", explanation);
-        for summary in tables {
-            self.summary(&summary);
-        }
-    }
-
-    fn summary(&mut self, summary: &Summary) {
-        let columns = &summary.columns;
-        if !summary.heading.is_empty() {
-            self.subsection(&summary.heading);
-        }
-        self.add(format_args!(
-            "<div class=\"scroll\">\n<table class=\"figures\">\n<thead>\n<tr>"
-        ));
-        for group in columns.chunk_by(|a, b| a.group == b.group) {
-            let (span, name) = (group.len(), Escaped(group[0].group));
-            self.add(format_args!("<th colspan=\"{span}\">{name}</th>"));
-        }
-        self.add(format_args!("</tr>\n"));
-        let titles: Vec<String> = columns.iter().map(|column| column.title.clone()).collect();
-        let is_name = |column: &Column| column.is_name;
-        // The first column is to the left anyway.
-        let names = columns.iter().rposition(is_name).map_or(1, |last| last + 1);
-        self.heading(&titles, names);
-        for row in &summary.rows {
-            let class = match (row.is_ours, row.starts_case) {
-                (true, true) => "ours first",
-                (true, false) => "ours",
-                (false, true) => "first",
-                (false, false) => "",
-            };
-            self.row(class, &row.cells, names);
-        }
-        self.add(format_args!("</tbody>\n</table>\n</div>\n"));
-        if summary.left_out > 0 {
-            let left_out = summary.left_out;
-            self.add(format_args!(
-                "<p class=\"soft\">and {left_out} more rows</p>\n"
-            ));
-        }
-    }
-
-    /// What others have published beside ours.
-    pub(super) fn published(&mut self, result: &RunResult) {
-        let Some(agreement) = Agreement::of(result) else {
-            return;
-        };
-        self.section("Published figures beside ours", &agreement.sentence());
-        self.add(format_args!(
-            "<div class=\"scroll\">\n<table class=\"figures\">\n<thead>\n"
-        ));
-        self.heading(&agreement.heading(), agreement.names());
-        for row in &agreement.rows {
-            let class = if row.agrees { "" } else { "apart" };
-            self.row(class, &agreement.row(row), agreement.names());
-        }
-        self.add(format_args!("</tbody>\n</table>\n</div>\n"));
-    }
-
-    /// A table of its own, the first `names` columns to the left.
-    pub(super) fn table(&mut self, heading: &[String], rows: &[Vec<String>], names: usize) {
-        self.add(format_args!("<div class=\"scroll\">\n<table>\n<thead>\n"));
-        self.heading(heading, names);
-        for row in rows {
-            self.row("", row, names);
-        }
-        self.add(format_args!("</tbody>\n</table>\n</div>\n"));
-    }
-
-    /// The last row of a table's head.
-    fn heading(&mut self, titles: &[String], names: usize) {
-        self.add(format_args!("<tr>"));
-        for (index, title) in titles.iter().enumerate() {
-            let (class, title) = (name_class(index, names), Escaped(title));
-            self.add(format_args!("<th{class}>{title}</th>"));
-        }
-        self.add(format_args!("</tr>\n</thead>\n<tbody>\n"));
-    }
-
-    fn row(&mut self, class: &str, cells: &[String], names: usize) {
-        self.add(format_args!("<tr class=\"{class}\">"));
-        for (index, cell) in cells.iter().enumerate() {
-            let (class, cell) = (name_class(index, names), Escaped(cell));
-            self.add(format_args!("<td{class}>{cell}</td>"));
-        }
-        self.add(format_args!("</tr>\n"));
-    }
-
-    /// What was counted, but for invalidations, which have a table of their own.
-    pub(super) fn counters(&mut self, result: &RunResult) {
-        let systems = &result.systems[..result.systems.len().min(SYSTEMS_MAX)];
-        let names: BTreeSet<&str> = systems
-            .iter()
-            .flat_map(|system| system.counters.keys().map(String::as_str))
-            .filter(|name| !name.starts_with(FLUSH))
-            .collect();
-        if names.is_empty() {
-            return;
-        }
-        let whose = match result.on.as_str() {
-            "sim" => "The simulator's counters over the timed phase",
-            _ => "Kernel counters over the timed phase (/proc/vmstat)",
-        };
-        self.add(format_args!("<details>\n<summary>{whose}</summary>\n"));
-        let heading = systems.iter().map(|system| text::name(&system.name));
-        let heading: Vec<String> = ["counter".to_owned()].into_iter().chain(heading).collect();
-        let row = |name: &str| {
-            let value = |counter: Option<&u64>| counter.map_or("-".into(), |value| count(*value));
-            let values = systems
-                .iter()
-                .map(|system| value(system.counters.get(name)));
-            [text::name(name)].into_iter().chain(values).collect()
-        };
-        let rows: Vec<Vec<String>> = names.into_iter().take(COUNTERS_MAX).map(row).collect();
-        self.table(&heading, &rows, 1);
-        self.add(format_args!("</details>\n"));
+/// The tables that the terminal shows, too.
+pub(super) fn figures(result: &RunResult) -> Markup {
+    let (tables, explanation) = summary::tables(result);
+    html! {
+        (section("Figures", explanation))
+        @for of_group in &tables { (table("figures", of_group)) }
     }
 }
 
-/// Names stand to the left.
-fn name_class(column: usize, names: usize) -> &'static str {
-    if column < names {
-        " class=\"name\""
-    } else {
-        ""
+/// What others have published beside ours.
+pub(super) fn published(result: &RunResult) -> Markup {
+    html! {
+        @if let Some(agreement) = Agreement::of(result) {
+            (section("Published figures beside ours", &agreement.sentence()))
+            (table("figures", &agreement.table))
+        }
+    }
+}
+
+/// A table; of the class `figures` it is as wide as the page.
+pub(super) fn table(class: &str, table: &Table) -> Markup {
+    let columns = &table.columns;
+    html! {
+        @if !table.heading.is_empty() { h3 { (table.heading) } }
+        div.scroll {
+            table class=(class) {
+                thead {
+                    @if table.has_groups() {
+                        tr {
+                            @for group in columns.chunk_by(|a, b| a.group == b.group) {
+                                th colspan=(group.len()) { (group[0].group) }
+                            }
+                        }
+                    }
+                    tr { @for column in columns { th.name[column.is_name] { (column.title) } } }
+                }
+                tbody {
+                    @for row in &table.rows {
+                        tr class=(row.class) {
+                            @for (cell, column) in row.cells.iter().zip(columns) {
+                                td.name[column.is_name] { (cell) }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        @if table.left_out > 0 { p.soft { "and " (table.left_out) " more rows" } }
+    }
+}
+
+/// What was counted, but for invalidations, which have a table of their own.
+pub(super) fn counters(result: &RunResult) -> Markup {
+    let systems = &result.systems[..result.systems.len().min(SYSTEMS_MAX)];
+    let names: BTreeSet<&str> = systems
+        .iter()
+        .flat_map(|system| system.counters.keys().map(String::as_str))
+        .filter(|name| !name.starts_with(FLUSH))
+        .collect();
+    let whose = match result.on.as_str() {
+        "sim" => "The simulator's counters over the timed phase",
+        _ => "Kernel counters over the timed phase (/proc/vmstat)",
+    };
+    let titles = systems.iter().map(|system| clean::name(&system.name));
+    let titles: Vec<String> = ["counter".to_owned()].into_iter().chain(titles).collect();
+    let row = |name: &&str| {
+        let values = systems.iter().map(|system| {
+            let counter = system.counters.get(*name);
+            counter.map_or("-".into(), |value| count(*value))
+        });
+        Row {
+            cells: [clean::name(name)].into_iter().chain(values).collect(),
+            class: "",
+        }
+    };
+    let rows: Vec<Row> = names.iter().take(COUNTERS_MAX).map(row).collect();
+    html! {
+        @if !rows.is_empty() {
+            details {
+                summary { (whose) }
+                (table("", &Table::plain(titles, 1, rows)))
+            }
+        }
     }
 }

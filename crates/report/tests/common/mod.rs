@@ -3,21 +3,19 @@
 // Each test program uses a part of it.
 #![allow(dead_code)]
 
-use demeter_report::{Case, Point, Published, Repeats, RunResult, SystemResult, Tail};
+use demeter_outcome::{
+    Case, Point, Published, Repeats, RunResult, Speed, SystemResult, Tail, Unit, WorkloadResult,
+};
 use proptest::prelude::*;
 
 /// A result of the simulator without anything in it.
 pub fn empty() -> RunResult {
     RunResult {
-        schema: 1,
         scenario: "gups".into(),
         on: "sim".into(),
         seed: 1,
         duration_s: 60,
-        shift_at_s: None,
-        systems: vec![],
-        cases: vec![],
-        published: vec![],
+        ..RunResult::default()
     }
 }
 
@@ -71,7 +69,7 @@ pub fn amount() -> impl Strategy<Value = f64> {
 
 /// Any system that passes the check, and some that do not.
 pub fn any_system() -> impl Strategy<Value = SystemResult> {
-    let point = (prop::option::of(amount()), 0.0f64..=1.0);
+    let point = (prop::option::of(amount()), prop::option::of(0.0f64..=1.0));
     (
         any::<String>(),
         prop::collection::vec((amount(), point), 0..6),
@@ -83,21 +81,32 @@ pub fn any_system() -> impl Strategy<Value = SystemResult> {
             prop::option::of((amount(), amount())),
             prop::option::of(prop::array::uniform4(amount())),
             prop::collection::btree_map("flush_.*", any::<u64>(), 0..3),
+            (
+                prop_oneof!["Mops", "ns", any::<String>()],
+                prop::collection::vec(any::<String>(), 0..3),
+            ),
         ),
     )
         .prop_map(|(name, points, cpu_s, value, (count, moved), more)| {
-            let (elapsed_s, extremes, percentiles, counters) = more;
+            let (elapsed_s, extremes, percentiles, counters, (unit, names)) = more;
+            let unit = Unit::new(unit);
             let mut series: Vec<Point> = points
                 .into_iter()
-                .map(|(t_s, (mops, hot_in_fast))| Point {
+                .map(|(t_s, (speed, hot_in_fast))| Point {
                     t_s,
-                    mops,
-                    latency_ns: mops,
+                    speed,
                     hot_in_fast,
                     fast_bytes: None,
                 })
                 .collect();
             series.sort_by(|a, b| a.t_s.total_cmp(&b.t_s));
+            let workloads = names.into_iter().map(|name| WorkloadResult {
+                name,
+                speed: value.map(|value| Speed::new(unit.clone(), value, None)),
+                series: series.clone(),
+                ..WorkloadResult::default()
+            });
+            let workloads = workloads.collect();
             SystemResult {
                 name,
                 elapsed_s,
@@ -110,9 +119,9 @@ pub fn any_system() -> impl Strategy<Value = SystemResult> {
                     p999_ns,
                 }),
                 counters,
-                mean_mops: value,
-                steady_mops: value,
-                mean_latency_ns: value,
+                speed: Some(Speed::new(unit, value, value)),
+                hot_in_fast_final: value.map(|value| value.min(1.0)),
+                workloads,
                 mgmt_cpu_s: value.map(|value| -value),
                 kswapd_scanned: count,
                 bytes_promoted: moved,

@@ -1,7 +1,7 @@
 use std::num::NonZeroUsize;
 use std::sync::atomic::AtomicBool;
 
-use proptest::prelude::*;
+use demeter_outcome::Repeats;
 
 use super::*;
 
@@ -62,7 +62,9 @@ fn what_comes_out_does_not_depend_on_how_many_run_at_a_time() {
     let (one, three) = (result_of(&scenario, 2, 1), result_of(&scenario, 2, 3));
     let hashes = |result: &RunResult| -> Vec<u64> {
         let systems = result.cases.iter().flat_map(|case| &case.systems);
-        systems.map(|s| s.counters["event_log_hash"]).collect()
+        systems
+            .map(|s| s.metadata.event_log_hash.unwrap())
+            .collect()
     };
     assert_eq!(hashes(&one), hashes(&three));
     assert_eq!(one, three);
@@ -97,7 +99,7 @@ fn cases_come_in_order_with_what_was_published_about_them() {
         assert!(case.systems[1].mgmt_cpu_s > Some(0.0));
     }
     let two = &result.cases[1].systems;
-    let ratio = two[0].mean_mops.unwrap() / two[1].mean_mops.unwrap();
+    let ratio = two[0].mean().unwrap() / two[1].mean().unwrap();
     assert_eq!(result.published[0].ours, Some(ratio));
     // Nobody ran it.
     assert_eq!(result.published[1].ours, None);
@@ -111,33 +113,8 @@ fn without_cases_there_are_systems() {
     assert_eq!(names, ["none", "linux"]);
     for system in &result.systems {
         let Repeats { runs, min, max } = system.repeats.unwrap();
-        let mean = system.mean_mops.unwrap();
+        let mean = system.mean().unwrap();
         assert!(runs == 3 && min < max, "{min} {max}");
         assert!((min..=max).contains(&mean), "{min} {mean} {max}");
-    }
-}
-
-proptest! {
-    #[test]
-    fn the_run_in_the_middle_is_kept(
-        figures in prop::collection::vec((any::<bool>(), 0.1f64..9.0), 1..9),
-    ) {
-        let run = |&(ended, figure): &(bool, f64)| SystemResult {
-            elapsed_s: ended.then_some(figure),
-            mean_mops: Some(figure),
-            ..SystemResult::default()
-        };
-        let kept = middle(figures.iter().map(run).collect()).unwrap();
-        let ended = figures.iter().any(|(ended, _)| *ended);
-        let mut left: Vec<f64> = figures
-            .iter()
-            .filter(|f| !ended || f.0)
-            .map(|f| f.1)
-            .collect();
-        left.sort_by(f64::total_cmp);
-        prop_assert_eq!(kept.mean_mops, Some(left[(left.len() - 1) / 2]));
-        let repeats = kept.repeats.map(|r| (r.runs as usize, r.min, r.max));
-        let expected = (left.len(), left[0], left[left.len() - 1]);
-        prop_assert_eq!(repeats, (left.len() > 1).then_some(expected));
     }
 }

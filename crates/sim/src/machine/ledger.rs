@@ -44,14 +44,6 @@ const CAUSES: usize = Cause::COUNT;
 impl Cause {
     /// All of them, in order.
     pub const ALL: &[Self] = Self::VARIANTS;
-
-    /// Whether it is the price of managing memory, not of running the program.
-    pub fn is_management(self) -> bool {
-        matches!(
-            self,
-            Self::Track | Self::Classify | Self::Migrate | Self::Hint | Self::Exit | Self::Flush
-        )
-    }
 }
 
 /// Picoseconds by cause.
@@ -84,6 +76,7 @@ impl Bill {
     }
 
     /// What came on top of an earlier state of the same bill.
+    #[cfg(test)]
     pub fn since(&self, before: &Self) -> Self {
         Self(std::array::from_fn(|i| self.0[i] - before.0[i]))
     }

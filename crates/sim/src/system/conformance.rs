@@ -89,13 +89,13 @@ fn finds_an_easy_hot_set_and_conserves_pages_and_time() {
         let at_start = world.snapshot(0).hot_in_fast;
         run_and_check(&mut world, system, COMFORTABLE_MIB, SECONDS);
         let at_end = world.snapshot(SECONDS * PS_PER_S).hot_in_fast;
-        let found = [at_start, at_end].map(|share| share >= 0.9);
+        let found = [at_start, at_end].map(|share| share.is_some_and(|s| s >= 0.9));
         let expected = match system {
             System::None => [false, false],
             System::Oracle => [true, true],
             _ => [false, true],
         };
-        assert_eq!(found, expected, "{system}: {at_start} and {at_end}");
+        assert_eq!(found, expected, "{system}: {at_start:?} and {at_end:?}");
     }
 }
 

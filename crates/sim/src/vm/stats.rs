@@ -34,12 +34,13 @@ impl<P: Program> Vm<P> {
         self.manager.samples_seen()
     }
 
-    /// Share of what the program says is hot that lies in the fast tier, 0 to 1; 0 if it does
-    /// not say.
-    pub(crate) fn hot_in_fast(&mut self, hypervisor: &Hypervisor, now_ns: u64) -> f64 {
+    /// Share of what the program says is hot that lies in the fast tier, 0 to 1; nothing if it
+    /// does not say. What is not there yet is not in fast memory.
+    pub(crate) fn hot_in_fast(&mut self, hypervisor: &Hypervisor, now_ns: u64) -> Option<f64> {
         let page_bits = self.guest.page_bits();
         let (mut all, mut fast) = (0u64, 0u64);
-        for range in self.program.hot(now_ns) {
+        let hot = self.program.hot(now_ns);
+        for range in &hot {
             let mut frames = vec![];
             self.guest
                 .tables
@@ -56,10 +57,6 @@ impl<P: Program> Vm<P> {
                 }
             }
         }
-        if all == 0 {
-            0.0
-        } else {
-            fast as f64 / all as f64
-        }
+        (!hot.is_empty()).then(|| fast as f64 / all.max(1) as f64)
     }
 }

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::guest::Watermarks;
 use crate::guest::tests::Bench;
-use crate::machine::sheet::PS_PER_NS;
+use crate::machine::cost::PS_PER_NS;
 
 /// Pages of 256 KiB.
 const SCALE_BITS: u32 = 6;

@@ -1,0 +1,116 @@
+//! What follows from several runs together: the one in the middle, management less that of `none`.
+
+use std::num::NonZeroU32;
+
+use crate::schema::{Repeats, SystemResult};
+
+/// The system whose memory nobody manages.
+pub const NONE: &str = "none";
+
+/// What all runs of one case give together, each system's `repeats` runs next to each other: of
+/// each system the run in the middle, its management less that of `none`.
+pub fn together(
+    mut runs: impl Iterator<Item = SystemResult>,
+    repeats: NonZeroU32,
+) -> Vec<SystemResult> {
+    let repeats = repeats.get() as usize;
+    let of_next = || middle(runs.by_ref().take(repeats).collect());
+    let mut systems: Vec<SystemResult> = std::iter::from_fn(of_next).collect();
+    less_none(&mut systems);
+    systems
+}
+
+/// Management is what a system costs on top of what `none` has anyway; unknown without it.
+pub fn less_none(systems: &mut [SystemResult]) {
+    let none = systems.iter().find(|s| s.name == NONE);
+    let baseline = none.map(|n| (n.mgmt_cpu_s, n.mgmt_cpu_steady_s));
+    let (whole, steady) = baseline.unwrap_or_default();
+    let less = |of: Option<f64>, baseline: Option<f64>| Some(of? - baseline?);
+    for system in systems {
+        system.mgmt_cpu_s = less(system.mgmt_cpu_s, whole);
+        system.mgmt_cpu_steady_s = less(system.mgmt_cpu_steady_s, steady);
+    }
+}
+
+/// The figure by which runs of one system are put in order.
+fn main_figure(result: &SystemResult) -> Option<f64> {
+    result.elapsed_s.or(result.mean())
+}
+
+/// Of the runs of one system the one in the middle (of an even number, the lower one), with what
+/// the others gave. A run whose work did not end has no elapsed time and is left out where others
+/// have one.
+fn middle(mut runs: Vec<SystemResult>) -> Option<SystemResult> {
+    if runs.len() > 1 && runs.iter().any(|run| run.elapsed_s.is_some()) {
+        runs.retain(|run| run.elapsed_s.is_some());
+    }
+    let order = |run: &SystemResult| main_figure(run).unwrap_or(f64::MAX);
+    runs.sort_by(|a, b| order(a).total_cmp(&order(b)));
+    let figures = runs
+        .first()
+        .and_then(main_figure)
+        .zip(runs.last().and_then(main_figure));
+    let count = runs.len();
+    let mut kept = runs.into_iter().nth(count.checked_sub(1)? / 2)?;
+    kept.repeats = figures.filter(|_| count > 1).map(|(min, max)| Repeats {
+        runs: count as u32,
+        min,
+        max,
+    });
+    Some(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{Speed, Unit};
+
+    proptest! {
+        #[test]
+        fn the_run_in_the_middle_is_kept(
+            figures in prop::collection::vec((any::<bool>(), 0.1f64..9.0), 1..9),
+        ) {
+            let run = |&(ended, figure): &(bool, f64)| SystemResult {
+                elapsed_s: ended.then_some(figure),
+                speed: Some(Speed::new(Unit::MOPS, figure, None)),
+                ..SystemResult::default()
+            };
+            let kept = middle(figures.iter().map(run).collect()).unwrap();
+            let ended = figures.iter().any(|(ended, _)| *ended);
+            let mut left: Vec<f64> = figures
+                .iter()
+                .filter(|f| !ended || f.0)
+                .map(|f| f.1)
+                .collect();
+            left.sort_by(f64::total_cmp);
+            prop_assert_eq!(kept.mean(), Some(left[(left.len() - 1) / 2]));
+            let repeats = kept.repeats.map(|r| (r.runs as usize, r.min, r.max));
+            let expected = (left.len(), left[0], left[left.len() - 1]);
+            prop_assert_eq!(repeats, (left.len() > 1).then_some(expected));
+        }
+    }
+
+    #[test]
+    fn management_is_what_comes_on_top_of_none() {
+        let system = |name: &str, s: f64| SystemResult {
+            name: name.into(),
+            mgmt_cpu_s: Some(s),
+            mgmt_cpu_steady_s: Some(s / 4.0),
+            ..SystemResult::default()
+        };
+        let mut systems = [system("linux", 5.0), system("none", 1.0)];
+        less_none(&mut systems);
+        assert_eq!(
+            (systems[0].mgmt_cpu_s, systems[0].mgmt_cpu_steady_s),
+            (Some(4.0), Some(1.0))
+        );
+        assert_eq!(systems[1].mgmt_cpu_s, Some(0.0));
+        less_none(&mut systems[..1]);
+        assert_eq!(
+            (systems[0].mgmt_cpu_s, systems[0].mgmt_cpu_steady_s),
+            (None, None)
+        );
+    }
+}

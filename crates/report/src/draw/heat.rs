@@ -1,0 +1,184 @@
+//! Heat maps: a figure over two settings, the best cells standing out from the ground.
+
+use crate::draw::frame::CHAR_WIDTH;
+use crate::draw::palette::HEAT_STEPS;
+use crate::draw::svg::{Px, Size, Svg};
+use crate::text::number::short;
+
+/// Height of a cell.
+const CELL_HEIGHT: f64 = 30.0;
+/// Widest cell.
+const CELL_WIDTH_MAX: f64 = 96.0;
+/// Room above the cells for the name of what varies downwards.
+const HEAD: f64 = 24.0;
+/// Room below for the values and the name of what varies to the right.
+const FOOT: f64 = 42.0;
+
+/// A figure at each point of two settings.
+pub(crate) struct Heat {
+    /// What it shows, for those who cannot see it.
+    pub title: String,
+    /// What varies to the right, and its values.
+    pub x: (String, Vec<String>),
+    /// What varies downwards, and its values.
+    pub y: (String, Vec<String>),
+    /// Rows of cells; nothing where nothing was measured.
+    pub cells: Vec<Vec<Option<f64>>>,
+}
+
+/// How strong a cell is, from its value.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Shades {
+    /// The smallest value of all maps that share these shades.
+    pub min: f64,
+    /// The largest.
+    pub max: f64,
+    /// Whether the smallest is the best.
+    pub less_is_better: bool,
+}
+
+impl Shades {
+    /// Shades that hold all these values; none without any.
+    pub(crate) fn over(values: impl Iterator<Item = f64>, less_is_better: bool) -> Option<Self> {
+        let values = values.filter(|value| value.is_finite());
+        let range = values.fold(None, |range, value| match range {
+            None => Some((value, value)),
+            Some((min, max)) => Some((f64::min(min, value), f64::max(max, value))),
+        });
+        range.map(|(min, max)| Self {
+            min,
+            max,
+            less_is_better,
+        })
+    }
+
+    /// Step of a value: 0 is the worst.
+    fn step(&self, value: f64) -> usize {
+        // Halves, so that the difference of the largest numbers is still one.
+        let range = self.max / 2.0 - self.min / 2.0;
+        let share = (value / 2.0 - self.min / 2.0) / range;
+        let last = HEAT_STEPS - 1;
+        if !share.is_finite() {
+            return last / 2;
+        }
+        let step = ((share * HEAT_STEPS as f64) as usize).min(last);
+        if self.less_is_better {
+            last - step
+        } else {
+            step
+        }
+    }
+}
+
+impl Heat {
+    /// Draws the map in a picture of the given width.
+    pub(crate) fn plot(&self, shades: &Shades, width: f64) -> String {
+        let (columns, rows) = (self.x.1.len().max(1), self.y.1.len());
+        let label_chars = self.y.1.iter().map(|label| label.chars().count()).max();
+        let left = 14.0 + label_chars.unwrap_or(0) as f64 * CHAR_WIDTH;
+        let cell = ((width - left - 4.0) / columns as f64).clamp(4.0, CELL_WIDTH_MAX);
+        let bottom = HEAD + rows as f64 * CELL_HEIGHT;
+        let size = Size {
+            width,
+            height: bottom + FOOT,
+        };
+        let mut svg = Svg::new(size, &self.title);
+        svg.text("note", (0.0, HEAD - 9.0), &format!("{} ↓", self.y.0));
+        for (row, (label, cells)) in self.y.1.iter().zip(&self.cells).enumerate() {
+            let top = HEAD + row as f64 * CELL_HEIGHT;
+            let text_y = top + CELL_HEIGHT / 2.0 + 4.0;
+            svg.text("tick end", (left - 8.0, text_y), label);
+            for (column, (value, x_label)) in cells.iter().zip(&self.x.1).enumerate() {
+                let x = left + column as f64 * cell;
+                let point = format!("{} {x_label}, {} {label}", self.x.0, self.y.0);
+                draw_cell(&mut svg, shades, (x, top, cell), *value, &point);
+            }
+        }
+        self.draw_columns(&mut svg, left, cell, bottom);
+        svg.finish()
+    }
+
+    /// As many of the values as find room, and below them what they are of.
+    fn draw_columns(&self, svg: &mut Svg, left: f64, cell: f64, bottom: f64) {
+        let mut free_from = f64::NEG_INFINITY;
+        for (column, label) in self.x.1.iter().enumerate() {
+            let x = left + (column as f64 + 0.5) * cell;
+            let half = label.chars().count() as f64 * CHAR_WIDTH / 2.0;
+            if x - half >= free_from {
+                svg.text("tick middle", (x, bottom + 17.0), label);
+                free_from = x + half;
+            }
+        }
+        svg.text("note", (left, bottom + 36.0), &format!("{} →", self.x.0));
+    }
+}
+
+/// A cell at its left, top and of its width.
+fn draw_cell(
+    svg: &mut Svg,
+    shades: &Shades,
+    (x, top, width): (f64, f64, f64),
+    value: Option<f64>,
+    point: &str,
+) {
+    let middle = (x + width / 2.0, top + CELL_HEIGHT / 2.0 + 4.0);
+    let Some(value) = value.filter(|value| value.is_finite()) else {
+        svg.text("tick middle", middle, "-");
+        return;
+    };
+    let step = shades.step(value);
+    let text = short(value);
+    svg.element(
+        "rect",
+        &[
+            ("class", &format!("h{step}")),
+            ("x", &Px(x)),
+            ("y", &Px(top)),
+            ("width", &Px(width - 1.0)),
+            ("height", &Px(CELL_HEIGHT - 1.0)),
+        ],
+        Some(&format!("{point}: {text}")),
+    );
+    if text.len() as f64 * CHAR_WIDTH <= width {
+        svg.text(&format!("cell middle on{step}"), middle, &text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shades(values: &[f64], less_is_better: bool) -> Shades {
+        Shades::over(values.iter().copied(), less_is_better).unwrap()
+    }
+
+    #[test]
+    fn the_best_is_the_strongest() {
+        let rate = shades(&[1.0, f64::INFINITY, 3.0, 2.0], false);
+        assert_eq!([1.0, 2.0, 3.0].map(|v| rate.step(v)), [0, 4, 8]);
+        let time = shades(&[1.0, 3.0], true);
+        assert_eq!([1.0, 2.0, 3.0].map(|v| time.step(v)), [8, 4, 0]);
+        // All the same, and as far apart as can be.
+        assert_eq!(shades(&[2.0], false).step(2.0), 4);
+        assert_eq!(shades(&[-f64::MAX, f64::MAX], false).step(f64::MAX), 8);
+        assert_eq!(Shades::over([].into_iter(), false), None);
+    }
+
+    #[test]
+    fn cells_stand_in_their_row_and_column() {
+        let heat = Heat {
+            title: "t".into(),
+            x: ("epoch ms".into(), vec!["1".into(), "2".into()]),
+            y: ("<y>".into(), vec!["5".into()]),
+            cells: vec![vec![Some(1.5), None]],
+        };
+        let svg = heat.plot(&shades(&[1.5], false), 127.0);
+        assert!(
+            svg.contains("<rect class=\"h4\" x=\"23\" y=\"24\" width=\"49\""),
+            "{svg}"
+        );
+        assert!(svg.contains("epoch ms 1, &lt;y&gt; 5: 1.50"), "{svg}");
+        assert_eq!(svg.matches("<rect").count(), 1);
+        assert!(svg.contains(">-</text>"), "{svg}");
+    }
+}

@@ -1,0 +1,13 @@
+//! Pictures, as SVG: what they consist of, and one module for each kind.
+
+pub(crate) mod axis;
+pub(crate) mod bars;
+pub(crate) mod curves;
+pub(crate) mod frame;
+pub(crate) mod grouped;
+pub(crate) mod heat;
+pub(crate) mod legend;
+pub(crate) mod lines;
+pub(crate) mod palette;
+pub(crate) mod stacked;
+pub(crate) mod svg;

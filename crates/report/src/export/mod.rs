@@ -1,0 +1,5 @@
+//! Many runs as one table, for other programs.
+
+pub(crate) mod csv;
+pub(crate) mod parquet;
+pub(crate) mod rows;

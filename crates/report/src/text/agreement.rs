@@ -1,0 +1,167 @@
+//! Published figures beside ours: how far they are apart, and whether that is within the limit
+//! that the scenario set beforehand.
+
+use std::collections::BTreeSet;
+
+use demeter_outcome::{Figure, Published, RunResult};
+
+use crate::shape;
+use crate::text::clean;
+use crate::text::grid::{Row, Table};
+use crate::text::number::short;
+
+/// Most published figures that are shown.
+const FIGURES_MAX: usize = 500;
+/// Most sources that are named below the table.
+const SOURCES_MAX: usize = 8;
+
+/// A result's figures beside the published ones.
+pub(crate) struct Agreement {
+    pub table: Table,
+    /// How many figures agree.
+    pub counts: String,
+    /// Where the published ones are from.
+    sources: Vec<String>,
+}
+
+impl Agreement {
+    /// Nothing where nobody has published anything.
+    pub(crate) fn of(result: &RunResult) -> Option<Self> {
+        if result.published.is_empty() {
+            return None;
+        }
+        let shown = || result.published.iter().take(FIGURES_MAX);
+        let sources: BTreeSet<&str> = shown().map(|p| p.source.as_str()).collect();
+        let sources = sources.into_iter().take(SOURCES_MAX).map(clean::sentence);
+        let titles = [
+            "figure",
+            "system",
+            "case",
+            "published",
+            "ours",
+            "difference",
+            "limit",
+            "agree",
+        ];
+        let agreed = result.published.iter().filter(|p| p.agrees()).count();
+        Some(Self {
+            table: Table::plain(
+                titles.map(String::from).to_vec(),
+                3,
+                shown().map(row).collect(),
+            ),
+            counts: format!("{agreed} of {} agree", result.published.len()),
+            sources: sources.filter(|source| !source.is_empty()).collect(),
+        })
+    }
+
+    /// How many figures agree, what that means, and where the published ones are from.
+    pub(crate) fn sentence(&self) -> String {
+        let mut text = self.counts.clone();
+        text.push_str(
+            ": ours is within the limit, a share of the published figure that the scenario set. \
+             What was not measured does not agree.",
+        );
+        if !self.sources.is_empty() {
+            text.push_str(" Published in: ");
+            text.push_str(&self.sources.join("; "));
+            text.push('.');
+        }
+        text
+    }
+}
+
+fn row(published: &Published) -> Row {
+    let (system, agrees) = (clean::name(&published.system), published.agrees());
+    let cells = [
+        clean::name(&words(published)),
+        match &published.over {
+            Some(over) => format!("{system} / {}", clean::name(over)),
+            None => system,
+        },
+        shape::settings(&published.case),
+        short(published.value),
+        published.ours.map_or("-".into(), short),
+        difference(published),
+        format!("{} %", short_percent(published.within)),
+        if agrees { "yes" } else { "NO" }.into(),
+    ];
+    Row {
+        cells: cells.into(),
+        class: if agrees { "" } else { "apart" },
+    }
+}
+
+/// A figure's name in words; as it is where a later version knows it.
+fn words(published: &Published) -> String {
+    let figure = Figure::try_from(published.figure.clone());
+    figure.map_or_else(
+        |_| published.figure.replace('_', " "),
+        |figure| figure.words(published.over.is_some()),
+    )
+}
+
+/// Ours from the published one, in percent of that.
+fn difference(published: &Published) -> String {
+    let Some(ours) = published.ours else {
+        return "-".into();
+    };
+    let share = (ours - published.value) / published.value.abs();
+    if ours == published.value {
+        "0.0 %".into()
+    } else if share.is_finite() && (share * 100.0).abs() < 9999.95 {
+        format!("{:+.1} %", share * 100.0)
+    } else {
+        // From nothing, or past all comparison.
+        let sign = if ours > published.value { '+' } else { '-' };
+        format!("{sign}>9999 %")
+    }
+}
+
+fn short_percent(share: f64) -> String {
+    let percent = share * 100.0;
+    if percent.fract() == 0.0 && percent.abs() < 1e4 {
+        format!("{percent:.0}")
+    } else {
+        short(percent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn published(value: f64, ours: Option<f64>, within: f64) -> Published {
+        Published {
+            figure: "counters.flush_total".into(),
+            system: "h-tpp".into(),
+            over: Some("demeter".into()),
+            case: vec![],
+            value,
+            ours,
+            within,
+            source: "the paper".into(),
+        }
+    }
+
+    #[test]
+    fn a_figure_agrees_within_its_limit() {
+        let agrees = |value, ours, within| published(value, ours, within).agrees();
+        assert!(agrees(8.0, Some(9.6), 0.2) && agrees(8.0, Some(6.4), 0.2));
+        assert!(!agrees(8.0, Some(9.7), 0.2) && !agrees(8.0, Some(6.3), 0.2));
+        assert!(!agrees(8.0, None, 9.0));
+        // Published as nothing: only nothing agrees.
+        assert!(agrees(0.0, Some(0.0), 0.2) && !agrees(0.0, Some(0.1), 0.2));
+        assert!(agrees(-2.0, Some(-2.1), 0.1));
+    }
+
+    #[test]
+    fn differences_are_of_the_published_one() {
+        let difference = |value, ours| difference(&published(value, ours, 0.2));
+        assert_eq!(difference(8.0, Some(6.0)), "-25.0 %");
+        assert_eq!(difference(8.0, Some(8.0)), "0.0 %");
+        assert_eq!(difference(0.0, Some(8.0)), "+>9999 %");
+        assert_eq!(difference(8.0, None), "-");
+        assert_eq!(difference(-2.0, Some(-1.0)), "+50.0 %");
+    }
+}

@@ -1,0 +1,28 @@
+//! The tables in the terminal.
+
+use demeter_outcome::RunResult;
+
+use crate::draw::stacked::FLUSHES;
+use crate::shape::Side;
+use crate::text::agreement::Agreement;
+use crate::text::flushes::flush_table;
+use crate::text::grid::{Table, wrap};
+use crate::text::summary;
+
+/// The result as lines of text: its figures, a sentence that explains them, and those that others
+/// have published beside ours. Nothing in it but printable characters, whatever the file says.
+pub fn table(result: &RunResult) -> String {
+    let (tables, explanation) = summary::tables(result);
+    let mut parts: Vec<String> = tables.iter().map(Table::text).collect();
+    parts.push(wrap(explanation));
+    // Of cases, the page has it.
+    let sides = Some(Side::all(result)).filter(|_| result.cases.is_empty());
+    if let Some(table) = sides.and_then(|sides| flush_table(&sides)) {
+        parts.push(format!("{FLUSHES}\n{}", table.text()));
+    }
+    if let Some(agreement) = Agreement::of(result) {
+        parts.push(agreement.table.text());
+        parts.push(wrap(&agreement.sentence()));
+    }
+    parts.join("\n")
+}
