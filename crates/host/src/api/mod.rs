@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{mpsc, oneshot, watch};
 
-pub use listen::{ListenError, Socket, Token, tcp, unix};
+pub use listen::{ListenError, Token, tcp, unix};
 
 use crate::VmName;
 use crate::metrics;
