@@ -17,11 +17,11 @@ pub mod api;
 pub mod backing;
 pub mod config;
 pub mod controller;
+pub mod hypervisor;
 pub mod memory;
 mod metrics;
-mod process;
+pub mod process;
 pub mod provisioner;
-pub mod qmp;
 mod run;
 pub mod store;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A VM's task: connects to its QEMU, finds its memory, carries out what the controller orders,
+//! A VM's task: connects to its hypervisor, finds its memory, carries out what the controller orders,
 //! and tells it what happens. Each VM has its own, so that one that does not answer delays no
 //! other.
 
@@ -18,20 +18,21 @@ use crate::VmName;
 use crate::agent::{Agent, Peer};
 use crate::config::{ProvisionerKind, VmConfig};
 use crate::controller::{Command, PATIENCE, Report};
+use crate::hypervisor::qemu::{self, Qemu};
+use crate::hypervisor::{Connection, Event, Events, Hypervisor, HypervisorError};
 use crate::memory::{Claims, LiveBacking, MemoryError};
 use crate::process::Process;
 use crate::provisioner::balloon::Balloon;
 use crate::provisioner::virtio_balloon::VirtioBalloon;
 use crate::provisioner::virtio_mem::VirtioMem;
 use crate::provisioner::{ProvisionError, Provisioner, carry_out};
-use crate::qmp::{self, Connection, Event, Events, QmpError};
 
-/// The first pause before QEMU is looked for again; it doubles up to [`PAUSE_MAX`].
+/// The first pause before the hypervisor is looked for again; it doubles up to [`PAUSE_MAX`].
 const PAUSE: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
-/// How long a QEMU whose connection has ended may take to end itself.
-const LAST_BREATH: Duration = Duration::from_secs(2);
+/// How long a hypervisor whose connection has ended may take to end itself.
+const EXIT_GRACE: Duration = Duration::from_secs(2);
 
 /// How long a guest's agent may take to introduce itself before it is missed: it does so every
 /// second.
@@ -82,12 +83,12 @@ enum End {
 #[derive(Debug, thiserror::Error)]
 enum Trouble {
     #[error(transparent)]
-    Qmp(#[from] QmpError),
+    Hypervisor(#[from] HypervisorError),
     #[error(transparent)]
     Memory(#[from] MemoryError),
     #[error(transparent)]
     Provision(#[from] ProvisionError),
-    #[error("cannot watch QEMU's process: {0}")]
+    #[error("cannot watch the hypervisor's process: {0}")]
     Process(#[from] io::Error),
 }
 
@@ -97,7 +98,7 @@ impl<T: Into<Trouble>> From<T> for End {
     }
 }
 
-/// What a VM's QEMU and its guest tell by themselves.
+/// What a VM's hypervisor and its guest tell by themselves.
 struct Watch {
     events: Events,
     guest: Option<Guest>,
@@ -114,7 +115,7 @@ struct Guest {
 }
 
 impl Watch {
-    /// The next news, or `None` when the connection to QEMU has ended. May be dropped and called
+    /// The next news, or `None` when the connection to the hypervisor has ended. May be dropped and called
     /// again without losing any.
     async fn next(&mut self) -> Option<News> {
         loop {
@@ -129,7 +130,7 @@ impl Watch {
                 event = self.events.next() => match event? {
                     Event::Reset => return Some(News::Report(Report::Reset)),
                     // The end of the connection follows, unless QEMU was told to stay.
-                    Event::Shutdown | Event::SizeChange | Event::Other => {}
+                    Event::Shutdown => {}
                 },
                 news = guest => return Some(news),
             }
@@ -203,24 +204,25 @@ impl VmTask {
         }
     }
 
-    /// One connection to QEMU, from its beginning to its end.
+    /// One connection to the hypervisor, from its beginning to its end.
     async fn session(&mut self) -> Result<(), End> {
-        let limits = qmp::Limits::default();
-        let connection = Connection::open(&self.config.qmp, self.config.owner_uid, limits).await?;
-        let process = Process::open(connection.peer.pid)?;
+        let limits = qemu::Limits::default();
+        let connection = Qemu::connect(&self.config.qmp, self.config.owner_uid, limits).await;
+        let connection = connection.map_err(HypervisorError::from)?;
+        let process = Process::open(connection.process.pid)?;
         // When it returns it has let go of the memory files: nothing of a VM that ended is kept.
         self.manage(connection).await?;
-        let ended = process.ends_within(LAST_BREATH).await;
+        let ended = process.ends_within(EXIT_GRACE).await;
         let report = if ended { Report::Gone } else { Report::Lost };
         self.tell(News::Report(report)).await
     }
 
     /// Manages the VM by its provisioner until the connection ends.
-    async fn manage(&mut self, connection: Connection) -> Result<(), End> {
+    async fn manage(&mut self, connection: Connection<impl Hypervisor>) -> Result<(), End> {
         let nodes = self.config.nodes();
         let deadline = Instant::now() + PATIENCE;
         let agent = self.config.agent.clone();
-        let agent = agent.map(|socket| Agent::connect(socket, anywhere()));
+        let agent = agent.map(|socket| Agent::connect(socket, random_id()));
         let needed = self.config.provisioner == ProvisionerKind::DemeterBalloon;
         let guest = agent.as_ref().map(|agent| Guest {
             peer: agent.peer(),
@@ -241,18 +243,22 @@ impl VmTask {
             // The agent, if there is one, stays for what it reports.
             (ProvisionerKind::VirtioMem, _agent) => {
                 let memdev = PerTier::from_fn(|tier| self.config.tier(tier).memdev.clone());
-                let found = VirtioMem::find(connection.qmp, nodes, &memdev, deadline).await?;
+                let found =
+                    VirtioMem::find(connection.hypervisor, nodes, &memdev, deadline).await?;
                 self.serve(found, connection.events, guest).await
             }
             (ProvisionerKind::VirtioBalloon, _agent) => {
                 let backing = self.backing(&connection).await?;
-                let balloon = VirtioBalloon::new(connection.qmp, backing);
+                let balloon = VirtioBalloon::new(connection.hypervisor, backing);
                 self.serve(balloon, connection.events, guest).await
             }
         }
     }
 
-    async fn backing(&self, connection: &Connection) -> Result<LiveBacking, MemoryError> {
+    async fn backing(
+        &self,
+        connection: &Connection<impl Hypervisor>,
+    ) -> Result<LiveBacking, MemoryError> {
         let memdev = |tier| self.config.tier(tier).memdev.clone().unwrap_or_default();
         let memdev = PerTier::from_fn(memdev);
         LiveBacking::find(
@@ -341,7 +347,7 @@ impl VmTask {
 }
 
 /// Where the ids of requests start.
-fn anywhere() -> RequestId {
+fn random_id() -> RequestId {
     // Its keys are random; what they make of nothing is so, too.
     RequestId(RandomState::new().build_hasher().finish())
 }

@@ -1,32 +1,28 @@
-//! The memory of a running VM, found anew with every connection to its QEMU.
+//! The memory of a running VM, found anew with every connection to its hypervisor.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use demeter_policy::{
-    ByteCount, GuestPhysAddr, PAGE_SIZE, PerTier, PhysRange, Pid, Tier, TierBytes,
-};
+use demeter_policy::{ByteCount, PAGE_SIZE, PerTier, PhysRange, Pid, Tier, TierBytes};
 
 use super::claims::{Claim, Claims};
 use super::file::{FileId, FileOffset, MemoryFile};
 use super::map::{MemoryMap, Overlap, Piece};
 use super::process::{self, ProcessError};
 use crate::backing::{Backing, Extent, NotInTier};
-use crate::qmp::commands::MemoryBackend;
-use crate::qmp::mtree::RamRange;
-use crate::qmp::{Connection, Qmp, QmpError};
+use crate::hypervisor::{Connection, Hypervisor, HypervisorError, Mapping, MemoryBackend};
 
 /// Why a VM's memory cannot be managed.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// QEMU does not say what is needed.
+    /// The hypervisor does not say what is needed.
     #[error(transparent)]
-    Qmp(#[from] QmpError),
+    Hypervisor(#[from] HypervisorError),
     /// A memory backend will not do.
-    #[error("memory backend {memdev:?} of QEMU at {path}: {why}")]
+    #[error("memory backend {memdev:?} of {hypervisor}: {why}")]
     Backend {
-        /// The QMP socket.
-        path: PathBuf,
+        /// Whose.
+        hypervisor: String,
         /// The backend's id.
         memdev: String,
         /// What is wrong with it.
@@ -34,19 +30,19 @@ pub enum MemoryError {
     },
     /// A device would keep what we take away.
     #[error(
-        "device {device:?} of QEMU at {path} keeps guest memory pinned; a VM with such a device cannot be ballooned"
+        "device {device:?} of {hypervisor} keeps guest memory pinned; a VM with such a device cannot be ballooned"
     )]
     Pinned {
-        /// The QMP socket.
-        path: PathBuf,
+        /// Whose.
+        hypervisor: String,
         /// The device.
         device: String,
     },
-    /// What QEMU and the kernel say does not fit together.
-    #[error("the memory of QEMU at {path} makes no sense: {source}")]
+    /// What hypervisor and kernel say does not fit together.
+    #[error("the memory of {hypervisor} makes no sense: {source}")]
     Overlap {
-        /// The QMP socket.
-        path: PathBuf,
+        /// Whose.
+        hypervisor: String,
         /// What overlaps.
         source: Overlap,
     },
@@ -55,7 +51,7 @@ pub enum MemoryError {
 /// What is wrong with a memory backend.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
-    /// QEMU has none of this name.
+    /// There is none of this name.
     #[error("there is none; there are: {0}; set memdev in the VM's configuration to one of them")]
     Missing(String),
     /// Other processes cannot reach this memory.
@@ -65,7 +61,7 @@ pub enum BackendError {
     #[error("the guest has it nowhere in its memory; give it to a node: -numa node,memdev=..")]
     NotInGuest,
     /// It is mapped in a way that we cannot follow.
-    #[error("QEMU has mapped it in several parts")]
+    #[error("it is mapped in several parts")]
     InParts,
     /// The process behind the socket does not have this memory.
     #[error(transparent)]
@@ -104,34 +100,31 @@ struct Found {
 impl LiveBacking {
     /// Finds the memory of a VM behind a connection. `memdev` names its backends, `vm` it itself
     /// in messages; `root` is where /proc is below.
-    pub async fn find(
+    pub async fn find<H: Hypervisor>(
         root: &Path,
         vm: &str,
-        connection: &Connection,
+        connection: &Connection<H>,
         memdev: &PerTier<String>,
         claims: &Claims,
     ) -> Result<Self, MemoryError> {
-        let qmp = &connection.qmp;
-        if let Some(device) = qmp.pinning_device().await? {
-            return Err(MemoryError::Pinned {
-                path: qmp.path().into(),
-                device,
-            });
+        let hypervisor = &connection.hypervisor;
+        if let Some(device) = hypervisor.pinning_device().await? {
+            let hypervisor = hypervisor.name();
+            return Err(MemoryError::Pinned { hypervisor, device });
         }
         let search = Search {
             root,
             vm,
-            qmp,
-            pid: connection.peer.pid,
-            backends: qmp.memory_backends().await?,
-            ranges: qmp.ram_ranges().await?,
+            hypervisor,
+            pid: connection.process.pid,
+            backends: hypervisor.backends().await?,
             claims,
         };
         let fast = search.tier(Tier::Fast, &memdev.fast).await?;
         let slow = search.tier(Tier::Slow, &memdev.slow).await?;
         let pieces = [fast.pieces, slow.pieces].concat();
         let map = MemoryMap::new(pieces).map_err(|source| MemoryError::Overlap {
-            path: qmp.path().into(),
+            hypervisor: hypervisor.name(),
             source,
         })?;
         Ok(Self {
@@ -171,43 +164,34 @@ impl Backing for LiveBacking {
     }
 }
 
-/// What QEMU says, and what a search in it needs.
-struct Search<'a> {
+/// What a search for a VM's memory needs.
+struct Search<'a, H> {
     root: &'a Path,
     vm: &'a str,
-    qmp: &'a Qmp,
+    hypervisor: &'a H,
     pid: Pid,
     backends: Vec<MemoryBackend>,
-    ranges: Vec<RamRange>,
     claims: &'a Claims,
 }
 
-impl Search<'_> {
+impl<H: Hypervisor> Search<'_, H> {
     async fn tier(&self, tier: Tier, memdev: &str) -> Result<Found, MemoryError> {
         let error = |why| MemoryError::Backend {
-            path: self.qmp.path().into(),
+            hypervisor: self.hypervisor.name(),
             memdev: memdev.into(),
             why,
         };
         let size = self.shared_size(memdev).map_err(error)?;
         let mut pieces = vec![];
         let mut id = None;
-        // Machine types before 4.0 name the region after the backend's place in QEMU's tree.
-        let named = |ram: &&RamRange| ram.region.trim_start_matches("/objects/") == memdev;
-        for ram in self.ranges.iter().filter(named) {
-            let first = self.qmp.host_address(ram.range.start()).await?;
-            let last = GuestPhysAddr(ram.range.end().0 - 1);
-            let last = self.qmp.host_address(last).await?;
-            if last.0.checked_sub(first.0) != Some(ram.range.len().0 - 1) {
-                return Err(error(BackendError::InParts));
-            }
-            let mapped = process::mapped(self.root, self.pid, first, ram.range.len())
+        for Mapping { guest, host } in self.hypervisor.memory_map(memdev).await? {
+            let mapped = process::mapped(self.root, self.pid, host, guest.len())
                 .map_err(|source| error(source.into()))?;
             if *id.get_or_insert(mapped.file) != mapped.file {
                 return Err(error(BackendError::InParts));
             }
             pieces.push(Piece {
-                range: ram.range,
+                range: guest,
                 tier,
                 offset: mapped.offset,
             });
@@ -226,7 +210,7 @@ impl Search<'_> {
     fn shared_size(&self, memdev: &str) -> Result<ByteCount, BackendError> {
         let named = |backend: &&MemoryBackend| backend.id.as_deref() == Some(memdev);
         match self.backends.iter().find(named) {
-            Some(backend) if backend.share => Ok(ByteCount(backend.size)),
+            Some(backend) if backend.shared => Ok(backend.size),
             Some(_) => Err(BackendError::Private),
             None => {
                 let ids = self.backends.iter().filter_map(|b| b.id.as_deref());
@@ -257,10 +241,9 @@ impl Search<'_> {
 mod tests {
     use std::os::unix::fs::FileExt;
 
-    use demeter_policy::MIB;
+    use demeter_policy::{GuestPhysAddr, MIB};
 
     use super::*;
-    use crate::qmp::Limits;
     use crate::testing::FakeVm;
 
     fn vm() -> FakeVm {
@@ -276,9 +259,7 @@ mod tests {
         memdev: &PerTier<String>,
         claims: &Claims,
     ) -> Result<LiveBacking, String> {
-        let connection = Connection::open(&vm.qmp(), None, Limits::default())
-            .await
-            .unwrap();
+        let connection = vm.connect().await;
         let found = LiveBacking::find(Path::new("/"), name, &connection, memdev, claims).await;
         found.map_err(|error| error.to_string())
     }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use demeter_policy::{ByteCount, Pid};
 
 use super::{FileId, FileOffset};
-use crate::qmp::commands::HostVirtAddr;
+use crate::hypervisor::HostVirtAddr;
 
 /// Where in which file a piece of a process's memory lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,13 +30,14 @@ pub enum ProcessError {
     },
     /// The process does not have it.
     #[error(
-        "process {pid} has nothing mapped at {addr:#x}; the QMP socket must be opened by QEMU itself (-qmp unix:PATH,server=on,wait=off)"
+        "process {pid} has nothing mapped at {:#x}; the QMP socket must be opened by QEMU itself (-qmp unix:PATH,server=on,wait=off)",
+        addr.0
     )]
     NotMapped {
-        /// The process that listens on the QMP socket.
+        /// The process that runs the VM.
         pid: Pid,
         /// The address in it.
-        addr: u64,
+        addr: HostVirtAddr,
     },
     /// Punching the file would not take this memory away, or there is no file.
     #[error(
@@ -95,7 +96,10 @@ pub(super) fn mapped(
 ) -> Result<Mapped, ProcessError> {
     let path = root.join(format!("proc/{pid}/maps"));
     let text = fs::read_to_string(&path).map_err(|source| ProcessError::Read { path, source })?;
-    let not_mapped = |addr| ProcessError::NotMapped { pid, addr };
+    let not_mapped = |addr| ProcessError::NotMapped {
+        pid,
+        addr: HostVirtAddr(addr),
+    };
     let end = addr
         .0
         .checked_add(bytes.0)

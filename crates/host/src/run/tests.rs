@@ -11,7 +11,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
 use crate::api::tests::ask;
-use crate::testing::{FakeGuest, FakeVm};
+use crate::hypervisor::Event;
+use crate::testing::{FakeGuest, FakeVm, Told};
 use crate::view::{EventView, TierView, VmView};
 
 const SIZE: TierBytes = TierBytes {
@@ -227,7 +228,7 @@ async fn a_reset_empties_the_balloon_and_an_end_frees_the_pool() {
     let _guest = guest(&vm);
     let host = Host::start(folder(), &section("db", &vm, "")).await;
     host.until_owns("db", 32, 96).await;
-    vm.tell("RESET");
+    vm.tell(Told::Event(Event::Reset));
     let told = async {
         while !host
             .events()
