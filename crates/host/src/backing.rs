@@ -4,13 +4,17 @@ use std::io;
 
 use demeter_policy::{ByteCount, PhysRange, Tier};
 
+/// A position in a memory file, bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileOffset(pub u64);
+
 /// A part of the file that backs one tier of one VM, found by [`Backing::resolve`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Extent {
     /// Whose file.
     pub tier: Tier,
-    /// Where it begins in the file, in bytes.
-    pub offset: u64,
+    /// Where it begins in the file.
+    pub offset: FileOffset,
     /// Length, a multiple of the page size.
     pub len: ByteCount,
 }

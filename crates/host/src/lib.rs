@@ -4,10 +4,10 @@
 //! ```text
 //! API, policy → Controller → commands → one task per VM: Provisioner → guest, hypervisor
 //!                   ↑                              │
-//!                   └───────────── reports ────────┘
+//!                   └─────────── observations ─────┘
 //! ```
 //!
-//! The [`controller`] is pure: it decides, and keeps what it promised within the pool. A
+//! The [`controller`] is pure: it decides, and keeps what it committed within the pool. A
 //! [`provisioner`] carries a decision out on one VM; each VM has a task of its own, so that one
 //! that does not answer delays no other. Nothing that a guest says is believed before it is
 //! checked against the [`backing`] of its memory.

@@ -1,6 +1,6 @@
 //! The host's process: one task that decides, one for each VM, and the API.
 //!
-//! Whoever decides takes in news of VMs and orders of the API, writes down what was promised, and
+//! Whoever decides takes in news of VMs and changes from the API, writes down what was committed, and
 //! only then sends commands. Killed at any point, it starts again from what is on disk and asks
 //! the VMs for the rest.
 
@@ -21,19 +21,19 @@ use crate::VmName;
 use crate::api::{self, Handle, ListenError, Token};
 use crate::config::Config;
 use crate::controller::Refusal;
-use crate::memory::Claims;
+use crate::memory::FileOwners;
 use crate::store::{Store, StoreError};
 use crate::view::{EventLog, HostView};
 use crate::vm::VmTask;
 use deciding::Deciding;
 
-/// News of VMs and orders of the API that may wait.
+/// News of VMs and changes from the API that may wait.
 const QUEUE_MAX: usize = 64;
 
 /// Why the host controller does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// What was promised cannot be read or written.
+    /// What was committed cannot be read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The API cannot be offered.
@@ -93,8 +93,8 @@ pub async fn serve(
     let log = EventLog::default();
     let (view_in, view) = watch::channel(Arc::new(HostView::default()));
     let (news_in, news) = mpsc::channel(QUEUE_MAX);
-    let (orders_in, orders) = mpsc::channel(QUEUE_MAX);
-    let claims = Claims::default();
+    let (changes_in, changes) = mpsc::channel(QUEUE_MAX);
+    let owners = FileOwners::default();
     // Everything that was started ends with this function, whatever way it ends.
     let mut tasks = JoinSet::new();
     let mut commands = BTreeMap::new();
@@ -105,7 +105,7 @@ pub async fn serve(
             name: name.clone(),
             config: vm.clone(),
             root: root.into(),
-            claims: claims.clone(),
+            owners: owners.clone(),
             commands: received,
             news: news_in.clone(),
         };
@@ -115,7 +115,7 @@ pub async fn serve(
     let handle = Handle {
         view,
         log,
-        orders: orders_in,
+        changes: changes_in,
     };
     let tcp = async {
         match tcp.zip(token) {
@@ -126,7 +126,7 @@ pub async fn serve(
     let system = |what| move |source| RunError::System { what, source };
     tokio::select! {
         () = stop => Ok(()),
-        ended = deciding.run(news, orders) => match ended {},
+        ended = deciding.run(news, changes) => match ended {},
         ended = api::serve_unix(listener, handle.clone()) => ended.map_err(system("serve the API")),
         ended = tcp => ended.map_err(system("serve the API over TCP")),
     }

@@ -15,12 +15,12 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::VmName;
-use crate::agent::{Agent, Peer};
+use crate::agent::{Agent, GuestSession};
 use crate::config::{ProvisionerKind, VmConfig};
-use crate::controller::{Command, PATIENCE, Report};
+use crate::controller::{Command, Observation, PATIENCE};
 use crate::hypervisor::qemu::{self, Qemu};
 use crate::hypervisor::{Connection, Event, Events, Hypervisor, HypervisorError};
-use crate::memory::{Claims, LiveBacking, MemoryError};
+use crate::memory::{FileOwners, LiveBacking, MemoryError};
 use crate::process::Process;
 use crate::provisioner::balloon::Balloon;
 use crate::provisioner::virtio_balloon::VirtioBalloon;
@@ -45,7 +45,7 @@ const NO_AGENT: &str = "the guest's agent is not there yet; run demeter guest in
 #[derive(Debug)]
 pub(crate) enum News {
     /// For the controller.
-    Report(Report),
+    Observation(Observation),
     /// So much went back to the host.
     Returned(ByteCount),
     /// How the guest uses its memory.
@@ -64,7 +64,7 @@ pub(crate) struct VmTask {
     /// Where /proc is below.
     pub root: PathBuf,
     /// The memory files of all VMs.
-    pub claims: Claims,
+    pub owners: FileOwners,
     /// What the controller orders.
     pub commands: mpsc::Receiver<Command>,
     /// Where to tell what happens.
@@ -106,7 +106,7 @@ struct Watch {
 
 /// What the guest's agent tells.
 struct Guest {
-    peer: watch::Receiver<Option<Peer>>,
+    peer: watch::Receiver<Option<GuestSession>>,
     stats: watch::Receiver<Option<Stats>>,
     /// The guest's boot that was last told of.
     boot: Option<BootId>,
@@ -128,7 +128,7 @@ impl Watch {
             tokio::select! {
                 biased;
                 event = self.events.next() => match event? {
-                    Event::Reset => return Some(News::Report(Report::Reset)),
+                    Event::Reset => return Some(News::Observation(Observation::Reset)),
                     // The end of the connection follows, unless QEMU was told to stay.
                     Event::Shutdown => {}
                 },
@@ -163,12 +163,12 @@ impl Guest {
                     let before = std::mem::replace(&mut self.boot, boot);
                     match (before, boot) {
                         _ if !self.needed => {}
-                        (_, None) => return News::Report(Report::Lost),
+                        (_, None) => return News::Observation(Observation::Lost),
                         (Some(before), Some(boot)) if before != boot => {
-                            return News::Report(Report::Reset);
+                            return News::Observation(Observation::Reset);
                         }
                         // The agent came, or was started anew: all is to be asked again.
-                        (_, Some(_)) => return News::Report(Report::Here),
+                        (_, Some(_)) => return News::Observation(Observation::Here),
                     }
                 }
                 Ok(()) = self.stats.changed() => {
@@ -213,8 +213,12 @@ impl VmTask {
         // When it returns it has let go of the memory files: nothing of a VM that ended is kept.
         self.manage(connection).await?;
         let ended = process.ends_within(EXIT_GRACE).await;
-        let report = if ended { Report::Gone } else { Report::Lost };
-        self.tell(News::Report(report)).await
+        let observation = if ended {
+            Observation::Gone
+        } else {
+            Observation::Lost
+        };
+        self.tell(News::Observation(observation)).await
     }
 
     /// Manages the VM by its provisioner until the connection ends.
@@ -266,7 +270,7 @@ impl VmTask {
             self.name.as_str(),
             connection,
             &memdev,
-            &self.claims,
+            &self.owners,
         )
         .await
     }
@@ -284,7 +288,7 @@ impl VmTask {
             None => true,
         };
         self.tell(if here {
-            News::Report(Report::Here)
+            News::Observation(Observation::Here)
         } else {
             News::Trouble(NO_AGENT.into())
         })
@@ -309,7 +313,7 @@ impl VmTask {
                     biased;
                     news = watch.next() => match news {
                         Some(news) => {
-                            let disturbed = matches!(news, News::Report(_));
+                            let disturbed = matches!(news, News::Observation(_));
                             self.tell(news).await?;
                             if disturbed {
                                 break;
@@ -317,11 +321,11 @@ impl VmTask {
                         }
                         None => return Ok(()),
                     },
-                    (report, returned) = &mut work => {
+                    (observation, returned) = &mut work => {
                         if returned > ByteCount(0) {
                             self.tell(News::Returned(returned)).await?;
                         }
-                        self.tell(News::Report(report)).await?;
+                        self.tell(News::Observation(observation)).await?;
                         break;
                     }
                 }

@@ -19,7 +19,7 @@ use demeter_guest::balloon::{
     self, BalloonError, Cursor, Deflated, Inflated, Listed, NodeBalloon, Stop,
 };
 use demeter_host::agent::Agent;
-use demeter_host::backing::{Backing, Extent, NotInTier};
+use demeter_host::backing::{Backing, Extent, FileOffset, NotInTier};
 use demeter_host::provisioner::balloon::Balloon;
 use demeter_host::provisioner::{ProvisionError, Provisioner};
 use demeter_policy::{
@@ -87,7 +87,7 @@ impl Backing for Memory {
         let all = PhysRange::new(GuestPhysAddr(base(tier)), SIZE).unwrap();
         let extent = Extent {
             tier,
-            offset: range.start().0.wrapping_sub(base(tier)),
+            offset: FileOffset(range.start().0.wrapping_sub(base(tier))),
             len: range.len(),
         };
         let inside = all.covers(&range);
@@ -98,7 +98,7 @@ impl Backing for Memory {
         let fd = self.0.get(extent.tier).as_raw_fd();
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: changes the file only, which nobody has mapped.
-        match unsafe { libc::fallocate(fd, mode, extent.offset as i64, extent.len.0 as i64) } {
+        match unsafe { libc::fallocate(fd, mode, extent.offset.0 as i64, extent.len.0 as i64) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }

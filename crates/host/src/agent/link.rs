@@ -10,7 +10,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
-use super::Peer;
+use super::GuestSession;
 
 /// A guest that says nothing for so long is not there: its agent reports every second.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
@@ -56,7 +56,7 @@ impl Key {
 pub(super) struct Link {
     socket: PathBuf,
     asked: mpsc::Receiver<Question>,
-    peer: watch::Sender<Option<Peer>>,
+    peer: watch::Sender<Option<GuestSession>>,
     stats: watch::Sender<Option<Stats>>,
     /// The question whose last answer has not come.
     open: Option<(Key, mpsc::Sender<Message>)>,
@@ -66,7 +66,7 @@ impl Link {
     pub(super) fn new(
         socket: PathBuf,
         asked: mpsc::Receiver<Question>,
-        peer: watch::Sender<Option<Peer>>,
+        peer: watch::Sender<Option<GuestSession>>,
         stats: watch::Sender<Option<Stats>>,
     ) -> Self {
         Self {
@@ -197,7 +197,7 @@ impl Link {
     }
 
     fn meet(&mut self, hello: Hello) {
-        let peer = Peer {
+        let peer = GuestSession {
             boot_id: hello.boot_id,
             session: hello.session,
             nodes: hello.nodes,

@@ -17,7 +17,7 @@ use link::{Link, Question};
 
 /// A guest that has introduced itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Peer {
+pub struct GuestSession {
     /// Another one than before: the guest was reset.
     pub boot_id: BootId,
     /// Another one than before: the agent was started anew.
@@ -35,7 +35,7 @@ pub struct Away;
 #[derive(Debug)]
 pub struct Agent {
     questions: mpsc::Sender<Question>,
-    peer: watch::Receiver<Option<Peer>>,
+    peer: watch::Receiver<Option<GuestSession>>,
     stats: watch::Receiver<Option<Stats>>,
     /// The last request's id. Starts anywhere: a guest that still remembers the requests of a
     /// controller before this one must not take ours for them.
@@ -63,7 +63,7 @@ impl Agent {
     }
 
     /// Who is there, to look at and to wait for.
-    pub fn peer(&self) -> watch::Receiver<Option<Peer>> {
+    pub fn peer(&self) -> watch::Receiver<Option<GuestSession>> {
         self.peer.clone()
     }
 
@@ -128,7 +128,7 @@ impl Answers {
     }
 }
 
-impl Peer {
+impl GuestSession {
     /// Whether the guest has this node.
     pub fn has(&self, node: NodeId) -> bool {
         self.nodes.iter().any(|total| total.node == node)

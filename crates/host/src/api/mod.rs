@@ -64,7 +64,7 @@ pub struct Problem {
 
 /// What somebody wants of the controller.
 #[derive(Debug)]
-pub enum Order {
+pub enum Change {
     /// Another size for a VM.
     SetTiers {
         /// Which.
@@ -72,20 +72,20 @@ pub enum Order {
         /// What it shall have, where that changes.
         tiers: PerTier<Option<ByteCount>>,
         /// For the answer.
-        answer: oneshot::Sender<Result<(), Refusal>>,
+        answer: oneshot::Sender<Result<(), ChangeError>>,
     },
     /// Another policy.
     SetPolicy {
         /// Which.
         policy: Policy,
         /// For the answer.
-        answer: oneshot::Sender<Result<(), Refusal>>,
+        answer: oneshot::Sender<Result<(), ChangeError>>,
     },
 }
 
 /// Why the controller does not do as told.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum ChangeError {
     /// There is no such VM.
     #[error("there is no VM {0} in the configuration")]
     NoVm(VmName),
@@ -105,7 +105,7 @@ pub struct Handle {
     /// What happened.
     pub log: EventLog,
     /// To the controller.
-    pub orders: mpsc::Sender<Order>,
+    pub changes: mpsc::Sender<Change>,
 }
 
 /// Serves the API on a Unix socket until cancelled.
@@ -183,7 +183,7 @@ async fn set_tiers(
                 fast: bytes(tiers.fast_mib),
                 slow: bytes(tiers.slow_mib),
             };
-            order(&handle, |answer| Order::SetTiers { vm, tiers, answer }).await
+            change(&handle, |answer| Change::SetTiers { vm, tiers, answer }).await
         }
         Err(error) => problem(StatusCode::BAD_REQUEST, error),
     }
@@ -198,18 +198,18 @@ async fn set_policy(
         Err(rejected) => return rejected_body(&rejected),
     };
     match name.parse() {
-        Ok(policy) => order(&handle, |answer| Order::SetPolicy { policy, answer }).await,
+        Ok(policy) => change(&handle, |answer| Change::SetPolicy { policy, answer }).await,
         Err(error) => problem(StatusCode::BAD_REQUEST, error),
     }
 }
 
-/// Gives an order and answers as the controller does.
-async fn order(
+/// Asks for a change and answers as the controller does.
+async fn change(
     handle: &Handle,
-    make: impl FnOnce(oneshot::Sender<Result<(), Refusal>>) -> Order,
+    make: impl FnOnce(oneshot::Sender<Result<(), ChangeError>>) -> Change,
 ) -> Response {
     let (answer, answered) = oneshot::channel();
-    let answer = match handle.orders.send(make(answer)).await {
+    let answer = match handle.changes.send(make(answer)).await {
         Ok(()) => answered.await.ok(),
         Err(_) => None,
     };
@@ -217,9 +217,9 @@ async fn order(
         Some(Ok(())) => StatusCode::NO_CONTENT.into_response(),
         Some(Err(refusal)) => {
             let status = match refusal {
-                Refusal::NoVm(_) => StatusCode::NOT_FOUND,
-                Refusal::Conflict(_) => StatusCode::CONFLICT,
-                Refusal::State(_) => StatusCode::INTERNAL_SERVER_ERROR,
+                ChangeError::NoVm(_) => StatusCode::NOT_FOUND,
+                ChangeError::Conflict(_) => StatusCode::CONFLICT,
+                ChangeError::State(_) => StatusCode::INTERNAL_SERVER_ERROR,
             };
             problem(status, refusal)
         }

@@ -9,6 +9,8 @@ use std::os::unix::fs::MetadataExt;
 
 use demeter_policy::{ByteCount, PAGE_SIZE};
 
+use crate::backing::FileOffset;
+
 /// A file, whatever its name: device and inode (stat(2)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId {
@@ -24,10 +26,6 @@ impl fmt::Display for FileId {
         write!(f, "file {} of device {major}:{minor}", self.inode)
     }
 }
-
-/// A position in a memory file, bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FileOffset(pub u64);
 
 /// Bytes in a unit of st_blocks (stat(2)).
 const BLOCK_BYTES: u64 = 512;

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use demeter_policy::{ByteCount, PAGE_SIZE, PerTier, PhysRange, Pid, Tier, TierBytes};
 
-use super::claims::{Claim, Claims};
-use super::file::{FileId, FileOffset, MemoryFile};
+use super::file::{FileId, MemoryFile};
 use super::map::{MemoryMap, Overlap, Piece};
+use super::owners::{FileOwners, OwnedFile};
 use super::process::{self, ProcessError};
 use crate::backing::{Backing, Extent, NotInTier};
 use crate::hypervisor::{Connection, Hypervisor, HypervisorError, Mapping, MemoryBackend};
@@ -86,7 +86,7 @@ pub struct LiveBacking {
     sizes: TierBytes,
     files: PerTier<MemoryFile>,
     /// Held as long as the files may be punched.
-    _claims: PerTier<Claim>,
+    _owned: PerTier<OwnedFile>,
 }
 
 /// What is found out about one tier.
@@ -94,7 +94,7 @@ struct Found {
     size: ByteCount,
     pieces: Vec<Piece>,
     file: MemoryFile,
-    claim: Claim,
+    owned: OwnedFile,
 }
 
 impl LiveBacking {
@@ -105,7 +105,7 @@ impl LiveBacking {
         vm: &str,
         connection: &Connection<H>,
         memdev: &PerTier<String>,
-        claims: &Claims,
+        owners: &FileOwners,
     ) -> Result<Self, MemoryError> {
         let hypervisor = &connection.hypervisor;
         if let Some(device) = hypervisor.pinning_device().await? {
@@ -118,7 +118,7 @@ impl LiveBacking {
             hypervisor,
             pid: connection.process.pid,
             backends: hypervisor.backends().await?,
-            claims,
+            owners,
         };
         let fast = search.tier(Tier::Fast, &memdev.fast).await?;
         let slow = search.tier(Tier::Slow, &memdev.slow).await?;
@@ -137,9 +137,9 @@ impl LiveBacking {
                 fast: fast.file,
                 slow: slow.file,
             },
-            _claims: PerTier {
-                fast: fast.claim,
-                slow: slow.claim,
+            _owned: PerTier {
+                fast: fast.owned,
+                slow: slow.owned,
             },
         })
     }
@@ -156,7 +156,7 @@ impl Backing for LiveBacking {
 
     fn punch(&mut self, extent: Extent) -> io::Result<()> {
         let file = self.files.get(extent.tier);
-        file.punch(FileOffset(extent.offset), extent.len)
+        file.punch(extent.offset, extent.len)
     }
 
     fn backed(&self, tier: Tier) -> io::Result<ByteCount> {
@@ -171,7 +171,7 @@ struct Search<'a, H> {
     hypervisor: &'a H,
     pid: Pid,
     backends: Vec<MemoryBackend>,
-    claims: &'a Claims,
+    owners: &'a FileOwners,
 }
 
 impl<H: Hypervisor> Search<'_, H> {
@@ -197,12 +197,12 @@ impl<H: Hypervisor> Search<'_, H> {
             });
         }
         let id = id.ok_or_else(|| error(BackendError::NotInGuest))?;
-        let (file, claim) = self.open(tier, id).map_err(error)?;
+        let (file, owned) = self.open(tier, id).map_err(error)?;
         Ok(Found {
             size,
             pieces,
             file,
-            claim,
+            owned,
         })
     }
 
@@ -219,11 +219,11 @@ impl<H: Hypervisor> Search<'_, H> {
         }
     }
 
-    fn open(&self, tier: Tier, id: FileId) -> Result<(MemoryFile, Claim), BackendError> {
+    fn open(&self, tier: Tier, id: FileId) -> Result<(MemoryFile, OwnedFile), BackendError> {
         let owner = format!("{tier} memory of VM {}", self.vm);
-        let claim = self
-            .claims
-            .claim(id, owner)
+        let owned = self
+            .owners
+            .take(id, owner)
             .map_err(|other| BackendError::Shared { file: id, other })?;
         let file = MemoryFile::new(process::open(self.root, self.pid, id)?)?;
         if file.page_bytes().0 > PAGE_SIZE {
@@ -233,7 +233,7 @@ impl<H: Hypervisor> Search<'_, H> {
                 file.page_bytes()
             );
         }
-        Ok((file, claim))
+        Ok((file, owned))
     }
 }
 
@@ -257,10 +257,10 @@ mod tests {
         vm: &FakeVm,
         name: &str,
         memdev: &PerTier<String>,
-        claims: &Claims,
+        owners: &FileOwners,
     ) -> Result<LiveBacking, String> {
         let connection = vm.connect().await;
-        let found = LiveBacking::find(Path::new("/"), name, &connection, memdev, claims).await;
+        let found = LiveBacking::find(Path::new("/"), name, &connection, memdev, owners).await;
         found.map_err(|error| error.to_string())
     }
 
@@ -271,13 +271,13 @@ mod tests {
     #[tokio::test]
     async fn what_the_guest_names_is_what_is_punched() {
         let vm = vm();
-        let claims = Claims::default();
-        let mut backing = find(&vm, "a", &FakeVm::memdev(), &claims).await.unwrap();
+        let owners = FileOwners::default();
+        let mut backing = find(&vm, "a", &FakeVm::memdev(), &owners).await.unwrap();
         assert_eq!(backing.size(Tier::Slow), ByteCount(8 * MIB));
         // The second half of slow memory lies behind a hole.
         let high = range((4 << 30) + MIB, MIB);
         let extent = backing.resolve(Tier::Slow, high).unwrap();
-        assert_eq!(extent.offset, 5 * MIB);
+        assert_eq!(extent.offset.0, 5 * MIB);
         backing.punch(extent).unwrap();
         assert_eq!(backing.backed(Tier::Slow).unwrap(), ByteCount(7 * MIB));
         assert_eq!(backing.backed(Tier::Fast).unwrap(), ByteCount(4 * MIB));
@@ -302,29 +302,29 @@ mod tests {
     #[tokio::test]
     async fn no_file_is_two_vms_memory() {
         let vm = vm();
-        let claims = Claims::default();
-        let first = find(&vm, "a", &FakeVm::memdev(), &claims).await.unwrap();
-        let said = find(&vm, "b", &FakeVm::memdev(), &claims)
+        let owners = FileOwners::default();
+        let first = find(&vm, "a", &FakeVm::memdev(), &owners).await.unwrap();
+        let said = find(&vm, "b", &FakeVm::memdev(), &owners)
             .await
             .unwrap_err();
         assert!(said.contains("fast memory of VM a already"), "{said}");
         drop(first);
-        find(&vm, "b", &FakeVm::memdev(), &claims).await.unwrap();
+        find(&vm, "b", &FakeVm::memdev(), &owners).await.unwrap();
     }
 
     #[tokio::test]
     async fn memory_that_will_not_do_is_named_with_the_mend() {
-        let claims = Claims::default();
+        let owners = FileOwners::default();
         let memdev = |fast: &str| PerTier {
             fast: fast.into(),
             slow: "node1".into(),
         };
-        let said = find(&vm(), "a", &memdev("m9"), &claims).await.unwrap_err();
+        let said = find(&vm(), "a", &memdev("m9"), &owners).await.unwrap_err();
         assert!(
             said.contains("\"m9\"") && said.contains("there are: node0, node1"),
             "{said}"
         );
-        let said = find(&vm(), "a", &memdev("node1"), &claims)
+        let said = find(&vm(), "a", &memdev("node1"), &owners)
             .await
             .unwrap_err();
         assert!(
@@ -333,13 +333,13 @@ mod tests {
         );
         let private = vm();
         private.state().private = true;
-        let said = find(&private, "a", &FakeVm::memdev(), &claims)
+        let said = find(&private, "a", &FakeVm::memdev(), &owners)
             .await
             .unwrap_err();
         assert!(said.contains("share=on"), "{said}");
         let pinned = vm();
         pinned.state().pinned = true;
-        let said = find(&pinned, "a", &FakeVm::memdev(), &claims)
+        let said = find(&pinned, "a", &FakeVm::memdev(), &owners)
             .await
             .unwrap_err();
         assert!(said.contains("\"gpu0\""), "{said}");

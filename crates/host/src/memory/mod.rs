@@ -6,14 +6,14 @@
 //! (/proc/PID/maps), and lends the file (/proc/PID/fd). So it makes no difference whether memory
 //! is a memfd, a file in /dev/shm or on hugetlbfs, and whether its name is still there.
 
-mod claims;
 mod file;
 mod live;
 mod map;
+mod owners;
 mod process;
 
-pub use claims::Claims;
-pub use file::{FileId, FileOffset, MemoryFile};
+pub use file::{FileId, MemoryFile};
 pub use live::{LiveBacking, MemoryError};
 pub use map::{MemoryMap, Overlap, Piece};
+pub use owners::FileOwners;
 pub use process::ProcessError;

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use demeter_policy::{ByteCount, Pid};
 
-use super::{FileId, FileOffset};
+use super::FileId;
+use crate::backing::FileOffset;
 use crate::hypervisor::HostVirtAddr;
 
 /// Where in which file a piece of a process's memory lies.

@@ -35,7 +35,7 @@ use tokio::time::{Duration, Instant, timeout_at};
 
 use super::held::HeldSet;
 use super::{Progress, ProvisionError, Provisioner};
-use crate::agent::{Agent, Away, Peer};
+use crate::agent::{Agent, Away, GuestSession};
 use crate::backing::Backing;
 use ask::away;
 
@@ -94,7 +94,7 @@ impl<B: Backing> Balloon<B> {
     /// The view, asked anew if anything has disturbed it.
     async fn view(&mut self) -> Result<View, ProvisionError> {
         let oom_returned = self.oom_returned();
-        let current = |view: &View, peer: &Peer| {
+        let current = |view: &View, peer: &GuestSession| {
             (view.session, view.oom_returned) == (peer.session, oom_returned)
         };
         let peer = self.peer()?;
@@ -125,7 +125,7 @@ impl<B: Backing> Balloon<B> {
     }
 
     /// Who is there, if it has the nodes.
-    fn peer(&self) -> Result<Peer, ProvisionError> {
+    fn peer(&self) -> Result<GuestSession, ProvisionError> {
         let peer = self.agent.peer().borrow().clone();
         let peer = peer.ok_or_else(away)?;
         for tier in Tier::ALL {

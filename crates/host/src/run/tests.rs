@@ -83,7 +83,7 @@ impl Host {
         serde_json::from_str(body).unwrap()
     }
 
-    /// Waits until a VM is as described; never once may more be promised than there is.
+    /// Waits until a VM is as described; never once may more be committed than there is.
     async fn until(&self, vm: &str, what: &str, is: impl Fn(&VmView) -> bool) -> VmView {
         let end = Instant::now() + Duration::from_secs(20);
         loop {
@@ -219,7 +219,7 @@ async fn a_silent_vm_delays_no_other() {
         .until("silent", "in trouble", |vm| vm.problem.is_some())
         .await;
     // What it may still have counts.
-    assert_eq!(silent.counted.fast_bytes, 32 * MIB);
+    assert_eq!(silent.committed.fast_bytes, 32 * MIB);
 }
 
 #[tokio::test]

@@ -11,10 +11,11 @@ use demeter_policy::{
 use tokio::sync::Notify;
 
 use super::memfd;
+use crate::backing::FileOffset;
 use crate::hypervisor::{
     HostVirtAddr, Hypervisor, HypervisorError, Mapping, MemoryBackend, MemoryDevice,
 };
-use crate::memory::{FileOffset, MemoryFile};
+use crate::memory::MemoryFile;
 
 /// A tier's boot memory: a filled memfd, mapped.
 #[derive(Debug)]

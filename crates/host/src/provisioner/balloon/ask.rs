@@ -5,7 +5,7 @@ use demeter_proto::{GpaRange, Message, Outcome, Resize, SessionId};
 
 use super::{Balloon, View};
 use crate::agent::{Answers, Away};
-use crate::backing::{Backing, Extent};
+use crate::backing::{Backing, Extent, FileOffset};
 use crate::provisioner::ProvisionError;
 use crate::provisioner::held::HeldSet;
 
@@ -144,7 +144,7 @@ impl<B: Backing> Balloon<B> {
         &mut self,
         session: SessionId,
         tier: Tier,
-        runs: &[(u64, ByteCount)],
+        runs: &[(FileOffset, ByteCount)],
     ) -> Result<(), ProvisionError> {
         for batch in runs.chunks(PUNCHES_PER_PING) {
             self.agent.confirm(session).await.map_err(|Away| away())?;
