@@ -20,6 +20,7 @@ pub mod controller;
 pub mod hypervisor;
 pub mod memory;
 mod metrics;
+mod privileges;
 pub mod process;
 pub mod provisioner;
 mod run;

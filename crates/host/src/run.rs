@@ -21,7 +21,8 @@ use crate::VmName;
 use crate::api::{self, Handle, ListenError, Token};
 use crate::config::Config;
 use crate::controller::Refusal;
-use crate::memory::FileOwners;
+use crate::memory::HostFiles;
+use crate::privileges;
 use crate::store::{Store, StoreError};
 use crate::view::{EventLog, HostView};
 use crate::vm::VmTask;
@@ -60,6 +61,7 @@ pub enum RunError {
 /// Runs the host controller until SIGTERM or SIGINT. VMs stay as they are then.
 pub fn run(config: &Config) -> Result<(), RunError> {
     let system = |what| move |source| RunError::System { what, source };
+    privileges::give_up().map_err(system("give up privileges"))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         // One may be busy giving memory back while the other serves the rest.
         .worker_threads(2)
@@ -94,7 +96,11 @@ pub async fn serve(
     let (view_in, view) = watch::channel(Arc::new(HostView::default()));
     let (news_in, news) = mpsc::channel(QUEUE_MAX);
     let (changes_in, changes) = mpsc::channel(QUEUE_MAX);
-    let owners = FileOwners::default();
+    let files = HostFiles {
+        root: root.into(),
+        memory_paths: config.memory_paths.clone(),
+        ..HostFiles::default()
+    };
     // Everything that was started ends with this function, whatever way it ends.
     let mut tasks = JoinSet::new();
     let mut commands = BTreeMap::new();
@@ -104,8 +110,7 @@ pub async fn serve(
         let task = VmTask {
             name: name.clone(),
             config: vm.clone(),
-            root: root.into(),
-            owners: owners.clone(),
+            files: files.clone(),
             commands: received,
             news: news_in.clone(),
         };

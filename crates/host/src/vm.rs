@@ -5,7 +5,6 @@
 use std::future;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
-use std::path::PathBuf;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -20,7 +19,7 @@ use crate::config::{ProvisionerKind, VmConfig};
 use crate::controller::{Command, Observation, PATIENCE};
 use crate::hypervisor::qemu::{self, Qemu};
 use crate::hypervisor::{Connection, Event, Events, Hypervisor, HypervisorError};
-use crate::memory::{FileOwners, LiveBacking, MemoryError};
+use crate::memory::{HostFiles, LiveBacking, MemoryError};
 use crate::process::Process;
 use crate::provisioner::balloon::Balloon;
 use crate::provisioner::virtio_balloon::VirtioBalloon;
@@ -61,10 +60,8 @@ pub(crate) struct VmTask {
     pub name: VmName,
     /// Its configuration.
     pub config: VmConfig,
-    /// Where /proc is below.
-    pub root: PathBuf,
-    /// The memory files of all VMs.
-    pub owners: FileOwners,
+    /// Which files may be memory.
+    pub files: HostFiles,
     /// What the controller orders.
     pub commands: mpsc::Receiver<Command>,
     /// Where to tell what happens.
@@ -265,14 +262,7 @@ impl VmTask {
     ) -> Result<LiveBacking, MemoryError> {
         let memdev = |tier| self.config.tier(tier).memdev.clone().unwrap_or_default();
         let memdev = PerTier::from_fn(memdev);
-        LiveBacking::find(
-            &self.root,
-            self.name.as_str(),
-            connection,
-            &memdev,
-            &self.owners,
-        )
-        .await
+        LiveBacking::find(&self.files, self.name.as_str(), connection, &memdev).await
     }
 
     /// Carries out orders until the connection ends.

@@ -1,11 +1,12 @@
 //! The memory of a running VM, found anew with every connection to its hypervisor.
 
+use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::PathBuf;
 
 use demeter_policy::{ByteCount, PAGE_SIZE, PerTier, PhysRange, Pid, Tier, TierBytes};
 
-use super::file::{FileId, MemoryFile};
+use super::file::{FileId, Kind, MemoryFile};
 use super::map::{MemoryMap, Overlap, Piece};
 use super::owners::{FileOwners, OwnedFile};
 use super::process::{self, ProcessError};
@@ -66,6 +67,12 @@ pub enum BackendError {
     /// The process behind the socket does not have this memory.
     #[error(transparent)]
     Process(#[from] ProcessError),
+    /// It keeps what is written: more than memory may be in it.
+    #[error(
+        "it is {0}, which lies neither on tmpfs nor on hugetlbfs; use memory-backend-memfd, or name \
+         its folder in memory_paths"
+    )]
+    OnDisk(PathBuf),
     /// The file does not answer.
     #[error("{0}")]
     File(#[from] io::Error),
@@ -77,6 +84,41 @@ pub enum BackendError {
         /// Whose memory it is.
         other: String,
     },
+}
+
+/// Which of this host's files may be a VM's memory. Clones share the list of owners.
+#[derive(Debug, Clone)]
+pub struct HostFiles {
+    /// Where /proc is below.
+    pub root: PathBuf,
+    /// Folders whose files may be memory although they lie on a disk.
+    pub memory_paths: Vec<PathBuf>,
+    /// Whose memory each file is.
+    pub owners: FileOwners,
+}
+
+impl HostFiles {
+    /// Whether a file lies in one of the folders, by its path and by what lies there for us: a
+    /// process can have folders of its own where we have others.
+    fn allows(&self, file: &MemoryFile) -> io::Result<bool> {
+        let path = file.path()?;
+        let named = self
+            .memory_paths
+            .iter()
+            .any(|folder| path.starts_with(folder));
+        let here = fs::metadata(&path).is_ok_and(|meta| Some(FileId::of(&meta)) == file.id().ok());
+        Ok(named && here)
+    }
+}
+
+impl Default for HostFiles {
+    fn default() -> Self {
+        Self {
+            root: "/".into(),
+            memory_paths: vec![],
+            owners: FileOwners::default(),
+        }
+    }
 }
 
 /// The memory files of a running VM.
@@ -99,13 +141,12 @@ struct Found {
 
 impl LiveBacking {
     /// Finds the memory of a VM behind a connection. `memdev` names its backends, `vm` it itself
-    /// in messages; `root` is where /proc is below.
+    /// in messages.
     pub async fn find<H: Hypervisor>(
-        root: &Path,
+        host: &HostFiles,
         vm: &str,
         connection: &Connection<H>,
         memdev: &PerTier<String>,
-        owners: &FileOwners,
     ) -> Result<Self, MemoryError> {
         let hypervisor = &connection.hypervisor;
         if let Some(device) = hypervisor.pinning_device().await? {
@@ -113,15 +154,19 @@ impl LiveBacking {
             return Err(MemoryError::Pinned { hypervisor, device });
         }
         let search = Search {
-            root,
+            host,
             vm,
             hypervisor,
             pid: connection.process.pid,
             backends: hypervisor.backends().await?,
-            owners,
         };
         let fast = search.tier(Tier::Fast, &memdev.fast).await?;
         let slow = search.tier(Tier::Slow, &memdev.slow).await?;
+        if !connection.process.is_there() {
+            // Another one may have its number by now.
+            let why = format!("{} has ended", hypervisor.name());
+            return Err(HypervisorError::Gone(why).into());
+        }
         let pieces = [fast.pieces, slow.pieces].concat();
         let map = MemoryMap::new(pieces).map_err(|source| MemoryError::Overlap {
             hypervisor: hypervisor.name(),
@@ -166,12 +211,11 @@ impl Backing for LiveBacking {
 
 /// What a search for a VM's memory needs.
 struct Search<'a, H> {
-    root: &'a Path,
+    host: &'a HostFiles,
     vm: &'a str,
     hypervisor: &'a H,
     pid: Pid,
     backends: Vec<MemoryBackend>,
-    owners: &'a FileOwners,
 }
 
 impl<H: Hypervisor> Search<'_, H> {
@@ -185,7 +229,7 @@ impl<H: Hypervisor> Search<'_, H> {
         let mut pieces = vec![];
         let mut id = None;
         for Mapping { guest, host } in self.hypervisor.memory_map(memdev).await? {
-            let mapped = process::mapped(self.root, self.pid, host, guest.len())
+            let mapped = process::mapped(&self.host.root, self.pid, host, guest.len())
                 .map_err(|source| error(source.into()))?;
             if *id.get_or_insert(mapped.file) != mapped.file {
                 return Err(error(BackendError::InParts));
@@ -222,10 +266,14 @@ impl<H: Hypervisor> Search<'_, H> {
     fn open(&self, tier: Tier, id: FileId) -> Result<(MemoryFile, OwnedFile), BackendError> {
         let owner = format!("{tier} memory of VM {}", self.vm);
         let owned = self
+            .host
             .owners
             .take(id, owner)
             .map_err(|other| BackendError::Shared { file: id, other })?;
-        let file = MemoryFile::new(process::open(self.root, self.pid, id)?)?;
+        let file = MemoryFile::new(process::take(&self.host.root, self.pid, id)?)?;
+        if file.kind() == Kind::Disk && !self.host.allows(&file)? {
+            return Err(BackendError::OnDisk(file.path()?));
+        }
         if file.page_bytes().0 > PAGE_SIZE {
             tracing::info!(
                 "VM {}: {tier} memory lies in pages of {}; only whole ones return to the host",
@@ -240,27 +288,30 @@ impl<H: Hypervisor> Search<'_, H> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::FileExt;
+    use std::path::Path;
 
     use demeter_policy::{GuestPhysAddr, MIB};
 
     use super::*;
     use crate::testing::FakeVm;
 
+    const SIZE: TierBytes = TierBytes {
+        fast: ByteCount(4 * MIB),
+        slow: ByteCount(8 * MIB),
+    };
+
     fn vm() -> FakeVm {
-        FakeVm::new(TierBytes {
-            fast: ByteCount(4 * MIB),
-            slow: ByteCount(8 * MIB),
-        })
+        FakeVm::new(SIZE)
     }
 
     async fn find(
         vm: &FakeVm,
         name: &str,
         memdev: &PerTier<String>,
-        owners: &FileOwners,
+        host: &HostFiles,
     ) -> Result<LiveBacking, String> {
         let connection = vm.connect().await;
-        let found = LiveBacking::find(Path::new("/"), name, &connection, memdev, owners).await;
+        let found = LiveBacking::find(host, name, &connection, memdev).await;
         found.map_err(|error| error.to_string())
     }
 
@@ -271,8 +322,8 @@ mod tests {
     #[tokio::test]
     async fn what_the_guest_names_is_what_is_punched() {
         let vm = vm();
-        let owners = FileOwners::default();
-        let mut backing = find(&vm, "a", &FakeVm::memdev(), &owners).await.unwrap();
+        let host = HostFiles::default();
+        let mut backing = find(&vm, "a", &FakeVm::memdev(), &host).await.unwrap();
         assert_eq!(backing.size(Tier::Slow), ByteCount(8 * MIB));
         // The second half of slow memory lies behind a hole.
         let high = range((4 << 30) + MIB, MIB);
@@ -302,46 +353,86 @@ mod tests {
     #[tokio::test]
     async fn no_file_is_two_vms_memory() {
         let vm = vm();
-        let owners = FileOwners::default();
-        let first = find(&vm, "a", &FakeVm::memdev(), &owners).await.unwrap();
-        let said = find(&vm, "b", &FakeVm::memdev(), &owners)
-            .await
-            .unwrap_err();
+        let host = HostFiles::default();
+        let first = find(&vm, "a", &FakeVm::memdev(), &host).await.unwrap();
+        let said = find(&vm, "b", &FakeVm::memdev(), &host).await.unwrap_err();
         assert!(said.contains("fast memory of VM a already"), "{said}");
         drop(first);
-        find(&vm, "b", &FakeVm::memdev(), &owners).await.unwrap();
+        find(&vm, "b", &FakeVm::memdev(), &host).await.unwrap();
     }
 
     #[tokio::test]
     async fn memory_that_will_not_do_is_named_with_the_mend() {
-        let owners = FileOwners::default();
+        let host = HostFiles::default();
         let memdev = |fast: &str| PerTier {
             fast: fast.into(),
             slow: "node1".into(),
         };
-        let said = find(&vm(), "a", &memdev("m9"), &owners).await.unwrap_err();
+        let said = find(&vm(), "a", &memdev("m9"), &host).await.unwrap_err();
         assert!(
             said.contains("\"m9\"") && said.contains("there are: node0, node1"),
             "{said}"
         );
-        let said = find(&vm(), "a", &memdev("node1"), &owners)
-            .await
-            .unwrap_err();
+        let said = find(&vm(), "a", &memdev("node1"), &host).await.unwrap_err();
         assert!(
             said.contains("slow memory of VM a") || said.contains("fast memory of VM a"),
             "{said}"
         );
         let private = vm();
         private.state().private = true;
-        let said = find(&private, "a", &FakeVm::memdev(), &owners)
+        let said = find(&private, "a", &FakeVm::memdev(), &host)
             .await
             .unwrap_err();
         assert!(said.contains("share=on"), "{said}");
+        let read_only = vm();
+        read_only.state().protect(Tier::Fast);
+        let said = find(&read_only, "a", &FakeVm::memdev(), &host)
+            .await
+            .unwrap_err();
+        assert!(said.contains("may only read it"), "{said}");
         let pinned = vm();
         pinned.state().pinned = true;
-        let said = find(&pinned, "a", &FakeVm::memdev(), &owners)
+        let said = find(&pinned, "a", &FakeVm::memdev(), &host)
             .await
             .unwrap_err();
         assert!(said.contains("\"gpu0\""), "{said}");
+    }
+
+    #[tokio::test]
+    async fn a_file_on_disk_is_memory_only_where_the_operator_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let on_disk = FakeVm::new(SIZE);
+        let path = folder.path().join("memory");
+        on_disk.state().replace_file(Tier::Fast, &path);
+        let find_with = async |paths: &[&Path]| {
+            let host = HostFiles {
+                memory_paths: paths.iter().map(|path| path.to_path_buf()).collect(),
+                ..HostFiles::default()
+            };
+            find(&on_disk, "a", &FakeVm::memdev(), &host).await
+        };
+        if fstatfs_is_memory(folder.path()) {
+            eprintln!("skipped: {} lies in memory", folder.path().display());
+            return;
+        }
+        for wrong in [
+            &[][..],
+            &[Path::new("/nonexistent")],
+            &[&path.with_extension("x")],
+        ] {
+            let said = find_with(wrong).await.unwrap_err();
+            assert!(said.contains("memory_paths"), "{said}");
+        }
+        find_with(&[folder.path()]).await.unwrap();
+        // What has no path lies in no folder.
+        fs::remove_file(&path).unwrap();
+        assert!(find_with(&[folder.path()]).await.is_err());
+    }
+
+    fn fstatfs_is_memory(path: &Path) -> bool {
+        MemoryFile::new(fs::File::open(path).unwrap())
+            .unwrap()
+            .kind()
+            == Kind::Memory
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! Nothing is assumed about the machine. QEMU says which memory lies where for its guest and where
 //! it has mapped it itself; the kernel says which file that mapping is, at which offset
-//! (/proc/PID/maps), and lends the file (/proc/PID/fd). So it makes no difference whether memory
+//! (/proc/PID/maps), and lends the descriptor that the hypervisor itself has of it (pidfd_getfd(2)). So it makes no difference whether memory
 //! is a memfd, a file in /dev/shm or on hugetlbfs, and whether its name is still there.
 
 mod file;
@@ -12,8 +12,8 @@ mod map;
 mod owners;
 mod process;
 
-pub use file::{FileId, MemoryFile};
-pub use live::{LiveBacking, MemoryError};
+pub use file::{FileId, Kind, MemoryFile};
+pub use live::{HostFiles, LiveBacking, MemoryError};
 pub use map::{MemoryMap, Overlap, Piece};
 pub use owners::FileOwners;
 pub use process::ProcessError;

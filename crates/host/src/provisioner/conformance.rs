@@ -13,7 +13,7 @@ use super::{ProvisionError, Provisioner};
 use crate::agent::Agent;
 use crate::hypervisor::Connection;
 use crate::hypervisor::qemu::Qemu;
-use crate::memory::{FileOwners, LiveBacking};
+use crate::memory::{HostFiles, LiveBacking};
 use crate::testing::{FakeGuest, FakeVm};
 
 const SIZE: TierBytes = TierBytes {
@@ -126,8 +126,7 @@ async fn conforms(case: Case<impl Provisioner>) {
 
 async fn backing(connection: &Connection<Qemu>) -> LiveBacking {
     let memdev = FakeVm::memdev();
-    let root = std::path::Path::new("/");
-    LiveBacking::find(root, "vm", connection, &memdev, &FileOwners::default())
+    LiveBacking::find(&HostFiles::default(), "vm", connection, &memdev)
         .await
         .unwrap()
 }

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use demeter_policy::{
@@ -28,6 +29,10 @@ pub(super) struct BootMemory {
 impl BootMemory {
     fn new(bytes: u64) -> Self {
         let file = memfd(bytes);
+        Self::of(file, bytes)
+    }
+
+    fn of(file: File, bytes: u64) -> Self {
         for offset in (0..bytes).step_by(MIB as usize) {
             file.write_all_at(&[7; MIB as usize], offset).unwrap();
         }
@@ -116,6 +121,28 @@ impl State {
             private: false,
             pinned: false,
         }
+    }
+
+    /// From now on the hypervisor may only read a tier's memory.
+    pub fn protect(&mut self, tier: Tier) {
+        let memory = self.boot.get(tier);
+        let at = memory.address as *mut libc::c_void;
+        // SAFETY: what `BootMemory` mapped, which nothing refers to.
+        let result = unsafe { libc::mprotect(at, memory.bytes as usize, libc::PROT_READ) };
+        assert_eq!(result, 0);
+    }
+
+    /// Gives a tier a new file at `path`.
+    pub fn replace_file(&mut self, tier: Tier, path: &Path) {
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(path)
+            .unwrap();
+        let bytes = self.boot.get(tier).bytes;
+        file.set_len(bytes).unwrap();
+        *self.boot.get_mut(tier) = BootMemory::of(file, bytes);
     }
 
     pub(super) fn use_memory(&mut self, tier: Tier, bytes: ByteCount) {

@@ -175,8 +175,7 @@ impl Qemu {
             };
             let mut stream = UnixStream::connect(path).await.map_err(connect_error)?;
             let peer = PeerProcess::of(&stream).map_err(connect_error)?;
-            // SAFETY: geteuid has no arguments and always succeeds.
-            let own_uid = unsafe { libc::geteuid() };
+            let own_uid = rustix::process::geteuid().as_raw();
             if !peer.is_trusted(own_uid, owner_uid) {
                 return Err(QmpError::Foreign {
                     path: path.into(),
