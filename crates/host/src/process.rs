@@ -49,7 +49,7 @@ pub struct PeerProcess {
     /// The user it runs as.
     pub uid: u32,
     /// When it was started, ticks since boot: tells it from a later one with its number.
-    started: u64,
+    pub(crate) started: u64,
 }
 
 impl PeerProcess {

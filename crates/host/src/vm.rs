@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::VmName;
-use crate::agent::{Agent, GuestSession};
+use crate::agent::{Agent, Foreign, GuestSession};
 use crate::config::{ProvisionerKind, VmConfig};
 use crate::controller::{Command, Observation, PATIENCE};
 use crate::hypervisor::qemu::{self, Qemu};
@@ -103,6 +103,7 @@ struct Watch {
 
 /// What the guest's agent tells.
 struct Guest {
+    foreign: watch::Receiver<Option<Foreign>>,
     peer: watch::Receiver<Option<GuestSession>>,
     stats: watch::Receiver<Option<Stats>>,
     /// The guest's boot that was last told of.
@@ -168,6 +169,11 @@ impl Guest {
                         (_, Some(_)) => return News::Observation(Observation::Here),
                     }
                 }
+                Ok(()) = self.foreign.changed() => {
+                    if let Some(foreign) = &*self.foreign.borrow_and_update() {
+                        return News::Trouble(foreign.to_string());
+                    }
+                }
                 Ok(()) = self.stats.changed() => {
                     if let Some(stats) = self.stats.borrow_and_update().clone() {
                         return News::Usage(stats);
@@ -223,9 +229,10 @@ impl VmTask {
         let nodes = self.config.nodes();
         let deadline = Instant::now() + PATIENCE;
         let agent = self.config.agent.clone();
-        let agent = agent.map(|socket| Agent::connect(socket, random_id()));
+        let agent = agent.map(|socket| Agent::connect(socket, connection.process, random_id()));
         let needed = self.config.provisioner == ProvisionerKind::DemeterBalloon;
         let guest = agent.as_ref().map(|agent| Guest {
+            foreign: agent.foreign(),
             peer: agent.peer(),
             stats: agent.stats(),
             boot: None,

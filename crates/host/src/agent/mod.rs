@@ -8,11 +8,12 @@ mod link;
 
 use std::path::PathBuf;
 
-use demeter_policy::NodeId;
+use demeter_policy::{NodeId, Pid};
 use demeter_proto::{BootId, Message, NodeTotal, RequestId, SessionId, Stats};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
+use crate::process::PeerProcess;
 use link::{Link, Question};
 
 /// A guest that has introduced itself.
@@ -26,6 +27,19 @@ pub struct GuestSession {
     pub nodes: Vec<NodeTotal>,
 }
 
+/// The agent's socket is not the one of this VM.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the agent's socket {} belongs to process {found}, the VM is process {wanted}; give each VM its \
+     own agent socket, opened by its hypervisor itself (-chardev socket,path=..,server=on)",
+    socket.display()
+)]
+pub struct Foreign {
+    socket: PathBuf,
+    found: Pid,
+    wanted: Pid,
+}
+
 /// Nobody is there, or not for long enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the guest's agent is not there")]
@@ -35,6 +49,7 @@ pub struct Away;
 #[derive(Debug)]
 pub struct Agent {
     questions: mpsc::Sender<Question>,
+    foreign: watch::Receiver<Option<Foreign>>,
     peer: watch::Receiver<Option<GuestSession>>,
     stats: watch::Receiver<Option<Stats>>,
     /// The last request's id. Starts anywhere: a guest that still remembers the requests of a
@@ -44,22 +59,36 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Connects to the hypervisor's socket, now and whenever the connection breaks. `first` is
-    /// where request ids start, best a random number.
+    /// Connects to the hypervisor's socket, now and whenever the connection breaks, as long as it
+    /// is `server` that serves it. `first` is where request ids start, best a random number.
     ///
     /// Must be called within a tokio runtime.
-    pub fn connect(socket: PathBuf, first: RequestId) -> Self {
+    pub fn connect(socket: PathBuf, server: PeerProcess, first: RequestId) -> Self {
         let (questions, asked) = mpsc::channel(1);
         let (peer_sender, peer) = watch::channel(None);
         let (stats_sender, stats) = watch::channel(None);
-        let link = Link::new(socket, asked, peer_sender, stats_sender);
+        let (foreign_sender, foreign) = watch::channel(None);
+        let link = Link::new(
+            socket,
+            server,
+            foreign_sender,
+            asked,
+            peer_sender,
+            stats_sender,
+        );
         Self {
             questions,
+            foreign,
             peer,
             stats,
             request: first.0,
             task: tokio::spawn(link.run()),
         }
+    }
+
+    /// Whether somebody else serves the socket, to look at and to wait for.
+    pub fn foreign(&self) -> watch::Receiver<Option<Foreign>> {
+        self.foreign.clone()
     }
 
     /// Who is there, to look at and to wait for.

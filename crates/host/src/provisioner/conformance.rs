@@ -11,6 +11,7 @@ use super::virtio_balloon::VirtioBalloon;
 use super::virtio_mem::VirtioMem;
 use super::{ProvisionError, Provisioner};
 use crate::agent::Agent;
+use crate::agent::tests::own_process;
 use crate::hypervisor::Connection;
 use crate::hypervisor::qemu::Qemu;
 use crate::memory::{HostFiles, LiveBacking};
@@ -187,7 +188,7 @@ async fn demeter_balloon_conforms() {
 async fn guest(vm: &FakeVm) -> (FakeGuest, Agent) {
     let socket = vm.folder().join("agent");
     let guest = FakeGuest::new(socket.clone(), &vm.guest_ranges());
-    let agent = Agent::connect(socket, RequestId(7));
+    let agent = Agent::connect(socket, own_process(), RequestId(7));
     agent.peer().wait_for(Option::is_some).await.unwrap();
     (guest, agent)
 }

@@ -13,13 +13,13 @@ use std::time::Duration;
 
 use demeter_policy::{ByteCount, NodeId, PerTier, Tier, TierBytes};
 use demeter_proto::GpaRange;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixListener;
 use tokio::sync::{Notify, broadcast, mpsc};
 use tokio::task::JoinHandle;
 
+use crate::agent::tests::own_process;
 use crate::hypervisor::qemu::{Limits, Qemu};
 use crate::hypervisor::{Connection, Event, Events, Mapping};
-use crate::process::PeerProcess;
 use vm::{Simulated, State};
 
 pub(crate) use guest::FakeGuest;
@@ -93,11 +93,10 @@ impl FakeVm {
                 }
             }
         });
-        let (own, _) = UnixStream::pair().unwrap();
         Connection {
             hypervisor,
             events: Events::new(events),
-            process: PeerProcess::of(own).unwrap(),
+            process: own_process(),
         }
     }
 
