@@ -95,7 +95,7 @@ impl Backing for Memory {
         inside.then_some(extent).ok_or(NotInTier { range, tier })
     }
 
-    fn punch(&mut self, extent: Extent) -> io::Result<()> {
+    fn punch(&self, extent: Extent) -> io::Result<()> {
         let fd = self.0.get(extent.tier).as_raw_fd();
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: changes the file only, which nobody has mapped.
@@ -103,6 +103,10 @@ impl Backing for Memory {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
+    }
+
+    fn pinned_by(&self) -> io::Result<Option<String>> {
+        Ok(None)
     }
 
     fn backed(&self, tier: Tier) -> io::Result<ByteCount> {

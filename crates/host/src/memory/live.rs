@@ -12,6 +12,7 @@ use super::owners::{FileOwners, OwnedFile};
 use super::process::{self, ProcessError};
 use crate::backing::{Backing, Extent, NotInTier};
 use crate::hypervisor::{Connection, Hypervisor, HypervisorError, Mapping, MemoryBackend};
+use crate::process::PeerProcess;
 
 /// Why a VM's memory cannot be managed.
 #[derive(Debug, thiserror::Error)]
@@ -127,6 +128,8 @@ pub struct LiveBacking {
     map: MemoryMap,
     sizes: TierBytes,
     files: PerTier<MemoryFile>,
+    root: PathBuf,
+    process: PeerProcess,
     /// Held as long as the files may be punched.
     _owned: PerTier<OwnedFile>,
 }
@@ -173,6 +176,8 @@ impl LiveBacking {
             source,
         })?;
         Ok(Self {
+            root: host.root.clone(),
+            process: connection.process,
             map,
             sizes: TierBytes {
                 fast: fast.size,
@@ -199,9 +204,13 @@ impl Backing for LiveBacking {
         self.map.resolve(tier, range)
     }
 
-    fn punch(&mut self, extent: Extent) -> io::Result<()> {
+    fn punch(&self, extent: Extent) -> io::Result<()> {
         let file = self.files.get(extent.tier);
         file.punch(extent.offset, extent.len)
+    }
+
+    fn pinned_by(&self) -> io::Result<Option<String>> {
+        process::pinned_by(&self.root, self.process.pid)
     }
 
     fn backed(&self, tier: Tier) -> io::Result<ByteCount> {
@@ -323,7 +332,7 @@ mod tests {
     async fn what_the_guest_names_is_what_is_punched() {
         let vm = vm();
         let host = HostFiles::default();
-        let mut backing = find(&vm, "a", &FakeVm::memdev(), &host).await.unwrap();
+        let backing = find(&vm, "a", &FakeVm::memdev(), &host).await.unwrap();
         assert_eq!(backing.size(Tier::Slow), ByteCount(8 * MIB));
         // The second half of slow memory lies behind a hole.
         let high = range((4 << 30) + MIB, MIB);

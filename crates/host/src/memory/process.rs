@@ -190,6 +190,47 @@ pub(super) fn take(root: &Path, pid: Pid, file: FileId) -> Result<File, ProcessE
     Err(missing)
 }
 
+/// What a process has open that keeps its memory pinned, as far as descriptors show it.
+pub(super) fn pinned_by(root: &Path, pid: Pid) -> io::Result<Option<String>> {
+    let process = root.join(format!("proc/{pid}"));
+    for entry in fs::read_dir(process.join("fd"))? {
+        let entry = entry?;
+        // A descriptor may be closed while we look.
+        let Ok(target) = fs::read_link(entry.path()) else {
+            continue;
+        };
+        let target = target.to_string_lossy();
+        if PINNING.iter().any(|device| target.starts_with(device)) {
+            return Ok(Some(target.into_owned()));
+        }
+        if target == "anon_inode:[io_uring]" {
+            let info = fs::read_to_string(process.join("fdinfo").join(entry.file_name()));
+            if fixed_buffers(&info.unwrap_or_default()) {
+                return Ok(Some("an io_uring with fixed buffers".into()));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Devices whose users pin memory: VFIO (passed-through devices, NVMe in user space), IOMMUFD,
+/// vhost-vdpa, encrypted memory, RDMA.
+const PINNING: [&str; 5] = [
+    "/dev/vfio/",
+    "/dev/iommu",
+    "/dev/vhost-vdpa",
+    "/dev/sev",
+    "/dev/infiniband/",
+];
+
+/// Whether a ring has buffers registered, by its fdinfo (Linux' io_uring/fdinfo.c).
+fn fixed_buffers(info: &str) -> bool {
+    let counts = info
+        .lines()
+        .filter_map(|line| line.strip_prefix("UserBufs:"));
+    counts.into_iter().any(|count| count.trim() != "0")
+}
+
 impl FileId {
     pub(super) fn of(meta: &fs::Metadata) -> Self {
         Self {
@@ -286,5 +327,45 @@ nonsense
         assert_eq!(FileId::of(&opened.metadata().unwrap()), id);
         drop((reader, both, opened));
         assert!(matches!(taken(), Err(ProcessError::Closed { .. })));
+    }
+
+    #[test]
+    fn what_pins_memory_is_found_among_descriptors() {
+        use std::os::unix::fs::symlink;
+        let root = root();
+        let process = root.path().join("proc/9");
+        fs::create_dir_all(process.join("fd")).unwrap();
+        fs::create_dir_all(process.join("fdinfo")).unwrap();
+        let found = || pinned_by(root.path(), Pid(9)).unwrap();
+        let open = |number: &str, target| symlink(target, process.join("fd").join(number)).unwrap();
+        open("0", "/dev/vhost-net");
+        open("1", "anon_inode:[io_uring]");
+        open("2", "/dev/kvm");
+        fs::write(
+            process.join("fdinfo/1"),
+            "flags:\t02\nUserFiles:\t3\nUserBufs:\t0\n",
+        )
+        .unwrap();
+        assert_eq!(found(), None);
+        fs::write(
+            process.join("fdinfo/1"),
+            "UserBufs:\t2\n    0: 0x7f00/4096\n",
+        )
+        .unwrap();
+        assert_eq!(found().unwrap(), "an io_uring with fixed buffers");
+        fs::remove_file(process.join("fd/1")).unwrap();
+        for device in [
+            "/dev/vfio/17",
+            "/dev/vfio/vfio",
+            "/dev/iommu",
+            "/dev/vhost-vdpa-0",
+            "/dev/sev",
+        ] {
+            open("7", device);
+            assert_eq!(found().as_deref(), Some(device));
+            fs::remove_file(process.join("fd/7")).unwrap();
+        }
+        // Who cannot look does not go on.
+        assert!(pinned_by(root.path(), Pid(8)).is_err());
     }
 }

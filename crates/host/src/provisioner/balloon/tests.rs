@@ -100,7 +100,7 @@ impl Backing for TestBacking {
         })
     }
 
-    fn punch(&mut self, extent: Extent) -> io::Result<()> {
+    fn punch(&self, extent: Extent) -> io::Result<()> {
         let fd = self.0.get(extent.tier).as_raw_fd();
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: changes the file only, which nobody has mapped.
@@ -108,6 +108,10 @@ impl Backing for TestBacking {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
+    }
+
+    fn pinned_by(&self) -> io::Result<Option<String>> {
+        Ok(None)
     }
 
     fn backed(&self, tier: Tier) -> io::Result<ByteCount> {
