@@ -29,7 +29,7 @@ pub struct Config {
     #[serde(default = "default_state")]
     pub state: PathBuf,
     /// Folders whose files may be a VM's memory although they lie on a disk. Files on tmpfs (to
-    /// which memfds belong) and on hugetlbfs always may.
+    /// which memfds belong) always may.
     #[serde(default)]
     pub memory_paths: Vec<PathBuf>,
     /// How memory is divided between VMs, until the API says otherwise.

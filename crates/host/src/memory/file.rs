@@ -35,8 +35,10 @@ const BLOCK_BYTES: u64 = 512;
 /// What lies behind a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Memory: tmpfs, to which memfds belong, or hugetlbfs.
+    /// Memory: tmpfs, to which memfds belong.
     Memory,
+    /// Huge pages that are set aside: hugetlbfs, or a memfd of such.
+    Hugetlb,
     /// Something that keeps what is written.
     Disk,
 }
@@ -50,7 +52,6 @@ const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
 pub struct MemoryFile {
     file: File,
     kind: Kind,
-    page_bytes: u64,
 }
 
 impl MemoryFile {
@@ -58,16 +59,12 @@ impl MemoryFile {
     pub fn new(file: File) -> io::Result<Self> {
         let info = fstatfs(&file)?;
         // As the kernel's headers have the numbers: 32 bits.
-        let (kind, page_bytes) = match info.f_type as u32 {
-            TMPFS_MAGIC => (Kind::Memory, PAGE_SIZE),
-            HUGETLBFS_MAGIC => (Kind::Memory, info.f_bsize as u64),
-            _ => (Kind::Disk, PAGE_SIZE),
+        let kind = match info.f_type as u32 {
+            TMPFS_MAGIC => Kind::Memory,
+            HUGETLBFS_MAGIC => Kind::Hugetlb,
+            _ => Kind::Disk,
         };
-        Ok(Self {
-            file,
-            kind,
-            page_bytes,
-        })
+        Ok(Self { file, kind })
     }
 
     /// What lies behind the file.
@@ -83,11 +80,6 @@ impl MemoryFile {
     /// Which file it is.
     pub(super) fn id(&self) -> io::Result<FileId> {
         Ok(FileId::of(&self.file.metadata()?))
-    }
-
-    /// The pages that the file is made of: only whole ones return to the host.
-    pub fn page_bytes(&self) -> ByteCount {
-        ByteCount(self.page_bytes)
     }
 
     /// Bytes of host memory that the file takes now.
@@ -129,7 +121,6 @@ mod tests {
             let filled: Vec<u8> = (0..PAGES * PAGE_SIZE).map(|i| (i % 251 + 1) as u8).collect();
             file.write_all_at(&filled, 0).unwrap();
             let memory = MemoryFile::new(file.try_clone().unwrap()).unwrap();
-            prop_assert_eq!(memory.page_bytes(), ByteCount(PAGE_SIZE));
             prop_assert_eq!(memory.backed().unwrap(), ByteCount(PAGES * PAGE_SIZE));
 
             memory.punch(FileOffset(first * PAGE_SIZE), ByteCount(count * PAGE_SIZE)).unwrap();
@@ -154,6 +145,18 @@ mod tests {
             (1 << 63, PAGE_SIZE),
         ] {
             assert!(memory.punch(FileOffset(offset), ByteCount(bytes)).is_err());
+        }
+    }
+
+    #[test]
+    fn what_lies_behind_a_file_is_told() {
+        let kind = |file| MemoryFile::new(file).unwrap().kind();
+        assert_eq!(kind(memfd(PAGE_SIZE)), Kind::Memory);
+        assert_eq!(kind(File::open("/proc/self/stat").unwrap()), Kind::Disk);
+        // Takes no huge page as long as it is empty.
+        match rustix::fs::memfd_create("huge", rustix::fs::MemfdFlags::HUGETLB) {
+            Ok(file) => assert_eq!(kind(file.into()), Kind::Hugetlb),
+            Err(error) => eprintln!("skipped: no hugetlb memfd here: {error}"),
         }
     }
 }

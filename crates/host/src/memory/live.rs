@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 
-use demeter_policy::{ByteCount, PAGE_SIZE, PerTier, PhysRange, Pid, Tier, TierBytes};
+use demeter_policy::{ByteCount, PerTier, PhysRange, Pid, Tier, TierBytes};
 
 use super::file::{FileId, Kind, MemoryFile};
 use super::map::{MemoryMap, Overlap, Piece};
@@ -68,9 +68,16 @@ pub enum BackendError {
     /// The process behind the socket does not have this memory.
     #[error(transparent)]
     Process(#[from] ProcessError),
+    /// A hole would be no good: parts of huge pages do not return, and whole ones may not come again.
+    #[error(
+        "it lies on hugetlbfs, where a hole gives up the huge page's reservation: the VM would die of \
+         SIGBUS when it takes the memory again and none is left; use memory-backend-memfd without \
+         hugetlb, with transparent huge pages (/sys/kernel/mm/transparent_hugepage/shmem_enabled)"
+    )]
+    Hugetlb,
     /// It keeps what is written: more than memory may be in it.
     #[error(
-        "it is {0}, which lies neither on tmpfs nor on hugetlbfs; use memory-backend-memfd, or name \
+        "it is {0}, which does not lie on tmpfs; use memory-backend-memfd, or name \
          its folder in memory_paths"
     )]
     OnDisk(PathBuf),
@@ -280,15 +287,11 @@ impl<H: Hypervisor> Search<'_, H> {
             .take(id, owner)
             .map_err(|other| BackendError::Shared { file: id, other })?;
         let file = MemoryFile::new(process::take(&self.host.root, self.pid, id)?)?;
-        if file.kind() == Kind::Disk && !self.host.allows(&file)? {
-            return Err(BackendError::OnDisk(file.path()?));
-        }
-        if file.page_bytes().0 > PAGE_SIZE {
-            tracing::info!(
-                "VM {}: {tier} memory lies in pages of {}; only whole ones return to the host",
-                self.vm,
-                file.page_bytes()
-            );
+        match file.kind() {
+            Kind::Memory => {}
+            Kind::Hugetlb => return Err(BackendError::Hugetlb),
+            Kind::Disk if self.host.allows(&file)? => {}
+            Kind::Disk => return Err(BackendError::OnDisk(file.path()?)),
         }
         Ok((file, owned))
     }

@@ -4,7 +4,7 @@
 //! Nothing is assumed about the machine. QEMU says which memory lies where for its guest and where
 //! it has mapped it itself; the kernel says which file that mapping is, at which offset
 //! (/proc/PID/maps), and lends the descriptor that the hypervisor itself has of it (pidfd_getfd(2)). So it makes no difference whether memory
-//! is a memfd, a file in /dev/shm or on hugetlbfs, and whether its name is still there.
+//! is a memfd or a file in /dev/shm, and whether its name is still there.
 
 mod file;
 mod live;
