@@ -37,6 +37,9 @@ const EXIT_GRACE: Duration = Duration::from_secs(2);
 /// second.
 const FIRST_WORD: Duration = Duration::from_secs(2);
 
+/// How long after a change the VM is looked at anew.
+const SETTLE: Duration = Duration::from_millis(100);
+
 const NO_AGENT: &str = "the guest's agent is not there yet; run demeter guest in the VM, which \
                         needs a virtserialport named org.demeter.0";
 
@@ -95,9 +98,20 @@ impl<T: Into<Trouble>> From<T> for End {
     }
 }
 
+/// Why a VM is not managed any more as it was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cut {
+    /// The connection to the hypervisor has ended.
+    Gone,
+    /// What was found out may hold no more: all of it is to be found anew.
+    Changed,
+    /// What the guest says does not fit with what was found; as `Changed`, before it is judged.
+    Doubt,
+}
+
 /// What a VM's hypervisor and its guest tell by themselves.
-struct Watch {
-    events: Events,
+struct Watch<'a> {
+    events: &'a mut Events,
     guest: Option<Guest>,
 }
 
@@ -112,26 +126,23 @@ struct Guest {
     needed: bool,
 }
 
-impl Watch {
-    /// The next news, or `None` when the connection to the hypervisor has ended. May be dropped and called
-    /// again without losing any.
-    async fn next(&mut self) -> Option<News> {
-        loop {
-            let guest = async {
-                match &mut self.guest {
-                    Some(guest) => guest.next().await,
-                    None => future::pending().await,
-                }
-            };
-            tokio::select! {
-                biased;
-                event = self.events.next() => match event? {
-                    Event::Reset => return Some(News::Observation(Observation::Reset)),
-                    // The end of the connection follows, unless QEMU was told to stay.
-                    Event::Shutdown => {}
-                },
-                news = guest => return Some(news),
+impl Watch<'_> {
+    /// The next news, or why there are no more. May be dropped and called again without losing any.
+    async fn next(&mut self) -> Result<News, Cut> {
+        let guest = async {
+            match &mut self.guest {
+                Some(guest) => guest.next().await,
+                None => future::pending().await,
             }
+        };
+        tokio::select! {
+            biased;
+            event = self.events.next() => match event {
+                Some(Event::Reset) => Ok(News::Observation(Observation::Reset)),
+                Some(Event::Changed) => Err(Cut::Changed),
+                None => Err(Cut::Gone),
+            },
+            news = guest => Ok(news),
         }
     }
 }
@@ -211,10 +222,19 @@ impl VmTask {
     async fn session(&mut self) -> Result<(), End> {
         let limits = qemu::Limits::default();
         let connection = Qemu::connect(&self.config.qmp, self.config.owner_uid, limits).await;
-        let connection = connection.map_err(HypervisorError::from)?;
+        let mut connection = connection.map_err(HypervisorError::from)?;
         let process = Process::open(connection.process.pid)?;
         // When it returns it has let go of the memory files: nothing of a VM that ended is kept.
-        self.manage(connection).await?;
+        let mut doubted = false;
+        loop {
+            match self.manage(&mut connection, doubted).await? {
+                Cut::Gone => break,
+                cut => doubted = cut == Cut::Doubt,
+            }
+            self.tell(News::Observation(Observation::Lost)).await?;
+            // What comes in pairs, such as a stop and a resume, is looked at once.
+            self.rest(SETTLE).await?;
+        }
         let ended = process.ends_within(EXIT_GRACE).await;
         let observation = if ended {
             Observation::Gone
@@ -224,8 +244,13 @@ impl VmTask {
         self.tell(News::Observation(observation)).await
     }
 
-    /// Manages the VM by its provisioner until the connection ends.
-    async fn manage(&mut self, connection: Connection<impl Hypervisor>) -> Result<(), End> {
+    /// Manages the VM by its provisioner, as it is found now, until that is cut off. `doubted` is
+    /// whether it is found anew because the guest's word did not fit.
+    async fn manage(
+        &mut self,
+        connection: &mut Connection<impl Hypervisor>,
+        doubted: bool,
+    ) -> Result<Cut, End> {
         let nodes = self.config.nodes();
         let deadline = Instant::now() + PATIENCE;
         let agent = self.config.agent.clone();
@@ -240,9 +265,10 @@ impl VmTask {
         });
         match (self.config.provisioner, agent) {
             (ProvisionerKind::DemeterBalloon, Some(agent)) => {
-                let backing = self.backing(&connection).await?;
+                let backing = self.backing(connection).await?;
                 let balloon = Balloon::new(agent, backing, nodes, self.config.oom());
-                self.serve(balloon, connection.events, guest).await
+                self.serve(balloon, &mut connection.events, guest, doubted)
+                    .await
             }
             (ProvisionerKind::DemeterBalloon, None) => {
                 let why = "demeter-balloon needs the agent's socket".into();
@@ -252,13 +278,16 @@ impl VmTask {
             (ProvisionerKind::VirtioMem, _agent) => {
                 let memdev = PerTier::from_fn(|tier| self.config.tier(tier).memdev.clone());
                 let found =
-                    VirtioMem::find(connection.hypervisor, nodes, &memdev, deadline).await?;
-                self.serve(found, connection.events, guest).await
+                    VirtioMem::find(connection.hypervisor.clone(), nodes, &memdev, deadline)
+                        .await?;
+                self.serve(found, &mut connection.events, guest, doubted)
+                    .await
             }
             (ProvisionerKind::VirtioBalloon, _agent) => {
-                let backing = self.backing(&connection).await?;
-                let balloon = VirtioBalloon::new(connection.hypervisor, backing);
-                self.serve(balloon, connection.events, guest).await
+                let backing = self.backing(connection).await?;
+                let balloon = VirtioBalloon::new(connection.hypervisor.clone(), backing);
+                self.serve(balloon, &mut connection.events, guest, doubted)
+                    .await
             }
         }
     }
@@ -276,9 +305,10 @@ impl VmTask {
     async fn serve(
         &mut self,
         mut provisioner: impl Provisioner,
-        events: Events,
+        events: &mut Events,
         mut guest: Option<Guest>,
-    ) -> Result<(), End> {
+        doubted: bool,
+    ) -> Result<Cut, End> {
         tracing::info!("VM {}: managed by {}", self.name, provisioner.name());
         let here = match guest.as_mut() {
             Some(guest) => guest.arrives_within(FIRST_WORD).await,
@@ -295,11 +325,11 @@ impl VmTask {
             let command = tokio::select! {
                 biased;
                 news = watch.next() => match news {
-                    Some(news) => {
+                    Ok(news) => {
                         self.tell(news).await?;
                         continue;
                     }
-                    None => return Ok(()),
+                    Err(cut) => return Ok(cut),
                 },
                 command = self.commands.recv() => command.ok_or(End::Stopped)?,
             };
@@ -309,16 +339,20 @@ impl VmTask {
                     // A reset comes before what is being carried out: that must stop.
                     biased;
                     news = watch.next() => match news {
-                        Some(news) => {
+                        Ok(news) => {
                             let disturbed = matches!(news, News::Observation(_));
                             self.tell(news).await?;
                             if disturbed {
                                 break;
                             }
                         }
-                        None => return Ok(()),
+                        Err(cut) => return Ok(cut),
                     },
                     (observation, returned) = &mut work => {
+                        // Nobody is called a liar by a map that may be old.
+                        if matches!(observation, Observation::Hostile { .. }) && !doubted {
+                            return Ok(Cut::Doubt);
+                        }
                         if returned > ByteCount(0) {
                             self.tell(News::Returned(returned)).await?;
                         }

@@ -106,9 +106,9 @@ async fn conforms<H: Hypervisor>(vm: FakeVm, connection: Connection<H>) {
 
     // What happens is told in order, and that it cannot be told any more as well.
     vm.tell(Told::Event(Event::Reset));
-    vm.tell(Told::Event(Event::Shutdown));
+    vm.tell(Told::Event(Event::Changed));
     assert_eq!(soon(events.next()).await, Some(Event::Reset));
-    assert_eq!(soon(events.next()).await, Some(Event::Shutdown));
+    assert_eq!(soon(events.next()).await, Some(Event::Changed));
     vm.state().silent = true;
     let silent = soon(hypervisor.backends()).await;
     assert!(

@@ -89,8 +89,9 @@ impl Events {
 pub enum Event {
     /// The machine was reset: its memory is as after power-on, and its balloon is empty.
     Reset,
-    /// The machine is going down.
-    Shutdown,
+    /// The machine was stopped, goes on, is migrated, or got or lost a device: where its memory lies
+    /// and what is in it may have changed.
+    Changed,
 }
 
 /// Memory that a VM was started with.

@@ -308,3 +308,54 @@ async fn a_policy_divides_and_is_remembered() {
     let host = Host::start(folder, &section).await;
     assert_eq!(host.view().await.policy, "shares");
 }
+
+#[tokio::test]
+async fn after_a_resume_all_is_found_anew() {
+    let vm = FakeVm::new(SIZE);
+    let guest = guest(&vm);
+    let host = Host::start(folder(), &section("db", &vm, "")).await;
+    host.until_owns("db", 32, 96).await;
+    // A snapshot without a balloon was loaded: the memory is back, and nothing is held.
+    guest.forget();
+    vm.tell(Told::Event(Event::Changed));
+    let again = async {
+        while guest.held_blocks() != 32 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon(again).await;
+    host.until_owns("db", 32, 96).await;
+    // Memory that was managed a moment ago is not any more what it was.
+    vm.state().protect(Tier::Fast);
+    vm.tell(Told::Event(Event::Changed));
+    let refused = |vm: &VmView| vm.problem.as_ref().is_some_and(|p| p.contains("only read"));
+    host.until("db", "looked at again", refused).await;
+}
+
+#[tokio::test]
+async fn a_liar_is_looked_at_twice_and_marked_once() {
+    let vm = FakeVm::new(SIZE);
+    let mut ranges = vm.guest_ranges();
+    ranges[0].1.start.0 += 1 << 40;
+    let _liar = FakeGuest::new(vm.folder().join("agent"), &ranges);
+    let host = Host::start(folder(), &section("db", &vm, "")).await;
+    let db = host.until("db", "marked", |vm| vm.state == "marked").await;
+    assert!(
+        db.problem
+            .unwrap()
+            .contains("is not in the VM's fast memory")
+    );
+    assert_eq!(backed(&vm, Tier::Fast), 64 * MIB);
+    let events = host.events().await;
+    let count = |what| {
+        events
+            .iter()
+            .filter(|event| event.text.contains(what))
+            .count()
+    };
+    assert_eq!(
+        (count("left alone"), count("is here")),
+        (1, 2),
+        "{events:#?}"
+    );
+}

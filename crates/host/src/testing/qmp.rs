@@ -118,7 +118,7 @@ async fn speak(
             event = events.recv() => {
                 let event = match event {
                     Ok(Told::Event(Event::Reset)) => "RESET",
-                    Ok(Told::Event(Event::Shutdown)) => "SHUTDOWN",
+                    Ok(Told::Event(Event::Changed)) => "RESUME",
                     Ok(Told::SizeChange) => "BALLOON_CHANGE",
                     Err(_) => return Ok(()),
                 };

@@ -221,6 +221,15 @@ impl Qemu {
         tokio::spawn(task.run(received));
         let hypervisor = Self { shared, calls };
         let _: Value = hypervisor.execute("qmp_capabilities", json!({})).await?;
+        // Without this QEMU tells nothing of migrations; where it cannot, there are none.
+        let told = json!({"capabilities": [{"capability": "events", "state": true}]});
+        match hypervisor
+            .execute::<Value>("migrate-set-capabilities", told)
+            .await
+        {
+            Ok(_) | Err(QmpError::Refused { .. }) => {}
+            Err(error) => return Err(error),
+        }
         Ok(Connection {
             hypervisor,
             events: Events::new(events),

@@ -131,7 +131,11 @@ fn brief(name: &str) -> String {
 fn event(name: &Value) -> Notice {
     match name.as_str() {
         Some("RESET") => Notice::Tell(Event::Reset),
-        Some("SHUTDOWN") => Notice::Tell(Event::Shutdown),
+        Some(
+            // A snapshot that is loaded stops the machine and lets it go on; it is no reset.
+            "STOP" | "RESUME" | "MIGRATION" | "DEVICE_DELETED" | "ACPI_DEVICE_OST"
+            | "MEM_UNPLUG_ERROR",
+        ) => Notice::Tell(Event::Changed),
         Some("MEMORY_DEVICE_SIZE_CHANGE" | "BALLOON_CHANGE") => Notice::SizeChange,
         _ => Notice::Other,
     }

@@ -74,6 +74,9 @@ async fn greet(stream: &mut BufReader<UnixStream>) {
     let negotiation = heard(stream).await.unwrap();
     assert_eq!(negotiation["execute"], "qmp_capabilities");
     answer(stream, &negotiation, json!({})).await;
+    let events = heard(stream).await.unwrap();
+    assert_eq!(events["execute"], "migrate-set-capabilities");
+    answer(stream, &events, json!({})).await;
 }
 
 /// Waits until the client hangs up.
@@ -96,11 +99,7 @@ async fn commands_are_answered_and_events_kept_in_order() {
         answer(&mut stream, &balloon, json!({})).await;
         let refused = heard(&mut stream).await.unwrap();
         let line = json!({"error": {"class": "DeviceNotActive", "desc": "No balloon"}, "id": refused["id"]});
-        say(
-            &mut stream,
-            &format!("{line}\n{{\"event\": \"SHUTDOWN\"}}\n"),
-        )
-        .await;
+        say(&mut stream, &format!("{line}\n{{\"event\": \"STOP\"}}\n")).await;
     });
     let mut connection = fake.open(Limits::default()).await.unwrap();
     assert_eq!(connection.process.pid.0, std::process::id());
@@ -115,7 +114,7 @@ async fn commands_are_answered_and_events_kept_in_order() {
     let said = refused.await.unwrap_err().to_string();
     assert!(said.contains("refuses query-balloon: No balloon"), "{said}");
     assert_eq!(connection.events.next().await, Some(Event::Reset));
-    assert_eq!(connection.events.next().await, Some(Event::Shutdown));
+    assert_eq!(connection.events.next().await, Some(Event::Changed));
     assert_eq!(connection.events.next().await, None, "the server has gone");
     let late = connection
         .hypervisor
@@ -222,7 +221,7 @@ async fn lies_and_floods_end_the_connection_with_a_reason() {
         ("{\"event\": \"RESET\"}\n".repeat(1000), "faster than"),
         ("[".repeat(100_000) + "\n", "no JSON object"),
         (
-            String::from("{\"return\": \"text\", \"id\": 2}\n"),
+            String::from("{\"return\": \"text\", \"id\": 3}\n"),
             "unknown",
         ),
     ] {
