@@ -2,7 +2,7 @@
 //!
 //! - `GET /v1/status`: the [`Status`](crate::status::Status) as JSON.
 //! - `GET /metrics`: the same for Prometheus.
-//! - `POST /v1/pause`, `POST /v1/resume`.
+//! - `POST /v1/pause`, `POST /v1/resume`; not over TCP.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use demeter_http::{BindError, SocketFile};
+use demeter_http::{BindError, Limits, SocketFile};
 use tokio::sync::oneshot;
 
 use crate::agent::Command;
@@ -66,18 +66,23 @@ impl Server {
             .map(|addr| std::net::TcpListener::bind(addr).map_err(error(addr.to_string())))
             .transpose()?;
         let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_io()
+            // Time too: a listener that finds no descriptor left waits.
+            .enable_all()
             .build()
             .map_err(error(socket.display().to_string()))?;
-        let app = Router::new()
+        let app = App { status, commands };
+        let to_look_at = Router::new()
             .route(
                 "/v1/status",
                 get(|State(app): State<App>| async move { Json(app.status.get()) }),
             )
-            .route("/metrics", get(metrics))
+            .route("/metrics", get(metrics));
+        // Over TCP anybody may come: nothing is changed there.
+        let over_tcp = to_look_at.clone().with_state(app.clone());
+        let app = to_look_at
             .route("/v1/pause", post(|state| command(state, Command::Pause)))
             .route("/v1/resume", post(|state| command(state, Command::Resume)))
-            .with_state(App { status, commands });
+            .with_state(app);
         let thread = std::thread::spawn(move || {
             runtime.block_on(async move {
                 if let Some(tcp) = tcp {
@@ -86,14 +91,18 @@ impl Server {
                         .and_then(|()| tokio::net::TcpListener::from_std(tcp));
                     match listener {
                         Ok(listener) => {
-                            tokio::spawn(axum::serve(listener, app.clone()).into_future());
+                            tokio::spawn(demeter_http::serve(
+                                listener,
+                                over_tcp,
+                                Limits::default(),
+                            ));
                         }
                         Err(error) => tracing::error!("TCP is not served: {error}"),
                     }
                 }
                 match tokio::net::UnixListener::from_std(unix) {
                     Ok(listener) => {
-                        let serve = axum::serve(listener, app).into_future();
+                        let serve = demeter_http::serve(listener, app, Limits::default());
                         tokio::select! { _ = serve => (), _ = stopped => () }
                     }
                     Err(error) => tracing::error!("the socket is not served: {error}"),
@@ -183,5 +192,25 @@ mod tests {
         );
         drop(server);
         assert!(!socket.exists());
+    }
+
+    #[test]
+    fn over_tcp_nothing_is_changed() {
+        use std::io::{Read, Write};
+        let dir = tempfile::tempdir().unwrap();
+        let (commands, received) = mpsc::channel();
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = free.local_addr().unwrap();
+        drop(free);
+        let socket = dir.path().join("guest.sock");
+        let _server = Server::start(&socket, Some(address), StatusCell::default(), commands);
+        for (question, status) in [("POST /v1/pause", "404"), ("GET /v1/status", "200")] {
+            let mut stream = std::net::TcpStream::connect(address).unwrap();
+            write!(stream, "{question} HTTP/1.0\r\n\r\n").unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            assert!(answer.contains(status), "{question}: {answer}");
+        }
+        assert_eq!(received.try_iter().count(), 0);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
 /// What the controller needs of root's rights: to look at processes of other users and to take
@@ -19,6 +20,18 @@ pub(crate) fn give_up() -> io::Result<()> {
     set_capabilities(None, sets)?;
     rustix::thread::set_no_new_privs(true)?;
     Ok(())
+}
+
+/// Lets this process open as many files as it ever may, and says how many that are.
+pub(crate) fn raise_descriptors() -> u64 {
+    let limits = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limits.maximum,
+        maximum: limits.maximum,
+    };
+    // A soft limit may always be raised to the hard one; if not, what there is counts.
+    let _ = setrlimit(Resource::Nofile, raised);
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

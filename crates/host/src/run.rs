@@ -31,6 +31,12 @@ use deciding::Deciding;
 /// News of VMs and changes from the API that may wait.
 const QUEUE_MAX: usize = 64;
 
+/// Open files of a VM: its sockets, its process, its memory, and what looking at them takes.
+const DESCRIPTORS_PER_VM: u64 = 8;
+
+/// Open files of everything else: clients on both sockets, the state file, the runtime.
+const DESCRIPTORS: u64 = 192;
+
 /// Why the host controller does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
@@ -48,6 +54,17 @@ pub enum RunError {
         /// Why.
         refusal: Refusal,
     },
+    /// The process may not open enough files.
+    #[error(
+        "{needed} open files are needed for so many VMs, {most} are allowed; raise LimitNOFILE= in the \
+         unit, or ulimit -n"
+    )]
+    Descriptors {
+        /// By its VMs and clients.
+        needed: u64,
+        /// By the hard limit.
+        most: u64,
+    },
     /// The system does not give what the process needs.
     #[error("cannot {what}: {source}")]
     System {
@@ -62,6 +79,11 @@ pub enum RunError {
 pub fn run(config: &Config) -> Result<(), RunError> {
     let system = |what| move |source| RunError::System { what, source };
     privileges::give_up().map_err(system("give up privileges"))?;
+    let needed = DESCRIPTORS + DESCRIPTORS_PER_VM * config.vms.len() as u64;
+    let most = privileges::raise_descriptors();
+    if most < needed {
+        return Err(RunError::Descriptors { needed, most });
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         // One may be busy giving memory back while the other serves the rest.
         .worker_threads(2)
@@ -128,12 +150,11 @@ pub async fn serve(
             None => future::pending().await,
         }
     };
-    let system = |what| move |source| RunError::System { what, source };
     tokio::select! {
         () = stop => Ok(()),
         ended = deciding.run(news, changes) => match ended {},
-        ended = api::serve_unix(listener, handle.clone()) => ended.map_err(system("serve the API")),
-        ended = tcp => ended.map_err(system("serve the API over TCP")),
+        ended = api::serve_unix(listener, handle.clone()) => match ended {},
+        ended = tcp => match ended {},
     }
 }
 

@@ -1,4 +1,5 @@
-//! HTTP on Unix sockets: [`bind`] makes the socket of a server, [`ask`] is the client.
+//! HTTP on Unix sockets: [`bind`] makes the socket of a server, [`serve`] serves it within limits,
+//! [`ask`] is the client.
 //!
 //! The guest's agent and the host's controller serve axum routers on such sockets; the command
 //! line and the lab ask them. A client for one short question needs no runtime and no library: an
@@ -6,6 +7,8 @@
 
 mod bind;
 mod client;
+mod serve;
 
 pub use bind::{BindError, SocketFile, bind};
 pub use client::{AskError, ask};
+pub use serve::{Limits, serve};

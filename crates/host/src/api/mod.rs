@@ -11,6 +11,7 @@
 
 mod listen;
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::extract::rejection::JsonRejection;
@@ -20,6 +21,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, put};
 use axum::{Json, Router};
+use demeter_http::Limits;
 use demeter_policy::provision::Policy;
 use demeter_policy::{ByteCount, MIB, PerTier};
 use serde::{Deserialize, Serialize};
@@ -109,14 +111,14 @@ pub struct Handle {
 }
 
 /// Serves the API on a Unix socket until cancelled.
-pub async fn serve_unix(listener: UnixListener, handle: Handle) -> std::io::Result<()> {
-    axum::serve(listener, router(handle)).await
+pub async fn serve_unix(listener: UnixListener, handle: Handle) -> Infallible {
+    demeter_http::serve(listener, router(handle), Limits::default()).await
 }
 
 /// Serves the API over TCP, to those with the token, until cancelled.
-pub async fn serve_tcp(listener: TcpListener, handle: Handle, token: Token) -> std::io::Result<()> {
+pub async fn serve_tcp(listener: TcpListener, handle: Handle, token: Token) -> Infallible {
     let guarded = router(handle).layer(middleware::from_fn_with_state(Arc::new(token), authorize));
-    axum::serve(listener, guarded).await
+    demeter_http::serve(listener, guarded, Limits::default()).await
 }
 
 fn router(handle: Handle) -> Router {
