@@ -3,8 +3,8 @@
 
 #![no_main]
 
-use demeter_host::qmp::decode::{Decoder, Message};
-use demeter_host::qmp::mtree;
+use demeter_host::hypervisor::qemu::decode::{Decoder, Message};
+use demeter_host::hypervisor::qemu::mtree;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|pieces: Vec<&[u8]>| {

@@ -108,9 +108,9 @@ fn draw(frame: &mut Frame, shown: &Shown) {
         view.vms.len()
     );
     frame.render_widget(Line::from(text).style(Modifier::BOLD), title);
-    let (pool, counted) = (view.pool, view.counted);
-    pool_gauge(frame, fast, "fast", counted.fast_bytes, pool.fast_bytes);
-    pool_gauge(frame, slow, "slow", counted.slow_bytes, pool.slow_bytes);
+    let (pool, committed) = (view.pool, view.committed);
+    pool_gauge(frame, fast, "fast", committed.fast_bytes, pool.fast_bytes);
+    pool_gauge(frame, slow, "slow", committed.slow_bytes, pool.slow_bytes);
     frame.render_widget(vm_table(&view.vms), table);
     let room = usize::from(events.height.saturating_sub(2));
     let newest = shown.events.len().saturating_sub(room);
@@ -122,10 +122,10 @@ fn draw(frame: &mut Frame, shown: &Shown) {
     frame.render_widget(Paragraph::new(lines).block(block), events);
 }
 
-fn pool_gauge(frame: &mut Frame, area: Rect, tier: &str, counted: u64, pool: u64) {
-    let label = format!("{tier} {} of {} MiB promised", counted / MIB, pool / MIB);
+fn pool_gauge(frame: &mut Frame, area: Rect, tier: &str, committed: u64, pool: u64) {
+    let label = format!("{tier} {} of {} MiB committed", committed / MIB, pool / MIB);
     let gauge = Gauge::default()
-        .ratio(share(counted, pool))
+        .ratio(share(committed, pool))
         .label(label)
         .gauge_style(tier_color(tier));
     frame.render_widget(gauge, area);
@@ -219,7 +219,7 @@ mod tests {
             version: "0.1.0".into(),
             policy: Policy::Wss,
             pool: mib(1000, 4000),
-            counted: mib(300, 4000),
+            committed: mib(300, 4000),
             violations: 0,
             vms: vec![
                 VmView {
@@ -256,8 +256,8 @@ mod tests {
         let screen = screen(120, 14, &shown());
         for want in [
             "demeter 0.1.0  policy wss  2 VMs",
-            "fast 300 of 1000 MiB promised",
-            "slow 4000 of 4000 MiB promised",
+            "fast 300 of 1000 MiB committed",
+            "slow 4000 of 4000 MiB committed",
             "100/200",
             "██████░░░░░░",
             "800/800",

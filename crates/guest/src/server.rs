@@ -2,14 +2,11 @@
 //!
 //! - `GET /v1/status`: the [`Status`](crate::status::Status) as JSON.
 //! - `GET /metrics`: the same for Prometheus.
-//! - `POST /v1/pause`, `POST /v1/resume`.
+//! - `POST /v1/pause`, `POST /v1/resume`; not over TCP.
 
-use std::fs;
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 
@@ -18,6 +15,7 @@ use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use demeter_http::{BindError, Limits, SocketFile};
 use tokio::sync::oneshot;
 
 use crate::agent::Command;
@@ -26,13 +24,10 @@ use crate::status::StatusCell;
 /// Why the server does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// Another agent answers on the socket.
-    #[error("another agent answers on {0}; stop it, or give this one another --socket")]
-    Taken(PathBuf),
-    /// Something that is not a socket has its path.
-    #[error("{0} exists and is not a socket; remove it, or give another --socket")]
-    NotASocket(PathBuf),
-    /// The socket cannot be made.
+    /// The Unix socket cannot be made.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// It cannot be served.
     #[error("cannot listen on {place}: {source}; give another --socket or --listen")]
     Listen {
         /// Path or address.
@@ -45,7 +40,7 @@ pub enum ServerError {
 /// A running server. Dropped, it stops and removes its socket.
 #[derive(Debug)]
 pub struct Server {
-    socket: PathBuf,
+    _file: SocketFile,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -65,33 +60,30 @@ impl Server {
         commands: Sender<Command>,
     ) -> Result<Self, ServerError> {
         let error = |place: String| move |source| ServerError::Listen { place, source };
-        let unix = bind(socket)?;
+        let (unix, file) = demeter_http::bind(socket)?;
         let (stop, stopped) = oneshot::channel();
-        // From here on, dropping the server removes the socket.
-        let mut server = Self {
-            socket: socket.into(),
-            stop: Some(stop),
-            thread: None,
-        };
         let tcp = listen
             .map(|addr| std::net::TcpListener::bind(addr).map_err(error(addr.to_string())))
             .transpose()?;
-        unix.set_nonblocking(true)
-            .map_err(error(socket.display().to_string()))?;
         let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_io()
+            // Time too: a listener that finds no descriptor left waits.
+            .enable_all()
             .build()
             .map_err(error(socket.display().to_string()))?;
-        let app = Router::new()
+        let app = App { status, commands };
+        let to_look_at = Router::new()
             .route(
                 "/v1/status",
                 get(|State(app): State<App>| async move { Json(app.status.get()) }),
             )
-            .route("/metrics", get(metrics))
+            .route("/metrics", get(metrics));
+        // Over TCP anybody may come: nothing is changed there.
+        let over_tcp = to_look_at.clone().with_state(app.clone());
+        let app = to_look_at
             .route("/v1/pause", post(|state| command(state, Command::Pause)))
             .route("/v1/resume", post(|state| command(state, Command::Resume)))
-            .with_state(App { status, commands });
-        server.thread = Some(std::thread::spawn(move || {
+            .with_state(app);
+        let thread = std::thread::spawn(move || {
             runtime.block_on(async move {
                 if let Some(tcp) = tcp {
                     let listener = tcp
@@ -99,21 +91,29 @@ impl Server {
                         .and_then(|()| tokio::net::TcpListener::from_std(tcp));
                     match listener {
                         Ok(listener) => {
-                            tokio::spawn(axum::serve(listener, app.clone()).into_future());
+                            tokio::spawn(demeter_http::serve(
+                                listener,
+                                over_tcp,
+                                Limits::default(),
+                            ));
                         }
                         Err(error) => tracing::error!("TCP is not served: {error}"),
                     }
                 }
                 match tokio::net::UnixListener::from_std(unix) {
                     Ok(listener) => {
-                        let serve = axum::serve(listener, app).into_future();
+                        let serve = demeter_http::serve(listener, app, Limits::default());
                         tokio::select! { _ = serve => (), _ = stopped => () }
                     }
                     Err(error) => tracing::error!("the socket is not served: {error}"),
                 }
             });
-        }));
-        Ok(server)
+        });
+        Ok(Self {
+            _file: file,
+            stop: Some(stop),
+            thread: Some(thread),
+        })
     }
 }
 
@@ -126,32 +126,7 @@ impl Drop for Server {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        if let Err(error) = fs::remove_file(&self.socket) {
-            tracing::warn!("cannot remove {}: {error}", self.socket.display());
-        }
     }
-}
-
-/// Makes the socket, over the remains of an agent that was killed, but over nothing else.
-fn bind(path: &Path) -> Result<UnixListener, ServerError> {
-    let error = |source| ServerError::Listen {
-        place: path.display().to_string(),
-        source,
-    };
-    if let Ok(meta) = fs::symlink_metadata(path) {
-        if !meta.file_type().is_socket() {
-            return Err(ServerError::NotASocket(path.into()));
-        }
-        if UnixStream::connect(path).is_ok() {
-            return Err(ServerError::Taken(path.into()));
-        }
-        fs::remove_file(path).map_err(error)?;
-    } else if let Some(dir) = path.parent() {
-        fs::create_dir_all(dir).map_err(error)?;
-    }
-    let listener = UnixListener::bind(path).map_err(error)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(error)?;
-    Ok(listener)
 }
 
 async fn metrics(State(app): State<App>) -> impl IntoResponse {
@@ -168,21 +143,22 @@ async fn command(State(app): State<App>, command: Command) -> StatusCode {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Read, Write};
     use std::sync::mpsc;
+    use std::time::Duration;
+
+    use demeter_http::AskError;
 
     use super::*;
 
-    fn ask(socket: &Path, request: &str) -> String {
-        let mut stream = UnixStream::connect(socket).unwrap();
-        write!(
-            stream,
-            "{request} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-        )
-        .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
+    fn ask(socket: &Path, question: &str) -> Result<String, AskError> {
+        demeter_http::ask(socket, question, "", Duration::from_secs(5))
+    }
+
+    fn refused(socket: &Path, question: &str) -> u16 {
+        match ask(socket, question) {
+            Err(AskError::Status { status, .. }) => status,
+            other => panic!("{question}: {other:?}"),
+        }
     }
 
     #[test]
@@ -193,41 +169,48 @@ mod tests {
         let status = StatusCell::default();
         status.update(|s| s.promoted_bytes = 42);
         let server = Server::start(&socket, None, status.clone(), commands.clone()).unwrap();
-        assert_eq!(
-            fs::metadata(&socket).unwrap().permissions().mode() & 0o777,
-            0o600
+        assert!(
+            ask(&socket, "GET /v1/status")
+                .unwrap()
+                .contains("\"promoted_bytes\":42")
         );
-
-        assert!(ask(&socket, "GET /v1/status").contains("\"promoted_bytes\":42"));
-        assert!(ask(&socket, "GET /metrics").contains("demeter_guest_promoted_bytes_total 42"));
-        assert!(ask(&socket, "POST /v1/pause").starts_with("HTTP/1.1 202"));
-        assert!(ask(&socket, "POST /v1/resume").starts_with("HTTP/1.1 202"));
-        assert!(ask(&socket, "GET /v1/pause").starts_with("HTTP/1.1 405"));
-        assert!(ask(&socket, "GET /etc/passwd").starts_with("HTTP/1.1 404"));
+        let metrics = ask(&socket, "GET /metrics").unwrap();
+        assert!(metrics.contains("demeter_guest_promoted_bytes_total 42"));
+        ask(&socket, "POST /v1/pause").unwrap();
+        ask(&socket, "POST /v1/resume").unwrap();
+        assert_eq!(refused(&socket, "GET /v1/pause"), 405);
+        assert_eq!(refused(&socket, "GET /etc/passwd"), 404);
         assert_eq!(
             received.try_iter().collect::<Vec<_>>(),
             [Command::Pause, Command::Resume]
         );
 
         let second = Server::start(&socket, None, status, commands);
-        assert!(matches!(second, Err(ServerError::Taken(_))), "{second:?}");
+        assert!(
+            matches!(second, Err(ServerError::Bind(BindError::Taken(_)))),
+            "{second:?}"
+        );
         drop(server);
         assert!(!socket.exists());
     }
 
     #[test]
-    fn takes_over_from_a_dead_agent_but_not_from_a_file() {
+    fn over_tcp_nothing_is_changed() {
+        use std::io::{Read, Write};
         let dir = tempfile::tempdir().unwrap();
+        let (commands, received) = mpsc::channel();
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = free.local_addr().unwrap();
+        drop(free);
         let socket = dir.path().join("guest.sock");
-        drop(UnixListener::bind(&socket).unwrap());
-        let (commands, _received) = mpsc::channel();
-        drop(Server::start(&socket, None, StatusCell::default(), commands.clone()).unwrap());
-        fs::write(&socket, "precious").unwrap();
-        let refused = Server::start(&socket, None, StatusCell::default(), commands);
-        assert!(
-            matches!(refused, Err(ServerError::NotASocket(_))),
-            "{refused:?}"
-        );
-        assert_eq!(fs::read_to_string(&socket).unwrap(), "precious");
+        let _server = Server::start(&socket, Some(address), StatusCell::default(), commands);
+        for (question, status) in [("POST /v1/pause", "404"), ("GET /v1/status", "200")] {
+            let mut stream = std::net::TcpStream::connect(address).unwrap();
+            write!(stream, "{question} HTTP/1.0\r\n\r\n").unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            assert!(answer.contains(status), "{question}: {answer}");
+        }
+        assert_eq!(received.try_iter().count(), 0);
     }
 }

@@ -4,13 +4,17 @@ use std::io;
 
 use demeter_policy::{ByteCount, PhysRange, Tier};
 
+/// A position in a memory file, bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileOffset(pub u64);
+
 /// A part of the file that backs one tier of one VM, found by [`Backing::resolve`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Extent {
     /// Whose file.
     pub tier: Tier,
-    /// Where it begins in the file, in bytes.
-    pub offset: u64,
+    /// Where it begins in the file.
+    pub offset: FileOffset,
     /// Length, a multiple of the page size.
     pub len: ByteCount,
 }
@@ -28,7 +32,7 @@ pub struct NotInTier {
 /// The files behind a VM's memory: one per tier, shared with the hypervisor.
 ///
 /// What lies where in guest-physical space is the hypervisor's to say, never assumed.
-pub trait Backing: Send {
+pub trait Backing: Send + Sync + 'static {
     /// What the VM has of a tier with an empty balloon: the length of its file.
     fn size(&self, tier: Tier) -> ByteCount;
 
@@ -37,7 +41,11 @@ pub trait Backing: Send {
 
     /// Gives the memory of `extent` back to the host (`FALLOC_FL_PUNCH_HOLE`). Reads as zeros
     /// afterwards, and is allocated anew where it is written.
-    fn punch(&mut self, extent: Extent) -> io::Result<()>;
+    fn punch(&self, extent: Extent) -> io::Result<()>;
+
+    /// What keeps guest memory pinned right now, if anything does: it would go on with the pages that
+    /// a hole takes away.
+    fn pinned_by(&self) -> io::Result<Option<String>>;
 
     /// What the file of `tier` occupies now: its allocated blocks.
     fn backed(&self, tier: Tier) -> io::Result<ByteCount>;

@@ -28,6 +28,10 @@ pub struct Config {
     /// File in which desired sizes and policy outlive a restart.
     #[serde(default = "default_state")]
     pub state: PathBuf,
+    /// Folders whose files may be a VM's memory although they lie on a disk. Files on tmpfs (to
+    /// which memfds belong) always may.
+    #[serde(default)]
+    pub memory_paths: Vec<PathBuf>,
     /// How memory is divided between VMs, until the API says otherwise.
     #[serde(default)]
     pub policy: Policy,

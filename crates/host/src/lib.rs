@@ -4,10 +4,10 @@
 //! ```text
 //! API, policy → Controller → commands → one task per VM: Provisioner → guest, hypervisor
 //!                   ↑                              │
-//!                   └───────────── reports ────────┘
+//!                   └─────────── observations ─────┘
 //! ```
 //!
-//! The [`controller`] is pure: it decides, and keeps what it promised within the pool. A
+//! The [`controller`] is pure: it decides, and keeps what it committed within the pool. A
 //! [`provisioner`] carries a decision out on one VM; each VM has a task of its own, so that one
 //! that does not answer delays no other. Nothing that a guest says is believed before it is
 //! checked against the [`backing`] of its memory.
@@ -17,11 +17,12 @@ pub mod api;
 pub mod backing;
 pub mod config;
 pub mod controller;
+pub mod hypervisor;
 pub mod memory;
 mod metrics;
-mod process;
+mod privileges;
+pub mod process;
 pub mod provisioner;
-pub mod qmp;
 mod run;
 pub mod store;
 #[cfg(test)]

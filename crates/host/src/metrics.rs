@@ -55,13 +55,13 @@ impl Collector for Snapshot {
         let violations = ConstCounter::new(host.violations);
         violations.encode(encoder.encode_descriptor(
             "violations",
-            "How often more was promised than the pool has",
+            "How often more was committed than the pool has",
             None,
             violations.metric_type(),
         )?)?;
         for (name, help, view) in [
             ("pool", "Memory to divide between VMs", host.pool),
-            ("promised", "Memory promised to VMs", host.counted),
+            ("committed", "Memory committed to VMs", host.committed),
         ] {
             let family = Family::<TierLabel, Gauge>::default();
             for (tier, bytes) in tiers(view) {
@@ -84,8 +84,8 @@ impl Collector for Snapshot {
         };
         by_tier("vm_desired", "What a VM shall have", |vm| Some(vm.desired))?;
         by_tier("vm_target", "What a VM shall own", |vm| Some(vm.target))?;
-        by_tier("vm_promised", "What a VM was promised", |vm| {
-            Some(vm.counted)
+        by_tier("vm_committed", "What a VM was committed", |vm| {
+            Some(vm.committed)
         })?;
         by_tier("vm_owned", "What a VM owns", |vm| vm.owned)?;
 
@@ -157,7 +157,7 @@ mod tests {
         };
         let text = text(Arc::new(HostView {
             pool: tiers(100, 200),
-            counted: tiers(70, 80),
+            committed: tiers(70, 80),
             violations: 3,
             vms: vec![vm, other],
             ..HostView::default()
@@ -165,7 +165,7 @@ mod tests {
         for line in [
             "demeter_host_violations_total 3",
             "demeter_host_pool_bytes{tier=\"slow\"} 200",
-            "demeter_host_promised_bytes{tier=\"fast\"} 70",
+            "demeter_host_committed_bytes{tier=\"fast\"} 70",
             "demeter_host_vm_owned_bytes{vm=\"db\",tier=\"slow\"} 8",
             "demeter_host_vm_up{vm=\"web\"} 0.0",
             "demeter_host_vm_fast_hit_ratio{vm=\"db\"} 0.5",

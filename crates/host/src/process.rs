@@ -1,10 +1,13 @@
-//! Whether a process has ended, whoever got its number afterwards.
+//! The processes that run VMs: who listens on a socket, and whether a process has ended, whoever got
+//! its number afterwards.
 
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use demeter_policy::Pid;
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::{PidfdFlags, pidfd_open};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::timeout;
@@ -16,13 +19,7 @@ pub struct Process(AsyncFd<OwnedFd>);
 impl Process {
     /// Takes hold of a running process.
     pub fn open(pid: Pid) -> io::Result<Self> {
-        // SAFETY: takes numbers, returns a new descriptor or -1.
-        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid.0 as libc::pid_t, 0) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor is new, valid and nobody else's.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd as RawFd) };
+        let fd = pidfd(pid)?;
         // Readable means ended.
         // SAFETY: an owned descriptor stays open, and the same, for as long as the AsyncFd has it.
         let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?;
@@ -33,6 +30,61 @@ impl Process {
     pub async fn ends_within(&self, limit: Duration) -> bool {
         matches!(timeout(limit, self.0.readable()).await, Ok(Ok(_)))
     }
+}
+
+/// A descriptor of a running process (pidfd_open(2)).
+pub(crate) fn pidfd(pid: Pid) -> io::Result<OwnedFd> {
+    let number = i32::try_from(pid.0)
+        .ok()
+        .and_then(rustix::process::Pid::from_raw);
+    let number = number.ok_or(io::ErrorKind::NotFound)?;
+    Ok(pidfd_open(number, PidfdFlags::empty())?)
+}
+
+/// The process that listens on a socket, as the kernel knows it (SO_PEERCRED, unix(7)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerProcess {
+    /// Its number; the hypervisor's own, when that opened the socket itself.
+    pub pid: Pid,
+    /// The user it runs as.
+    pub uid: u32,
+    /// When it was started, ticks since boot: tells it from a later one with its number.
+    pub(crate) started: u64,
+}
+
+impl PeerProcess {
+    /// The peer of a connected socket.
+    pub fn of(socket: impl AsFd) -> io::Result<Self> {
+        let peer = socket_peercred(socket)?;
+        let pid = Pid(u32::try_from(peer.pid.as_raw_pid()).unwrap_or(0));
+        Ok(Self {
+            pid,
+            uid: peer.uid.as_raw(),
+            started: started(pid)?,
+        })
+    }
+
+    /// Whether to believe what it says: it runs as root, as we do, or as the user that the
+    /// configuration names for its VM.
+    pub(crate) fn is_trusted(&self, own_uid: u32, owner_uid: Option<u32>) -> bool {
+        [own_uid, 0].contains(&self.uid) || owner_uid == Some(self.uid)
+    }
+
+    /// Whether it still runs.
+    pub(crate) fn is_there(&self) -> bool {
+        started(self.pid).is_ok_and(|started| started == self.started)
+    }
+}
+
+/// When a process was started: field 22 of /proc/PID/stat (proc(5)). Its name, which may hold
+/// anything, ends with the last parenthesis.
+fn started(pid: Pid) -> io::Result<u64> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat"))?;
+    let fields = stat.rsplit(|&byte| byte == b')').next();
+    fields
+        .and_then(|fields| std::str::from_utf8(fields).ok())
+        .and_then(|fields| fields.split_ascii_whitespace().nth(19)?.parse().ok())
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "its stat is of no use"))
 }
 
 #[cfg(test)]
@@ -55,5 +107,23 @@ mod tests {
             "and stays ended"
         );
         assert!(Process::open(Pid(child.id())).is_err());
+    }
+
+    #[test]
+    fn a_socket_of_somebody_else_is_not_trusted() {
+        let trusted = |uid, own, owner| {
+            let pid = Pid(1);
+            PeerProcess {
+                pid,
+                uid,
+                started: 0,
+            }
+            .is_trusted(own, owner)
+        };
+        assert!(trusted(0, 1000, None), "root may do anything anyway");
+        assert!(trusted(1000, 1000, None));
+        assert!(trusted(107, 0, Some(107)));
+        assert!(!trusted(107, 0, None));
+        assert!(!trusted(107, 1000, Some(1000)));
     }
 }

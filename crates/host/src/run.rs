@@ -1,6 +1,6 @@
 //! The host's process: one task that decides, one for each VM, and the API.
 //!
-//! Whoever decides takes in news of VMs and orders of the API, writes down what was promised, and
+//! Whoever decides takes in news of VMs and changes from the API, writes down what was committed, and
 //! only then sends commands. Killed at any point, it starts again from what is on disk and asks
 //! the VMs for the rest.
 
@@ -21,19 +21,26 @@ use crate::VmName;
 use crate::api::{self, Handle, ListenError, Token};
 use crate::config::Config;
 use crate::controller::Refusal;
-use crate::memory::Claims;
+use crate::memory::HostFiles;
+use crate::privileges;
 use crate::store::{Store, StoreError};
 use crate::view::{EventLog, HostView};
 use crate::vm::VmTask;
 use deciding::Deciding;
 
-/// News of VMs and orders of the API that may wait.
+/// News of VMs and changes from the API that may wait.
 const QUEUE_MAX: usize = 64;
+
+/// Open files of a VM: its sockets, its process, its memory, and what looking at them takes.
+const DESCRIPTORS_PER_VM: u64 = 8;
+
+/// Open files of everything else: clients on both sockets, the state file, the runtime.
+const DESCRIPTORS: u64 = 192;
 
 /// Why the host controller does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// What was promised cannot be read or written.
+    /// What was committed cannot be read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The API cannot be offered.
@@ -46,6 +53,17 @@ pub enum RunError {
         vm: VmName,
         /// Why.
         refusal: Refusal,
+    },
+    /// The process may not open enough files.
+    #[error(
+        "{needed} open files are needed for so many VMs, {most} are allowed; raise LimitNOFILE= in the \
+         unit, or ulimit -n"
+    )]
+    Descriptors {
+        /// By its VMs and clients.
+        needed: u64,
+        /// By the hard limit.
+        most: u64,
     },
     /// The system does not give what the process needs.
     #[error("cannot {what}: {source}")]
@@ -60,6 +78,12 @@ pub enum RunError {
 /// Runs the host controller until SIGTERM or SIGINT. VMs stay as they are then.
 pub fn run(config: &Config) -> Result<(), RunError> {
     let system = |what| move |source| RunError::System { what, source };
+    privileges::give_up().map_err(system("give up privileges"))?;
+    let needed = DESCRIPTORS + DESCRIPTORS_PER_VM * config.vms.len() as u64;
+    let most = privileges::raise_descriptors();
+    if most < needed {
+        return Err(RunError::Descriptors { needed, most });
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         // One may be busy giving memory back while the other serves the rest.
         .worker_threads(2)
@@ -93,8 +117,12 @@ pub async fn serve(
     let log = EventLog::default();
     let (view_in, view) = watch::channel(Arc::new(HostView::default()));
     let (news_in, news) = mpsc::channel(QUEUE_MAX);
-    let (orders_in, orders) = mpsc::channel(QUEUE_MAX);
-    let claims = Claims::default();
+    let (changes_in, changes) = mpsc::channel(QUEUE_MAX);
+    let files = HostFiles {
+        root: root.into(),
+        memory_paths: config.memory_paths.clone(),
+        ..HostFiles::default()
+    };
     // Everything that was started ends with this function, whatever way it ends.
     let mut tasks = JoinSet::new();
     let mut commands = BTreeMap::new();
@@ -104,8 +132,7 @@ pub async fn serve(
         let task = VmTask {
             name: name.clone(),
             config: vm.clone(),
-            root: root.into(),
-            claims: claims.clone(),
+            files: files.clone(),
             commands: received,
             news: news_in.clone(),
         };
@@ -115,7 +142,7 @@ pub async fn serve(
     let handle = Handle {
         view,
         log,
-        orders: orders_in,
+        changes: changes_in,
     };
     let tcp = async {
         match tcp.zip(token) {
@@ -123,12 +150,11 @@ pub async fn serve(
             None => future::pending().await,
         }
     };
-    let system = |what| move |source| RunError::System { what, source };
     tokio::select! {
         () = stop => Ok(()),
-        ended = deciding.run(news, orders) => match ended {},
-        ended = api::serve_unix(listener, handle.clone()) => ended.map_err(system("serve the API")),
-        ended = tcp => ended.map_err(system("serve the API over TCP")),
+        ended = deciding.run(news, changes) => match ended {},
+        ended = api::serve_unix(listener, handle.clone()) => match ended {},
+        ended = tcp => match ended {},
     }
 }
 

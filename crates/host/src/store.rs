@@ -1,4 +1,4 @@
-//! What must survive the controller: what was wished for, and what was promised, on disk.
+//! What must survive the controller: what was wished for, and what was committed, on disk.
 //!
 //! # Approach
 //! One small JSON file, written whole to a new file beside it, flushed, renamed over the old one,
@@ -32,7 +32,7 @@ pub struct Account {
     /// What it shall have.
     pub desired: TierBytes,
     /// What it may have at most right now: what counts against the pools.
-    pub counted: TierBytes,
+    pub committed: TierBytes,
 }
 
 /// What is kept.
@@ -181,8 +181,12 @@ struct FileText {
 struct AccountText {
     desired_fast_bytes: u64,
     desired_slow_bytes: u64,
-    counted_fast_bytes: u64,
-    counted_slow_bytes: u64,
+    /// Called `counted` before.
+    #[serde(alias = "counted_fast_bytes")]
+    committed_fast_bytes: u64,
+    /// Called `counted` before.
+    #[serde(alias = "counted_slow_bytes")]
+    committed_slow_bytes: u64,
 }
 
 impl From<&Ledger> for FileText {
@@ -191,8 +195,8 @@ impl From<&Ledger> for FileText {
             let text = AccountText {
                 desired_fast_bytes: account.desired.fast.0,
                 desired_slow_bytes: account.desired.slow.0,
-                counted_fast_bytes: account.counted.fast.0,
-                counted_slow_bytes: account.counted.slow.0,
+                committed_fast_bytes: account.committed.fast.0,
+                committed_slow_bytes: account.committed.slow.0,
             };
             (name.clone(), text)
         };
@@ -212,9 +216,9 @@ impl FileText {
                     fast: ByteCount(text.desired_fast_bytes),
                     slow: ByteCount(text.desired_slow_bytes),
                 },
-                counted: TierBytes {
-                    fast: ByteCount(text.counted_fast_bytes),
-                    slow: ByteCount(text.counted_slow_bytes),
+                committed: TierBytes {
+                    fast: ByteCount(text.committed_fast_bytes),
+                    slow: ByteCount(text.committed_slow_bytes),
                 },
             };
             (name, account)

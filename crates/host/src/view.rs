@@ -17,9 +17,9 @@ pub struct HostView {
     pub policy: Policy,
     /// What is divided.
     pub pool: TierView,
-    /// What VMs have been promised of it; never more than the pool.
-    pub counted: TierView,
-    /// How often more was promised than there is. 0, or something is wrong with this program.
+    /// What VMs have been committed of it; never more than the pool.
+    pub committed: TierView,
+    /// How often more was committed than there is. 0, or something is wrong with this program.
     pub violations: u64,
     /// The VMs, by name.
     pub vms: Vec<VmView>,
@@ -77,8 +77,8 @@ pub struct VmView {
     pub desired: TierView,
     /// What it shall own: what is desired, less what its driver may take back by itself.
     pub target: TierView,
-    /// What it was promised; counts against the pool.
-    pub counted: TierView,
+    /// What it was committed; counts against the pool.
+    pub committed: TierView,
     /// What it owns, when last asked.
     pub owned: Option<TierView>,
     /// What went back to the host since this program started.

@@ -1,11 +1,10 @@
-//! A VM's task: connects to its QEMU, finds its memory, carries out what the controller orders,
+//! A VM's task: connects to its hypervisor, finds its memory, carries out what the controller orders,
 //! and tells it what happens. Each VM has its own, so that one that does not answer delays no
 //! other.
 
 use std::future;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
-use std::path::PathBuf;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -16,27 +15,31 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::VmName;
-use crate::agent::{Agent, Peer};
+use crate::agent::{Agent, Foreign, GuestSession};
 use crate::config::VmConfig;
-use crate::controller::{Command, PATIENCE, Report};
-use crate::memory::{Claims, LiveBacking, MemoryError};
+use crate::controller::{Command, Observation, PATIENCE};
+use crate::hypervisor::qemu::{self, Qemu};
+use crate::hypervisor::{Connection, Event, Events, Hypervisor, HypervisorError};
+use crate::memory::{HostFiles, LiveBacking, MemoryError};
 use crate::process::Process;
 use crate::provisioner::balloon::Balloon;
 use crate::provisioner::virtio_balloon::VirtioBalloon;
 use crate::provisioner::virtio_mem::VirtioMem;
 use crate::provisioner::{ProvisionError, Provisioner, carry_out};
-use crate::qmp::{self, Connection, Event, Events, QmpError};
 
-/// The first pause before QEMU is looked for again; it doubles up to [`PAUSE_MAX`].
+/// The first pause before the hypervisor is looked for again; it doubles up to [`PAUSE_MAX`].
 const PAUSE: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
-/// How long a QEMU whose connection has ended may take to end itself.
-const LAST_BREATH: Duration = Duration::from_secs(2);
+/// How long a hypervisor whose connection has ended may take to end itself.
+const EXIT_GRACE: Duration = Duration::from_secs(2);
 
 /// How long a guest's agent may take to introduce itself before it is missed: it does so every
 /// second.
 const FIRST_WORD: Duration = Duration::from_secs(2);
+
+/// How long after a change the VM is looked at anew.
+const SETTLE: Duration = Duration::from_millis(100);
 
 const NO_AGENT: &str = "the guest's agent is not there yet; run demeter guest in the VM, which \
                         needs a virtserialport named org.demeter.0";
@@ -45,7 +48,7 @@ const NO_AGENT: &str = "the guest's agent is not there yet; run demeter guest in
 #[derive(Debug)]
 pub(crate) enum News {
     /// For the controller.
-    Report(Report),
+    Observation(Observation),
     /// So much went back to the host.
     Returned(ByteCount),
     /// How the guest uses its memory.
@@ -61,10 +64,8 @@ pub(crate) struct VmTask {
     pub name: VmName,
     /// Its configuration.
     pub config: VmConfig,
-    /// Where /proc is below.
-    pub root: PathBuf,
-    /// The memory files of all VMs.
-    pub claims: Claims,
+    /// Which files may be memory.
+    pub files: HostFiles,
     /// What the controller orders.
     pub commands: mpsc::Receiver<Command>,
     /// Where to tell what happens.
@@ -83,12 +84,12 @@ enum End {
 #[derive(Debug, thiserror::Error)]
 enum Trouble {
     #[error(transparent)]
-    Qmp(#[from] QmpError),
+    Hypervisor(#[from] HypervisorError),
     #[error(transparent)]
     Memory(#[from] MemoryError),
     #[error(transparent)]
     Provision(#[from] ProvisionError),
-    #[error("cannot watch QEMU's process: {0}")]
+    #[error("cannot watch the hypervisor's process: {0}")]
     Process(#[from] io::Error),
 }
 
@@ -98,15 +99,27 @@ impl<T: Into<Trouble>> From<T> for End {
     }
 }
 
-/// What a VM's QEMU and its guest tell by themselves.
-struct Watch {
-    events: Events,
+/// Why a VM is not managed any more as it was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cut {
+    /// The connection to the hypervisor has ended.
+    Gone,
+    /// What was found out may hold no more: all of it is to be found anew.
+    Changed,
+    /// What the guest says does not fit with what was found; as `Changed`, before it is judged.
+    Doubt,
+}
+
+/// What a VM's hypervisor and its guest tell by themselves.
+struct Watch<'a> {
+    events: &'a mut Events,
     guest: Option<Guest>,
 }
 
 /// What the guest's agent tells.
 struct Guest {
-    peer: watch::Receiver<Option<Peer>>,
+    foreign: watch::Receiver<Option<Foreign>>,
+    peer: watch::Receiver<Option<GuestSession>>,
     stats: watch::Receiver<Option<Stats>>,
     /// The guest's boot that was last told of.
     boot: Option<BootId>,
@@ -114,26 +127,23 @@ struct Guest {
     needed: bool,
 }
 
-impl Watch {
-    /// The next news, or `None` when the connection to QEMU has ended. May be dropped and called
-    /// again without losing any.
-    async fn next(&mut self) -> Option<News> {
-        loop {
-            let guest = async {
-                match &mut self.guest {
-                    Some(guest) => guest.next().await,
-                    None => future::pending().await,
-                }
-            };
-            tokio::select! {
-                biased;
-                event = self.events.next() => match event? {
-                    Event::Reset => return Some(News::Report(Report::Reset)),
-                    // The end of the connection follows, unless QEMU was told to stay.
-                    Event::Shutdown | Event::SizeChange | Event::Other => {}
-                },
-                news = guest => return Some(news),
+impl Watch<'_> {
+    /// The next news, or why there are no more. May be dropped and called again without losing any.
+    async fn next(&mut self) -> Result<News, Cut> {
+        let guest = async {
+            match &mut self.guest {
+                Some(guest) => guest.next().await,
+                None => future::pending().await,
             }
+        };
+        tokio::select! {
+            biased;
+            event = self.events.next() => match event {
+                Some(Event::Reset) => Ok(News::Observation(Observation::Reset)),
+                Some(Event::Changed) => Err(Cut::Changed),
+                None => Err(Cut::Gone),
+            },
+            news = guest => Ok(news),
         }
     }
 }
@@ -163,12 +173,17 @@ impl Guest {
                     let before = std::mem::replace(&mut self.boot, boot);
                     match (before, boot) {
                         _ if !self.needed => {}
-                        (_, None) => return News::Report(Report::Lost),
+                        (_, None) => return News::Observation(Observation::Lost),
                         (Some(before), Some(boot)) if before != boot => {
-                            return News::Report(Report::Reset);
+                            return News::Observation(Observation::Reset);
                         }
                         // The agent came, or was started anew: all is to be asked again.
-                        (_, Some(_)) => return News::Report(Report::Here),
+                        (_, Some(_)) => return News::Observation(Observation::Here),
+                    }
+                }
+                Ok(()) = self.foreign.changed() => {
+                    if let Some(foreign) = &*self.foreign.borrow_and_update() {
+                        return News::Trouble(foreign.to_string());
                     }
                 }
                 Ok(()) = self.stats.changed() => {
@@ -204,26 +219,46 @@ impl VmTask {
         }
     }
 
-    /// One connection to QEMU, from its beginning to its end.
+    /// One connection to the hypervisor, from its beginning to its end.
     async fn session(&mut self) -> Result<(), End> {
-        let limits = qmp::Limits::default();
-        let connection = Connection::open(&self.config.qmp, self.config.owner_uid, limits).await?;
-        let process = Process::open(connection.peer.pid)?;
+        let limits = qemu::Limits::default();
+        let connection = Qemu::connect(&self.config.qmp, self.config.owner_uid, limits).await;
+        let mut connection = connection.map_err(HypervisorError::from)?;
+        let process = Process::open(connection.process.pid)?;
         // When it returns it has let go of the memory files: nothing of a VM that ended is kept.
-        self.manage(connection).await?;
-        let ended = process.ends_within(LAST_BREATH).await;
-        let report = if ended { Report::Gone } else { Report::Lost };
-        self.tell(News::Report(report)).await
+        let mut doubted = false;
+        loop {
+            match self.manage(&mut connection, doubted).await? {
+                Cut::Gone => break,
+                cut => doubted = cut == Cut::Doubt,
+            }
+            self.tell(News::Observation(Observation::Lost)).await?;
+            // What comes in pairs, such as a stop and a resume, is looked at once.
+            self.rest(SETTLE).await?;
+        }
+        let ended = process.ends_within(EXIT_GRACE).await;
+        let observation = if ended {
+            Observation::Gone
+        } else {
+            Observation::Lost
+        };
+        self.tell(News::Observation(observation)).await
     }
 
-    /// Manages the VM by its provisioner until the connection ends.
-    async fn manage(&mut self, connection: Connection) -> Result<(), End> {
+    /// Manages the VM by its provisioner, as it is found now, until that is cut off. `doubted` is
+    /// whether it is found anew because the guest's word did not fit.
+    async fn manage(
+        &mut self,
+        connection: &mut Connection<impl Hypervisor>,
+        doubted: bool,
+    ) -> Result<Cut, End> {
         let nodes = self.config.nodes();
         let deadline = Instant::now() + PATIENCE;
         let agent = self.config.agent.clone();
-        let agent = agent.map(|socket| Agent::connect(socket, anywhere()));
+        let agent = agent.map(|socket| Agent::connect(socket, connection.process, random_id()));
         let needed = self.config.provisioner == ProvisionerKind::DemeterBalloon;
         let guest = agent.as_ref().map(|agent| Guest {
+            foreign: agent.foreign(),
             peer: agent.peer(),
             stats: agent.stats(),
             boot: None,
@@ -231,9 +266,10 @@ impl VmTask {
         });
         match (self.config.provisioner, agent) {
             (ProvisionerKind::DemeterBalloon, Some(agent)) => {
-                let backing = self.backing(&connection).await?;
+                let backing = self.backing(connection).await?;
                 let balloon = Balloon::new(agent, backing, nodes, self.config.oom());
-                self.serve(balloon, connection.events, guest).await
+                self.serve(balloon, &mut connection.events, guest, doubted)
+                    .await
             }
             (ProvisionerKind::DemeterBalloon, None) => {
                 let why = "demeter-balloon needs the agent's socket".into();
@@ -242,44 +278,45 @@ impl VmTask {
             // The agent, if there is one, stays for what it reports.
             (ProvisionerKind::VirtioMem, _agent) => {
                 let memdev = PerTier::from_fn(|tier| self.config.tier(tier).memdev.clone());
-                let found = VirtioMem::find(connection.qmp, nodes, &memdev, deadline).await?;
-                self.serve(found, connection.events, guest).await
+                let found =
+                    VirtioMem::find(connection.hypervisor.clone(), nodes, &memdev, deadline)
+                        .await?;
+                self.serve(found, &mut connection.events, guest, doubted)
+                    .await
             }
             (ProvisionerKind::VirtioBalloon, _agent) => {
-                let backing = self.backing(&connection).await?;
-                let balloon = VirtioBalloon::new(connection.qmp, backing);
-                self.serve(balloon, connection.events, guest).await
+                let backing = self.backing(connection).await?;
+                let balloon = VirtioBalloon::new(connection.hypervisor.clone(), backing);
+                self.serve(balloon, &mut connection.events, guest, doubted)
+                    .await
             }
         }
     }
 
-    async fn backing(&self, connection: &Connection) -> Result<LiveBacking, MemoryError> {
+    async fn backing(
+        &self,
+        connection: &Connection<impl Hypervisor>,
+    ) -> Result<LiveBacking, MemoryError> {
         let memdev = |tier| self.config.tier(tier).memdev.clone().unwrap_or_default();
         let memdev = PerTier::from_fn(memdev);
-        LiveBacking::find(
-            &self.root,
-            self.name.as_str(),
-            connection,
-            &memdev,
-            &self.claims,
-        )
-        .await
+        LiveBacking::find(&self.files, self.name.as_str(), connection, &memdev).await
     }
 
     /// Carries out orders until the connection ends.
     async fn serve(
         &mut self,
         mut provisioner: impl Provisioner,
-        events: Events,
+        events: &mut Events,
         mut guest: Option<Guest>,
-    ) -> Result<(), End> {
+        doubted: bool,
+    ) -> Result<Cut, End> {
         tracing::info!("VM {}: managed by {}", self.name, provisioner.name());
         let here = match guest.as_mut() {
             Some(guest) => guest.arrives_within(FIRST_WORD).await,
             None => true,
         };
         self.tell(if here {
-            News::Report(Report::Here)
+            News::Observation(Observation::Here)
         } else {
             News::Trouble(NO_AGENT.into())
         })
@@ -289,11 +326,11 @@ impl VmTask {
             let command = tokio::select! {
                 biased;
                 news = watch.next() => match news {
-                    Some(news) => {
+                    Ok(news) => {
                         self.tell(news).await?;
                         continue;
                     }
-                    None => return Ok(()),
+                    Err(cut) => return Ok(cut),
                 },
                 command = self.commands.recv() => command.ok_or(End::Stopped)?,
             };
@@ -303,20 +340,24 @@ impl VmTask {
                     // A reset comes before what is being carried out: that must stop.
                     biased;
                     news = watch.next() => match news {
-                        Some(news) => {
-                            let disturbed = matches!(news, News::Report(_));
+                        Ok(news) => {
+                            let disturbed = matches!(news, News::Observation(_));
                             self.tell(news).await?;
                             if disturbed {
                                 break;
                             }
                         }
-                        None => return Ok(()),
+                        Err(cut) => return Ok(cut),
                     },
-                    (report, returned) = &mut work => {
+                    (observation, returned) = &mut work => {
+                        // Nobody is called a liar by a map that may be old.
+                        if matches!(observation, Observation::Hostile { .. }) && !doubted {
+                            return Ok(Cut::Doubt);
+                        }
                         if returned > ByteCount(0) {
                             self.tell(News::Returned(returned)).await?;
                         }
-                        self.tell(News::Report(report)).await?;
+                        self.tell(News::Observation(observation)).await?;
                         break;
                     }
                 }
@@ -342,7 +383,7 @@ impl VmTask {
 }
 
 /// Where the ids of requests start.
-fn anywhere() -> RequestId {
+fn random_id() -> RequestId {
     // Its keys are random; what they make of nothing is so, too.
     RequestId(RandomState::new().build_hasher().finish())
 }

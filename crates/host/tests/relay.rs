@@ -19,7 +19,8 @@ use demeter_guest::balloon::{
     self, BalloonError, Cursor, Deflated, Inflated, Listed, NodeBalloon, Stop,
 };
 use demeter_host::agent::Agent;
-use demeter_host::backing::{Backing, Extent, NotInTier};
+use demeter_host::backing::{Backing, Extent, FileOffset, NotInTier};
+use demeter_host::process::PeerProcess;
 use demeter_host::provisioner::balloon::Balloon;
 use demeter_host::provisioner::{ProvisionError, Provisioner};
 use demeter_policy::{
@@ -87,21 +88,25 @@ impl Backing for Memory {
         let all = PhysRange::new(GuestPhysAddr(base(tier)), SIZE).unwrap();
         let extent = Extent {
             tier,
-            offset: range.start().0.wrapping_sub(base(tier)),
+            offset: FileOffset(range.start().0.wrapping_sub(base(tier))),
             len: range.len(),
         };
         let inside = all.covers(&range);
         inside.then_some(extent).ok_or(NotInTier { range, tier })
     }
 
-    fn punch(&mut self, extent: Extent) -> io::Result<()> {
+    fn punch(&self, extent: Extent) -> io::Result<()> {
         let fd = self.0.get(extent.tier).as_raw_fd();
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: changes the file only, which nobody has mapped.
-        match unsafe { libc::fallocate(fd, mode, extent.offset as i64, extent.len.0 as i64) } {
+        match unsafe { libc::fallocate(fd, mode, extent.offset.0 as i64, extent.len.0 as i64) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
+    }
+
+    fn pinned_by(&self) -> io::Result<Option<String>> {
+        Ok(None)
     }
 
     fn backed(&self, tier: Tier) -> io::Result<ByteCount> {
@@ -308,7 +313,9 @@ impl Vm {
     /// A controller is started; there is no other one.
     async fn host(&mut self, memory: &Memory, first: u64) -> Balloon<Memory> {
         let socket = self.root.path().join("agent.sock");
-        let agent = Agent::connect(socket, RequestId(first));
+        let (own, _) = UnixStream::pair().unwrap();
+        let server = PeerProcess::of(own).unwrap();
+        let agent = Agent::connect(socket, server, RequestId(first));
         let mut peer = agent.peer();
         let listener = self.listener.try_clone().unwrap();
         let accepted = tokio::task::spawn_blocking(move || listener.accept());

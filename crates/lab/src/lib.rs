@@ -6,7 +6,6 @@
 //! access that it makes.
 
 mod error;
-mod http;
 pub mod inside;
 pub mod link;
 mod provision;

@@ -6,11 +6,11 @@ use demeter_policy::MIB;
 /// The pool and a line per VM, as `demeter host status` prints them.
 pub fn text(view: &HostView) -> String {
     let mut text = format!(
-        "policy {}, promised {} of {} MiB fast, {} of {} MiB slow\n",
+        "policy {}, committed {} of {} MiB fast, {} of {} MiB slow\n",
         view.policy,
-        view.counted.fast_bytes / MIB,
+        view.committed.fast_bytes / MIB,
         view.pool.fast_bytes / MIB,
-        view.counted.slow_bytes / MIB,
+        view.committed.slow_bytes / MIB,
         view.pool.slow_bytes / MIB,
     );
     let mut rows = vec![
@@ -99,7 +99,7 @@ mod tests {
         let view = HostView {
             policy: Policy::Wss,
             pool: mib(1000, 4000),
-            counted: mib(300, 1200),
+            committed: mib(300, 1200),
             vms: vec![
                 VmView {
                     name: "db".into(),
@@ -121,7 +121,7 @@ mod tests {
         };
         assert_eq!(
             text(&view),
-            "policy wss, promised 300 of 1000 MiB fast, 1200 of 4000 MiB slow\n\
+            "policy wss, committed 300 of 1000 MiB fast, 1200 of 4000 MiB slow\n\
              VM            state  fast MiB  target  slow MiB  target   hit  provisioner\n\
              db            up          250     200       800     800  99 %  demeter-balloon\n\
              web-frontend  down          -     100         -     400     -  demeter-balloon\n\

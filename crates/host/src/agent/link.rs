@@ -10,7 +10,8 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
-use super::Peer;
+use super::{Foreign, GuestSession};
+use crate::process::PeerProcess;
 
 /// A guest that says nothing for so long is not there: its agent reports every second.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
@@ -55,8 +56,11 @@ impl Key {
 
 pub(super) struct Link {
     socket: PathBuf,
+    /// Who must serve the socket.
+    server: PeerProcess,
+    foreign: watch::Sender<Option<Foreign>>,
     asked: mpsc::Receiver<Question>,
-    peer: watch::Sender<Option<Peer>>,
+    peer: watch::Sender<Option<GuestSession>>,
     stats: watch::Sender<Option<Stats>>,
     /// The question whose last answer has not come.
     open: Option<(Key, mpsc::Sender<Message>)>,
@@ -65,12 +69,16 @@ pub(super) struct Link {
 impl Link {
     pub(super) fn new(
         socket: PathBuf,
+        server: PeerProcess,
+        foreign: watch::Sender<Option<Foreign>>,
         asked: mpsc::Receiver<Question>,
-        peer: watch::Sender<Option<Peer>>,
+        peer: watch::Sender<Option<GuestSession>>,
         stats: watch::Sender<Option<Stats>>,
     ) -> Self {
         Self {
             socket,
+            server,
+            foreign,
             asked,
             peer,
             stats,
@@ -81,7 +89,7 @@ impl Link {
     /// Connects again and again, until nobody asks any more.
     pub(super) async fn run(mut self) {
         loop {
-            if let Ok(stream) = UnixStream::connect(&self.socket).await {
+            if let Ok(stream) = self.connect().await {
                 let ended = self.serve(stream).await;
                 tracing::debug!("{}: {ended:?}", self.socket.display());
                 self.part();
@@ -97,6 +105,28 @@ impl Link {
                     () = sleep_until(again) => break,
                 }
             }
+        }
+    }
+
+    /// Connects to the hypervisor of this VM, and to nobody else: what another one's guest says
+    /// must not be taken for this one's word.
+    async fn connect(&self) -> io::Result<UnixStream> {
+        let stream = UnixStream::connect(&self.socket).await?;
+        let found = PeerProcess::of(&stream)?;
+        let foreign = (found != self.server).then(|| Foreign {
+            socket: self.socket.clone(),
+            found: found.pid,
+            wanted: self.server.pid,
+        });
+        let refused = foreign.is_some();
+        self.foreign.send_if_modified(|known| {
+            let changed = *known != foreign;
+            *known = foreign;
+            changed
+        });
+        match refused {
+            true => Err(io::ErrorKind::PermissionDenied.into()),
+            false => Ok(stream),
         }
     }
 
@@ -197,7 +227,7 @@ impl Link {
     }
 
     fn meet(&mut self, hello: Hello) {
-        let peer = Peer {
+        let peer = GuestSession {
             boot_id: hello.boot_id,
             session: hello.session,
             nodes: hello.nodes,

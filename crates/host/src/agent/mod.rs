@@ -8,22 +8,36 @@ mod link;
 
 use std::path::PathBuf;
 
-use demeter_policy::NodeId;
+use demeter_policy::{NodeId, Pid};
 use demeter_proto::{BootId, Message, NodeTotal, RequestId, SessionId, Stats};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
+use crate::process::PeerProcess;
 use link::{Link, Question};
 
 /// A guest that has introduced itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Peer {
+pub struct GuestSession {
     /// Another one than before: the guest was reset.
     pub boot_id: BootId,
     /// Another one than before: the agent was started anew.
     pub session: SessionId,
     /// The guest's nodes, as it says.
     pub nodes: Vec<NodeTotal>,
+}
+
+/// The agent's socket is not the one of this VM.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the agent's socket {} belongs to process {found}, the VM is process {wanted}; give each VM its \
+     own agent socket, opened by its hypervisor itself (-chardev socket,path=..,server=on)",
+    socket.display()
+)]
+pub struct Foreign {
+    socket: PathBuf,
+    found: Pid,
+    wanted: Pid,
 }
 
 /// Nobody is there, or not for long enough.
@@ -35,7 +49,8 @@ pub struct Away;
 #[derive(Debug)]
 pub struct Agent {
     questions: mpsc::Sender<Question>,
-    peer: watch::Receiver<Option<Peer>>,
+    foreign: watch::Receiver<Option<Foreign>>,
+    peer: watch::Receiver<Option<GuestSession>>,
     stats: watch::Receiver<Option<Stats>>,
     /// The last request's id. Starts anywhere: a guest that still remembers the requests of a
     /// controller before this one must not take ours for them.
@@ -44,17 +59,26 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Connects to the hypervisor's socket, now and whenever the connection breaks. `first` is
-    /// where request ids start, best a random number.
+    /// Connects to the hypervisor's socket, now and whenever the connection breaks, as long as it
+    /// is `server` that serves it. `first` is where request ids start, best a random number.
     ///
     /// Must be called within a tokio runtime.
-    pub fn connect(socket: PathBuf, first: RequestId) -> Self {
+    pub fn connect(socket: PathBuf, server: PeerProcess, first: RequestId) -> Self {
         let (questions, asked) = mpsc::channel(1);
         let (peer_sender, peer) = watch::channel(None);
         let (stats_sender, stats) = watch::channel(None);
-        let link = Link::new(socket, asked, peer_sender, stats_sender);
+        let (foreign_sender, foreign) = watch::channel(None);
+        let link = Link::new(
+            socket,
+            server,
+            foreign_sender,
+            asked,
+            peer_sender,
+            stats_sender,
+        );
         Self {
             questions,
+            foreign,
             peer,
             stats,
             request: first.0,
@@ -62,8 +86,13 @@ impl Agent {
         }
     }
 
+    /// Whether somebody else serves the socket, to look at and to wait for.
+    pub fn foreign(&self) -> watch::Receiver<Option<Foreign>> {
+        self.foreign.clone()
+    }
+
     /// Who is there, to look at and to wait for.
-    pub fn peer(&self) -> watch::Receiver<Option<Peer>> {
+    pub fn peer(&self) -> watch::Receiver<Option<GuestSession>> {
         self.peer.clone()
     }
 
@@ -128,7 +157,7 @@ impl Answers {
     }
 }
 
-impl Peer {
+impl GuestSession {
     /// Whether the guest has this node.
     pub fn has(&self, node: NodeId) -> bool {
         self.nodes.iter().any(|total| total.node == node)

@@ -77,10 +77,18 @@ pub(crate) fn hello(boot: u8, session: u64) -> Hello {
     }
 }
 
+pub(crate) fn own_process() -> PeerProcess {
+    let (own, _) = UnixStream::pair().unwrap();
+    PeerProcess::of(own).unwrap()
+}
+
 fn listen(dir: &Path) -> (UnixListener, Agent) {
     let socket = dir.join("agent.sock");
     let listener = UnixListener::bind(&socket).unwrap();
-    (listener, Agent::connect(socket, RequestId(100)))
+    (
+        listener,
+        Agent::connect(socket, own_process(), RequestId(100)),
+    )
 }
 
 async fn present(agent: &Agent, there: bool) {
@@ -196,4 +204,40 @@ async fn a_pong_of_another_session_confirms_nothing() {
         assert_eq!(agent.confirm(SessionId(1)).await, Err(Away));
     };
     soon(async { tokio::join!(guest, host) }).await;
+}
+
+#[tokio::test]
+async fn a_socket_of_another_process_is_not_spoken_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("agent.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    for other in [
+        PeerProcess {
+            pid: Pid(1),
+            ..own_process()
+        },
+        // Another process that had its number before.
+        PeerProcess {
+            started: own_process().started - 1,
+            ..own_process()
+        },
+    ] {
+        let agent = Agent::connect(socket.clone(), other, RequestId(0));
+        let mut foreign = agent.foreign();
+        let said = soon(foreign.wait_for(Option::is_some)).await.unwrap();
+        let said = said.as_ref().unwrap().to_string();
+        let own = std::process::id();
+        assert!(
+            said.contains(&format!("belongs to process {own}")),
+            "{said}"
+        );
+        // It introduces itself to nobody.
+        let (stream, _) = soon(listener.accept()).await.unwrap();
+        let mut pipe = Pipe {
+            stream,
+            decoder: Decoder::default(),
+        };
+        assert_eq!(soon(pipe.hear()).await, None);
+        assert!(agent.peer().borrow().is_none());
+    }
 }

@@ -4,10 +4,10 @@
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixStream;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use demeter_http::{BindError, SocketFile};
 use tokio::net::{TcpListener, UnixListener};
 
 /// The least that a token must have, bytes: nobody guesses it.
@@ -16,17 +16,14 @@ const TOKEN_BYTES_MIN: usize = 16;
 /// Why the API cannot be offered.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Another host controller answers on the socket.
-    #[error("another host controller answers on {0}; stop it, or set another socket")]
-    Taken(PathBuf),
-    /// Something that is not a socket has its path.
-    #[error("{0} exists and is not a socket; remove it, or set another socket")]
-    NotASocket(PathBuf),
-    /// The socket cannot be made.
-    #[error("cannot listen on {place}: {source}; set another socket or listen")]
+    /// The Unix socket cannot be made.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// The address cannot be used.
+    #[error("cannot listen on {address}: {source}; set another address")]
     Listen {
-        /// Path or address.
-        place: String,
+        /// The address.
+        address: SocketAddr,
         /// What the system said.
         source: io::Error,
     },
@@ -50,49 +47,20 @@ pub enum ListenError {
     },
 }
 
-/// A Unix socket that is removed when dropped.
-#[derive(Debug)]
-pub struct Socket(PathBuf);
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        if let Err(error) = fs::remove_file(&self.0) {
-            tracing::warn!("cannot remove {}: {error}", self.0.display());
-        }
-    }
-}
-
-/// Makes the socket, over the remains of a controller that was killed, but over nothing else.
-pub fn unix(path: &Path) -> Result<(UnixListener, Socket), ListenError> {
-    let error = |source| ListenError::Listen {
-        place: path.display().to_string(),
-        source,
-    };
-    if let Ok(meta) = fs::symlink_metadata(path) {
-        if !meta.file_type().is_socket() {
-            return Err(ListenError::NotASocket(path.into()));
-        }
-        if UnixStream::connect(path).is_ok() {
-            return Err(ListenError::Taken(path.into()));
-        }
-        fs::remove_file(path).map_err(error)?;
-    } else if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder).map_err(error)?;
-    }
-    let listener = UnixListener::bind(path).map_err(error)?;
-    let socket = Socket(path.into());
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(error)?;
-    Ok((listener, socket))
+/// Makes the Unix socket, for the owner of this process only.
+pub fn unix(path: &Path) -> Result<(UnixListener, SocketFile), ListenError> {
+    let (listener, file) = demeter_http::bind(path)?;
+    let path = path.into();
+    let listener =
+        UnixListener::from_std(listener).map_err(|source| BindError::Listen { path, source })?;
+    Ok((listener, file))
 }
 
 /// Listens on TCP.
 pub async fn tcp(address: SocketAddr) -> Result<TcpListener, ListenError> {
     TcpListener::bind(address)
         .await
-        .map_err(|source| ListenError::Listen {
-            place: address.to_string(),
-            source,
-        })
+        .map_err(|source| ListenError::Listen { address, source })
 }
 
 /// The secret that whoever comes over TCP has to show. Never printed.
@@ -143,25 +111,9 @@ impl std::fmt::Debug for Token {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
-    #[tokio::test]
-    async fn takes_over_from_the_dead_only() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("run/host.sock");
-        let (first, guard) = unix(&path).unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-        assert!(matches!(unix(&path), Err(ListenError::Taken(_))));
-        // Killed: the socket stays, nobody listens.
-        drop(first);
-        std::mem::forget(guard);
-        let (_second, guard) = unix(&path).unwrap();
-        drop(guard);
-        assert!(!path.exists());
-        fs::write(&path, "precious").unwrap();
-        assert!(matches!(unix(&path), Err(ListenError::NotASocket(_))));
-        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
-    }
+    use super::*;
 
     #[test]
     fn a_token_is_secret_and_long() {

@@ -11,6 +11,7 @@
 
 mod listen;
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::extract::rejection::JsonRejection;
@@ -20,13 +21,14 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, put};
 use axum::{Json, Router};
+use demeter_http::Limits;
 use demeter_policy::provision::Policy;
 use demeter_policy::{ByteCount, MIB, PerTier};
 use serde::{Deserialize, Serialize};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{mpsc, oneshot, watch};
 
-pub use listen::{ListenError, Socket, Token, tcp, unix};
+pub use listen::{ListenError, Token, tcp, unix};
 
 use crate::VmName;
 use crate::metrics;
@@ -64,7 +66,7 @@ pub struct Problem {
 
 /// What somebody wants of the controller.
 #[derive(Debug)]
-pub enum Order {
+pub enum Change {
     /// Another size for a VM.
     SetTiers {
         /// Which.
@@ -72,20 +74,20 @@ pub enum Order {
         /// What it shall have, where that changes.
         tiers: PerTier<Option<ByteCount>>,
         /// For the answer.
-        answer: oneshot::Sender<Result<(), Refusal>>,
+        answer: oneshot::Sender<Result<(), ChangeError>>,
     },
     /// Another policy.
     SetPolicy {
         /// Which.
         policy: Policy,
         /// For the answer.
-        answer: oneshot::Sender<Result<(), Refusal>>,
+        answer: oneshot::Sender<Result<(), ChangeError>>,
     },
 }
 
 /// Why the controller does not do as told.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum ChangeError {
     /// There is no such VM.
     #[error("there is no VM {0} in the configuration")]
     NoVm(VmName),
@@ -105,18 +107,18 @@ pub struct Handle {
     /// What happened.
     pub log: EventLog,
     /// To the controller.
-    pub orders: mpsc::Sender<Order>,
+    pub changes: mpsc::Sender<Change>,
 }
 
 /// Serves the API on a Unix socket until cancelled.
-pub async fn serve_unix(listener: UnixListener, handle: Handle) -> std::io::Result<()> {
-    axum::serve(listener, router(handle)).await
+pub async fn serve_unix(listener: UnixListener, handle: Handle) -> Infallible {
+    demeter_http::serve(listener, router(handle), Limits::default()).await
 }
 
 /// Serves the API over TCP, to those with the token, until cancelled.
-pub async fn serve_tcp(listener: TcpListener, handle: Handle, token: Token) -> std::io::Result<()> {
+pub async fn serve_tcp(listener: TcpListener, handle: Handle, token: Token) -> Infallible {
     let guarded = router(handle).layer(middleware::from_fn_with_state(Arc::new(token), authorize));
-    axum::serve(listener, guarded).await
+    demeter_http::serve(listener, guarded, Limits::default()).await
 }
 
 fn router(handle: Handle) -> Router {
@@ -183,7 +185,7 @@ async fn set_tiers(
                 fast: bytes(tiers.fast_mib),
                 slow: bytes(tiers.slow_mib),
             };
-            order(&handle, |answer| Order::SetTiers { vm, tiers, answer }).await
+            change(&handle, |answer| Change::SetTiers { vm, tiers, answer }).await
         }
         Err(error) => problem(StatusCode::BAD_REQUEST, error),
     }
@@ -195,19 +197,19 @@ async fn set_policy(
 ) -> Response {
     match choice {
         Ok(Json(PolicyChoice { policy })) => {
-            order(&handle, |answer| Order::SetPolicy { policy, answer }).await
+            change(&handle, |answer| Change::SetPolicy { policy, answer }).await
         }
         Err(rejected) => rejected_body(&rejected),
     }
 }
 
-/// Gives an order and answers as the controller does.
-async fn order(
+/// Asks for a change and answers as the controller does.
+async fn change(
     handle: &Handle,
-    make: impl FnOnce(oneshot::Sender<Result<(), Refusal>>) -> Order,
+    make: impl FnOnce(oneshot::Sender<Result<(), ChangeError>>) -> Change,
 ) -> Response {
     let (answer, answered) = oneshot::channel();
-    let answer = match handle.orders.send(make(answer)).await {
+    let answer = match handle.changes.send(make(answer)).await {
         Ok(()) => answered.await.ok(),
         Err(_) => None,
     };
@@ -215,9 +217,9 @@ async fn order(
         Some(Ok(())) => StatusCode::NO_CONTENT.into_response(),
         Some(Err(refusal)) => {
             let status = match refusal {
-                Refusal::NoVm(_) => StatusCode::NOT_FOUND,
-                Refusal::Conflict(_) => StatusCode::CONFLICT,
-                Refusal::State(_) => StatusCode::INTERNAL_SERVER_ERROR,
+                ChangeError::NoVm(_) => StatusCode::NOT_FOUND,
+                ChangeError::Conflict(_) => StatusCode::CONFLICT,
+                ChangeError::State(_) => StatusCode::INTERNAL_SERVER_ERROR,
             };
             problem(status, refusal)
         }

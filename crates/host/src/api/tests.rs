@@ -8,7 +8,7 @@ use crate::view::VmView;
 
 /// An API whose controller knows one VM, `db`, and has 100 MiB of fast memory.
 fn handle() -> Handle {
-    let (orders, mut received) = mpsc::channel(1);
+    let (changes, mut received) = mpsc::channel(1);
     let view = HostView {
         policy: Policy::Static,
         vms: vec![VmView {
@@ -22,27 +22,27 @@ fn handle() -> Handle {
     log.push(1, None, "started".into());
     log.push(2, Some("db".into()), "up".into());
     tokio::spawn(async move {
-        while let Some(order) = received.recv().await {
-            match order {
-                Order::SetTiers { vm, tiers, answer } => {
+        while let Some(change) = received.recv().await {
+            match change {
+                Change::SetTiers { vm, tiers, answer } => {
                     let fast = tiers.fast.unwrap_or_default().0;
                     let result = match vm.as_str() {
                         "db" if fast > 100 * MIB => {
-                            Err(Refusal::Conflict("beyond the pool".into()))
+                            Err(ChangeError::Conflict("beyond the pool".into()))
                         }
                         "db" => Ok(()),
-                        _ => Err(Refusal::NoVm(vm)),
+                        _ => Err(ChangeError::NoVm(vm)),
                     };
                     answer.send(result).unwrap();
                 }
-                Order::SetPolicy { policy, answer } => {
+                Change::SetPolicy { policy, answer } => {
                     publish.send_modify(|view| Arc::make_mut(view).policy = policy);
                     answer.send(Ok(())).unwrap();
                 }
             }
         }
     });
-    Handle { view, log, orders }
+    Handle { view, log, changes }
 }
 
 pub(crate) async fn ask(stream: impl AsyncRead + AsyncWrite, request: &str, body: &str) -> String {

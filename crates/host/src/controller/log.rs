@@ -59,7 +59,7 @@ pub enum What {
     },
     /// A command failed; it is tried again.
     Failed(String),
-    /// No report came in time; the VM is asked again.
+    /// No observation came in time; the VM is asked again.
     Overdue,
     /// The VM can be spoken to.
     Here,
@@ -71,12 +71,12 @@ pub enum What {
     Reset,
     /// It claims what cannot be true, and is left alone.
     Hostile(String),
-    /// More is promised than a pool holds.
+    /// More is committed than a pool holds.
     OverPool {
         /// Which pool.
         tier: Tier,
-        /// What is promised.
-        counted: ByteCount,
+        /// What is committed.
+        committed: ByteCount,
         /// What it holds.
         pool: ByteCount,
     },
@@ -106,9 +106,9 @@ impl fmt::Display for What {
             Self::Hostile(reason) => write!(f, "is left alone: {reason}"),
             Self::OverPool {
                 tier,
-                counted,
+                committed,
                 pool,
-            } => write!(f, "{counted} {tier} promised, the pool holds {pool}"),
+            } => write!(f, "{committed} {tier} committed, the pool holds {pool}"),
         }
     }
 }

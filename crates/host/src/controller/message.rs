@@ -17,7 +17,7 @@ pub struct Ticket(pub u64);
 pub struct Command {
     /// Whose task.
     pub vm: VmName,
-    /// Comes back in the report.
+    /// Comes back in the observation.
     pub ticket: Ticket,
     /// What to do.
     pub order: Order,
@@ -39,7 +39,7 @@ pub enum Order {
 
 /// What a VM's task has to tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Report {
+pub enum Observation {
     /// The VM can be spoken to.
     Here,
     /// It cannot any more; it may still run.
@@ -49,7 +49,7 @@ pub enum Report {
     /// The guest was reset: its balloon is empty.
     Reset,
     /// What it owns may have changed by itself.
-    Stirred,
+    OwnedChanged,
     /// The answer to [`Order::Ask`].
     Owned {
         /// The command's.
@@ -102,7 +102,7 @@ pub enum Refusal {
         /// The pool's size.
         pool: ByteCount,
     },
-    /// Less than was promised.
+    /// Less than was committed.
     #[error("{wished} of {tier} memory for {vm} is under its guarantee of {guarantee}")]
     UnderGuarantee {
         /// For whom.

@@ -1,34 +1,34 @@
-//! Decides what is asked of which VM and when, and keeps what is promised within the pools.
+//! Decides what is asked of which VM and when, and keeps what is committed within the pools.
 //!
 //! # Problem
 //! VMs shall come to own what is wished, while guests refuse, stall, crash, restart and lie,
-//! commands and reports get lost, and the controller itself may be killed at any point. At no
-//! instant may more of a tier be promised than its pool holds.
+//! commands and observations get lost, and the controller itself may be killed at any point. At no
+//! instant may more of a tier be committed than its pool holds.
 //!
 //! # Terms
 //! - *desired*: what a VM shall have of a tier, with what its driver may give back to the guest by
 //!   itself when that runs out of memory (the out-of-memory allowance, slow memory only).
 //! - *owned*: what it has, as its provisioner verified last; unknown after every disturbance.
-//! - *counted*: what it may have at most, and what is taken off the pool for it.
+//! - *committed*: what it may have at most, and what is taken off the pool for it.
 //!
 //! # Approach
 //! Level-triggered: [`Controller::observe`] only corrects the view, [`Controller::step`] compares
 //! it with what is desired and sends what brings them nearer, at most one command to a VM at a
 //! time. Counted is raised *before* a VM is told to grow, as far as the pool has room, and lowered
 //! *after* it was verified to have shrunk: so shrinking comes before growing, across all VMs,
-//! without any plan. A command carries a ticket; reports on any other than the current one are
+//! without any plan. A command carries a ticket; observations on any other than the current one are
 //! stale and change nothing. After a failure the VM is asked what it owns before anything else.
 //!
 //! Counted survives the controller ([`Store`](crate::store::Store)): it is saved before commands
 //! are sent that rely on it.
 //!
-//! A VM boots with all its memory and shrinks from there: what it is promised then is what it had
+//! A VM boots with all its memory and shrinks from there: what it is committed then is what it had
 //! before, or its first wish, and that it is not to touch more until it was shrunk is for its
-//! owner to see to. Whoever is caught lying is left alone, with all that was counted for it.
+//! owner to see to. Whoever is caught lying is left alone, with all that was committed to it.
 //!
 //! # Properties
-//! - The counted sum of a tier never exceeds its pool, whatever comes in, in any order.
-//! - What a VM that keeps to the protocol owns never exceeds what is counted for it.
+//! - The committed sum of a tier never exceeds its pool, whatever comes in, in any order.
+//! - What a VM that keeps to the protocol owns never exceeds what is committed to it.
 //! - A VM that fails, stalls or lies delays no other, but for memory that it does not give.
 //! - Once disturbances stop, every VM comes to own what is desired.
 //! - A wish beyond a pool, under a guarantee or over a limit is refused, and changes nothing.
@@ -49,7 +49,7 @@ use crate::store::Account;
 
 pub use limits::Limits;
 pub use log::{LogEntry, What};
-pub use message::{Command, Millis, Order, Refusal, Report, Ticket};
+pub use message::{Command, Millis, Observation, Order, Refusal, Ticket};
 pub use vm::{State, VmStatus};
 
 use vm::Vm;
@@ -57,7 +57,7 @@ use vm::Vm;
 /// How long a provisioner may take for one command.
 pub const PATIENCE: Duration = Duration::from_secs(3);
 
-/// How much longer the controller waits for the report.
+/// How much longer the controller waits for the observation.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// What is to be done after a [`Controller::step`], in this order.
@@ -115,16 +115,16 @@ impl Controller {
             None => whole_pages(first),
         };
         limits.check(&name, desired)?;
-        let counted = kept.map_or(desired, |kept| kept.counted);
-        let account = Account { desired, counted };
+        let committed = kept.map_or(desired, |kept| kept.committed);
+        let account = Account { desired, committed };
         for tier in Tier::ALL {
             let with_others = |own: TierBytes, of: fn(&Vm, Tier) -> u64| {
                 let others = self.vms.values().map(|vm| u128::from(of(vm, tier)));
                 u128::from(own.get(tier).0) + others.sum::<u128>()
             };
             let wished = with_others(desired, Vm::wished);
-            let promised = with_others(counted, Vm::counted);
-            self.check_pool(tier, wished.max(promised))?;
+            let committed_in_all = with_others(committed, Vm::committed);
+            self.check_pool(tier, wished.max(committed_in_all))?;
         }
         self.vms.insert(name, Vm::new(limits, account));
         self.accounts_changed = true;
@@ -166,13 +166,13 @@ impl Controller {
         Ok(())
     }
 
-    /// Takes in what a VM's task tells. Reports of VMs that are not here change nothing.
-    pub fn observe(&mut self, now: Millis, name: &VmName, report: Report) {
+    /// Takes in what a VM's task tells. Observations of VMs that are not here change nothing.
+    pub fn observe(&mut self, now: Millis, name: &VmName, observation: Observation) {
         let Some(vm) = self.vms.get_mut(name) else {
             return;
         };
         let before = *vm.account();
-        if let Some(what) = vm.observe(now, report) {
+        if let Some(what) = vm.observe(now, observation) {
             self.log.push(LogEntry::new(now, name, what));
         }
         self.accounts_changed |= before != *vm.account();
@@ -186,7 +186,12 @@ impl Controller {
             }
         }
         let mut room = PerTier::from_fn(|tier| {
-            ByteCount(self.pools.get(tier).0.saturating_sub(self.counted(tier).0))
+            ByteCount(
+                self.pools
+                    .get(tier)
+                    .0
+                    .saturating_sub(self.committed(tier).0),
+            )
         });
         let mut commands = vec![];
         for (name, vm) in &mut self.vms {
@@ -222,12 +227,12 @@ impl Controller {
         *self.pools.get(tier)
     }
 
-    /// What is promised from a pool.
-    pub fn counted(&self, tier: Tier) -> ByteCount {
-        ByteCount(self.vms.values().map(|vm| vm.counted(tier)).sum())
+    /// What is committed from a pool.
+    pub fn committed(&self, tier: Tier) -> ByteCount {
+        ByteCount(self.vms.values().map(|vm| vm.committed(tier)).sum())
     }
 
-    /// Steps after which more was promised than a pool holds. Zero, or this controller is wrong.
+    /// Steps after which more was committed than a pool holds. Zero, or this controller is wrong.
     pub fn violations(&self) -> u64 {
         self.violations
     }
@@ -257,12 +262,12 @@ impl Controller {
 
     fn check_invariant(&mut self, now: Millis) {
         for tier in Tier::ALL {
-            let (counted, pool) = (self.counted(tier), self.pool(tier));
-            if counted > pool {
+            let (committed, pool) = (self.committed(tier), self.pool(tier));
+            if committed > pool {
                 self.violations += 1;
                 let what = What::OverPool {
                     tier,
-                    counted,
+                    committed,
                     pool,
                 };
                 self.log.push(LogEntry::of_host(now, what));

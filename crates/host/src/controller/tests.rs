@@ -50,23 +50,23 @@ fn settle(c: &mut Controller, now: Millis, vm: &str, owned: TierBytes) -> Option
         let mut commands = sent(c, now).into_iter();
         let command = commands.find(|command| command.vm == name(vm))?;
         let ticket = command.ticket;
-        let report = match command.order {
-            Order::Ask => Report::Owned { ticket, owned },
-            Order::Set { tier, target } if target == *owned.get(tier) => Report::Moved {
+        let observation = match command.order {
+            Order::Ask => Observation::Owned { ticket, owned },
+            Order::Set { tier, target } if target == *owned.get(tier) => Observation::Moved {
                 ticket,
                 owned: target,
                 reason: None,
             },
             Order::Set { .. } => return Some(command),
         };
-        c.observe(now, &name(vm), report);
+        c.observe(now, &name(vm), observation);
     }
     panic!("{vm} is asked again and again");
 }
 
 /// The VM appears, and owns this much.
 fn here(c: &mut Controller, vm: &str, owned: TierBytes) -> Option<Command> {
-    c.observe(NOW, &name(vm), Report::Here);
+    c.observe(NOW, &name(vm), Observation::Here);
     settle(c, NOW, vm, owned)
 }
 
@@ -93,7 +93,7 @@ fn one_shrinks_before_another_grows() {
     let commands = sent(&mut c, NOW);
     assert_eq!(commands.len(), 1, "{commands:?}");
     assert_eq!(commands[0].order, set(Tier::Fast, 200));
-    let moved = |owned, reason: Option<&str>| Report::Moved {
+    let moved = |owned, reason: Option<&str>| Observation::Moved {
         ticket: commands[0].ticket,
         owned: bytes(owned),
         reason: reason.map(str::to_owned),
@@ -106,10 +106,10 @@ fn one_shrinks_before_another_grows() {
         (commands[0].vm.as_str(), commands[0].order),
         ("b", set(Tier::Fast, 600))
     );
-    assert_eq!(c.counted(Tier::Fast), bytes(1000));
+    assert_eq!(c.committed(Tier::Fast), bytes(1000));
     // Said once more, it changes nothing.
     c.observe(NOW, &name("a"), moved(0, None));
-    assert_eq!(c.counted(Tier::Fast), bytes(1000));
+    assert_eq!(c.committed(Tier::Fast), bytes(1000));
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn a_failure_is_asked_about_and_tried_again_later_and_later() {
         assert_eq!(command.order, set(Tier::Fast, 600));
         let (vm, ticket) = (name("a"), command.ticket);
         let reason = "no".to_owned();
-        c.observe(now, &vm, Report::Failed { ticket, reason });
+        c.observe(now, &vm, Observation::Failed { ticket, reason });
         assert_eq!(settle(&mut c, now, "a", owned), None);
         let due = c.wake_at().unwrap();
         waits.push(due.0 - now.0);
@@ -152,7 +152,7 @@ fn a_vm_that_does_not_answer_delays_no_other() {
     c.observe(
         after(10),
         &name("b"),
-        Report::Moved {
+        Observation::Moved {
             ticket,
             owned,
             reason,
@@ -166,7 +166,7 @@ fn a_vm_that_does_not_answer_delays_no_other() {
     assert_eq!(step.commands.len(), 1);
     assert_eq!(step.commands[0].order, Order::Ask);
     // What "a" was told may have happened.
-    assert_eq!(c.counted(Tier::Fast), bytes(1000));
+    assert_eq!(c.committed(Tier::Fast), bytes(1000));
 }
 
 #[test]
@@ -198,16 +198,20 @@ fn wishes_that_break_a_rule_are_refused_and_change_nothing() {
 }
 
 #[test]
-fn a_liar_is_left_alone_with_what_was_counted_for_it() {
+fn a_liar_is_left_alone_with_what_was_committed_for_it() {
     let mut c = controller(&[("a", 600), ("b", 400)]);
     here(&mut c, "a", both(600, 100));
     here(&mut c, "b", both(400, 100));
     c.desire(NOW, &[(name("a"), both(100, 100))]).unwrap();
     assert_eq!(sent(&mut c, NOW).len(), 1);
     let reason = "it claims memory of another VM".to_owned();
-    c.observe(NOW, &name("a"), Report::Hostile { reason });
-    for report in [Report::Here, Report::Stirred, Report::Reset] {
-        c.observe(NOW, &name("a"), report);
+    c.observe(NOW, &name("a"), Observation::Hostile { reason });
+    for observation in [
+        Observation::Here,
+        Observation::OwnedChanged,
+        Observation::Reset,
+    ] {
+        c.observe(NOW, &name("a"), observation);
     }
     assert_eq!(sent(&mut c, after(60_000)), []);
     let refused = c.desire(NOW, &[(name("b"), both(900, 100))]).unwrap_err();
@@ -220,12 +224,12 @@ fn a_liar_is_left_alone_with_what_was_counted_for_it() {
     // Others go on; and once its hypervisor has ended, its memory is free.
     c.desire(NOW, &[(name("b"), both(300, 100))]).unwrap();
     assert_eq!(sent(&mut c, NOW)[0].order, set(Tier::Fast, 300));
-    c.observe(NOW, &name("a"), Report::Gone);
+    c.observe(NOW, &name("a"), Observation::Gone);
     c.desire(NOW, &[(name("b"), both(900, 100))]).unwrap();
 }
 
 #[test]
-fn the_out_of_memory_allowance_is_part_of_what_is_counted() {
+fn the_out_of_memory_allowance_is_part_of_what_is_committed() {
     let mut c = Controller::new(both(1000, 1000));
     let limits = Limits {
         oom: bytes(16),
@@ -237,7 +241,7 @@ fn the_out_of_memory_allowance_is_part_of_what_is_counted() {
 }
 
 #[test]
-fn what_was_promised_survives_the_controller() {
+fn what_was_committed_survives_the_controller() {
     let mut c = controller(&[("a", 600), ("b", 400)]);
     here(&mut c, "a", both(600, 100));
     let wishes = [(name("a"), both(200, 100)), (name("b"), both(800, 100))];
@@ -250,7 +254,7 @@ fn what_was_promised_survives_the_controller() {
         again.add(vm, limits(), Some(account), both(0, 0)).unwrap();
     }
     assert_eq!(again.accounts(), kept);
-    assert_eq!(again.counted(Tier::Fast), bytes(1000));
+    assert_eq!(again.committed(Tier::Fast), bytes(1000));
     // A pool that cannot hold it is refused.
     let mut small = Controller::new(both(500, 1000));
     let refused = small.add(name("a"), limits(), Some(kept[&name("a")]), both(0, 0));
@@ -269,7 +273,7 @@ fn as_near_as_can_be_is_not_tried_again() {
     c.observe(
         NOW,
         &name("a"),
-        Report::Moved {
+        Observation::Moved {
             ticket,
             owned,
             reason,

@@ -2,7 +2,7 @@
 
 use demeter_policy::{ByteCount, PerTier, Tier, TierBytes};
 
-use super::{GRACE, Limits, Millis, Order, PATIENCE, Report, Ticket, What};
+use super::{GRACE, Limits, Millis, Observation, Order, PATIENCE, Ticket, What};
 use crate::store::Account;
 
 /// The first pause after a failure; it doubles with every further one.
@@ -31,8 +31,8 @@ pub struct VmStatus {
     pub limits: Limits,
     /// What it shall have.
     pub desired: TierBytes,
-    /// What is counted for it.
-    pub counted: TierBytes,
+    /// What is committed to it.
+    pub committed: TierBytes,
     /// What it has, if that is known.
     pub owned: Option<TierBytes>,
     /// Why it does not have what it shall have, by what it said last.
@@ -101,15 +101,15 @@ impl Vm {
         &self.account
     }
 
-    pub(super) fn counted(&self, tier: Tier) -> u64 {
-        self.account.counted.get(tier).0
+    pub(super) fn committed(&self, tier: Tier) -> u64 {
+        self.account.committed.get(tier).0
     }
 
     /// What the VM will count for once everything has come to rest.
     pub(super) fn wished(&self, tier: Tier) -> u64 {
         let desired = self.account.desired.get(tier).0;
         match self.state {
-            State::Hostile(_) => desired.max(self.counted(tier)),
+            State::Hostile(_) => desired.max(self.committed(tier)),
             _ => desired,
         }
     }
@@ -126,7 +126,7 @@ impl Vm {
             state: self.state.clone(),
             limits: self.limits,
             desired: self.account.desired,
-            counted: self.account.counted,
+            committed: self.account.committed,
             owned: self.owned,
             reason: self.reason.clone(),
         }
@@ -142,9 +142,9 @@ impl Vm {
         changed
     }
 
-    pub(super) fn observe(&mut self, now: Millis, report: Report) -> Option<What> {
-        match report {
-            Report::Gone => {
+    pub(super) fn observe(&mut self, now: Millis, observation: Observation) -> Option<What> {
+        match observation {
+            Observation::Gone => {
                 self.state = State::Away;
                 self.disturbed();
                 for tier in Tier::ALL {
@@ -153,30 +153,30 @@ impl Vm {
                 Some(What::Gone)
             }
             _ if self.hostile().is_some() => None,
-            Report::Here => {
+            Observation::Here => {
                 self.state = State::Here;
                 self.disturbed();
                 Some(What::Here)
             }
-            Report::Lost => {
+            Observation::Lost => {
                 self.state = State::Away;
                 self.disturbed();
                 Some(What::Lost)
             }
-            Report::Reset => {
+            Observation::Reset => {
                 self.disturbed();
                 Some(What::Reset)
             }
-            Report::Stirred => {
+            Observation::OwnedChanged => {
                 self.owned = None;
                 None
             }
-            Report::Hostile { reason } => {
+            Observation::Hostile { reason } => {
                 self.disturbed();
                 self.state = State::Hostile(reason.clone());
                 Some(What::Hostile(reason))
             }
-            Report::Owned { ticket, owned } => {
+            Observation::Owned { ticket, owned } => {
                 self.landed(ticket)?;
                 self.ask = Retry::default();
                 self.owned = Some(owned);
@@ -185,7 +185,7 @@ impl Vm {
                 }
                 None
             }
-            Report::Moved {
+            Observation::Moved {
                 ticket,
                 owned,
                 reason,
@@ -193,7 +193,7 @@ impl Vm {
                 Order::Ask => None,
                 Order::Set { tier, target } => Some(self.moved(now, tier, target, owned, reason)),
             },
-            Report::Failed { ticket, reason } => {
+            Observation::Failed { ticket, reason } => {
                 let order = self.landed(ticket)?;
                 self.failed(now, order, reason.clone());
                 Some(What::Failed(reason))
@@ -201,7 +201,7 @@ impl Vm {
         }
     }
 
-    /// Gives up on a command whose report is overdue.
+    /// Gives up on a command whose observation is overdue.
     pub(super) fn give_up_on_overdue(&mut self, now: Millis) -> Option<What> {
         let overdue = self.flight.filter(|flight| flight.deadline <= now)?;
         self.flight = None;
@@ -209,7 +209,7 @@ impl Vm {
         Some(What::Overdue)
     }
 
-    /// What to ask of the VM now, if anything. What it takes from `room` is counted for it.
+    /// What to ask of the VM now, if anything. What it takes from `room` is committed to it.
     pub(super) fn next_order(&mut self, now: Millis, room: &mut TierBytes) -> Option<Order> {
         if self.state != State::Here || self.flight.is_some() {
             return None;
@@ -261,10 +261,10 @@ impl Vm {
 
     /// Counts as much of what is desired as there is room for.
     fn take(&mut self, tier: Tier, room: &mut ByteCount) {
-        let counted = self.account.counted.get_mut(tier);
-        let missing = self.account.desired.get(tier).0.saturating_sub(counted.0);
+        let committed = self.account.committed.get_mut(tier);
+        let missing = self.account.desired.get(tier).0.saturating_sub(committed.0);
         let taken = missing.min(room.0);
-        counted.0 += taken;
+        committed.0 += taken;
         room.0 -= taken;
     }
 
@@ -275,12 +275,12 @@ impl Vm {
             .account
             .desired
             .get(tier)
-            .min(self.account.counted.get(tier));
+            .min(self.account.committed.get(tier));
         let target = ByteCount(may_have.0.saturating_sub(self.limits.oom_of(tier)));
         (*self.reached.get(tier) != Some((target, owned))).then_some(target)
     }
 
-    /// The order whose report has come, unless the report is stale.
+    /// The order whose observation has come, unless the observation is stale.
     fn landed(&mut self, ticket: Ticket) -> Option<Order> {
         let flight = self.flight.take_if(|flight| flight.ticket == ticket)?;
         Some(flight.order)
@@ -332,13 +332,13 @@ impl Vm {
         self.reason = Some(reason);
     }
 
-    /// What the VM was verified to own: what is counted beyond it is free for others, as far as
+    /// What the VM was verified to own: what is committed beyond it is free for others, as far as
     /// the VM is not to have it anyway.
     fn verified(&mut self, tier: Tier, owned: ByteCount) {
         let has = owned.0.saturating_add(self.limits.oom_of(tier));
         let needs = ByteCount(has).max(*self.account.desired.get(tier));
-        let counted = self.account.counted.get_mut(tier);
-        *counted = needs.min(*counted);
+        let committed = self.account.committed.get_mut(tier);
+        *committed = needs.min(*committed);
     }
 
     /// Nothing that was known of the VM holds any more.

@@ -3,11 +3,15 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 
 use demeter_policy::{ByteCount, PAGE_SIZE};
+use rustix::fs::{FallocateFlags, fallocate, fstatfs};
+use rustix::io::retry_on_intr;
+
+use crate::backing::FileOffset;
 
 /// A file, whatever its name: device and inode (stat(2)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,41 +29,57 @@ impl fmt::Display for FileId {
     }
 }
 
-/// A position in a memory file, bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FileOffset(pub u64);
-
 /// Bytes in a unit of st_blocks (stat(2)).
 const BLOCK_BYTES: u64 = 512;
+
+/// What lies behind a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Memory: tmpfs, to which memfds belong.
+    Memory,
+    /// Huge pages that are set aside: hugetlbfs, or a memfd of such.
+    Hugetlb,
+    /// Something that keeps what is written.
+    Disk,
+}
+
+/// st_fs of tmpfs and of hugetlbfs (statfs(2)).
+const TMPFS_MAGIC: u32 = 0x0102_1994;
+const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
 
 /// A shared memory file of a VM.
 #[derive(Debug)]
 pub struct MemoryFile {
     file: File,
-    page_bytes: u64,
+    kind: Kind,
 }
 
 impl MemoryFile {
     /// Takes a file that is open for writing.
     pub fn new(file: File) -> io::Result<Self> {
-        let mut info = MaybeUninit::<libc::statfs>::uninit();
-        // SAFETY: the descriptor is open and the kernel fills the whole structure, which lives
-        // until the call is over.
-        if unsafe { libc::fstatfs(file.as_raw_fd(), info.as_mut_ptr()) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the call has succeeded, so it has filled it.
-        let info = unsafe { info.assume_init() };
-        let page_bytes = match info.f_type {
-            libc::HUGETLBFS_MAGIC => u64::try_from(info.f_bsize).unwrap_or(PAGE_SIZE),
-            _ => PAGE_SIZE,
+        let info = fstatfs(&file)?;
+        // As the kernel's headers have the numbers: 32 bits.
+        let kind = match info.f_type as u32 {
+            TMPFS_MAGIC => Kind::Memory,
+            HUGETLBFS_MAGIC => Kind::Hugetlb,
+            _ => Kind::Disk,
         };
-        Ok(Self { file, page_bytes })
+        Ok(Self { file, kind })
     }
 
-    /// The pages that the file is made of: only whole ones return to the host.
-    pub fn page_bytes(&self) -> ByteCount {
-        ByteCount(self.page_bytes)
+    /// What lies behind the file.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Its path, as the kernel knows it now.
+    pub(super) fn path(&self) -> io::Result<PathBuf> {
+        std::fs::read_link(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
+    }
+
+    /// Which file it is.
+    pub(super) fn id(&self) -> io::Result<FileId> {
+        Ok(FileId::of(&self.file.metadata()?))
     }
 
     /// Bytes of host memory that the file takes now.
@@ -71,30 +91,13 @@ impl MemoryFile {
     /// Gives a part of the file back to the host; whoever reads there finds zeros, and whoever
     /// writes there gets new memory. The file stays as long as it is. Whole base pages only.
     pub fn punch(&self, offset: FileOffset, bytes: ByteCount) -> io::Result<()> {
-        let number = |value: u64| match libc::off_t::try_from(value) {
-            // A part of a page would only be zeroed, with whatever its owner has there.
-            Ok(number) if value.is_multiple_of(PAGE_SIZE) => Ok(number),
-            _ => Err(io::Error::from_raw_os_error(libc::EINVAL)),
-        };
-        let (offset, bytes) = (number(offset.0)?, number(bytes.0)?);
-        loop {
-            // SAFETY: takes a descriptor of ours and numbers; no memory of this process is
-            // involved, unless it has mapped the file, and this crate maps none.
-            let result = unsafe {
-                libc::fallocate(
-                    self.file.as_raw_fd(),
-                    libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
-                    offset,
-                    bytes,
-                )
-            };
-            let error = io::Error::last_os_error();
-            match result {
-                0 => return Ok(()),
-                _ if error.kind() == io::ErrorKind::Interrupted => {}
-                _ => return Err(error),
-            }
+        let (offset, bytes) = (offset.0, bytes.0);
+        // A part of a page would only be zeroed, with whatever its owner has there.
+        if !(offset | bytes).is_multiple_of(PAGE_SIZE) {
+            return Err(io::ErrorKind::InvalidInput.into());
         }
+        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(retry_on_intr(|| fallocate(&self.file, how, offset, bytes))?)
     }
 }
 
@@ -118,7 +121,6 @@ mod tests {
             let filled: Vec<u8> = (0..PAGES * PAGE_SIZE).map(|i| (i % 251 + 1) as u8).collect();
             file.write_all_at(&filled, 0).unwrap();
             let memory = MemoryFile::new(file.try_clone().unwrap()).unwrap();
-            prop_assert_eq!(memory.page_bytes(), ByteCount(PAGE_SIZE));
             prop_assert_eq!(memory.backed().unwrap(), ByteCount(PAGES * PAGE_SIZE));
 
             memory.punch(FileOffset(first * PAGE_SIZE), ByteCount(count * PAGE_SIZE)).unwrap();
@@ -143,6 +145,18 @@ mod tests {
             (1 << 63, PAGE_SIZE),
         ] {
             assert!(memory.punch(FileOffset(offset), ByteCount(bytes)).is_err());
+        }
+    }
+
+    #[test]
+    fn what_lies_behind_a_file_is_told() {
+        let kind = |file| MemoryFile::new(file).unwrap().kind();
+        assert_eq!(kind(memfd(PAGE_SIZE)), Kind::Memory);
+        assert_eq!(kind(File::open("/proc/self/stat").unwrap()), Kind::Disk);
+        // Takes no huge page as long as it is empty.
+        match rustix::fs::memfd_create("huge", rustix::fs::MemfdFlags::HUGETLB) {
+            Ok(file) => assert_eq!(kind(file.into()), Kind::Hugetlb),
+            Err(error) => eprintln!("skipped: no hugetlb memfd here: {error}"),
         }
     }
 }

@@ -1,32 +1,30 @@
-//! The memory of a running VM, found anew with every connection to its QEMU.
+//! The memory of a running VM, found anew with every connection to its hypervisor.
 
+use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use demeter_policy::{
-    ByteCount, GuestPhysAddr, PAGE_SIZE, PerTier, PhysRange, Pid, Tier, TierBytes,
-};
+use demeter_policy::{ByteCount, PerTier, PhysRange, Pid, Tier, TierBytes};
 
-use super::claims::{Claim, Claims};
-use super::file::{FileId, FileOffset, MemoryFile};
+use super::file::{FileId, Kind, MemoryFile};
 use super::map::{MemoryMap, Overlap, Piece};
+use super::owners::{FileOwners, OwnedFile};
 use super::process::{self, ProcessError};
 use crate::backing::{Backing, Extent, NotInTier};
-use crate::qmp::commands::MemoryBackend;
-use crate::qmp::mtree::RamRange;
-use crate::qmp::{Connection, Qmp, QmpError};
+use crate::hypervisor::{Connection, Hypervisor, HypervisorError, Mapping, MemoryBackend};
+use crate::process::PeerProcess;
 
 /// Why a VM's memory cannot be managed.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// QEMU does not say what is needed.
+    /// The hypervisor does not say what is needed.
     #[error(transparent)]
-    Qmp(#[from] QmpError),
+    Hypervisor(#[from] HypervisorError),
     /// A memory backend will not do.
-    #[error("memory backend {memdev:?} of QEMU at {path}: {why}")]
+    #[error("memory backend {memdev:?} of {hypervisor}: {why}")]
     Backend {
-        /// The QMP socket.
-        path: PathBuf,
+        /// Whose.
+        hypervisor: String,
         /// The backend's id.
         memdev: String,
         /// What is wrong with it.
@@ -34,19 +32,19 @@ pub enum MemoryError {
     },
     /// A device would keep what we take away.
     #[error(
-        "device {device:?} of QEMU at {path} keeps guest memory pinned; a VM with such a device cannot be ballooned"
+        "device {device:?} of {hypervisor} keeps guest memory pinned; a VM with such a device cannot be ballooned"
     )]
     Pinned {
-        /// The QMP socket.
-        path: PathBuf,
+        /// Whose.
+        hypervisor: String,
         /// The device.
         device: String,
     },
-    /// What QEMU and the kernel say does not fit together.
-    #[error("the memory of QEMU at {path} makes no sense: {source}")]
+    /// What hypervisor and kernel say does not fit together.
+    #[error("the memory of {hypervisor} makes no sense: {source}")]
     Overlap {
-        /// The QMP socket.
-        path: PathBuf,
+        /// Whose.
+        hypervisor: String,
         /// What overlaps.
         source: Overlap,
     },
@@ -55,7 +53,7 @@ pub enum MemoryError {
 /// What is wrong with a memory backend.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
-    /// QEMU has none of this name.
+    /// There is none of this name.
     #[error("there is none; there are: {0}; set memdev in the VM's configuration to one of them")]
     Missing(String),
     /// Other processes cannot reach this memory.
@@ -65,11 +63,24 @@ pub enum BackendError {
     #[error("the guest has it nowhere in its memory; give it to a node: -numa node,memdev=..")]
     NotInGuest,
     /// It is mapped in a way that we cannot follow.
-    #[error("QEMU has mapped it in several parts")]
+    #[error("it is mapped in several parts")]
     InParts,
     /// The process behind the socket does not have this memory.
     #[error(transparent)]
     Process(#[from] ProcessError),
+    /// A hole would be no good: parts of huge pages do not return, and whole ones may not come again.
+    #[error(
+        "it lies on hugetlbfs, where a hole gives up the huge page's reservation: the VM would die of \
+         SIGBUS when it takes the memory again and none is left; use memory-backend-memfd without \
+         hugetlb, with transparent huge pages (/sys/kernel/mm/transparent_hugepage/shmem_enabled)"
+    )]
+    Hugetlb,
+    /// It keeps what is written: more than memory may be in it.
+    #[error(
+        "it is {0}, which does not lie on tmpfs; use memory-backend-memfd, or name \
+         its folder in memory_paths"
+    )]
+    OnDisk(PathBuf),
     /// The file does not answer.
     #[error("{0}")]
     File(#[from] io::Error),
@@ -83,14 +94,51 @@ pub enum BackendError {
     },
 }
 
+/// Which of this host's files may be a VM's memory. Clones share the list of owners.
+#[derive(Debug, Clone)]
+pub struct HostFiles {
+    /// Where /proc is below.
+    pub root: PathBuf,
+    /// Folders whose files may be memory although they lie on a disk.
+    pub memory_paths: Vec<PathBuf>,
+    /// Whose memory each file is.
+    pub owners: FileOwners,
+}
+
+impl HostFiles {
+    /// Whether a file lies in one of the folders, by its path and by what lies there for us: a
+    /// process can have folders of its own where we have others.
+    fn allows(&self, file: &MemoryFile) -> io::Result<bool> {
+        let path = file.path()?;
+        let named = self
+            .memory_paths
+            .iter()
+            .any(|folder| path.starts_with(folder));
+        let here = fs::metadata(&path).is_ok_and(|meta| Some(FileId::of(&meta)) == file.id().ok());
+        Ok(named && here)
+    }
+}
+
+impl Default for HostFiles {
+    fn default() -> Self {
+        Self {
+            root: "/".into(),
+            memory_paths: vec![],
+            owners: FileOwners::default(),
+        }
+    }
+}
+
 /// The memory files of a running VM.
 #[derive(Debug)]
 pub struct LiveBacking {
     map: MemoryMap,
     sizes: TierBytes,
     files: PerTier<MemoryFile>,
+    root: PathBuf,
+    process: PeerProcess,
     /// Held as long as the files may be punched.
-    _claims: PerTier<Claim>,
+    _owned: PerTier<OwnedFile>,
 }
 
 /// What is found out about one tier.
@@ -98,43 +146,45 @@ struct Found {
     size: ByteCount,
     pieces: Vec<Piece>,
     file: MemoryFile,
-    claim: Claim,
+    owned: OwnedFile,
 }
 
 impl LiveBacking {
     /// Finds the memory of a VM behind a connection. `memdev` names its backends, `vm` it itself
-    /// in messages; `root` is where /proc is below.
-    pub async fn find(
-        root: &Path,
+    /// in messages.
+    pub async fn find<H: Hypervisor>(
+        host: &HostFiles,
         vm: &str,
-        connection: &Connection,
+        connection: &Connection<H>,
         memdev: &PerTier<String>,
-        claims: &Claims,
     ) -> Result<Self, MemoryError> {
-        let qmp = &connection.qmp;
-        if let Some(device) = qmp.pinning_device().await? {
-            return Err(MemoryError::Pinned {
-                path: qmp.path().into(),
-                device,
-            });
+        let hypervisor = &connection.hypervisor;
+        if let Some(device) = hypervisor.pinning_device().await? {
+            let hypervisor = hypervisor.name();
+            return Err(MemoryError::Pinned { hypervisor, device });
         }
         let search = Search {
-            root,
+            host,
             vm,
-            qmp,
-            pid: connection.peer.pid,
-            backends: qmp.memory_backends().await?,
-            ranges: qmp.ram_ranges().await?,
-            claims,
+            hypervisor,
+            pid: connection.process.pid,
+            backends: hypervisor.backends().await?,
         };
         let fast = search.tier(Tier::Fast, &memdev.fast).await?;
         let slow = search.tier(Tier::Slow, &memdev.slow).await?;
+        if !connection.process.is_there() {
+            // Another one may have its number by now.
+            let why = format!("{} has ended", hypervisor.name());
+            return Err(HypervisorError::Gone(why).into());
+        }
         let pieces = [fast.pieces, slow.pieces].concat();
         let map = MemoryMap::new(pieces).map_err(|source| MemoryError::Overlap {
-            path: qmp.path().into(),
+            hypervisor: hypervisor.name(),
             source,
         })?;
         Ok(Self {
+            root: host.root.clone(),
+            process: connection.process,
             map,
             sizes: TierBytes {
                 fast: fast.size,
@@ -144,9 +194,9 @@ impl LiveBacking {
                 fast: fast.file,
                 slow: slow.file,
             },
-            _claims: PerTier {
-                fast: fast.claim,
-                slow: slow.claim,
+            _owned: PerTier {
+                fast: fast.owned,
+                slow: slow.owned,
             },
         })
     }
@@ -161,9 +211,13 @@ impl Backing for LiveBacking {
         self.map.resolve(tier, range)
     }
 
-    fn punch(&mut self, extent: Extent) -> io::Result<()> {
+    fn punch(&self, extent: Extent) -> io::Result<()> {
         let file = self.files.get(extent.tier);
-        file.punch(FileOffset(extent.offset), extent.len)
+        file.punch(extent.offset, extent.len)
+    }
+
+    fn pinned_by(&self) -> io::Result<Option<String>> {
+        process::pinned_by(&self.root, self.process.pid)
     }
 
     fn backed(&self, tier: Tier) -> io::Result<ByteCount> {
@@ -171,54 +225,44 @@ impl Backing for LiveBacking {
     }
 }
 
-/// What QEMU says, and what a search in it needs.
-struct Search<'a> {
-    root: &'a Path,
+/// What a search for a VM's memory needs.
+struct Search<'a, H> {
+    host: &'a HostFiles,
     vm: &'a str,
-    qmp: &'a Qmp,
+    hypervisor: &'a H,
     pid: Pid,
     backends: Vec<MemoryBackend>,
-    ranges: Vec<RamRange>,
-    claims: &'a Claims,
 }
 
-impl Search<'_> {
+impl<H: Hypervisor> Search<'_, H> {
     async fn tier(&self, tier: Tier, memdev: &str) -> Result<Found, MemoryError> {
         let error = |why| MemoryError::Backend {
-            path: self.qmp.path().into(),
+            hypervisor: self.hypervisor.name(),
             memdev: memdev.into(),
             why,
         };
         let size = self.shared_size(memdev).map_err(error)?;
         let mut pieces = vec![];
         let mut id = None;
-        // Machine types before 4.0 name the region after the backend's place in QEMU's tree.
-        let named = |ram: &&RamRange| ram.region.trim_start_matches("/objects/") == memdev;
-        for ram in self.ranges.iter().filter(named) {
-            let first = self.qmp.host_address(ram.range.start()).await?;
-            let last = GuestPhysAddr(ram.range.end().0 - 1);
-            let last = self.qmp.host_address(last).await?;
-            if last.0.checked_sub(first.0) != Some(ram.range.len().0 - 1) {
-                return Err(error(BackendError::InParts));
-            }
-            let mapped = process::mapped(self.root, self.pid, first, ram.range.len())
+        for Mapping { guest, host } in self.hypervisor.memory_map(memdev).await? {
+            let mapped = process::mapped(&self.host.root, self.pid, host, guest.len())
                 .map_err(|source| error(source.into()))?;
             if *id.get_or_insert(mapped.file) != mapped.file {
                 return Err(error(BackendError::InParts));
             }
             pieces.push(Piece {
-                range: ram.range,
+                range: guest,
                 tier,
                 offset: mapped.offset,
             });
         }
         let id = id.ok_or_else(|| error(BackendError::NotInGuest))?;
-        let (file, claim) = self.open(tier, id).map_err(error)?;
+        let (file, owned) = self.open(tier, id).map_err(error)?;
         Ok(Found {
             size,
             pieces,
             file,
-            claim,
+            owned,
         })
     }
 
@@ -226,7 +270,7 @@ impl Search<'_> {
     fn shared_size(&self, memdev: &str) -> Result<ByteCount, BackendError> {
         let named = |backend: &&MemoryBackend| backend.id.as_deref() == Some(memdev);
         match self.backends.iter().find(named) {
-            Some(backend) if backend.share => Ok(ByteCount(backend.size)),
+            Some(backend) if backend.shared => Ok(backend.size),
             Some(_) => Err(BackendError::Private),
             None => {
                 let ids = self.backends.iter().filter_map(|b| b.id.as_deref());
@@ -235,51 +279,51 @@ impl Search<'_> {
         }
     }
 
-    fn open(&self, tier: Tier, id: FileId) -> Result<(MemoryFile, Claim), BackendError> {
+    fn open(&self, tier: Tier, id: FileId) -> Result<(MemoryFile, OwnedFile), BackendError> {
         let owner = format!("{tier} memory of VM {}", self.vm);
-        let claim = self
-            .claims
-            .claim(id, owner)
+        let owned = self
+            .host
+            .owners
+            .take(id, owner)
             .map_err(|other| BackendError::Shared { file: id, other })?;
-        let file = MemoryFile::new(process::open(self.root, self.pid, id)?)?;
-        if file.page_bytes().0 > PAGE_SIZE {
-            tracing::info!(
-                "VM {}: {tier} memory lies in pages of {}; only whole ones return to the host",
-                self.vm,
-                file.page_bytes()
-            );
+        let file = MemoryFile::new(process::take(&self.host.root, self.pid, id)?)?;
+        match file.kind() {
+            Kind::Memory => {}
+            Kind::Hugetlb => return Err(BackendError::Hugetlb),
+            Kind::Disk if self.host.allows(&file)? => {}
+            Kind::Disk => return Err(BackendError::OnDisk(file.path()?)),
         }
-        Ok((file, claim))
+        Ok((file, owned))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::FileExt;
+    use std::path::Path;
 
-    use demeter_policy::MIB;
+    use demeter_policy::{GuestPhysAddr, MIB};
 
     use super::*;
-    use crate::qmp::Limits;
     use crate::testing::FakeVm;
 
+    const SIZE: TierBytes = TierBytes {
+        fast: ByteCount(4 * MIB),
+        slow: ByteCount(8 * MIB),
+    };
+
     fn vm() -> FakeVm {
-        FakeVm::new(TierBytes {
-            fast: ByteCount(4 * MIB),
-            slow: ByteCount(8 * MIB),
-        })
+        FakeVm::new(SIZE)
     }
 
     async fn find(
         vm: &FakeVm,
         name: &str,
         memdev: &PerTier<String>,
-        claims: &Claims,
+        host: &HostFiles,
     ) -> Result<LiveBacking, String> {
-        let connection = Connection::open(&vm.qmp(), None, Limits::default())
-            .await
-            .unwrap();
-        let found = LiveBacking::find(Path::new("/"), name, &connection, memdev, claims).await;
+        let connection = vm.connect().await;
+        let found = LiveBacking::find(host, name, &connection, memdev).await;
         found.map_err(|error| error.to_string())
     }
 
@@ -290,13 +334,13 @@ mod tests {
     #[tokio::test]
     async fn what_the_guest_names_is_what_is_punched() {
         let vm = vm();
-        let claims = Claims::default();
-        let mut backing = find(&vm, "a", &FakeVm::memdev(), &claims).await.unwrap();
+        let host = HostFiles::default();
+        let backing = find(&vm, "a", &FakeVm::memdev(), &host).await.unwrap();
         assert_eq!(backing.size(Tier::Slow), ByteCount(8 * MIB));
         // The second half of slow memory lies behind a hole.
         let high = range((4 << 30) + MIB, MIB);
         let extent = backing.resolve(Tier::Slow, high).unwrap();
-        assert_eq!(extent.offset, 5 * MIB);
+        assert_eq!(extent.offset.0, 5 * MIB);
         backing.punch(extent).unwrap();
         assert_eq!(backing.backed(Tier::Slow).unwrap(), ByteCount(7 * MIB));
         assert_eq!(backing.backed(Tier::Fast).unwrap(), ByteCount(4 * MIB));
@@ -321,46 +365,86 @@ mod tests {
     #[tokio::test]
     async fn no_file_is_two_vms_memory() {
         let vm = vm();
-        let claims = Claims::default();
-        let first = find(&vm, "a", &FakeVm::memdev(), &claims).await.unwrap();
-        let said = find(&vm, "b", &FakeVm::memdev(), &claims)
-            .await
-            .unwrap_err();
+        let host = HostFiles::default();
+        let first = find(&vm, "a", &FakeVm::memdev(), &host).await.unwrap();
+        let said = find(&vm, "b", &FakeVm::memdev(), &host).await.unwrap_err();
         assert!(said.contains("fast memory of VM a already"), "{said}");
         drop(first);
-        find(&vm, "b", &FakeVm::memdev(), &claims).await.unwrap();
+        find(&vm, "b", &FakeVm::memdev(), &host).await.unwrap();
     }
 
     #[tokio::test]
     async fn memory_that_will_not_do_is_named_with_the_mend() {
-        let claims = Claims::default();
+        let host = HostFiles::default();
         let memdev = |fast: &str| PerTier {
             fast: fast.into(),
             slow: "node1".into(),
         };
-        let said = find(&vm(), "a", &memdev("m9"), &claims).await.unwrap_err();
+        let said = find(&vm(), "a", &memdev("m9"), &host).await.unwrap_err();
         assert!(
             said.contains("\"m9\"") && said.contains("there are: node0, node1"),
             "{said}"
         );
-        let said = find(&vm(), "a", &memdev("node1"), &claims)
-            .await
-            .unwrap_err();
+        let said = find(&vm(), "a", &memdev("node1"), &host).await.unwrap_err();
         assert!(
             said.contains("slow memory of VM a") || said.contains("fast memory of VM a"),
             "{said}"
         );
         let private = vm();
         private.state().private = true;
-        let said = find(&private, "a", &FakeVm::memdev(), &claims)
+        let said = find(&private, "a", &FakeVm::memdev(), &host)
             .await
             .unwrap_err();
         assert!(said.contains("share=on"), "{said}");
+        let read_only = vm();
+        read_only.state().protect(Tier::Fast);
+        let said = find(&read_only, "a", &FakeVm::memdev(), &host)
+            .await
+            .unwrap_err();
+        assert!(said.contains("may only read it"), "{said}");
         let pinned = vm();
         pinned.state().pinned = true;
-        let said = find(&pinned, "a", &FakeVm::memdev(), &claims)
+        let said = find(&pinned, "a", &FakeVm::memdev(), &host)
             .await
             .unwrap_err();
         assert!(said.contains("\"gpu0\""), "{said}");
+    }
+
+    #[tokio::test]
+    async fn a_file_on_disk_is_memory_only_where_the_operator_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let on_disk = FakeVm::new(SIZE);
+        let path = folder.path().join("memory");
+        on_disk.state().replace_file(Tier::Fast, &path);
+        let find_with = async |paths: &[&Path]| {
+            let host = HostFiles {
+                memory_paths: paths.iter().map(|path| path.to_path_buf()).collect(),
+                ..HostFiles::default()
+            };
+            find(&on_disk, "a", &FakeVm::memdev(), &host).await
+        };
+        if fstatfs_is_memory(folder.path()) {
+            eprintln!("skipped: {} lies in memory", folder.path().display());
+            return;
+        }
+        for wrong in [
+            &[][..],
+            &[Path::new("/nonexistent")],
+            &[&path.with_extension("x")],
+        ] {
+            let said = find_with(wrong).await.unwrap_err();
+            assert!(said.contains("memory_paths"), "{said}");
+        }
+        find_with(&[folder.path()]).await.unwrap();
+        // What has no path lies in no folder.
+        fs::remove_file(&path).unwrap();
+        assert!(find_with(&[folder.path()]).await.is_err());
+    }
+
+    fn fstatfs_is_memory(path: &Path) -> bool {
+        MemoryFile::new(fs::File::open(path).unwrap())
+            .unwrap()
+            .kind()
+            == Kind::Memory
     }
 }

@@ -17,8 +17,7 @@
 
 use demeter_policy::{ByteCount, GuestPhysAddr, PhysRange, Tier};
 
-use super::FileOffset;
-use crate::backing::{Extent, NotInTier};
+use crate::backing::{Extent, FileOffset, NotInTier};
 
 /// A run of guest memory and where it lies in its tier's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,15 +32,15 @@ pub struct Piece {
 
 impl Piece {
     /// One past the last position in the file.
-    fn offset_end(&self) -> u64 {
-        self.offset.0.saturating_add(self.range.len().0)
+    fn offset_end(&self) -> FileOffset {
+        FileOffset(self.offset.0.saturating_add(self.range.len().0))
     }
 
     /// The piece that both are, if `next` goes on where `self` ends, in the guest and in the file.
     fn joined(&self, next: &Self) -> Option<Self> {
         let follows = self.tier == next.tier
             && self.range.end() == next.range.start()
-            && self.offset_end() == next.offset.0;
+            && self.offset_end() == next.offset;
         let bytes = ByteCount(self.range.len().0.checked_add(next.range.len().0)?);
         let range = PhysRange::new(self.range.start(), bytes)?;
         follows.then_some(Self { range, ..*self })
@@ -65,7 +64,7 @@ impl MemoryMap {
     pub fn new(mut pieces: Vec<Piece>) -> Result<Self, Overlap> {
         pieces.sort_unstable_by_key(|piece| (piece.tier, piece.offset));
         for two in pieces.windows(2) {
-            if two[0].tier == two[1].tier && two[0].offset_end() > two[1].offset.0 {
+            if two[0].tier == two[1].tier && two[0].offset_end() > two[1].offset {
                 return Err(Overlap(two[1].range.start()));
             }
         }
@@ -96,12 +95,10 @@ impl MemoryMap {
             .map(|index| &self.pieces[index])
             .filter(|piece| piece.tier == tier && piece.range.covers(&range))
             .ok_or(NotInTier { range, tier })?;
+        let into = range.start().0 - piece.range.start().0;
         Ok(Extent {
             tier,
-            offset: piece
-                .offset
-                .0
-                .saturating_add(range.start().0 - piece.range.start().0),
+            offset: FileOffset(piece.offset.0.saturating_add(into)),
             len: range.len(),
         })
     }
@@ -165,7 +162,7 @@ mod tests {
                 (first..first + count).map(|page| page_of(&pieces, tier, page)).collect();
             let want = offsets
                 .filter(|all| all.windows(2).all(|two| two[0] + PAGE_SIZE == two[1]))
-                .map(|all| Extent { tier, offset: all[0], len: ByteCount(count * PAGE_SIZE) });
+                .map(|all| Extent { tier, offset: FileOffset(all[0]), len: ByteCount(count * PAGE_SIZE) });
             prop_assert_eq!(map.resolve(tier, pages(first, count)).ok(), want);
         }
 

@@ -6,9 +6,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use demeter_policy::{ByteCount, Pid};
+use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::io::Errno;
+use rustix::process::{PidfdGetfdFlags, geteuid, pidfd_getfd};
 
-use super::{FileId, FileOffset};
-use crate::qmp::commands::HostVirtAddr;
+use super::FileId;
+use crate::backing::FileOffset;
+use crate::hypervisor::HostVirtAddr;
+use crate::process::pidfd;
 
 /// Where in which file a piece of a process's memory lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,19 +35,23 @@ pub enum ProcessError {
     },
     /// The process does not have it.
     #[error(
-        "process {pid} has nothing mapped at {addr:#x}; the QMP socket must be opened by QEMU itself (-qmp unix:PATH,server=on,wait=off)"
+        "process {pid} has nothing mapped at {:#x}; the QMP socket must be opened by QEMU itself (-qmp unix:PATH,server=on,wait=off)",
+        addr.0
     )]
     NotMapped {
-        /// The process that listens on the QMP socket.
+        /// The process that runs the VM.
         pid: Pid,
         /// The address in it.
-        addr: u64,
+        addr: HostVirtAddr,
     },
     /// Punching the file would not take this memory away, or there is no file.
     #[error(
         "it is private memory of QEMU (process {0}); give its -object memory-backend-memfd or -file the option share=on"
     )]
     Private(Pid),
+    /// The process may not write it, so nobody may in its name.
+    #[error("process {0} may only read it; give its -object memory-backend-* readonly=off")]
+    ReadOnly(Pid),
     /// No open file of the process is the mapped one.
     #[error("process {pid} has mapped {file} but keeps it open no more")]
     Closed {
@@ -58,6 +67,7 @@ struct Mapping {
     start: u64,
     end: u64,
     shared: bool,
+    writable: bool,
     offset: u64,
     file: FileId,
 }
@@ -76,6 +86,7 @@ impl Mapping {
             start: hex(start)?,
             end: hex(end)?,
             shared: rights.ends_with('s'),
+            writable: rights.starts_with("rw"),
             offset: hex(offset)?,
             file: FileId {
                 device: libc::makedev(number(major)?, number(minor)?),
@@ -95,7 +106,10 @@ pub(super) fn mapped(
 ) -> Result<Mapped, ProcessError> {
     let path = root.join(format!("proc/{pid}/maps"));
     let text = fs::read_to_string(&path).map_err(|source| ProcessError::Read { path, source })?;
-    let not_mapped = |addr| ProcessError::NotMapped { pid, addr };
+    let not_mapped = |addr| ProcessError::NotMapped {
+        pid,
+        addr: HostVirtAddr(addr),
+    };
     let end = addr
         .0
         .checked_add(bytes.0)
@@ -111,6 +125,9 @@ pub(super) fn mapped(
         }
         if !mapping.shared || mapping.file.inode == 0 {
             return Err(ProcessError::Private(pid));
+        }
+        if !mapping.writable {
+            return Err(ProcessError::ReadOnly(pid));
         }
         let here = mapping.offset + (at - mapping.start);
         let first = *found.get_or_insert(Mapped {
@@ -128,33 +145,90 @@ pub(super) fn mapped(
     }
 }
 
-/// Opens a file that a process has open, by any of its descriptors.
-pub(super) fn open(root: &Path, pid: Pid, file: FileId) -> Result<File, ProcessError> {
+/// Takes a file that a process has open for writing: its own descriptor (pidfd_getfd(2)), so that
+/// nothing can be done to the file that the process itself could not do.
+pub(super) fn take(root: &Path, pid: Pid, file: FileId) -> Result<File, ProcessError> {
     let folder = root.join(format!("proc/{pid}/fd"));
     let error = |path: &Path| {
         let path = path.to_owned();
         |source| ProcessError::Read { path, source }
     };
+    let process = pidfd(pid).map_err(error(&folder))?;
+    let mut missing = ProcessError::Closed { pid, file };
     for entry in fs::read_dir(&folder).map_err(error(&folder))? {
         let path = entry.map_err(error(&folder))?.path();
-        // A descriptor may be closed while we look.
-        let Ok(meta) = fs::metadata(&path) else {
+        let number = path
+            .file_name()
+            .and_then(|name| name.to_str()?.parse().ok());
+        let (Some(number), Ok(meta)) = (number, fs::metadata(&path)) else {
+            // A descriptor may be closed while we look.
             continue;
         };
-        if meta.is_file() && FileId::of(&meta) == file {
-            let opened = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .open(&path)
-                .map_err(error(&path))?;
-            let meta = opened.metadata().map_err(error(&path))?;
-            // The number may belong to another file by now.
-            if FileId::of(&meta) == file {
-                return Ok(opened);
+        if FileId::of(&meta) != file {
+            continue;
+        }
+        let taken = match pidfd_getfd(&process, number, PidfdGetfdFlags::empty()) {
+            Ok(taken) => File::from(taken),
+            // Ubuntu keeps processes of one user from another's descriptors. Without privilege we
+            // can open no more than that user may.
+            Err(Errno::PERM) if !geteuid().is_root() => {
+                let open = OpenOptions::new().read(true).write(true).open(&path);
+                open.map_err(error(&path))?
+            }
+            Err(refused) => return Err(error(&path)(refused.into())),
+        };
+        // The number may belong to another file by now.
+        if !taken.metadata().is_ok_and(|meta| FileId::of(&meta) == file) {
+            continue;
+        }
+        let flags = fcntl_getfl(&taken).map_err(|refused| error(&path)(refused.into()))?;
+        if flags & OFlags::RWMODE == OFlags::RDWR {
+            return Ok(taken);
+        }
+        missing = ProcessError::ReadOnly(pid);
+    }
+    Err(missing)
+}
+
+/// What a process has open that keeps its memory pinned, as far as descriptors show it.
+pub(super) fn pinned_by(root: &Path, pid: Pid) -> io::Result<Option<String>> {
+    let process = root.join(format!("proc/{pid}"));
+    for entry in fs::read_dir(process.join("fd"))? {
+        let entry = entry?;
+        // A descriptor may be closed while we look.
+        let Ok(target) = fs::read_link(entry.path()) else {
+            continue;
+        };
+        let target = target.to_string_lossy();
+        if PINNING.iter().any(|device| target.starts_with(device)) {
+            return Ok(Some(target.into_owned()));
+        }
+        if target == "anon_inode:[io_uring]" {
+            let info = fs::read_to_string(process.join("fdinfo").join(entry.file_name()));
+            if fixed_buffers(&info.unwrap_or_default()) {
+                return Ok(Some("an io_uring with fixed buffers".into()));
             }
         }
     }
-    Err(ProcessError::Closed { pid, file })
+    Ok(None)
+}
+
+/// Devices whose users pin memory: VFIO (passed-through devices, NVMe in user space), IOMMUFD,
+/// vhost-vdpa, encrypted memory, RDMA.
+const PINNING: [&str; 5] = [
+    "/dev/vfio/",
+    "/dev/iommu",
+    "/dev/vhost-vdpa",
+    "/dev/sev",
+    "/dev/infiniband/",
+];
+
+/// Whether a ring has buffers registered, by its fdinfo (Linux' io_uring/fdinfo.c).
+fn fixed_buffers(info: &str) -> bool {
+    let counts = info
+        .lines()
+        .filter_map(|line| line.strip_prefix("UserBufs:"));
+    counts.into_iter().any(|count| count.trim() != "0")
 }
 
 impl FileId {
@@ -178,6 +252,8 @@ mod tests {
 7f0070000000-7f0080000000 rw-p 00000000 08:01 77 /var/vm/memory
 7f0080000000-7f0090000000 rw-s 00000000 00:01 2063 /a name with blanks
 7f00a0000000-7f00b0000000 rw-s 20000000 00:01 2063 /a name with blanks
+7f00c0000000-7f00d0000000 r--s 00000000 08:01 78 /etc/motd
+7f00d0000000-7f00e0000000 -w-s 00000000 08:01 78 /etc/motd
 nonsense
 ";
 
@@ -218,22 +294,78 @@ nonsense
         for addr in [0x7f00_6000_0000, 0x7f00_7000_0000] {
             assert!(matches!(at(addr, 0x1000), Err(ProcessError::Private(_))));
         }
+        for addr in [0x7f00_c000_0000, 0x7f00_d000_0000] {
+            assert!(matches!(at(addr, 0x1000), Err(ProcessError::ReadOnly(_))));
+        }
         let said = mapped(root.path(), Pid(8), HostVirtAddr(0), ByteCount(1)).unwrap_err();
         assert!(said.to_string().contains("proc/8/maps"), "{said}");
     }
 
     #[test]
-    fn a_file_is_opened_by_what_it_is() {
+    fn a_file_is_taken_by_what_it_is_and_only_with_the_right_to_write() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("memory");
-        let file = File::create_new(&path).unwrap();
+        let file = File::options()
+            .write(true)
+            .create_new(true)
+            .open(&path)
+            .unwrap();
         let id = FileId::of(&file.metadata().unwrap());
-        fs::remove_file(&path).unwrap();
         let own = Pid(std::process::id());
-        let opened = open(Path::new("/"), own, id).unwrap();
+        let taken = || take(Path::new("/"), own, id);
+        assert!(
+            matches!(taken(), Err(ProcessError::ReadOnly(_))),
+            "mapping it takes both rights"
+        );
+        drop(file);
+        // Root may open it for writing; who has it open for reading may not have it written.
+        let reader = File::open(&path).unwrap();
+        assert!(matches!(taken(), Err(ProcessError::ReadOnly(_))));
+        let both = File::options().read(true).write(true).open(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let opened = taken().unwrap();
         assert_eq!(FileId::of(&opened.metadata().unwrap()), id);
-        drop((file, opened));
-        let closed = open(Path::new("/"), own, id);
-        assert!(matches!(closed, Err(ProcessError::Closed { .. })));
+        drop((reader, both, opened));
+        assert!(matches!(taken(), Err(ProcessError::Closed { .. })));
+    }
+
+    #[test]
+    fn what_pins_memory_is_found_among_descriptors() {
+        use std::os::unix::fs::symlink;
+        let root = root();
+        let process = root.path().join("proc/9");
+        fs::create_dir_all(process.join("fd")).unwrap();
+        fs::create_dir_all(process.join("fdinfo")).unwrap();
+        let found = || pinned_by(root.path(), Pid(9)).unwrap();
+        let open = |number: &str, target| symlink(target, process.join("fd").join(number)).unwrap();
+        open("0", "/dev/vhost-net");
+        open("1", "anon_inode:[io_uring]");
+        open("2", "/dev/kvm");
+        fs::write(
+            process.join("fdinfo/1"),
+            "flags:\t02\nUserFiles:\t3\nUserBufs:\t0\n",
+        )
+        .unwrap();
+        assert_eq!(found(), None);
+        fs::write(
+            process.join("fdinfo/1"),
+            "UserBufs:\t2\n    0: 0x7f00/4096\n",
+        )
+        .unwrap();
+        assert_eq!(found().unwrap(), "an io_uring with fixed buffers");
+        fs::remove_file(process.join("fd/1")).unwrap();
+        for device in [
+            "/dev/vfio/17",
+            "/dev/vfio/vfio",
+            "/dev/iommu",
+            "/dev/vhost-vdpa-0",
+            "/dev/sev",
+        ] {
+            open("7", device);
+            assert_eq!(found().as_deref(), Some(device));
+            fs::remove_file(process.join("fd/7")).unwrap();
+        }
+        // Who cannot look does not go on.
+        assert!(pinned_by(root.path(), Pid(8)).is_err());
     }
 }

@@ -12,9 +12,10 @@
 //! backing file, so that two addresses for one page count once.
 //!
 //! A reset between an answer and the punch would make live memory of what was held. So the guest
-//! has to answer a ping in the same session right before every batch of punches. And its driver
-//! gives nothing back by itself meanwhile: the out-of-memory allowance is zero from before the
-//! question until all punches are done.
+//! has to answer a ping in the same session right before every batch of punches, which is small
+//! (`punch.rs`); whoever hears of a reset drops the call, and the batch ends with the hole that is
+//! being made. And its driver gives nothing back by itself meanwhile: the out-of-memory allowance is
+//! zero from before the question until all punches are done.
 //!
 //! What the host believes to be held is asked anew whenever the agent or the guest was started
 //! anew, when the driver gave memory back by itself, and after every deflation. Pages that turn out
@@ -24,18 +25,23 @@
 //!
 //! # Properties
 //! - Only pages that the guest named, that lie in its own memory of that tier, are punched.
+//! - Of what was held before a reset, no more is punched after it than one batch.
 //! - What is owned is the size of the tier's memory less what was checked and punched.
 //! - The guest may own at most the target and its allowance, until it is told another target.
 
 mod ask;
+mod punch;
+
+use std::sync::Arc;
 
 use demeter_policy::{ByteCount, NodeId, PerTier, Tier, TierBytes};
 use demeter_proto::{BootId, Message, SessionId};
+use tokio::sync::Semaphore;
 use tokio::time::{Duration, Instant, timeout_at};
 
 use super::held::HeldSet;
 use super::{Progress, ProvisionError, Provisioner};
-use crate::agent::{Agent, Away, Peer};
+use crate::agent::{Agent, Away, GuestSession};
 use crate::backing::Backing;
 use ask::away;
 
@@ -50,7 +56,9 @@ const MARGIN: Duration = Duration::from_millis(1800);
 #[derive(Debug)]
 pub struct Balloon<B> {
     agent: Agent,
-    backing: B,
+    backing: Arc<B>,
+    /// Held while a thread punches; it may outlive the call that wanted it.
+    punching: Arc<Semaphore>,
     nodes: PerTier<NodeId>,
     oom: ByteCount,
     view: Option<View>,
@@ -76,7 +84,8 @@ impl<B: Backing> Balloon<B> {
     pub fn new(agent: Agent, backing: B, nodes: PerTier<NodeId>, oom: ByteCount) -> Self {
         Self {
             agent,
-            backing,
+            backing: Arc::new(backing),
+            punching: Arc::new(Semaphore::new(1)),
             nodes,
             oom,
             view: None,
@@ -94,7 +103,7 @@ impl<B: Backing> Balloon<B> {
     /// The view, asked anew if anything has disturbed it.
     async fn view(&mut self) -> Result<View, ProvisionError> {
         let oom_returned = self.oom_returned();
-        let current = |view: &View, peer: &Peer| {
+        let current = |view: &View, peer: &GuestSession| {
             (view.session, view.oom_returned) == (peer.session, oom_returned)
         };
         let peer = self.peer()?;
@@ -125,7 +134,7 @@ impl<B: Backing> Balloon<B> {
     }
 
     /// Who is there, if it has the nodes.
-    fn peer(&self) -> Result<Peer, ProvisionError> {
+    fn peer(&self) -> Result<GuestSession, ProvisionError> {
         let peer = self.agent.peer().borrow().clone();
         let peer = peer.ok_or_else(away)?;
         for tier in Tier::ALL {

@@ -11,8 +11,10 @@ use super::virtio_balloon::VirtioBalloon;
 use super::virtio_mem::VirtioMem;
 use super::{ProvisionError, Provisioner};
 use crate::agent::Agent;
-use crate::memory::{Claims, LiveBacking};
-use crate::qmp::{Connection, Limits};
+use crate::agent::tests::own_process;
+use crate::hypervisor::Connection;
+use crate::hypervisor::qemu::Qemu;
+use crate::memory::{HostFiles, LiveBacking};
 use crate::testing::{FakeGuest, FakeVm};
 
 const SIZE: TierBytes = TierBytes {
@@ -123,16 +125,9 @@ async fn conforms(case: Case<impl Provisioner>) {
     }
 }
 
-async fn connect(vm: &FakeVm) -> Connection {
-    Connection::open(&vm.qmp(), None, Limits::default())
-        .await
-        .unwrap()
-}
-
-async fn backing(connection: &Connection) -> LiveBacking {
+async fn backing(connection: &Connection<Qemu>) -> LiveBacking {
     let memdev = FakeVm::memdev();
-    let root = std::path::Path::new("/");
-    LiveBacking::find(root, "vm", connection, &memdev, &Claims::default())
+    LiveBacking::find(&HostFiles::default(), "vm", connection, &memdev)
         .await
         .unwrap()
 }
@@ -147,8 +142,8 @@ async fn virtio_mem_conforms() {
     let vm = FakeVm::new(SIZE);
     let memdev = FakeVm::memdev();
     let memdev = PerTier::from_fn(|tier| Some(memdev.get(tier).clone()));
-    let qmp = connect(&vm).await.qmp;
-    let provisioner = VirtioMem::find(qmp, NODES, &memdev, deadline(5000))
+    let hypervisor = vm.connect().await.hypervisor;
+    let provisioner = VirtioMem::find(hypervisor, NODES, &memdev, deadline(5000))
         .await
         .unwrap();
     let whole = TierBytes::from_fn(|tier| ByteCount(SIZE.get(tier).0 * 2));
@@ -164,10 +159,10 @@ async fn virtio_mem_conforms() {
 #[tokio::test]
 async fn virtio_balloon_conforms_where_the_guest_takes_fast_memory_first() {
     let vm = FakeVm::new(SIZE);
-    let connection = connect(&vm).await;
+    let connection = vm.connect().await;
     let backing = backing(&connection).await;
     conforms(Case {
-        provisioner: VirtioBalloon::new(connection.qmp, backing),
+        provisioner: VirtioBalloon::new(connection.hypervisor, backing),
         vm,
         guest: None,
         whole: SIZE,
@@ -178,7 +173,7 @@ async fn virtio_balloon_conforms_where_the_guest_takes_fast_memory_first() {
 #[tokio::test]
 async fn demeter_balloon_conforms() {
     let vm = FakeVm::new(SIZE);
-    let connection = connect(&vm).await;
+    let connection = vm.connect().await;
     let backing = backing(&connection).await;
     let (guest, agent) = guest(&vm).await;
     conforms(Case {
@@ -193,7 +188,7 @@ async fn demeter_balloon_conforms() {
 async fn guest(vm: &FakeVm) -> (FakeGuest, Agent) {
     let socket = vm.folder().join("agent");
     let guest = FakeGuest::new(socket.clone(), &vm.guest_ranges());
-    let agent = Agent::connect(socket, RequestId(7));
+    let agent = Agent::connect(socket, own_process(), RequestId(7));
     agent.peer().wait_for(Option::is_some).await.unwrap();
     (guest, agent)
 }

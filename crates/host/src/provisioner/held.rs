@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use demeter_policy::{BLOCK_SIZE, ByteCount, PAGE_SIZE};
 
+use crate::backing::FileOffset;
+
 const PAGES_PER_BLOCK: u64 = BLOCK_SIZE / PAGE_SIZE;
 
 /// A bit for each page of a block.
@@ -27,7 +29,7 @@ impl HeldSet {
     /// Adds the pages of `[offset, offset + len)`, both multiples of the page size. If any of
     /// them is there already, nothing is added and the answer is false.
     #[must_use]
-    pub(super) fn insert(&mut self, offset: u64, len: ByteCount) -> bool {
+    pub(super) fn insert(&mut self, offset: FileOffset, len: ByteCount) -> bool {
         if self.overlaps(offset, len) {
             return false;
         }
@@ -39,7 +41,7 @@ impl HeldSet {
     }
 
     /// Whether any page of `[offset, offset + len)` is held.
-    pub(super) fn overlaps(&self, offset: u64, len: ByteCount) -> bool {
+    pub(super) fn overlaps(&self, offset: FileOffset, len: ByteCount) -> bool {
         words(offset, len).any(|(block, word, mask)| self.word(block, word) & mask != 0)
     }
 
@@ -55,8 +57,8 @@ impl HeldSet {
     }
 
     /// The pages that are here and not in `other`, as runs of (offset, length), in order.
-    pub(super) fn runs_not_in(&self, other: &Self) -> Vec<(u64, ByteCount)> {
-        let mut runs: Vec<(u64, ByteCount)> = vec![];
+    pub(super) fn runs_not_in(&self, other: &Self) -> Vec<(FileOffset, ByteCount)> {
+        let mut runs: Vec<(FileOffset, ByteCount)> = vec![];
         for (block, bits) in &self.blocks {
             for (word, bits) in bits.iter().enumerate() {
                 let mut left = bits & !other.word(*block, word);
@@ -77,11 +79,11 @@ impl HeldSet {
     }
 }
 
-fn push_run(runs: &mut Vec<(u64, ByteCount)>, page: u64, count: u64) {
+fn push_run(runs: &mut Vec<(FileOffset, ByteCount)>, page: u64, count: u64) {
     let (offset, len) = (page * PAGE_SIZE, count * PAGE_SIZE);
     match runs.last_mut() {
-        Some((start, run)) if *start + run.0 == offset => run.0 += len,
-        _ => runs.push((offset, ByteCount(len))),
+        Some((start, run)) if start.0 + run.0 == offset => run.0 += len,
+        _ => runs.push((FileOffset(offset), ByteCount(len))),
     }
 }
 
@@ -91,8 +93,8 @@ fn mask(first: u32, count: u32) -> u64 {
 }
 
 /// The bits of a range of pages: (block, word in it, mask).
-fn words(offset: u64, len: ByteCount) -> impl Iterator<Item = (u64, usize, u64)> {
-    let (mut page, end) = (offset / PAGE_SIZE, (offset + len.0) / PAGE_SIZE);
+fn words(offset: FileOffset, len: ByteCount) -> impl Iterator<Item = (u64, usize, u64)> {
+    let (mut page, end) = (offset.0 / PAGE_SIZE, (offset.0 + len.0) / PAGE_SIZE);
     std::iter::from_fn(move || {
         let first = (page % 64) as u32;
         let count = u64::from(64 - first).min(end.checked_sub(page).filter(|&left| left > 0)?);
@@ -120,7 +122,7 @@ mod tests {
         let (mut held, mut plain) = (HeldSet::default(), BTreeSet::new());
         for &(page, count) in ranges {
             let free = (page..page + count).all(|page| !plain.contains(&page));
-            let inserted = held.insert(page * PAGE_SIZE, ByteCount(count * PAGE_SIZE));
+            let inserted = held.insert(FileOffset(page * PAGE_SIZE), ByteCount(count * PAGE_SIZE));
             assert_eq!(inserted, free);
             if free {
                 plain.extend(page..page + count);
@@ -129,9 +131,10 @@ mod tests {
         (held, plain)
     }
 
-    fn pages_of(runs: &[(u64, ByteCount)]) -> BTreeSet<u64> {
-        let pages =
-            |(offset, len): &(u64, ByteCount)| offset / PAGE_SIZE..(offset + len.0) / PAGE_SIZE;
+    fn pages_of(runs: &[(FileOffset, ByteCount)]) -> BTreeSet<u64> {
+        let pages = |(offset, len): &(FileOffset, ByteCount)| {
+            offset.0 / PAGE_SIZE..(offset.0 + len.0) / PAGE_SIZE
+        };
         runs.iter().flat_map(pages).collect()
     }
 
@@ -145,7 +148,7 @@ mod tests {
             let difference: BTreeSet<_> = plain.difference(&other_plain).copied().collect();
             prop_assert_eq!(pages_of(&runs), difference);
             // Runs are whole: no two of them touch.
-            prop_assert!(runs.windows(2).all(|w| w[0].0 + w[0].1.0 < w[1].0));
+            prop_assert!(runs.windows(2).all(|w| w[0].0.0 + w[0].1.0 < w[1].0.0));
             held.absorb(&other);
             let union: BTreeSet<_> = plain.union(&other_plain).copied().collect();
             prop_assert_eq!(held.total().0, union.len() as u64 * PAGE_SIZE);

@@ -10,7 +10,7 @@ pub mod virtio_mem;
 use demeter_policy::{ByteCount, Tier, TierBytes};
 use tokio::time::Instant;
 
-use crate::controller::{Command, Order, PATIENCE, Report};
+use crate::controller::{Command, Observation, Order, PATIENCE};
 
 /// A way to change how much memory of each tier a VM owns.
 ///
@@ -79,18 +79,18 @@ pub enum ProvisionError {
     },
 }
 
-/// Carries a command of the controller out. Gives the report of it, and what went back to the
+/// Carries a command of the controller out. Gives the observation of it, and what went back to the
 /// host.
 pub async fn carry_out(
     provisioner: &mut impl Provisioner,
     command: &Command,
-) -> (Report, ByteCount) {
+) -> (Observation, ByteCount) {
     let ticket = command.ticket;
     let deadline = Instant::now() + PATIENCE;
     let result = match command.order {
         Order::Ask => {
             let owned = provisioner.actual(deadline).await;
-            owned.map(|owned| (Report::Owned { ticket, owned }, ByteCount(0)))
+            owned.map(|owned| (Observation::Owned { ticket, owned }, ByteCount(0)))
         }
         Order::Set { tier, target } => {
             let progress = provisioner.set(tier, target, deadline).await;
@@ -100,24 +100,24 @@ pub async fn carry_out(
                      returned_to_host,
                      reason,
                  }| {
-                    let report = Report::Moved {
+                    let observation = Observation::Moved {
                         ticket,
                         owned,
                         reason,
                     };
-                    (report, returned_to_host)
+                    (observation, returned_to_host)
                 },
             )
         }
     };
     result.unwrap_or_else(|error| {
-        let report = match error {
-            ProvisionError::Hostile(reason) => Report::Hostile { reason },
-            error => Report::Failed {
+        let observation = match error {
+            ProvisionError::Hostile(reason) => Observation::Hostile { reason },
+            error => Observation::Failed {
                 ticket,
                 reason: error.to_string(),
             },
         };
-        (report, ByteCount(0))
+        (observation, ByteCount(0))
     })
 }

@@ -12,23 +12,23 @@ use tokio::time::{Instant, timeout_at};
 use super::virtio_mem::{LAST_LOOK, LOOK_EVERY, within};
 use super::{Progress, ProvisionError, Provisioner};
 use crate::backing::Backing;
-use crate::qmp::Qmp;
+use crate::hypervisor::Hypervisor;
 
 /// The virtio balloon of one VM.
 #[derive(Debug)]
-pub struct VirtioBalloon<B> {
-    qmp: Qmp,
+pub struct VirtioBalloon<H, B> {
+    hypervisor: H,
     backing: B,
     /// What each tier was last told to be.
     wanted: TierBytes,
 }
 
-impl<B: Backing> VirtioBalloon<B> {
+impl<H: Hypervisor, B: Backing> VirtioBalloon<H, B> {
     /// The balloon of a VM whose memory is `backing`.
-    pub fn new(qmp: Qmp, backing: B) -> Self {
+    pub fn new(hypervisor: H, backing: B) -> Self {
         let wanted = TierBytes::from_fn(|tier| backing.size(tier));
         Self {
-            qmp,
+            hypervisor,
             backing,
             wanted,
         }
@@ -59,13 +59,13 @@ impl<B: Backing> VirtioBalloon<B> {
     }
 }
 
-impl<B: Backing> Provisioner for VirtioBalloon<B> {
+impl<H: Hypervisor, B: Backing> Provisioner for VirtioBalloon<H, B> {
     fn name(&self) -> &'static str {
         "virtio-balloon"
     }
 
     async fn actual(&mut self, deadline: Instant) -> Result<TierBytes, ProvisionError> {
-        let guest = within(&self.qmp, deadline, self.qmp.balloon_size()).await?;
+        let guest = within(&self.hypervisor, deadline, self.hypervisor.balloon_size()).await?;
         self.at_most(guest)
     }
 
@@ -78,10 +78,15 @@ impl<B: Backing> Provisioner for VirtioBalloon<B> {
         let backed_before = self.backed_in_all()?;
         *self.wanted.get_mut(tier) = target;
         let whole = ByteCount(self.wanted.fast.0.saturating_add(self.wanted.slow.0));
-        within(&self.qmp, deadline, self.qmp.balloon(whole)).await?;
+        within(
+            &self.hypervisor,
+            deadline,
+            self.hypervisor.request_balloon_size(whole),
+        )
+        .await?;
         let guest = loop {
-            let change = self.qmp.size_change();
-            let guest = within(&self.qmp, deadline, self.qmp.balloon_size()).await?;
+            let change = self.hypervisor.size_change();
+            let guest = within(&self.hypervisor, deadline, self.hypervisor.balloon_size()).await?;
             let now = Instant::now();
             if guest == whole || now + LAST_LOOK >= deadline {
                 break guest;

@@ -10,8 +10,7 @@ use demeter_policy::{ByteCount, NodeId, PerTier, Tier, TierBytes};
 use tokio::time::{Instant, timeout_at};
 
 use super::{Progress, ProvisionError, Provisioner};
-use crate::qmp::commands;
-use crate::qmp::{Qmp, QmpError};
+use crate::hypervisor::{Answer, Hypervisor, HypervisorError, MemoryDevice};
 
 /// QEMU rations the events that tell of sizes to one a second: in between we look ourselves.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -22,30 +21,30 @@ pub(super) const LAST_LOOK: Duration = Duration::from_millis(500);
 
 /// The virtio-mem devices of one VM.
 #[derive(Debug)]
-pub struct VirtioMem {
-    qmp: Qmp,
+pub struct VirtioMem<H> {
+    hypervisor: H,
     nodes: PerTier<NodeId>,
     /// What each node has besides its devices.
     base: TierBytes,
 }
 
-impl VirtioMem {
+impl<H: Hypervisor> VirtioMem<H> {
     /// Looks for the devices of a VM. `memdev` names the backends of the memory it was started
     /// with, for nodes that have some.
     pub async fn find(
-        qmp: Qmp,
+        hypervisor: H,
         nodes: PerTier<NodeId>,
         memdev: &PerTier<Option<String>>,
         deadline: Instant,
     ) -> Result<Self, ProvisionError> {
-        let backends = within(&qmp, deadline, qmp.memory_backends()).await?;
+        let backends = within(&hypervisor, deadline, hypervisor.backends()).await?;
         let mut base = TierBytes::default();
         for tier in Tier::ALL {
             let Some(memdev) = memdev.get(tier) else {
                 continue;
             };
             let backend = backends.iter().find(|b| b.id.as_ref() == Some(memdev));
-            base.get_mut(tier).0 = backend
+            *base.get_mut(tier) = backend
                 .ok_or_else(|| {
                     ProvisionError::Refused(format!(
                         "QEMU has no memory backend {memdev:?}, which the configuration names for {tier} memory"
@@ -53,7 +52,11 @@ impl VirtioMem {
                 })?
                 .size;
         }
-        let found = Self { qmp, nodes, base };
+        let found = Self {
+            hypervisor,
+            nodes,
+            base,
+        };
         for tier in Tier::ALL {
             found.devices(tier, deadline).await?;
         }
@@ -63,9 +66,9 @@ impl VirtioMem {
     /// The devices of a tier, by name.
     async fn devices(&self, tier: Tier, deadline: Instant) -> Result<Vec<Device>, ProvisionError> {
         let node = *self.nodes.get(tier);
-        let all = within(&self.qmp, deadline, self.qmp.virtio_mems()).await?;
+        let all = within(&self.hypervisor, deadline, self.hypervisor.memory_devices()).await?;
         let mut devices = vec![];
-        for info in all.into_iter().filter(|device| device.node() == node) {
+        for info in all.into_iter().filter(|device| device.node == node) {
             let id = info.id.clone().ok_or_else(|| {
                 ProvisionError::Refused(format!(
                     "a virtio-mem device of node {node} has no name; give its -device an id="
@@ -84,15 +87,17 @@ impl VirtioMem {
 
     fn owned(&self, tier: Tier, devices: &[Device]) -> ByteCount {
         let plugged = devices.iter().map(|device| device.info.size);
-        ByteCount(plugged.fold(self.base.get(tier).0, u64::saturating_add))
+        ByteCount(plugged.fold(self.base.get(tier).0, |sum, size| {
+            sum.saturating_add(size.0)
+        }))
     }
 
     /// Whether the guest has done what it was last asked. Waits for that until the deadline.
     async fn settle(&self, tier: Tier, deadline: Instant) -> Result<Settled, ProvisionError> {
         loop {
-            let change = self.qmp.size_change();
+            let change = self.hypervisor.size_change();
             let devices = self.devices(tier, deadline).await?;
-            let done = devices.iter().all(|d| d.info.size == d.info.requested_size);
+            let done = devices.iter().all(|d| d.info.size == d.info.requested);
             let now = Instant::now();
             if done || now + LAST_LOOK >= deadline {
                 return Ok(Settled { devices, done });
@@ -104,7 +109,7 @@ impl VirtioMem {
 
 struct Device {
     id: String,
-    info: commands::VirtioMem,
+    info: MemoryDevice,
 }
 
 struct Settled {
@@ -112,7 +117,7 @@ struct Settled {
     done: bool,
 }
 
-impl Provisioner for VirtioMem {
+impl<H: Hypervisor> Provisioner for VirtioMem<H> {
     fn name(&self) -> &'static str {
         "virtio-mem"
     }
@@ -136,12 +141,12 @@ impl Provisioner for VirtioMem {
         let owned_before = self.owned(tier, &before);
         let mut left = target.0.saturating_sub(self.base.get(tier).0);
         for device in &before {
-            let share = left.min(device.info.max_size);
-            let share = share - share % device.info.block_size.max(1);
+            let share = left.min(device.info.max.0);
+            let share = share - share % device.info.block.0.max(1);
             left -= share;
-            if device.info.requested_size != share {
-                let request = self.qmp.request_size(&device.id, ByteCount(share));
-                within(&self.qmp, deadline, request).await?;
+            if device.info.requested.0 != share {
+                let request = self.hypervisor.request_size(&device.id, ByteCount(share));
+                within(&self.hypervisor, deadline, request).await?;
             }
         }
         let Settled { devices, done } = self.settle(tier, deadline).await?;
@@ -153,7 +158,7 @@ impl Provisioner for VirtioMem {
             Some("the guest does not take more of it".into())
         } else if target < base {
             Some(format!("{base} of it belongs to no virtio-mem device"))
-        } else if devices.iter().all(|d| d.info.size == d.info.max_size) && owned < target {
+        } else if devices.iter().all(|d| d.info.size == d.info.max) && owned < target {
             Some("its virtio-mem devices are not larger".into())
         } else {
             // Whole blocks: nearer it does not get.
@@ -167,19 +172,18 @@ impl Provisioner for VirtioMem {
     }
 }
 
-/// A command that must be answered by `deadline`.
+/// An answer of the hypervisor that must come by `deadline`.
 pub(super) async fn within<T>(
-    qmp: &Qmp,
+    hypervisor: &impl Hypervisor,
     deadline: Instant,
-    command: impl Future<Output = Result<T, QmpError>>,
+    answer: impl Answer<T>,
 ) -> Result<T, ProvisionError> {
-    let silent = || ProvisionError::Timeout(format!("QEMU at {}", qmp.path().display()));
-    match timeout_at(deadline, command).await {
+    match timeout_at(deadline, answer).await {
         Ok(Ok(value)) => Ok(value),
-        Ok(Err(QmpError::Timeout { .. })) | Err(_) => Err(silent()),
-        Ok(Err(error @ QmpError::Gone { .. })) => {
-            Err(ProvisionError::Unreachable(error.to_string()))
+        Ok(Err(HypervisorError::Timeout(_))) | Err(_) => {
+            Err(ProvisionError::Timeout(hypervisor.name()))
         }
-        Ok(Err(error)) => Err(ProvisionError::Refused(error.to_string())),
+        Ok(Err(HypervisorError::Gone(why))) => Err(ProvisionError::Unreachable(why)),
+        Ok(Err(HypervisorError::Failed(why))) => Err(ProvisionError::Refused(why)),
     }
 }

@@ -13,9 +13,9 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use super::RunError;
 use super::known::Known;
 use crate::VmName;
-use crate::api::{self, Order};
+use crate::api::{Change, ChangeError};
 use crate::config::{Config, VmConfig};
-use crate::controller::{Command, Controller, Limits, Millis, Report, State, VmStatus};
+use crate::controller::{Command, Controller, Limits, Millis, Observation, State, VmStatus};
 use crate::store::{Ledger, Store};
 use crate::view::{EventLog, HostView, VmState, VmView};
 use crate::vm::News;
@@ -44,7 +44,7 @@ pub(super) struct Deciding {
     log: EventLog,
     view: watch::Sender<Arc<HostView>>,
     started: Instant,
-    /// Why what was promised is not on disk. As long as it is not, nothing is ordered.
+    /// Why what was committed is not on disk. As long as it is not, nothing is ordered.
     unsaved: Option<String>,
     /// Something may have happened since the view was made.
     stale: bool,
@@ -98,7 +98,7 @@ impl Deciding {
     pub(super) async fn run(
         mut self,
         mut news: mpsc::Receiver<(VmName, News)>,
-        mut orders: mpsc::Receiver<Order>,
+        mut changes: mpsc::Receiver<Change>,
     ) -> Infallible {
         let mut policy_due = interval(POLICY_EVERY);
         policy_due.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -112,7 +112,7 @@ impl Deciding {
             // Both channels' other ends live as long as this task.
             tokio::select! {
                 Some((name, news)) = news.recv() => self.take_in(&name, news),
-                Some(order) = orders.recv() => self.obey(order),
+                Some(change) = changes.recv() => self.make(change),
                 _ = policy_due.tick() => self.ask_policy(),
                 _ = view_due.tick(), if self.stale => self.publish(),
                 () = sleep_until(self.started + due) => {}
@@ -131,14 +131,15 @@ impl Deciding {
             return;
         };
         match news {
-            News::Report(report) => {
-                known.heard(&report);
-                self.controller.observe(now, name, report);
+            News::Observation(observation) => {
+                known.heard(&observation);
+                self.controller.observe(now, name, observation);
             }
             News::Returned(bytes) => known.returned.0 += bytes.0,
             News::Usage(stats) => {
                 if known.used(&stats) {
-                    self.controller.observe(now, name, Report::Stirred);
+                    self.controller
+                        .observe(now, name, Observation::OwnedChanged);
                 }
             }
             News::Trouble(why) => {
@@ -152,11 +153,11 @@ impl Deciding {
         }
     }
 
-    /// Carries an order out as far as the disk, and answers.
-    fn obey(&mut self, order: Order) {
-        let (answer, refusal) = match order {
-            Order::SetTiers { vm, tiers, answer } => (answer, self.set_tiers(&vm, tiers).err()),
-            Order::SetPolicy { policy, answer } => {
+    /// Makes a change as far as the disk, and answers.
+    fn make(&mut self, change: Change) {
+        let (answer, refusal) = match change {
+            Change::SetTiers { vm, tiers, answer } => (answer, self.set_tiers(&vm, tiers).err()),
+            Change::SetPolicy { policy, answer } => {
                 self.policy = policy;
                 self.policy_chosen = true;
                 self.log
@@ -168,7 +169,7 @@ impl Deciding {
         };
         self.advance();
         self.publish();
-        let unsaved = || self.unsaved.clone().map(api::Refusal::State);
+        let unsaved = || self.unsaved.clone().map(ChangeError::State);
         // Whoever asked may have stopped waiting.
         let _ = answer.send(refusal.or_else(unsaved).map_or(Ok(()), Err));
     }
@@ -177,11 +178,11 @@ impl Deciding {
         &mut self,
         name: &VmName,
         tiers: PerTier<Option<ByteCount>>,
-    ) -> Result<(), api::Refusal> {
+    ) -> Result<(), ChangeError> {
         let vm = self.controller.vms().find(|(vm, _)| *vm == name);
-        let (_, vm) = vm.ok_or_else(|| api::Refusal::NoVm(name.clone()))?;
+        let (_, vm) = vm.ok_or_else(|| ChangeError::NoVm(name.clone()))?;
         if self.policy != Policy::Static {
-            return Err(api::Refusal::Conflict(format!(
+            return Err(ChangeError::Conflict(format!(
                 "policy {} decides about sizes; choose policy static first",
                 self.policy
             )));
@@ -189,7 +190,7 @@ impl Deciding {
         let wish = TierBytes::from_fn(|tier| tiers.get(tier).unwrap_or(*vm.desired.get(tier)));
         self.controller
             .desire(self.now(), &[(name.clone(), wish)])
-            .map_err(|refusal| api::Refusal::Conflict(refusal.to_string()))
+            .map_err(|refusal| ChangeError::Conflict(refusal.to_string()))
     }
 
     /// Wishes what the policy gives.
@@ -236,7 +237,7 @@ impl Deciding {
         if self.unsaved.is_none() {
             for command in step.commands {
                 // A task that is still busy, or that gave up meanwhile, is asked again when the
-                // report is overdue.
+                // observation is overdue.
                 let _ = self.commands[&command.vm].try_send(command);
             }
         }
@@ -268,7 +269,7 @@ impl Deciding {
             version: env!("CARGO_PKG_VERSION").into(),
             policy: self.policy,
             pool: TierBytes::from_fn(|tier| self.controller.pool(tier)).into(),
-            counted: TierBytes::from_fn(|tier| self.controller.counted(tier)).into(),
+            committed: TierBytes::from_fn(|tier| self.controller.committed(tier)).into(),
             violations: self.controller.violations(),
             vms: vms
                 .map(|(name, vm)| vm_view(name, vm, &self.known[name]))
@@ -297,7 +298,7 @@ fn claim(vm: &VmStatus, known: &Known) -> provision::Claim {
         current: match vm.state {
             // It keeps what it has, whatever it was to have.
             State::Hostile(_) => {
-                TierBytes::from_fn(|tier| *vm.desired.get(tier).max(vm.counted.get(tier)))
+                TierBytes::from_fn(|tier| *vm.desired.get(tier).max(vm.committed.get(tier)))
             }
             _ => vm.desired,
         },
@@ -323,7 +324,7 @@ fn vm_view(name: &VmName, vm: VmStatus, known: &Known) -> VmView {
         state,
         desired: vm.desired.into(),
         target: TierBytes::from_fn(target).into(),
-        counted: vm.counted.into(),
+        committed: vm.committed.into(),
         owned: vm.owned.map(Into::into),
         returned_bytes: known.returned.0,
         fast_hit: known.fast_hit,

@@ -5,7 +5,7 @@ use demeter_policy::{ByteCount, NodeId, PerTier, TierBytes};
 use demeter_proto::{NodeStats, Stats};
 
 use crate::config::VmConfig;
-use crate::controller::Report;
+use crate::controller::Observation;
 
 /// From so much of the time on in which some task of a guest waits for memory, it is pressed.
 const PRESSED_PERMILLE: u16 = 100;
@@ -48,11 +48,14 @@ impl Known {
     }
 
     /// Takes in that the VM came, went, or began anew.
-    pub fn heard(&mut self, report: &Report) {
-        if matches!(report, Report::Here) {
+    pub fn heard(&mut self, observation: &Observation) {
+        if matches!(observation, Observation::Here) {
             self.trouble = None;
         }
-        if matches!(report, Report::Lost | Report::Gone | Report::Reset) {
+        if matches!(
+            observation,
+            Observation::Lost | Observation::Gone | Observation::Reset
+        ) {
             self.usage = None;
             self.working_set = Smoothed::default();
             self.fast_hit = None;
@@ -140,9 +143,9 @@ mod tests {
         assert_eq!(known.usage.unwrap().working_set, None);
 
         known.trouble = Some("nobody listens".into());
-        known.heard(&Report::Reset);
+        known.heard(&Observation::Reset);
         assert!(known.usage.is_none() && known.fast_hit.is_none());
-        known.heard(&Report::Here);
+        known.heard(&Observation::Here);
         assert!(known.trouble.is_none());
     }
 }

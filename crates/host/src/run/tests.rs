@@ -12,7 +12,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
 use crate::api::tests::ask;
-use crate::testing::{FakeGuest, FakeVm};
+use crate::hypervisor::Event;
+use crate::testing::{FakeGuest, FakeVm, Told};
 use crate::view::{EventView, TierView, VmView};
 
 const SIZE: TierBytes = TierBytes {
@@ -83,7 +84,7 @@ impl Host {
         serde_json::from_str(body).unwrap()
     }
 
-    /// Waits until a VM is as described; never once may more be promised than there is.
+    /// Waits until a VM is as described; never once may more be committed than there is.
     async fn until(&self, vm: &str, what: &str, is: impl Fn(&VmView) -> bool) -> VmView {
         let end = Instant::now() + Duration::from_secs(20);
         loop {
@@ -219,7 +220,7 @@ async fn a_silent_vm_delays_no_other() {
         .until("silent", "in trouble", |vm| vm.problem.is_some())
         .await;
     // What it may still have counts.
-    assert_eq!(silent.counted.fast_bytes, 32 * MIB);
+    assert_eq!(silent.committed.fast_bytes, 32 * MIB);
 }
 
 #[tokio::test]
@@ -228,7 +229,7 @@ async fn a_reset_empties_the_balloon_and_an_end_frees_the_pool() {
     let _guest = guest(&vm);
     let host = Host::start(folder(), &section("db", &vm, "")).await;
     host.until_owns("db", 32, 96).await;
-    vm.tell("RESET");
+    vm.tell(Told::Event(Event::Reset));
     let told = async {
         while !host
             .events()
@@ -308,4 +309,59 @@ async fn a_policy_divides_and_is_remembered() {
     drop(host);
     let host = Host::start(folder, &section).await;
     assert_eq!(host.view().await.policy, Policy::Shares);
+}
+
+#[tokio::test]
+async fn after_a_resume_all_is_found_anew() {
+    let vm = FakeVm::new(SIZE);
+    let guest = guest(&vm);
+    let host = Host::start(folder(), &section("db", &vm, "")).await;
+    host.until_owns("db", 32, 96).await;
+    // A snapshot without a balloon was loaded: the memory is back, and nothing is held.
+    guest.forget();
+    vm.tell(Told::Event(Event::Changed));
+    let again = async {
+        while guest.held_blocks() != 32 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon(again).await;
+    host.until_owns("db", 32, 96).await;
+    // Memory that was managed a moment ago is not any more what it was.
+    vm.state().protect(Tier::Fast);
+    vm.tell(Told::Event(Event::Changed));
+    let refused = |vm: &VmView| vm.problem.as_ref().is_some_and(|p| p.contains("only read"));
+    host.until("db", "looked at again", refused).await;
+}
+
+#[tokio::test]
+async fn a_liar_is_looked_at_twice_and_marked_once() {
+    let vm = FakeVm::new(SIZE);
+    let mut ranges = vm.guest_ranges();
+    ranges[0].1.start.0 += 1 << 40;
+    let _liar = FakeGuest::new(vm.folder().join("agent"), &ranges);
+    let host = Host::start(folder(), &section("db", &vm, "")).await;
+    let db = host
+        .until("db", "marked", |vm| {
+            vm.state == crate::view::VmState::Marked
+        })
+        .await;
+    assert!(
+        db.problem
+            .unwrap()
+            .contains("is not in the VM's fast memory")
+    );
+    assert_eq!(backed(&vm, Tier::Fast), 64 * MIB);
+    let events = host.events().await;
+    let count = |what| {
+        events
+            .iter()
+            .filter(|event| event.text.contains(what))
+            .count()
+    };
+    assert_eq!(
+        (count("left alone"), count("is here")),
+        (1, 2),
+        "{events:#?}"
+    );
 }

@@ -12,8 +12,8 @@ fn tier_bytes() -> impl Strategy<Value = TierBytes> {
 
 fn ledger() -> impl Strategy<Value = Ledger> {
     let name = "[a-zA-Z0-9._-]{1,64}".prop_map(|name| name.parse().unwrap());
-    let account =
-        (tier_bytes(), tier_bytes()).prop_map(|(desired, counted)| Account { desired, counted });
+    let account = (tier_bytes(), tier_bytes())
+        .prop_map(|(desired, committed)| Account { desired, committed });
     let policy = prop::sample::select(Policy::VARIANTS).prop_map(|name| name.parse().unwrap());
     (
         prop::option::of(policy),
@@ -75,7 +75,8 @@ fn what_is_no_state_is_refused_with_the_way_out() {
     };
     let future = says("{\"version\": 2, \"tenants\": []}");
     assert!(future.contains("has version 2"), "{future}");
-    let account = "\"desired_fast_bytes\": 1, \"desired_slow_bytes\": 1, \"counted_fast_bytes\": 1";
+    let account =
+        "\"desired_fast_bytes\": 1, \"desired_slow_bytes\": 1, \"committed_fast_bytes\": 1";
     for text in [
         "".to_owned(),
         "[]".to_owned(),
@@ -84,11 +85,11 @@ fn what_is_no_state_is_refused_with_the_way_out() {
         format!("{{\"version\": 1, \"policy\": null, \"vms\": {{\"a\": {{{account}}}}}}}"),
         format!(
             "{{\"version\": 1, \"policy\": null, \
-             \"vms\": {{\"a b\": {{{account}, \"counted_slow_bytes\": 1}}}}}}"
+             \"vms\": {{\"a b\": {{{account}, \"committed_slow_bytes\": 1}}}}}}"
         ),
         format!(
             "{{\"version\": 1, \"policy\": null, \
-             \"vms\": {{\"a\": {{{account}, \"counted_slow_bytes\": -1}}}}}}"
+             \"vms\": {{\"a\": {{{account}, \"committed_slow_bytes\": -1}}}}}}"
         ),
         " ".repeat(FILE_BYTES_MAX as usize + 1),
     ] {
@@ -96,4 +97,17 @@ fn what_is_no_state_is_refused_with_the_way_out() {
         assert!(error.contains("is damaged"), "{error}");
         assert!(error.contains("host.json"), "{error}");
     }
+}
+
+#[test]
+fn the_word_of_older_files_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("host.json");
+    let account = "\"desired_fast_bytes\": 1, \"desired_slow_bytes\": 2, \
+                   \"counted_fast_bytes\": 3, \"counted_slow_bytes\": 4";
+    let text = format!("{{\"version\": 1, \"policy\": null, \"vms\": {{\"a\": {{{account}}}}}}}");
+    fs::write(&path, text).unwrap();
+    let accounts = Store::open(&path).unwrap().1.accounts;
+    let committed = accounts.values().next().unwrap().committed;
+    assert_eq!((committed.fast.0, committed.slow.0), (3, 4));
 }

@@ -58,12 +58,17 @@ impl FakeGuest {
 
     /// Begins anew, with nothing held.
     pub fn reboot(&self) {
+        self.forget();
+        self.state.lock().unwrap().boot += 1;
+        self.rebooted.notify_one();
+    }
+
+    /// Holds nothing any more, and says nothing of it.
+    pub fn forget(&self) {
         let mut state = self.state.lock().unwrap();
-        state.boot += 1;
         for blocks in state.nodes.values_mut() {
             blocks.values_mut().for_each(|held| *held = false);
         }
-        self.rebooted.notify_one();
     }
 
     /// Blocks that it holds, in all.

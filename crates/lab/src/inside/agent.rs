@@ -10,7 +10,6 @@ use demeter_policy::Pid;
 
 use super::fault::Fault;
 use super::init::Link;
-use crate::http;
 use crate::link::{AGENT_CONFIG_PATH, AGENT_RECORDING_PATH, AGENT_SOCKET_PATH, Report, to_hex};
 
 /// Where the agent's output goes, first that of a mere relay.
@@ -190,8 +189,12 @@ fn ask_moved(socket: &Path) -> Option<(u64, u64)> {
     if !fs::exists(socket).ok()? {
         return None;
     }
-    let body = http::ask(socket, "GET /v1/status", "", STATUS_LIMIT).ok()?;
-    let status: serde_json::Value = serde_json::from_str(&body).ok()?;
+    moved(&demeter_http::ask(socket, "GET /v1/status", "", STATUS_LIMIT).ok()?)
+}
+
+/// The bytes promoted and demoted, of an agent's status.
+fn moved(status: &str) -> Option<(u64, u64)> {
+    let status: serde_json::Value = serde_json::from_str(status).ok()?;
     Some((
         status["promoted_bytes"].as_u64()?,
         status["demoted_bytes"].as_u64()?,
@@ -201,28 +204,13 @@ fn ask_moved(socket: &Path) -> Option<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::tests::answered;
-
-    fn ask(answer: &'static str) -> Option<(u64, u64)> {
-        let (moved, question) = answered(answer, ask_moved);
-        assert!(question.starts_with("GET /v1/status "));
-        moved
-    }
 
     #[test]
-    fn figures_come_from_a_good_answer_only() {
-        let good = "HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n\
-                    {\"promoted_bytes\": 4096, \"demoted_bytes\": 8192, \"more\": []}";
-        assert_eq!(ask(good), Some((4096, 8192)));
-        assert_eq!(
-            ask("HTTP/1.0 500 Oops\r\n\r\n{\"promoted_bytes\":1,\"demoted_bytes\":1}"),
-            None
-        );
-        assert_eq!(
-            ask("HTTP/1.0 200 OK\r\n\r\n{\"promoted_bytes\":-1,\"demoted_bytes\":1}"),
-            None
-        );
-        assert_eq!(ask("garbage"), None);
+    fn figures_come_from_a_status_only() {
+        let good = "{\"promoted_bytes\": 4096, \"demoted_bytes\": 8192, \"more\": []}";
+        assert_eq!(moved(good), Some((4096, 8192)));
+        assert_eq!(moved("{\"promoted_bytes\":-1,\"demoted_bytes\":1}"), None);
+        assert_eq!(moved("garbage"), None);
     }
 
     #[test]

@@ -14,7 +14,6 @@ use serde::Serialize;
 
 use super::setup::{CONFIG, Setup, socket};
 use crate::error::Error;
-use crate::http;
 use crate::vm::{NodeSizes, dies_with_this_thread};
 
 /// How long the controller may take until it answers.
@@ -120,7 +119,8 @@ impl Controller {
 
     fn ask(&self, question: &str, body: &str) -> Result<String, Error> {
         let socket = socket(&self.folder);
-        http::ask(&socket, question, body, ASK_LIMIT)
+        demeter_http::ask(&socket, question, body, ASK_LIMIT)
+            .map_err(io::Error::other)
             .map_err(Error::io("ask the host controller on", &socket))
     }
 

@@ -87,6 +87,7 @@ impl Setup {
             listen: None,
             token_file: None,
             state: folder.join("host.json"),
+            memory_paths: Vec::new(),
             policy: Policy::Static,
             pool: PoolConfig {
                 fast_mib: self.pool.fast_mib,

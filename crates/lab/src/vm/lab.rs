@@ -108,7 +108,10 @@ impl Lab {
             .tempdir()
             .map_err(Error::io("create", "a folder for the VM"))?;
         let mut initramfs = self.initramfs(&job)?;
-        initramfs.add_text(AGENT_CONFIG_PATH, agent_config(&job, self.keep_logs.is_some()));
+        initramfs.add_text(
+            AGENT_CONFIG_PATH,
+            agent_config(&job, self.keep_logs.is_some()),
+        );
         if let Some(module) = provisioner.map(elastic::module) {
             let file = match module {
                 Module::Balloon => self.balloon_module()?,

@@ -1,5 +1,5 @@
 //! A million random steps against a small world of guests that crash, reset, stall and lie, with
-//! reports that get lost, doubled and late, and a controller that is killed and started again.
+//! observations that get lost, doubled and late, and a controller that is killed and started again.
 //! Then disturbances stop, and everybody must come to own what is desired.
 
 use std::collections::VecDeque;
@@ -40,11 +40,11 @@ impl Rng {
     }
 }
 
-/// Whether a report answers a command.
-fn answers(report: &Report) -> bool {
+/// Whether an observation answers a command.
+fn answers(observation: &Observation) -> bool {
     matches!(
-        report,
-        Report::Owned { .. } | Report::Moved { .. } | Report::Failed { .. }
+        observation,
+        Observation::Owned { .. } | Observation::Moved { .. } | Observation::Failed { .. }
     )
 }
 
@@ -77,8 +77,8 @@ struct World {
     /// What is on disk.
     kept: BTreeMap<VmName, Account>,
     guests: Vec<Guest>,
-    /// Reports under way, as (guest, report).
-    reports: Vec<(usize, Report)>,
+    /// Observations under way, as (guest, observation).
+    observations: Vec<(usize, Observation)>,
 }
 
 impl World {
@@ -111,15 +111,15 @@ impl World {
             generation: 0,
             kept: BTreeMap::new(),
             guests,
-            reports: vec![],
+            observations: vec![],
         };
         world.start_controller();
         world
     }
 
-    /// The controller starts, with what is on disk. Reports to the one before are lost.
+    /// The controller starts, with what is on disk. Observations to the one before are lost.
     fn start_controller(&mut self) {
-        self.reports.clear();
+        self.observations.clear();
         self.generation += 1;
         self.controller = Controller::new(self.pools);
         for (i, guest) in self.guests.iter().enumerate() {
@@ -132,13 +132,13 @@ impl World {
             );
             added.expect("what was kept fits");
             if guest.running {
-                self.reports.push((i, Report::Here));
+                self.observations.push((i, Observation::Here));
             }
         }
     }
 
-    fn tell(&mut self, guest: usize, report: Report) {
-        self.reports.push((guest, report));
+    fn tell(&mut self, guest: usize, observation: Observation) {
+        self.observations.push((guest, observation));
     }
 
     fn boot(&mut self, i: usize) {
@@ -159,31 +159,31 @@ impl World {
             30..60 => self.guest_acts(i),
             60..70 => self.wish(),
             70..80 => self.now.0 += self.rng.below(3000),
-            80..85 => self.lose_or_double_a_report(),
+            80..85 => self.lose_or_double_an_observation(),
             85 if running => {
                 // The agent dies, and what was sent to it; another one starts.
                 self.guests[i].pipe.clear();
-                self.tell(i, Report::Lost);
-                self.tell(i, Report::Here);
+                self.tell(i, Observation::Lost);
+                self.tell(i, Observation::Here);
             }
             86 if running => {
                 self.boot(i);
-                self.tell(i, Report::Reset);
+                self.tell(i, Observation::Reset);
             }
             87 if running => {
                 self.guests[i].running = false;
                 self.guests[i].owned = TierBytes::default();
                 self.guests[i].ceiling = None;
                 self.guests[i].pipe.clear();
-                self.tell(i, Report::Gone);
+                self.tell(i, Observation::Gone);
             }
             88..94 if !running => {
                 self.boot(i);
-                self.tell(i, Report::Here);
+                self.tell(i, Observation::Here);
             }
             94 if !self.guests[i].honest => {
                 let reason = "it was caught".to_owned();
-                self.tell(i, Report::Hostile { reason });
+                self.tell(i, Observation::Hostile { reason });
             }
             95 => self.start_controller(),
             96..100 => self.out_of_memory(i),
@@ -192,35 +192,37 @@ impl World {
         self.step();
     }
 
-    /// A report arrives: any of those under way. What a VM's task tells about its connection is
+    /// An observation arrives: any of those under way. What a VM's task tells about its connection is
     /// the state of a socket: it may come late, but keeps its order and is not lost.
     fn deliver(&mut self) {
-        if self.reports.is_empty() {
+        if self.observations.is_empty() {
             return;
         }
-        let mut at = self.rng.index(self.reports.len());
-        let (guest, report) = &self.reports[at];
-        if !answers(report) {
-            let first = |(other, report): &(usize, Report)| other == guest && !answers(report);
-            at = self.reports.iter().position(first).unwrap_or(at);
+        let mut at = self.rng.index(self.observations.len());
+        let (guest, observation) = &self.observations[at];
+        if !answers(observation) {
+            let first = |(other, observation): &(usize, Observation)| {
+                other == guest && !answers(observation)
+            };
+            at = self.observations.iter().position(first).unwrap_or(at);
         }
-        let (guest, report) = self.reports.remove(at);
+        let (guest, observation) = self.observations.remove(at);
         let name = &self.guests[guest].name;
-        self.controller.observe(self.now, name, report);
+        self.controller.observe(self.now, name, observation);
     }
 
-    fn lose_or_double_a_report(&mut self) {
-        if self.reports.is_empty() {
+    fn lose_or_double_an_observation(&mut self) {
+        if self.observations.is_empty() {
             return;
         }
-        let at = self.rng.index(self.reports.len());
-        if !answers(&self.reports[at].1) {
+        let at = self.rng.index(self.observations.len());
+        if !answers(&self.observations[at].1) {
             return;
         }
         if self.rng.one_in(2) {
-            self.reports.push(self.reports[at].clone());
+            self.observations.push(self.observations[at].clone());
         } else {
-            self.reports.remove(at);
+            self.observations.remove(at);
         }
     }
 
@@ -232,13 +234,13 @@ impl World {
         };
         let ticket = command.ticket;
         let reason = "no".to_owned();
-        let report = match command.order {
-            _ if self.rng.one_in(8) => Report::Failed { ticket, reason },
-            Order::Ask if guest.honest => Report::Owned {
+        let observation = match command.order {
+            _ if self.rng.one_in(8) => Observation::Failed { ticket, reason },
+            Order::Ask if guest.honest => Observation::Owned {
                 ticket,
                 owned: guest.owned,
             },
-            Order::Ask => Report::Owned {
+            Order::Ask => Observation::Owned {
                 ticket,
                 owned: self.rng.both(SIZE_MIB),
             },
@@ -253,7 +255,7 @@ impl World {
                 if tier == Tier::Slow {
                     guest.ceiling = Some(ByteCount(target.min(*owned).0 + guest.limits.oom.0));
                 }
-                Report::Moved {
+                Observation::Moved {
                     ticket,
                     owned: match guest.honest {
                         true => *owned,
@@ -264,7 +266,7 @@ impl World {
             }
         };
         if generation == self.generation {
-            self.tell(i, report);
+            self.tell(i, observation);
         }
     }
 
@@ -274,7 +276,7 @@ impl World {
         if let Some(ceiling) = guest.ceiling.filter(|&c| guest.owned.slow < c) {
             let left = ceiling.0 - guest.owned.slow.0;
             guest.owned.slow.0 += 1 + self.rng.below(left);
-            self.tell(i, Report::Stirred);
+            self.tell(i, Observation::OwnedChanged);
         }
     }
 
@@ -319,50 +321,50 @@ impl World {
 
     fn check(&mut self) {
         for tier in Tier::ALL {
-            assert!(self.controller.counted(tier) <= self.controller.pool(tier));
+            assert!(self.controller.committed(tier) <= self.controller.pool(tier));
         }
         assert_eq!(self.controller.violations(), 0);
         for (name, vm) in self.controller.vms() {
             let guest = self.guests.iter_mut().find(|g| g.name == *name).unwrap();
             for tier in Tier::ALL {
-                let (owned, counted) = (guest.owned.get(tier), vm.counted.get(tier));
+                let (owned, committed) = (guest.owned.get(tier), vm.committed.get(tier));
                 let settled = guest.settled.get_mut(tier);
                 assert!(
-                    !guest.honest || !*settled || owned <= counted,
-                    "{name} owns {owned} {tier}, counted are {counted}"
+                    !guest.honest || !*settled || owned <= committed,
+                    "{name} owns {owned} {tier}, committed are {committed}"
                 );
-                *settled |= owned <= counted;
+                *settled |= owned <= committed;
             }
         }
     }
 
     /// Nothing goes wrong any more: guests are honest and do all they are told.
     fn come_to_rest(&mut self) {
-        self.reports
-            .retain(|(_, r)| !matches!(r, Report::Hostile { .. }));
+        self.observations
+            .retain(|(_, r)| !matches!(r, Observation::Hostile { .. }));
         for i in 0..VMS {
             if self.guests[i].running && !self.guests[i].honest {
                 self.boot(i);
-                self.tell(i, Report::Reset);
+                self.tell(i, Observation::Reset);
             }
             self.guests[i].honest = true;
             if !self.guests[i].running {
                 self.boot(i);
-                self.tell(i, Report::Here);
+                self.tell(i, Observation::Here);
             }
             if matches!(self.status(i).state, State::Hostile(_)) {
                 self.boot(i);
-                self.tell(i, Report::Gone);
+                self.tell(i, Observation::Gone);
             }
         }
         for _ in 0..100 {
-            for (guest, report) in std::mem::take(&mut self.reports) {
+            for (guest, observation) in std::mem::take(&mut self.observations) {
                 // The Gone of a VM that was started again comes before its Here.
                 let name = self.guests[guest].name.clone();
-                let gone = report == Report::Gone;
-                self.controller.observe(self.now, &name, report);
+                let gone = observation == Observation::Gone;
+                self.controller.observe(self.now, &name, observation);
                 if gone {
-                    self.controller.observe(self.now, &name, Report::Here);
+                    self.controller.observe(self.now, &name, Observation::Here);
                 }
             }
             self.step();
@@ -370,14 +372,14 @@ impl World {
             for guest in &mut self.guests {
                 for (generation, command) in std::mem::take(&mut guest.pipe) {
                     let ticket = command.ticket;
-                    let report = match command.order {
-                        Order::Ask => Report::Owned {
+                    let observation = match command.order {
+                        Order::Ask => Observation::Owned {
                             ticket,
                             owned: guest.owned,
                         },
                         Order::Set { tier, target } => {
                             *guest.owned.get_mut(tier) = target;
-                            Report::Moved {
+                            Observation::Moved {
                                 ticket,
                                 owned: target,
                                 reason: None,
@@ -385,7 +387,7 @@ impl World {
                         }
                     };
                     if generation == self.generation {
-                        self.controller.observe(self.now, &guest.name, report);
+                        self.controller.observe(self.now, &guest.name, observation);
                     }
                 }
             }
@@ -405,7 +407,7 @@ impl World {
                 "{} did not come to rest: {status:?}",
                 guest.name
             );
-            assert_eq!(status.counted, status.desired);
+            assert_eq!(status.committed, status.desired);
         }
         assert_eq!(self.controller.wake_at(), None);
     }

@@ -1,16 +1,13 @@
 //! The questions that the balloon asks a guest, and what it does with the answers.
 
 use demeter_policy::{ByteCount, NodeId, PAGE_SIZE, PhysRange, Tier};
-use demeter_proto::{GpaRange, Message, Outcome, Resize, SessionId};
+use demeter_proto::{GpaRange, Message, Outcome, Resize};
 
 use super::{Balloon, View};
 use crate::agent::{Answers, Away};
-use crate::backing::{Backing, Extent};
+use crate::backing::Backing;
 use crate::provisioner::ProvisionError;
 use crate::provisioner::held::HeldSet;
-
-/// Punches between two pings.
-const PUNCHES_PER_PING: usize = 512;
 
 impl<B: Backing> Balloon<B> {
     /// Asks what is held, and makes the view so.
@@ -139,32 +136,15 @@ impl<B: Backing> Balloon<B> {
         Ok(())
     }
 
-    /// Gives pages back to the host that the guest holds, as long as it is in this session.
-    async fn punch(
-        &mut self,
-        session: SessionId,
-        tier: Tier,
-        runs: &[(u64, ByteCount)],
-    ) -> Result<(), ProvisionError> {
-        for batch in runs.chunks(PUNCHES_PER_PING) {
-            self.agent.confirm(session).await.map_err(|Away| away())?;
-            let before = self.backed(tier)?;
-            for &(offset, len) in batch {
-                let extent = Extent { tier, offset, len };
-                let punched = self.backing.punch(extent);
-                punched.map_err(|source| ProvisionError::Backing { tier, source })?;
-            }
-            self.returned.0 += before.0.saturating_sub(self.backed(tier)?.0);
-        }
-        Ok(())
-    }
-
     fn backed(&self, tier: Tier) -> Result<ByteCount, ProvisionError> {
         let backed = self.backing.backed(tier);
         backed.map_err(|source| ProvisionError::Backing { tier, source })
     }
 
+    /// What the guest holds from here on stays held, until it is allowed something again.
     async fn allow_nothing(&mut self) -> Result<(), ProvisionError> {
+        // What is still being punched must not be given back to the guest.
+        self.punching_ended().await;
         let nothing = Message::Allow { oom: ByteCount(0) };
         self.agent.tell(nothing).await.map_err(|Away| away())
     }

@@ -11,8 +11,8 @@ use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::agent::tests::{Pipe, hello, soon};
-use crate::backing::{Extent, NotInTier};
+use crate::agent::tests::{Pipe, hello, own_process, soon};
+use crate::backing::{Extent, FileOffset, NotInTier};
 
 /// Guest-physical start, length, tier, offset in its file; all in MiB. The first node has a hole.
 const LAYOUT: [(u64, u64, Tier, u64); 3] = [
@@ -27,9 +27,9 @@ const NODES: PerTier<NodeId> = PerTier {
 };
 
 /// A VM's memory: a file per tier, full of data.
-struct Memory(PerTier<File>);
+struct TestBacking(PerTier<File>);
 
-impl Memory {
+impl TestBacking {
     fn new() -> Self {
         let memory = Self(PerTier::from_fn(|_| memfd()));
         for tier in Tier::ALL {
@@ -79,7 +79,7 @@ fn memfd() -> File {
     }
 }
 
-impl Backing for Memory {
+impl Backing for TestBacking {
     fn size(&self, tier: Tier) -> ByteCount {
         ByteCount(untouched(tier).len() as u64)
     }
@@ -95,19 +95,23 @@ impl Backing for Memory {
             .ok_or(NotInTier { range, tier })?;
         Ok(Extent {
             tier,
-            offset: range.start().0 - found.0 * MIB + found.3 * MIB,
+            offset: FileOffset(range.start().0 - found.0 * MIB + found.3 * MIB),
             len: range.len(),
         })
     }
 
-    fn punch(&mut self, extent: Extent) -> io::Result<()> {
+    fn punch(&self, extent: Extent) -> io::Result<()> {
         let fd = self.0.get(extent.tier).as_raw_fd();
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: changes the file only, which nobody has mapped.
-        match unsafe { libc::fallocate(fd, mode, extent.offset as i64, extent.len.0 as i64) } {
+        match unsafe { libc::fallocate(fd, mode, extent.offset.0 as i64, extent.len.0 as i64) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
+    }
+
+    fn pinned_by(&self) -> io::Result<Option<String>> {
+        Ok(None)
     }
 
     fn backed(&self, tier: Tier) -> io::Result<ByteCount> {
@@ -243,8 +247,8 @@ fn done(request: RequestId, node: NodeId, outcome: Outcome) -> Message {
 
 /// A host's view of one VM, and the guest that runs in it.
 struct Vm {
-    memory: Memory,
-    balloon: Balloon<Memory>,
+    memory: TestBacking,
+    balloon: Balloon<TestBacking>,
     guest: JoinHandle<()>,
     dir: tempfile::TempDir,
 }
@@ -270,7 +274,7 @@ async fn vm(mut answer: impl FnMut(Message) -> Vec<Message> + Send + 'static) ->
             }
         }
     });
-    let memory = Memory::new();
+    let memory = TestBacking::new();
     let balloon = balloon(&memory, &socket).await;
     Vm {
         memory,
@@ -282,8 +286,8 @@ async fn vm(mut answer: impl FnMut(Message) -> Vec<Message> + Send + 'static) ->
 
 const OOM: ByteCount = ByteCount(MIB);
 
-async fn balloon(memory: &Memory, socket: &std::path::Path) -> Balloon<Memory> {
-    let agent = Agent::connect(socket.into(), RequestId(0));
+async fn balloon(memory: &TestBacking, socket: &std::path::Path) -> Balloon<TestBacking> {
+    let agent = Agent::connect(socket.into(), own_process(), RequestId(0));
     soon(agent.peer().wait_for(Option::is_some)).await.unwrap();
     Balloon::new(agent, memory.another(), NODES, OOM)
 }
@@ -305,12 +309,12 @@ async fn honest() -> (Vm, Arc<Mutex<Driver>>) {
 }
 
 /// Asserts that exactly what the driver holds is gone, and all other memory as it was.
-fn only_held_memory_is_gone(memory: &Memory, driver: &Driver) {
+fn only_held_memory_is_gone(memory: &TestBacking, driver: &Driver) {
     for tier in Tier::ALL {
         let mut expected = untouched(tier).to_vec();
         for held in &driver.held[NODES.get(tier)] {
             let range = PhysRange::new(held.start, held.bytes).unwrap();
-            let at = memory.resolve(tier, range).unwrap().offset as usize;
+            let at = memory.resolve(tier, range).unwrap().offset.0 as usize;
             expected[at..at + held.bytes.0 as usize].fill(0);
         }
         assert!(memory.bytes(tier) == expected, "{tier} memory differs");
@@ -375,7 +379,7 @@ async fn held_memory_that_was_touched_is_taken_back_again() {
     let held = PhysRange::new(held.start, held.bytes).unwrap();
     let extent = vm.memory.resolve(Tier::Fast, held).unwrap();
     let file = vm.memory.0.get(Tier::Fast);
-    file.write_all_at(&[1; PAGE_SIZE as usize], extent.offset)
+    file.write_all_at(&[1; PAGE_SIZE as usize], extent.offset.0)
         .unwrap();
     assert!(vm.memory.backed(Tier::Fast).unwrap() > mib(3));
     vm.balloon.actual(deadline()).await.unwrap();
@@ -457,7 +461,7 @@ async fn a_new_controller_learns_what_is_held_and_takes_back_what_was_missed() {
     let socket = vm.dir.path().join("agent.sock");
     let again = balloon(&vm.memory, &socket);
     // The guest's port takes one connection at a time.
-    vm.balloon.agent = Agent::connect("/nonexistent".into(), RequestId(0));
+    vm.balloon.agent = Agent::connect("/nonexistent".into(), own_process(), RequestId(0));
     vm.balloon = again.await;
     let owned = vm.balloon.actual(deadline()).await.unwrap();
     assert_eq!(

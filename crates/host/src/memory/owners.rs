@@ -7,25 +7,25 @@ use super::FileId;
 
 /// The files that VMs of this host have as memory. Clones share the same list.
 #[derive(Debug, Clone, Default)]
-pub struct Claims(Arc<Mutex<BTreeMap<FileId, String>>>);
+pub struct FileOwners(Arc<Mutex<BTreeMap<FileId, String>>>);
 
 /// A file that is somebody's; given back when dropped.
 #[derive(Debug)]
-pub(super) struct Claim {
-    claims: Claims,
+pub(super) struct OwnedFile {
+    owners: FileOwners,
     file: FileId,
 }
 
-impl Claims {
-    /// Claims a file for `owner`; the error is who has it.
-    pub(super) fn claim(&self, file: FileId, owner: String) -> Result<Claim, String> {
+impl FileOwners {
+    /// Notes a file as that of `owner`; the error is who has it.
+    pub(super) fn take(&self, file: FileId, owner: String) -> Result<OwnedFile, String> {
         let mut owners = self.owners();
         if let Some(other) = owners.get(&file) {
             return Err(other.clone());
         }
         owners.insert(file, owner);
-        Ok(Claim {
-            claims: self.clone(),
+        Ok(OwnedFile {
+            owners: self.clone(),
             file,
         })
     }
@@ -35,9 +35,9 @@ impl Claims {
     }
 }
 
-impl Drop for Claim {
+impl Drop for OwnedFile {
     fn drop(&mut self) {
-        self.claims.owners().remove(&self.file);
+        self.owners.owners().remove(&self.file);
     }
 }
 
@@ -47,12 +47,12 @@ mod tests {
 
     #[test]
     fn a_file_has_one_owner_at_a_time() {
-        let claims = Claims::default();
+        let owners = FileOwners::default();
         let file = |inode| FileId { device: 1, inode };
-        let first = claims.claim(file(7), "VM a".into()).unwrap();
-        assert_eq!(claims.claim(file(7), "VM b".into()).unwrap_err(), "VM a");
-        let _other = claims.claim(file(8), "VM b".into()).unwrap();
+        let first = owners.take(file(7), "VM a".into()).unwrap();
+        assert_eq!(owners.take(file(7), "VM b".into()).unwrap_err(), "VM a");
+        let _other = owners.take(file(8), "VM b".into()).unwrap();
         drop(first);
-        claims.claim(file(7), "VM b".into()).unwrap();
+        owners.take(file(7), "VM b".into()).unwrap();
     }
 }

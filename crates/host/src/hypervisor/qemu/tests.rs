@@ -9,6 +9,7 @@ use tokio::net::{UnixListener, UnixStream};
 
 use super::decode::LINE_BYTES_MAX;
 use super::*;
+use crate::hypervisor::{Connection, Event};
 
 const GREETING: &str = "{\"QMP\": {\"version\": {}, \"capabilities\": []}}\r\n";
 
@@ -43,8 +44,8 @@ impl Fake {
         }
     }
 
-    async fn open(&self, limits: Limits) -> Result<Connection, QmpError> {
-        Connection::open(&self.path, None, limits).await
+    async fn open(&self, limits: Limits) -> Result<Connection<Qemu>, QmpError> {
+        Qemu::connect(&self.path, None, limits).await
     }
 }
 
@@ -73,6 +74,9 @@ async fn greet(stream: &mut BufReader<UnixStream>) {
     let negotiation = heard(stream).await.unwrap();
     assert_eq!(negotiation["execute"], "qmp_capabilities");
     answer(stream, &negotiation, json!({})).await;
+    let events = heard(stream).await.unwrap();
+    assert_eq!(events["execute"], "migrate-set-capabilities");
+    answer(stream, &events, json!({})).await;
 }
 
 /// Waits until the client hangs up.
@@ -95,26 +99,26 @@ async fn commands_are_answered_and_events_kept_in_order() {
         answer(&mut stream, &balloon, json!({})).await;
         let refused = heard(&mut stream).await.unwrap();
         let line = json!({"error": {"class": "DeviceNotActive", "desc": "No balloon"}, "id": refused["id"]});
-        say(
-            &mut stream,
-            &format!("{line}\n{{\"event\": \"SHUTDOWN\"}}\n"),
-        )
-        .await;
+        say(&mut stream, &format!("{line}\n{{\"event\": \"STOP\"}}\n")).await;
     });
     let mut connection = fake.open(Limits::default()).await.unwrap();
-    assert_eq!(connection.peer.pid.0, std::process::id());
+    assert_eq!(connection.process.pid.0, std::process::id());
     let _: Value = connection
-        .qmp
+        .hypervisor
         .execute("balloon", json!({"value": 4096}))
         .await
         .unwrap();
-    let refused = connection.qmp.execute::<Value>("query-balloon", json!({}));
+    let refused = connection
+        .hypervisor
+        .execute::<Value>("query-balloon", json!({}));
     let said = refused.await.unwrap_err().to_string();
     assert!(said.contains("refuses query-balloon: No balloon"), "{said}");
     assert_eq!(connection.events.next().await, Some(Event::Reset));
-    assert_eq!(connection.events.next().await, Some(Event::Shutdown));
+    assert_eq!(connection.events.next().await, Some(Event::Changed));
     assert_eq!(connection.events.next().await, None, "the server has gone");
-    let late = connection.qmp.execute::<Value>("query-status", json!({}));
+    let late = connection
+        .hypervisor
+        .execute::<Value>("query-status", json!({}));
     assert!(matches!(late.await, Err(QmpError::Gone { .. })));
 }
 
@@ -131,7 +135,7 @@ async fn an_answer_in_single_bytes_is_an_answer() {
         linger(stream).await;
     });
     let connection = fake.open(Limits::default()).await.unwrap();
-    let list: Vec<u64> = connection.qmp.execute("x", json!({})).await.unwrap();
+    let list: Vec<u64> = connection.hypervisor.execute("x", json!({})).await.unwrap();
     assert_eq!(list, [1, 2, 3]);
     let other = fake.open(SHORT).await;
     assert!(
@@ -151,9 +155,16 @@ async fn a_late_answer_goes_to_nobody() {
         linger(stream).await;
     });
     let connection = fake.open(SHORT).await.unwrap();
-    let stalled = connection.qmp.execute::<String>("first", json!({})).await;
+    let stalled = connection
+        .hypervisor
+        .execute::<String>("first", json!({}))
+        .await;
     assert!(matches!(stalled, Err(QmpError::Timeout { .. })));
-    let text: String = connection.qmp.execute("second", json!({})).await.unwrap();
+    let text: String = connection
+        .hypervisor
+        .execute("second", json!({}))
+        .await
+        .unwrap();
     assert_eq!(text, "second");
 }
 
@@ -166,8 +177,8 @@ async fn commands_do_not_pile_up() {
     let connection = fake.open(SHORT).await.unwrap();
     let calls: Vec<_> = (0..100)
         .map(|_| {
-            let qmp = connection.qmp.clone();
-            tokio::spawn(async move { qmp.execute::<Value>("stop", json!({})).await })
+            let qemu = connection.hypervisor.clone();
+            tokio::spawn(async move { qemu.execute::<Value>("stop", json!({})).await })
         })
         .collect();
     let mut refused = 0;
@@ -193,7 +204,10 @@ async fn fault(text: String) -> String {
         linger(stream).await;
     });
     let connection = fake.open(Limits::default()).await.unwrap();
-    let failed = connection.qmp.execute::<u64>("query-x", json!({})).await;
+    let failed = connection
+        .hypervisor
+        .execute::<u64>("query-x", json!({}))
+        .await;
     failed.unwrap_err().to_string()
 }
 
@@ -207,7 +221,7 @@ async fn lies_and_floods_end_the_connection_with_a_reason() {
         ("{\"event\": \"RESET\"}\n".repeat(1000), "faster than"),
         ("[".repeat(100_000) + "\n", "no JSON object"),
         (
-            String::from("{\"return\": \"text\", \"id\": 2}\n"),
+            String::from("{\"return\": \"text\", \"id\": 3}\n"),
             "unknown",
         ),
     ] {
@@ -230,7 +244,7 @@ async fn a_server_that_says_the_wrong_thing_first_is_refused() {
         let said = fake.open(SHORT).await.unwrap_err().to_string();
         assert!(said.contains(want), "{first}: {said}");
     }
-    let missing = Connection::open("/nonexistent/qmp".as_ref(), None, SHORT).await;
+    let missing = Qemu::connect("/nonexistent/qmp".as_ref(), None, SHORT).await;
     let said = missing.unwrap_err().to_string();
     assert!(said.contains("-qmp unix:/nonexistent/qmp"), "{said}");
 }

@@ -1,9 +1,9 @@
 //! One connection to one QEMU: commands out, answers and events in.
 //!
 //! A task of its own reads and writes the socket, so that a caller who gives up waiting leaves no
-//! half-written command behind. The connection ends with its last [`Qmp`] handle, or when QEMU
+//! half-written command behind. The connection ends with its last [`Qemu`] handle, or when QEMU
 //! goes away or says something that is not QMP; every waiting caller is told why. Connecting again
-//! is a new [`Connection`]: what was known of the old one may no longer hold.
+//! is a new [`Connection`](crate::hypervisor::Connection): what was known of the old one may no longer hold.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,11 +15,12 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
-use tokio::sync::{Notify, futures::Notified, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::timeout;
 
-use super::decode::{DecodeError, Decoder, Event, Message};
-use super::socket::Peer;
+use super::decode::{DecodeError, Decoder, Message, Notice};
+use crate::hypervisor::{Connection, Event, Events, HypervisorError};
+use crate::process::PeerProcess;
 
 /// Commands that may wait to be sent, and commands that may wait for their answer.
 const COMMANDS_MAX: usize = 16;
@@ -120,22 +121,22 @@ pub enum QmpError {
     },
 }
 
-/// A fresh connection.
-#[derive(Debug)]
-pub struct Connection {
-    /// For commands.
-    pub qmp: Qmp,
-    /// For events.
-    pub events: Events,
-    /// Who listens.
-    pub peer: Peer,
+impl From<QmpError> for HypervisorError {
+    fn from(error: QmpError) -> Self {
+        let text = error.to_string();
+        match error {
+            QmpError::Timeout { .. } => Self::Timeout(text),
+            QmpError::Gone { .. } => Self::Gone(text),
+            _ => Self::Failed(text),
+        }
+    }
 }
 
 /// A handle for commands; clones share the connection.
 #[derive(Debug, Clone)]
-pub struct Qmp {
+pub struct Qemu {
     shared: Arc<Shared>,
-    commands: mpsc::Sender<Command>,
+    calls: mpsc::Sender<Call>,
 }
 
 #[derive(Debug)]
@@ -148,20 +149,9 @@ struct Shared {
     size_change: Notify,
 }
 
-/// Resets and shutdowns that a connection tells of, in order.
+/// A command on its way.
 #[derive(Debug)]
-pub struct Events(mpsc::Receiver<Event>);
-
-impl Events {
-    /// The next one, or `None` when the connection has ended. May be dropped and called again
-    /// without losing one.
-    pub async fn next(&mut self) -> Option<Event> {
-        self.0.recv().await
-    }
-}
-
-#[derive(Debug)]
-struct Command {
+struct Call {
     name: &'static str,
     arguments: Value,
     answer: Answer,
@@ -170,23 +160,22 @@ struct Command {
 /// Where an answer is waited for: what was returned, or QEMU's reason for refusing.
 type Answer = oneshot::Sender<Result<Value, String>>;
 
-impl Connection {
+impl Qemu {
     /// Connects, checks who listens, and negotiates. `owner_uid` is a user besides root and our
     /// own whom to trust with a VM.
-    pub async fn open(
+    pub async fn connect(
         path: &Path,
         owner_uid: Option<u32>,
         limits: Limits,
-    ) -> Result<Self, QmpError> {
+    ) -> Result<Connection<Self>, QmpError> {
         let handshake = async {
             let connect_error = |source| QmpError::Connect {
                 path: path.into(),
                 source,
             };
             let mut stream = UnixStream::connect(path).await.map_err(connect_error)?;
-            let peer = Peer::of(&stream).map_err(connect_error)?;
-            // SAFETY: geteuid has no arguments and always succeeds.
-            let own_uid = unsafe { libc::geteuid() };
+            let peer = PeerProcess::of(&stream).map_err(connect_error)?;
+            let own_uid = rustix::process::geteuid().as_raw();
             if !peer.is_trusted(own_uid, owner_uid) {
                 return Err(QmpError::Foreign {
                     path: path.into(),
@@ -219,7 +208,7 @@ impl Connection {
             ended: OnceLock::new(),
             size_change: Notify::new(),
         });
-        let (commands, received) = mpsc::channel(COMMANDS_MAX);
+        let (calls, received) = mpsc::channel(COMMANDS_MAX);
         let (events_in, events) = mpsc::channel(EVENTS_MAX);
         let task = Task {
             shared: shared.clone(),
@@ -230,12 +219,21 @@ impl Connection {
             last_id: 0,
         };
         tokio::spawn(task.run(received));
-        let qmp = Qmp { shared, commands };
-        let _: Value = qmp.execute("qmp_capabilities", json!({})).await?;
-        Ok(Self {
-            qmp,
-            events: Events(events),
-            peer,
+        let hypervisor = Self { shared, calls };
+        let _: Value = hypervisor.execute("qmp_capabilities", json!({})).await?;
+        // Without this QEMU tells nothing of migrations; where it cannot, there are none.
+        let told = json!({"capabilities": [{"capability": "events", "state": true}]});
+        match hypervisor
+            .execute::<Value>("migrate-set-capabilities", told)
+            .await
+        {
+            Ok(_) | Err(QmpError::Refused { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(Connection {
+            hypervisor,
+            events: Events::new(events),
+            process: peer,
         })
     }
 }
@@ -261,7 +259,7 @@ async fn read_some(stream: &mut UnixStream, decoder: &mut Decoder) -> Result<(),
     }
 }
 
-impl Qmp {
+impl Qemu {
     /// The socket's path, for messages.
     pub fn path(&self) -> &Path {
         &self.shared.path
@@ -286,12 +284,12 @@ impl Qmp {
         };
         let answered = async {
             let (answer, waiting) = oneshot::channel();
-            let order = Command {
+            let call = Call {
                 name: command,
                 arguments,
                 answer,
             };
-            self.commands.send(order).await.map_err(|_| gone())?;
+            self.calls.send(call).await.map_err(|_| gone())?;
             waiting.await.map_err(|_| gone())
         };
         let after = self.shared.command_timeout;
@@ -310,10 +308,9 @@ impl Qmp {
         serde_json::from_value(answer).map_err(|error| self.unknown(command, error.to_string()))
     }
 
-    /// Waits until a memory device or the balloon changes its size, from the moment of this call
-    /// on; a connection that ends changes nothing any more.
-    pub fn size_change(&self) -> Notified<'_> {
-        self.shared.size_change.notified()
+    /// Woken whenever a size may have changed.
+    pub(super) fn size_changes(&self) -> &Notify {
+        &self.shared.size_change
     }
 
     /// An answer that is not what it should be.
@@ -338,11 +335,11 @@ struct Task {
 
 impl Task {
     /// Works until the connection ends. The reason is told before those who wait are let go.
-    async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+    async fn run(mut self, mut calls: mpsc::Receiver<Call>) {
         let why = loop {
             let step = tokio::select! {
-                command = commands.recv() => match command {
-                    Some(command) => self.send(command).await,
+                call = calls.recv() => match call {
+                    Some(call) => self.send(call).await,
                     None => Err("nobody needs it any more".into()),
                 },
                 read = read_some(&mut self.stream, &mut self.decoder) => match read {
@@ -359,7 +356,7 @@ impl Task {
         // Only now `pending` goes, and those who wait for an answer hear of it.
     }
 
-    async fn send(&mut self, command: Command) -> Result<(), String> {
+    async fn send(&mut self, call: Call) -> Result<(), String> {
         self.pending.retain(|_, answer| !answer.is_closed());
         if self.pending.len() >= COMMANDS_MAX {
             // Dropped with its `answer`, which tells the caller.
@@ -367,11 +364,11 @@ impl Task {
         }
         self.last_id += 1;
         let text = json!({
-            "execute": command.name,
-            "arguments": command.arguments,
+            "execute": call.name,
+            "arguments": call.arguments,
             "id": self.last_id,
         });
-        self.pending.insert(self.last_id, command.answer);
+        self.pending.insert(self.last_id, call.answer);
         let line = format!("{text}\n");
         let limit = self.shared.command_timeout;
         match timeout(limit, self.stream.write_all(line.as_bytes())).await {
@@ -387,12 +384,12 @@ impl Task {
             let (id, result) = match message {
                 Message::Return { id, value } => (id, Ok(value)),
                 Message::Error { id, desc } => (id, Err(desc)),
-                Message::Event(Event::Other) => continue,
-                Message::Event(Event::SizeChange) => {
+                Message::Event(Notice::Other) => continue,
+                Message::Event(Notice::SizeChange) => {
                     self.shared.size_change.notify_waiters();
                     continue;
                 }
-                Message::Event(event) => {
+                Message::Event(Notice::Tell(event)) => {
                     // An event that is not kept may be a reset that nobody hears of. A new
                     // connection asks for everything anew.
                     if let Err(mpsc::error::TrySendError::Full(_)) = self.events.try_send(event) {

@@ -3,6 +3,8 @@
 
 use serde_json::{Map, Value};
 
+use crate::hypervisor::Event;
+
 /// The longest line that is accepted. The longest real one, a memory tree of a large VM, is some
 /// tens of kilobytes.
 pub const LINE_BYTES_MAX: usize = 1 << 20;
@@ -41,20 +43,17 @@ pub enum Message {
         desc: String,
     },
     /// Something happened.
-    Event(Event),
+    Event(Notice),
 }
 
-/// What happens in a VM, as far as its memory is concerned. What an event tells beyond its name is
-/// not read: whoever hears of it asks for the present state.
+/// What an event is to us. What it tells beyond its name is not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
-    /// The machine was reset: its memory is as after power-on, and its balloon is empty.
-    Reset,
-    /// The machine is going down.
-    Shutdown,
+pub enum Notice {
+    /// Whoever manages the VM must know of it.
+    Tell(Event),
     /// A memory device or the virtio balloon changed its size.
     SizeChange,
-    /// Any other event; nothing that this crate looks at.
+    /// Nothing that this crate looks at.
     Other,
 }
 
@@ -129,12 +128,16 @@ fn brief(name: &str) -> String {
     name.chars().take(20).collect()
 }
 
-fn event(name: &Value) -> Event {
+fn event(name: &Value) -> Notice {
     match name.as_str() {
-        Some("RESET") => Event::Reset,
-        Some("SHUTDOWN") => Event::Shutdown,
-        Some("MEMORY_DEVICE_SIZE_CHANGE" | "BALLOON_CHANGE") => Event::SizeChange,
-        _ => Event::Other,
+        Some("RESET") => Notice::Tell(Event::Reset),
+        Some(
+            // A snapshot that is loaded stops the machine and lets it go on; it is no reset.
+            "STOP" | "RESUME" | "MIGRATION" | "DEVICE_DELETED" | "ACPI_DEVICE_OST"
+            | "MEM_UNPLUG_ERROR",
+        ) => Notice::Tell(Event::Changed),
+        Some("MEMORY_DEVICE_SIZE_CHANGE" | "BALLOON_CHANGE") => Notice::SizeChange,
+        _ => Notice::Other,
     }
 }
 
@@ -176,13 +179,13 @@ mod tests {
                 id: 1,
                 value: serde_json::json!({}),
             },
-            Message::Event(Event::Reset),
+            Message::Event(Notice::Tell(Event::Reset)),
             Message::Error {
                 id: 2,
                 desc: "no such device".into(),
             },
-            Message::Event(Event::SizeChange),
-            Message::Event(Event::Other),
+            Message::Event(Notice::SizeChange),
+            Message::Event(Notice::Other),
         ]
     }
 

@@ -1,0 +1,163 @@
+//! QEMU as a [`Hypervisor`]: the few commands we need, with their types (QEMU's
+//! qapi/machine.json and qapi/misc.json).
+
+use demeter_policy::{ByteCount, GuestPhysAddr, NodeId};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::connection::{Qemu, QmpError};
+use super::mtree;
+use crate::hypervisor::{
+    HostVirtAddr, Hypervisor, HypervisorError, Mapping, MemoryBackend, MemoryDevice,
+};
+
+impl Hypervisor for Qemu {
+    fn name(&self) -> String {
+        format!("QEMU at {}", self.path().display())
+    }
+
+    async fn backends(&self) -> Result<Vec<MemoryBackend>, HypervisorError> {
+        #[derive(Deserialize)]
+        struct Memdev {
+            id: Option<String>,
+            size: u64,
+            #[serde(default)]
+            share: bool,
+        }
+        let memdevs: Vec<Memdev> = self.execute("query-memdev", json!({})).await?;
+        let backend = |memdev: Memdev| MemoryBackend {
+            id: memdev.id,
+            size: ByteCount(memdev.size),
+            shared: memdev.share,
+        };
+        Ok(memdevs.into_iter().map(backend).collect())
+    }
+
+    async fn memory_map(&self, backend: &str) -> Result<Vec<Mapping>, HypervisorError> {
+        let text = self.monitor("info mtree -f").await?;
+        let ranges = mtree::parse(&text).map_err(|what| self.unknown(MONITOR, what))?;
+        let mut mappings = vec![];
+        for ram in ranges {
+            // Machine types before 4.0 name the region after the backend's place in QEMU's tree.
+            if ram.region.trim_start_matches("/objects/") != backend {
+                continue;
+            }
+            let host = self.host_address(ram.range.start()).await?;
+            let last = GuestPhysAddr(ram.range.end().0 - 1);
+            let last = self.host_address(last).await?;
+            if last.0.checked_sub(host.0) != Some(ram.range.len().0 - 1) {
+                let what = format!("memory backend {backend:?} is mapped in several parts");
+                return Err(self.unknown(MONITOR, what).into());
+            }
+            mappings.push(Mapping {
+                guest: ram.range,
+                host,
+            });
+        }
+        Ok(mappings)
+    }
+
+    async fn pinning_device(&self) -> Result<Option<String>, HypervisorError> {
+        #[derive(Deserialize)]
+        struct Property {
+            name: String,
+            r#type: String,
+        }
+        for folder in ["/machine/peripheral", "/machine/peripheral-anon"] {
+            let devices: Vec<Property> = self.execute("qom-list", json!({"path": folder})).await?;
+            let pins = |device: &Property| {
+                let kind = device.r#type.as_str();
+                kind.starts_with("child<vfio-") || kind.starts_with("child<vhost-vdpa")
+            };
+            if let Some(device) = devices.into_iter().find(pins) {
+                return Ok(Some(device.name));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn memory_devices(&self) -> Result<Vec<MemoryDevice>, HypervisorError> {
+        const COMMAND: &str = "query-memory-devices";
+        #[derive(Deserialize)]
+        struct Device {
+            r#type: String,
+            data: Value,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "kebab-case")]
+        struct VirtioMem {
+            id: Option<String>,
+            node: u32,
+            size: u64,
+            requested_size: u64,
+            max_size: u64,
+            block_size: u64,
+        }
+        let devices: Vec<Device> = self.execute(COMMAND, json!({})).await?;
+        let of_our_kind = devices.into_iter().filter(|of| of.r#type == "virtio-mem");
+        of_our_kind
+            .map(|device| {
+                let device: VirtioMem = serde_json::from_value(device.data)
+                    .map_err(|error| self.unknown(COMMAND, error.to_string()))?;
+                Ok(MemoryDevice {
+                    id: device.id,
+                    node: NodeId(device.node),
+                    size: ByteCount(device.size),
+                    requested: ByteCount(device.requested_size),
+                    max: ByteCount(device.max_size),
+                    block: ByteCount(device.block_size),
+                })
+            })
+            .collect()
+    }
+
+    async fn request_size(&self, device: &str, size: ByteCount) -> Result<(), HypervisorError> {
+        let arguments = json!({
+            "path": format!("/machine/peripheral/{device}"),
+            "property": "requested-size",
+            "value": size.0,
+        });
+        self.execute::<Value>("qom-set", arguments).await?;
+        Ok(())
+    }
+
+    async fn balloon_size(&self) -> Result<ByteCount, HypervisorError> {
+        #[derive(Deserialize)]
+        struct Info {
+            actual: u64,
+        }
+        let info: Info = self.execute("query-balloon", json!({})).await?;
+        Ok(ByteCount(info.actual))
+    }
+
+    async fn request_balloon_size(&self, size: ByteCount) -> Result<(), HypervisorError> {
+        let arguments = json!({"value": size.0});
+        self.execute::<Value>("balloon", arguments).await?;
+        Ok(())
+    }
+
+    fn size_change(&self) -> impl Future<Output = ()> + Send {
+        self.size_changes().notified()
+    }
+}
+
+impl Qemu {
+    /// Where QEMU has mapped a byte of guest memory.
+    async fn host_address(&self, addr: GuestPhysAddr) -> Result<HostVirtAddr, QmpError> {
+        let text = self.monitor(&format!("gpa2hva {:#x}", addr.0)).await?;
+        // "Host virtual address for 0x0 (node0) is 0x7f2a40000000"
+        text.trim()
+            .rsplit_once(" is 0x")
+            .and_then(|(_, digits)| u64::from_str_radix(digits, 16).ok())
+            .map(HostVirtAddr)
+            .ok_or_else(|| self.unknown(MONITOR, text.trim().chars().take(80).collect()))
+    }
+
+    /// A command of the monitor for people: text in, text out.
+    async fn monitor(&self, line: &str) -> Result<String, QmpError> {
+        let arguments = json!({"command-line": line});
+        self.execute(MONITOR, arguments).await
+    }
+}
+
+const MONITOR: &str = "human-monitor-command";

@@ -1,0 +1,122 @@
+//! Gives pages back to the host, in batches that end soon.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use demeter_policy::{ByteCount, Tier};
+use demeter_proto::SessionId;
+use tokio::task::spawn_blocking;
+
+use super::Balloon;
+use super::ask::away;
+use crate::agent::Away;
+use crate::backing::{Backing, Extent, FileOffset};
+use crate::provisioner::ProvisionError;
+
+/// The most that is punched between two pings.
+pub(super) const BATCH_MAX: ByteCount = ByteCount(64 << 20);
+
+/// The longest hole that is made by one call, which nothing stops.
+pub(super) const HOLE_MAX: ByteCount = ByteCount(8 << 20);
+
+/// The most holes that are made between two pings.
+const HOLES_MAX: usize = 512;
+
+/// Tells a thread to stop, when dropped.
+#[derive(Default)]
+struct Stop(Arc<AtomicBool>);
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What a batch came to.
+enum Batch {
+    /// So much went back to the host.
+    Returned(ByteCount),
+    /// Nothing was touched: this keeps memory pinned.
+    Pinned(String),
+}
+
+impl<B: Backing> Balloon<B> {
+    /// Gives pages back to the host that the guest holds, as long as it is in this session. Dropped,
+    /// it stops with the hole that is being made.
+    pub(super) async fn punch(
+        &mut self,
+        session: SessionId,
+        tier: Tier,
+        runs: &[(FileOffset, ByteCount)],
+    ) -> Result<(), ProvisionError> {
+        let mut holes = holes(tier, runs).peekable();
+        while holes.peek().is_some() {
+            let mut left = BATCH_MAX.0;
+            let mut batch = vec![];
+            while let Some(hole) = holes.next_if(|hole| hole.len.0 <= left) {
+                left -= hole.len.0;
+                batch.push(hole);
+                if batch.len() == HOLES_MAX {
+                    break;
+                }
+            }
+            self.agent.confirm(session).await.map_err(|Away| away())?;
+            let punched = self.punch_batch(tier, batch).await;
+            match punched.map_err(|source| ProvisionError::Backing { tier, source })? {
+                Batch::Returned(bytes) => self.returned.0 += bytes.0,
+                Batch::Pinned(by) => {
+                    return Err(ProvisionError::Refused(format!(
+                        "{by} keeps guest memory pinned; a VM with such a device cannot be ballooned"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Punches on a thread where waiting delays nobody.
+    async fn punch_batch(&self, tier: Tier, batch: Vec<Extent>) -> io::Result<Batch> {
+        let permit = self.punching.clone().acquire_owned().await;
+        let stop = Stop::default();
+        let stopped = stop.0.clone();
+        let backing = self.backing.clone();
+        let work = spawn_blocking(move || {
+            let _permit = permit;
+            if let Some(by) = backing.pinned_by()? {
+                return Ok(Batch::Pinned(by));
+            }
+            let before = backing.backed(tier)?;
+            for hole in batch {
+                if stopped.load(Ordering::Relaxed) {
+                    break;
+                }
+                backing.punch(hole)?;
+            }
+            let returned = before.0.saturating_sub(backing.backed(tier)?.0);
+            Ok(Batch::Returned(ByteCount(returned)))
+        });
+        work.await.map_err(io::Error::other)?
+    }
+
+    /// Waits until nothing is punched any more, for whichever call it was.
+    pub(super) async fn punching_ended(&self) {
+        drop(self.punching.acquire().await);
+    }
+}
+
+/// Runs of pages as holes of bounded length.
+fn holes(tier: Tier, runs: &[(FileOffset, ByteCount)]) -> impl Iterator<Item = Extent> {
+    runs.iter().flat_map(move |&(start, len)| {
+        (0..len.0)
+            .step_by(HOLE_MAX.0 as usize)
+            .map(move |at| Extent {
+                tier,
+                offset: FileOffset(start.0 + at),
+                len: ByteCount(HOLE_MAX.0.min(len.0 - at)),
+            })
+    })
+}
+
+#[cfg(test)]
+mod tests;

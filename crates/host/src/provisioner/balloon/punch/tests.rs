@@ -1,0 +1,185 @@
+//! How much is punched, and for how long.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use demeter_policy::{GuestPhysAddr, NodeId, PerTier, PhysRange, TierBytes};
+use demeter_proto::{Done, GpaRange, Message, Outcome, Ranges, RequestId};
+use tokio::net::UnixListener;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+use super::*;
+use crate::agent::Agent;
+use crate::agent::tests::{Pipe, hello, own_process, soon};
+use crate::backing::NotInTier;
+use crate::provisioner::Provisioner;
+
+const GIB: u64 = 1 << 30;
+
+/// What was done to a memory of one GiB a tier.
+#[derive(Default)]
+struct Record {
+    holes: Vec<Extent>,
+    pinned: Option<String>,
+    /// How long a hole takes.
+    delay: Duration,
+}
+
+impl Record {
+    fn punched(&self) -> u64 {
+        self.holes.iter().map(|hole| hole.len.0).sum()
+    }
+}
+
+#[derive(Clone, Default)]
+struct Recorder(Arc<Mutex<Record>>);
+
+impl Backing for Recorder {
+    fn size(&self, _: Tier) -> ByteCount {
+        ByteCount(GIB)
+    }
+
+    fn resolve(&self, tier: Tier, range: PhysRange) -> Result<Extent, NotInTier> {
+        Ok(Extent {
+            tier,
+            offset: FileOffset(range.start().0),
+            len: range.len(),
+        })
+    }
+
+    fn punch(&self, hole: Extent) -> io::Result<()> {
+        let delay = self.0.lock().unwrap().delay;
+        std::thread::sleep(delay);
+        self.0.lock().unwrap().holes.push(hole);
+        Ok(())
+    }
+
+    fn pinned_by(&self) -> io::Result<Option<String>> {
+        Ok(self.0.lock().unwrap().pinned.clone())
+    }
+
+    fn backed(&self, _: Tier) -> io::Result<ByteCount> {
+        Ok(ByteCount(GIB - self.0.lock().unwrap().punched()))
+    }
+}
+
+/// A host that has just met a guest that holds all of its fast memory; `ping` is called with what
+/// was punched before each ping.
+async fn meet(
+    recorder: &Recorder,
+    mut ping: impl FnMut(u64) + Send + 'static,
+) -> (Balloon<Recorder>, JoinHandle<()>, tempfile::TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("agent.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let record = recorder.clone();
+    let guest = tokio::spawn(async move {
+        let mut pipe = Pipe::welcomed(&listener, hello(1, 1)).await;
+        while let Some(message) = pipe.hear().await {
+            match message {
+                Message::Ping { nonce } => {
+                    let punched = record.0.lock().unwrap().punched();
+                    ping(punched);
+                    pipe.say(&Message::Pong { nonce }).await;
+                }
+                Message::List { request, node } => {
+                    let all = GpaRange {
+                        start: GuestPhysAddr(0),
+                        bytes: ByteCount(GIB),
+                    };
+                    let held = Message::Held(Ranges {
+                        request,
+                        node,
+                        more: false,
+                        ranges: [all].into_iter().filter(|_| node == NodeId(0)).collect(),
+                    });
+                    pipe.say(&held).await;
+                    let done = Message::Done(Done {
+                        request,
+                        node,
+                        moved: ByteCount(0),
+                        held: ByteCount(0),
+                        outcome: Outcome::Ok,
+                        reason: String::new(),
+                    });
+                    pipe.say(&done).await;
+                }
+                _ => {}
+            }
+        }
+    });
+    let agent = Agent::connect(socket, own_process(), RequestId(0));
+    soon(agent.peer().wait_for(Option::is_some)).await.unwrap();
+    let nodes = PerTier {
+        fast: NodeId(0),
+        slow: NodeId(1),
+    };
+    let balloon = Balloon::new(agent, recorder.clone(), nodes, ByteCount(0));
+    (balloon, guest, dir)
+}
+
+fn deadline() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+#[tokio::test]
+async fn a_ping_is_good_for_a_batch_and_a_call_for_a_hole() {
+    let recorder = Recorder::default();
+    let mut before = 0;
+    let bounded = move |punched| {
+        assert!(punched - before <= BATCH_MAX.0, "{}", punched - before);
+        before = punched;
+    };
+    let (mut balloon, guest, _dir) = meet(&recorder, bounded).await;
+    let owned = balloon.actual(deadline()).await.unwrap();
+    let want = TierBytes {
+        fast: ByteCount(0),
+        slow: ByteCount(GIB),
+    };
+    assert_eq!(owned, want);
+    assert!(!guest.is_finished(), "no ping was late");
+    let record = recorder.0.lock().unwrap();
+    assert!(record.holes.iter().all(|hole| hole.len <= HOLE_MAX));
+    let mut holes: Vec<_> = record.holes.iter().map(|hole| hole.offset.0).collect();
+    holes.dedup();
+    assert_eq!(holes.len() as u64, GIB / HOLE_MAX.0, "each page once");
+}
+
+#[tokio::test]
+async fn a_call_that_is_dropped_ends_with_its_hole_and_the_next_one_waits_for_that() {
+    let recorder = Recorder::default();
+    recorder.0.lock().unwrap().delay = Duration::from_millis(50);
+    let (mut balloon, _guest, _dir) = meet(&recorder, |_| {}).await;
+    let begun = async {
+        while recorder.0.lock().unwrap().holes.is_empty() {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        _ = balloon.actual(deadline()) => panic!("it takes seconds"),
+        () = begun => {}
+    }
+    let begun = recorder.0.lock().unwrap().holes.len();
+    soon(balloon.punching_ended()).await;
+    let ended = recorder.0.lock().unwrap().holes.len();
+    assert!(ended <= begun + 1, "{ended} after {begun}");
+    sleep(Duration::from_millis(120)).await;
+    assert_eq!(recorder.0.lock().unwrap().holes.len(), ended);
+}
+
+#[tokio::test]
+async fn nothing_is_punched_while_a_device_pins_memory() {
+    let recorder = Recorder::default();
+    let pinned = recorder.clone();
+    // Plugged in while memory is being given back.
+    let plug = move |punched| {
+        if punched > 0 {
+            pinned.0.lock().unwrap().pinned = Some("/dev/vfio/17".into());
+        }
+    };
+    let (mut balloon, _guest, _dir) = meet(&recorder, plug).await;
+    let said = balloon.actual(deadline()).await.unwrap_err().to_string();
+    assert!(said.contains("/dev/vfio/17 keeps guest memory"), "{said}");
+    assert_eq!(recorder.0.lock().unwrap().punched(), BATCH_MAX.0);
+}

@@ -1,0 +1,308 @@
+//! A simulated VM: the machine itself, and a hypervisor that answers by function calls.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use demeter_policy::{
+    ByteCount, GuestPhysAddr, MIB, NodeId, PAGE_SIZE, PerTier, PhysRange, Tier, TierBytes,
+};
+use tokio::sync::Notify;
+
+use super::memfd;
+use crate::backing::FileOffset;
+use crate::hypervisor::{
+    HostVirtAddr, Hypervisor, HypervisorError, Mapping, MemoryBackend, MemoryDevice,
+};
+use crate::memory::MemoryFile;
+
+/// A tier's boot memory: a filled memfd, mapped.
+#[derive(Debug)]
+pub(super) struct BootMemory {
+    pub(super) file: File,
+    address: u64,
+    bytes: u64,
+}
+
+impl BootMemory {
+    fn new(bytes: u64) -> Self {
+        let file = memfd(bytes);
+        Self::of(file, bytes)
+    }
+
+    fn of(file: File, bytes: u64) -> Self {
+        for offset in (0..bytes).step_by(MIB as usize) {
+            file.write_all_at(&[7; MIB as usize], offset).unwrap();
+        }
+        // SAFETY: a new shared mapping of a file of ours, at an address of the kernel's choice.
+        // Nothing refers to it: it is there to be found in /proc/PID/maps.
+        let address = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes as usize,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        assert_ne!(address, libc::MAP_FAILED);
+        Self {
+            file,
+            address: address as u64,
+            bytes,
+        }
+    }
+}
+
+impl Drop for BootMemory {
+    fn drop(&mut self) {
+        // SAFETY: unmaps what `new` mapped, to which nothing refers.
+        unsafe { libc::munmap(self.address as *mut libc::c_void, self.bytes as usize) };
+    }
+}
+
+/// A virtio-mem device and its guest.
+#[derive(Debug)]
+struct Device {
+    size: u64,
+    requested: u64,
+    max: u64,
+    in_use: u64,
+}
+
+/// What a VM is made of, and does.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(super) boot: PerTier<BootMemory>,
+    devices: PerTier<Device>,
+    /// What the virtio balloon was told, and what it has come to.
+    balloon_wanted: u64,
+    balloon_size: u64,
+    balloon_least: u64,
+    /// Answers nothing any more.
+    pub silent: bool,
+    /// Says that its memory is private.
+    pub private: bool,
+    /// Has a device that pins memory.
+    pub pinned: bool,
+}
+
+const BLOCK: u64 = 2 * MIB;
+
+/// What a guest takes or leaves between two looks.
+const STEP: u64 = 64 * MIB;
+
+/// Where slow memory goes on behind a hole.
+const HOLE_END: u64 = 1 << 32;
+
+impl State {
+    /// A VM with boot memory of `boot` and as much again by virtio-mem.
+    pub(super) fn new(boot: TierBytes) -> Self {
+        let device = |tier| {
+            let bytes = boot.get(tier).0;
+            Device {
+                size: bytes,
+                requested: bytes,
+                max: bytes,
+                in_use: 0,
+            }
+        };
+        let whole = boot.fast.0 + boot.slow.0;
+        Self {
+            boot: PerTier::from_fn(|tier| BootMemory::new(boot.get(tier).0)),
+            devices: PerTier::from_fn(device),
+            balloon_wanted: whole,
+            balloon_size: whole,
+            balloon_least: 0,
+            silent: false,
+            private: false,
+            pinned: false,
+        }
+    }
+
+    /// From now on the hypervisor may only read a tier's memory.
+    pub fn protect(&mut self, tier: Tier) {
+        let memory = self.boot.get(tier);
+        let at = memory.address as *mut libc::c_void;
+        // SAFETY: what `BootMemory` mapped, which nothing refers to.
+        let result = unsafe { libc::mprotect(at, memory.bytes as usize, libc::PROT_READ) };
+        assert_eq!(result, 0);
+    }
+
+    /// Gives a tier a new file at `path`.
+    pub fn replace_file(&mut self, tier: Tier, path: &Path) {
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(path)
+            .unwrap();
+        let bytes = self.boot.get(tier).bytes;
+        file.set_len(bytes).unwrap();
+        *self.boot.get_mut(tier) = BootMemory::of(file, bytes);
+    }
+
+    pub(super) fn use_memory(&mut self, tier: Tier, bytes: ByteCount) {
+        self.balloon_least = bytes.0 + self.boot.slow.bytes;
+        let boot = self.boot.get(tier).bytes;
+        self.devices.get_mut(tier).in_use = bytes.0.saturating_sub(boot);
+    }
+
+    pub(super) fn backends(&self) -> Vec<MemoryBackend> {
+        let backend = |(id, memory): (&str, &BootMemory)| MemoryBackend {
+            id: Some(id.into()),
+            size: ByteCount(memory.bytes),
+            shared: !self.private,
+        };
+        [("node0", &self.boot.fast), ("node1", &self.boot.slow)]
+            .map(backend)
+            .into()
+    }
+
+    /// Where memory lies: by node, with its offset in its backend.
+    pub(super) fn layout(&self) -> [(NodeId, Mapping, FileOffset); 3] {
+        let (fast, slow) = (&self.boot.fast, &self.boot.slow);
+        let low = slow.bytes / 2;
+        [
+            (0, fast, 0, fast.bytes, 0),
+            (1, slow, fast.bytes, low, 0),
+            (1, slow, HOLE_END, slow.bytes - low, low),
+        ]
+        .map(|(node, memory, start, bytes, offset)| {
+            let mapping = Mapping {
+                guest: PhysRange::new(GuestPhysAddr(start), ByteCount(bytes)).unwrap(),
+                host: HostVirtAddr(memory.address + offset),
+            };
+            (NodeId(node), mapping, FileOffset(offset))
+        })
+    }
+
+    pub(super) fn memory_devices(&mut self) -> Vec<MemoryDevice> {
+        let device = |tier: Tier| {
+            let node = NodeId((tier == Tier::Slow).into());
+            let device = self.devices.get_mut(tier);
+            let goal = device.requested.max(device.in_use);
+            device.size = nearer(device.size, goal);
+            MemoryDevice {
+                id: Some(format!("vm{node}")),
+                node,
+                size: ByteCount(device.size),
+                requested: ByteCount(device.requested),
+                max: ByteCount(device.max),
+                block: ByteCount(BLOCK),
+            }
+        };
+        Tier::ALL.map(device).into()
+    }
+
+    pub(super) fn request_size(&mut self, device: &str, size: u64) -> Result<(), String> {
+        let device = match device {
+            "vm0" => &mut self.devices.fast,
+            "vm1" => &mut self.devices.slow,
+            _ => return Err("no such device".into()),
+        };
+        if !size.is_multiple_of(BLOCK) || size > device.max {
+            return Err("'requested-size' cannot be that".into());
+        }
+        device.requested = size;
+        Ok(())
+    }
+
+    pub(super) fn request_balloon_size(&mut self, size: u64) {
+        self.balloon_wanted = size;
+    }
+
+    pub(super) fn balloon_size(&mut self) -> u64 {
+        let goal = self.balloon_wanted.max(self.balloon_least);
+        let size = nearer(self.balloon_size, goal);
+        if size < self.balloon_size {
+            self.discard(self.balloon_size - size);
+        }
+        self.balloon_size = size;
+        size
+    }
+
+    /// Takes memory from the guest, as virtio-balloon does: fast memory first, if it so happens.
+    fn discard(&self, bytes: u64) {
+        let taken = self.boot.fast.bytes + self.boot.slow.bytes - self.balloon_size;
+        let mut at = taken;
+        let end = taken + bytes;
+        while at < end {
+            let (memory, offset) = match at.checked_sub(self.boot.fast.bytes) {
+                None => (&self.boot.fast, at),
+                Some(offset) => (&self.boot.slow, offset),
+            };
+            let file = MemoryFile::new(memory.file.try_clone().unwrap()).unwrap();
+            file.punch(FileOffset(offset), ByteCount(PAGE_SIZE))
+                .unwrap();
+            at += PAGE_SIZE;
+        }
+    }
+}
+
+/// A step from `now` towards `goal`.
+fn nearer(now: u64, goal: u64) -> u64 {
+    goal.clamp(now.saturating_sub(STEP), now + STEP)
+}
+
+/// The hypervisor of a simulated VM.
+#[derive(Debug, Clone)]
+pub(crate) struct Simulated {
+    pub(super) state: Arc<Mutex<State>>,
+    pub(super) size_change: Arc<Notify>,
+}
+
+impl Simulated {
+    fn state(&self) -> Result<MutexGuard<'_, State>, HypervisorError> {
+        let state = self.state.lock().unwrap();
+        match state.silent {
+            true => Err(HypervisorError::Timeout("it says nothing".into())),
+            false => Ok(state),
+        }
+    }
+}
+
+impl Hypervisor for Simulated {
+    fn name(&self) -> String {
+        "the simulated VM".into()
+    }
+
+    async fn backends(&self) -> Result<Vec<MemoryBackend>, HypervisorError> {
+        Ok(self.state()?.backends())
+    }
+
+    async fn memory_map(&self, backend: &str) -> Result<Vec<Mapping>, HypervisorError> {
+        let layout = self.state()?.layout().into_iter();
+        let of_backend = layout.filter(|(node, ..)| format!("node{node}") == backend);
+        Ok(of_backend.map(|(_, mapping, _)| mapping).collect())
+    }
+
+    async fn pinning_device(&self) -> Result<Option<String>, HypervisorError> {
+        Ok(self.state()?.pinned.then(|| "gpu0".into()))
+    }
+
+    async fn memory_devices(&self) -> Result<Vec<MemoryDevice>, HypervisorError> {
+        Ok(self.state()?.memory_devices())
+    }
+
+    async fn request_size(&self, device: &str, size: ByteCount) -> Result<(), HypervisorError> {
+        let result = self.state()?.request_size(device, size.0);
+        result.map_err(HypervisorError::Failed)
+    }
+
+    async fn balloon_size(&self) -> Result<ByteCount, HypervisorError> {
+        Ok(ByteCount(self.state()?.balloon_size()))
+    }
+
+    async fn request_balloon_size(&self, size: ByteCount) -> Result<(), HypervisorError> {
+        self.state()?.request_balloon_size(size.0);
+        Ok(())
+    }
+
+    fn size_change(&self) -> impl Future<Output = ()> + Send {
+        self.size_change.notified()
+    }
+}
