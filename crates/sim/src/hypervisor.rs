@@ -22,7 +22,7 @@ pub(crate) struct Hypervisor {
 #[derive(Debug, Clone)]
 pub(crate) struct Backing {
     /// The second-level tables.
-    pub(crate) tree: Radix,
+    pub(crate) tree: Radix<GuestPhysAddr>,
     /// The 4 KiB page of host memory where they begin.
     pub(crate) first_page: u32,
     /// Bytes that the hypervisor has promoted and demoted.
@@ -106,15 +106,18 @@ impl Hypervisor {
     pub(crate) fn check_frames(&self, backings: &mut [&mut Backing]) {
         let mut used = std::collections::BTreeSet::new();
         for backing in backings {
-            backing.tree.for_each(0..1 << 42, |_, entry, size| {
-                let frames = match size {
-                    PageSize::Base => 1,
-                    _ => (BLOCK_SIZE >> self.page_bits) as u32,
-                };
-                for frame in entry.index()..entry.index() + frames {
-                    assert!(used.insert(frame), "frame {frame} backs two pages");
-                }
-            });
+            backing.tree.for_each(
+                GuestPhysAddr(0)..GuestPhysAddr(1 << 42),
+                |_, entry, size| {
+                    let frames = match size {
+                        PageSize::Base => 1,
+                        _ => (BLOCK_SIZE >> self.page_bits) as u32,
+                    };
+                    for frame in entry.index()..entry.index() + frames {
+                        assert!(used.insert(frame), "frame {frame} backs two pages");
+                    }
+                },
+            );
         }
         let free: u32 = self.nodes.iter().map(Node::free).sum();
         let all: usize = self.nodes.iter().map(|n| n.frames().len()).sum();
@@ -125,13 +128,12 @@ impl Hypervisor {
     pub(crate) fn violation(
         &mut self,
         backing: &mut Backing,
-        gpa: u64,
+        gpa: GuestPhysAddr,
         actor: &mut Actor<'_>,
     ) -> Result<(), HostFull> {
-        let block = gpa & !(BLOCK_SIZE - 1);
         let (size, frame) = match backing.policy {
             BackingPolicy::ByNode { slow, pages } => {
-                let node = &mut self.nodes[usize::from(gpa >= slow.0)];
+                let node = &mut self.nodes[usize::from(gpa >= slow)];
                 let frame = match pages {
                     PageSize::Base => node.take_page(),
                     _ => node.take_block(),
@@ -145,16 +147,14 @@ impl Hypervisor {
                 (PageSize::Base, frame.ok_or(HostFull)?)
             }
         };
-        let (start, real) = match size {
-            PageSize::Base => (gpa >> self.page_bits << self.page_bits, self.page_bits - 12),
-            _ => (block, 0),
+        let (bytes, real) = match size {
+            PageSize::Base => (1 << self.page_bits, self.page_bits - 12),
+            _ => (BLOCK_SIZE, 0),
         };
-        backing.tree.map(start, size, frame);
+        backing
+            .tree
+            .map(GuestPhysAddr(gpa.0 & !(bytes - 1)), size, frame);
         actor.charge(Cause::Exit, actor.costs.ept_violation_ps << real);
-        let bytes = match size {
-            PageSize::Base => 1 << self.page_bits,
-            _ => BLOCK_SIZE,
-        };
         actor.clear(Cause::Exit, self.tier_of(frame), bytes);
         Ok(())
     }
@@ -164,7 +164,7 @@ impl Hypervisor {
     pub(crate) fn migrate(
         &mut self,
         backing: &mut Backing,
-        gpa: u64,
+        gpa: GuestPhysAddr,
         to: TierId,
         actor: &mut Actor<'_>,
     ) -> bool {

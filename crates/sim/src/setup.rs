@@ -2,7 +2,7 @@
 
 use demeter_outcome::Unit;
 use demeter_policy::engine::Config;
-use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, MIB};
+use demeter_policy::{BLOCK_SIZE, ByteCount, MIB};
 use demeter_scenario::{Cpu, Scenario, Thp, Workload};
 
 use crate::error::SimError;
@@ -14,7 +14,7 @@ use crate::machine::cost::PS_PER_NS;
 use crate::machine::cpu::{CpuModel, ICE_LAKE_SP, ZEN_3, emulator};
 use crate::machine::flush::FlushCounts;
 use crate::machine::memory::Memory;
-use crate::machine::radix::{INDEX_MAX, PageSize, Radix};
+use crate::machine::radix::{INDEX_MAX, PageSize, table_bytes};
 use crate::machine::sampler::Sampling;
 use crate::machine::tier::{LINE_BYTES, TierModel};
 use crate::machine::walk::Space;
@@ -157,8 +157,8 @@ impl Setup {
             lists: needs.lists,
         };
         let count = vms.len() as u64;
-        let guest_tables = Radix::table_bytes(fast.0 + slow.0).next_multiple_of(BLOCK_SIZE);
-        let host_tables = Radix::table_bytes(guest_tables + fast.0 + slow.0 + BLOCK_SIZE);
+        let guest_tables = table_bytes(fast.0 + slow.0).next_multiple_of(BLOCK_SIZE);
+        let host_tables = table_bytes(guest_tables + fast.0 + slow.0 + BLOCK_SIZE);
         let (hypervisor, fast_end) = Hypervisor::new(
             self.page_bits(),
             ByteCount(count * host_tables),
@@ -171,7 +171,7 @@ impl Setup {
             let policy = match needs.tiering {
                 Tiering::InHypervisor => BackingPolicy::FastFirst,
                 Tiering::InGuest => BackingPolicy::ByNode {
-                    slow: GuestPhysAddr(guest.slow_gpa()),
+                    slow: guest.slow_gpa(),
                     pages: self.host_pages,
                 },
             };

@@ -1,13 +1,13 @@
 //! One core with its memory, for measuring how fast the model runs.
 
-use demeter_policy::{ByteCount, GuestVirtAddr, PAGE_SIZE};
+use demeter_policy::{ByteCount, GuestPhysAddr, GuestVirtAddr, PAGE_SIZE};
 
 use crate::machine::core::{Core, Tables};
 use crate::machine::cost::PS_PER_NS;
 use crate::machine::cpu::ICE_LAKE_SP;
 use crate::machine::ledger::Bill;
 use crate::machine::memory::Memory;
-use crate::machine::radix::{PageSize, Radix};
+use crate::machine::radix::{PageSize, Radix, table_bytes};
 use crate::machine::sampler::{Sampler, Sampling};
 use crate::machine::tier::TierModel;
 use crate::machine::walk::Space;
@@ -30,8 +30,8 @@ pub enum Model {
 pub struct Testbed {
     core: Core,
     sampler: Sampler,
-    guest: Radix,
-    host: Radix,
+    guest: Radix<GuestVirtAddr>,
+    host: Radix<GuestPhysAddr>,
     memory: Memory,
     pages: u64,
 }
@@ -43,17 +43,17 @@ impl Testbed {
     /// Maps so many bytes, at most 256 GiB, rounded up to a page.
     pub fn new(bytes: ByteCount) -> Self {
         let pages = bytes.0.div_ceil(PAGE_SIZE);
-        let table_pages = Radix::table_bytes(bytes.0) / PAGE_SIZE;
+        let table_pages = table_bytes(bytes.0) / PAGE_SIZE;
         let mut guest = Radix::new(4, 12);
         for page in 0..pages {
-            let gva = Self::BASE.0 + page * PAGE_SIZE;
+            let gva = GuestVirtAddr(Self::BASE.0 + page * PAGE_SIZE);
             guest.map(gva, PageSize::Base, (table_pages + page) as u32);
         }
         let mut host = Radix::new(4, 12);
-        let host_tables = Radix::table_bytes((table_pages + pages) * PAGE_SIZE) / PAGE_SIZE;
+        let host_tables = table_bytes((table_pages + pages) * PAGE_SIZE) / PAGE_SIZE;
         for page in 0..table_pages + pages {
             host.map(
-                page * PAGE_SIZE,
+                GuestPhysAddr(page * PAGE_SIZE),
                 PageSize::Base,
                 (host_tables + page) as u32,
             );

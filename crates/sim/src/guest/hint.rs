@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use demeter_policy::GuestVirtAddr;
+
 use super::Guest;
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
@@ -25,7 +27,11 @@ pub(crate) struct Hint {
 impl Guest {
     /// Makes the slow node's pages in a range of addresses fault; true when there were any. Their
     /// translations are the caller's to flush.
-    pub(crate) fn make_fault(&mut self, range: Range<u64>, actor: &mut Actor<'_>) -> bool {
+    pub(crate) fn make_fault(
+        &mut self,
+        range: Range<GuestVirtAddr>,
+        actor: &mut Actor<'_>,
+    ) -> bool {
         let now_ms = (actor.now_ps() / PS_PER_MS) as u32;
         let middle = self.nodes[1].frames().start;
         let (mut seen, mut marked, mut marked_huge) = (0u64, 0u64, 0u64);
@@ -48,7 +54,7 @@ impl Guest {
     }
 
     /// The page that holds `gva` was used.
-    pub(crate) fn mark_accessed(&mut self, gva: u64) {
+    pub(crate) fn mark_accessed(&mut self, gva: GuestVirtAddr) {
         if let Some((entry, _)) = self.tables.find(gva) {
             self.frames.seen(entry.index()).mark_accessed();
         }
@@ -56,7 +62,7 @@ impl Guest {
 
     /// Handles a hint fault: the page works again. Tells what the kernel learns if it lies in the
     /// slow node.
-    pub(crate) fn hint_fault(&mut self, gva: u64, actor: &mut Actor<'_>) -> Option<Hint> {
+    pub(crate) fn hint_fault(&mut self, gva: GuestVirtAddr, actor: &mut Actor<'_>) -> Option<Hint> {
         let (entry, size) = self.tables.find_mut(gva)?;
         entry.set_hint(false);
         let frame = entry.index();

@@ -1,6 +1,8 @@
 //! Moving pages between nodes.
 
-use demeter_policy::{BLOCK_SIZE, Block};
+use std::ops::Range;
+
+use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr};
 
 use super::Guest;
 use crate::machine::actor::Actor;
@@ -13,7 +15,7 @@ impl Guest {
     /// anybody may have its translation.
     pub(crate) fn migrate(
         &mut self,
-        gva: u64,
+        gva: GuestVirtAddr,
         to: TierId,
         flush: bool,
         actor: &mut Actor<'_>,
@@ -34,7 +36,7 @@ impl Guest {
     /// did. `flush`: whether it is invalidated at once; else the caller does it for all.
     pub(super) fn migrate_one_of_many(
         &mut self,
-        gva: u64,
+        gva: GuestVirtAddr,
         to: TierId,
         flush: bool,
         actor: &mut Actor<'_>,
@@ -61,7 +63,7 @@ impl Guest {
         let Some(new) = taken else {
             return false;
         };
-        let start = gva & !(self.bytes(size) - 1);
+        let start = self.page_start(gva, size);
         if let Some((entry, _)) = self.tables.find_mut(start) {
             entry.set_index(new);
         }
@@ -90,10 +92,7 @@ impl Guest {
     /// Moves all pages of a block to a node, as far as there is room; tells how many bytes moved.
     /// Translations are flushed once for all.
     pub(crate) fn migrate_block(&mut self, block: Block, to: TierId, actor: &mut Actor<'_>) -> u64 {
-        let start = block.start().0;
-        let mut pages = vec![];
-        self.tables
-            .for_each(start..start + BLOCK_SIZE, |at, _, _| pages.push(at));
+        let pages = self.pages_of(block);
         self.migrate_pages(&pages, to, actor)
     }
 
@@ -101,7 +100,7 @@ impl Guest {
     /// many bytes moved. Base pages' translations are flushed once for all.
     pub(crate) fn migrate_pages(
         &mut self,
-        pages: &[u64],
+        pages: &[GuestVirtAddr],
         to: TierId,
         actor: &mut Actor<'_>,
     ) -> u64 {
@@ -131,10 +130,7 @@ impl Guest {
         actor: &mut Actor<'_>,
     ) -> u64 {
         let before = self.counts;
-        let start = block.start().0;
-        let mut pages = vec![];
-        self.tables
-            .for_each(start..start + BLOCK_SIZE, |at, _, _| pages.push(at));
+        let pages = self.pages_of(block);
         for at in pages {
             self.migrate_one_of_many(at, to, true, actor);
         }
@@ -146,14 +142,13 @@ impl Guest {
     /// Makes a huge page of a block's small ones, on the node where most of them lie; true when
     /// it did. All of them are mapped, or nothing happens.
     pub(crate) fn collapse(&mut self, block: Block, actor: &mut Actor<'_>) -> bool {
-        let start = block.start().0;
+        let start = block.start();
         let mut old = vec![];
-        self.tables
-            .for_each(start..start + BLOCK_SIZE, |_, entry, size| {
-                if size == PageSize::Base {
-                    old.push(entry.index());
-                }
-            });
+        self.tables.for_each(whole(block), |_, entry, size| {
+            if size == PageSize::Base {
+                old.push(entry.index());
+            }
+        });
         if old.len() as u64 != BLOCK_SIZE >> self.page_bits {
             return false;
         }
@@ -166,7 +161,7 @@ impl Guest {
             return false;
         };
         self.tables.map(start, PageSize::Huge, new);
-        let page = (start >> self.page_bits) as u32;
+        let page = (start.0 >> self.page_bits) as u32;
         self.frames.take(new, page, true);
         self.written.push((new, PageSize::Huge));
         let page_bytes = 1u64 << self.page_bits;
@@ -184,10 +179,23 @@ impl Guest {
         true
     }
 
+    /// Where the pages of a block begin.
+    fn pages_of(&mut self, block: Block) -> Vec<GuestVirtAddr> {
+        let mut pages = vec![];
+        self.tables
+            .for_each(whole(block), |at, _, _| pages.push(at));
+        pages
+    }
+
     fn count_move(&mut self, to: TierId, bytes: u64) {
         match to {
             TierId::Fast => self.counts.promoted_bytes += bytes,
             TierId::Slow => self.counts.demoted_bytes += bytes,
         }
     }
+}
+
+/// All addresses of a block.
+fn whole(block: Block) -> Range<GuestVirtAddr> {
+    block.start()..GuestVirtAddr(block.start().0 + BLOCK_SIZE)
 }

@@ -10,12 +10,12 @@ mod migrate;
 mod node;
 mod reclaim;
 
-use demeter_policy::{BLOCK_SIZE, ByteCount, GuestVirtAddr, VirtRange};
+use demeter_policy::{BLOCK_SIZE, Block, ByteCount, GuestPhysAddr, GuestVirtAddr, VirtRange};
 
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
-use crate::machine::radix::{HUGE_BITS, PageSize, Radix};
+use crate::machine::radix::{HUGE_BITS, PageSize, Radix, table_bytes};
 use crate::program::Region;
 use crate::reclaim::Lists;
 use frames::Frames;
@@ -55,7 +55,7 @@ pub(crate) struct GuestCounts {
 #[derive(Debug, Clone)]
 pub(crate) struct Guest {
     /// The process's page tables.
-    pub(crate) tables: Radix,
+    pub(crate) tables: Radix<GuestVirtAddr>,
     /// Counts.
     pub(crate) counts: GuestCounts,
     page_bits: u32,
@@ -86,7 +86,7 @@ impl Guest {
     pub(crate) fn new(config: &GuestConfig) -> Self {
         let per_block = 1 << (HUGE_BITS - config.page_bits);
         let blocks = config.nodes.map(|n| n.0.div_ceil(BLOCK_SIZE) as u32);
-        let tables = Radix::table_bytes(config.nodes[0].0 + config.nodes[1].0);
+        let tables = table_bytes(config.nodes[0].0 + config.nodes[1].0);
         let first = (tables.div_ceil(BLOCK_SIZE) as u32) * per_block;
         let middle = first + blocks[0] * per_block;
         let end = middle + blocks[1] * per_block;
@@ -145,13 +145,22 @@ impl Guest {
     }
 
     /// Where guest-physical memory ends.
-    pub(crate) fn end_gpa(&self) -> u64 {
-        u64::from(self.nodes[1].frames().end) << self.page_bits
+    pub(crate) fn end_gpa(&self) -> GuestPhysAddr {
+        self.gpa(self.nodes[1].frames().end)
     }
 
     /// Where the slow node begins in guest-physical memory.
-    pub(crate) fn slow_gpa(&self) -> u64 {
-        u64::from(self.nodes[1].frames().start) << self.page_bits
+    pub(crate) fn slow_gpa(&self) -> GuestPhysAddr {
+        self.gpa(self.nodes[1].frames().start)
+    }
+
+    fn gpa(&self, frame: u32) -> GuestPhysAddr {
+        GuestPhysAddr(u64::from(frame) << self.page_bits)
+    }
+
+    /// Where the page of this size begins that holds `gva`.
+    pub(crate) fn page_start(&self, gva: GuestVirtAddr, size: PageSize) -> GuestVirtAddr {
+        GuestVirtAddr(gva.0 & !(self.bytes(size) - 1))
     }
 
     /// log2 of a page's bytes.
@@ -198,11 +207,11 @@ impl Guest {
 
     /// Guest-physical addresses that the kernel has written to since this was last asked, one for
     /// each page that may have a backing of its own.
-    pub(crate) fn take_written(&mut self) -> Vec<u64> {
+    pub(crate) fn take_written(&mut self) -> Vec<GuestPhysAddr> {
         let written = std::mem::take(&mut self.written).into_iter();
         let all = written.flat_map(|(first, size)| {
             let frames = (self.bytes(size) >> self.page_bits) as u32;
-            (first..first + frames).map(|f| u64::from(f) << self.page_bits)
+            (first..first + frames).map(|frame| self.gpa(frame))
         });
         all.collect()
     }
@@ -215,15 +224,14 @@ impl Guest {
     ) -> Result<(), OutOfMemory> {
         self.counts.faults += 1;
         let is_promised = self.promised.iter().any(|r| r.contains(gva));
-        let block = gva.0 & !(BLOCK_SIZE - 1);
         let (size, frame) = self
-            .huge_for(block, is_promised)
+            .huge_for(gva, is_promised)
             .map(|f| (PageSize::Huge, f))
             .or_else(|| self.base_for(is_promised).map(|f| (PageSize::Base, f)))
             .ok_or(OutOfMemory(gva))?;
-        let start = gva.0 & !(self.bytes(size) - 1);
+        let start = self.page_start(gva, size);
         self.tables.map(start, size, frame);
-        let page = (start >> self.page_bits) as u32;
+        let page = (start.0 >> self.page_bits) as u32;
         self.frames.take(frame, page, size == PageSize::Huge);
         if is_promised {
             let frames = (self.bytes(size) >> self.page_bits) as u32;
@@ -241,13 +249,14 @@ impl Guest {
         Ok(())
     }
 
-    /// A block of the fast node for a huge page at `block`, if there is to be one. As in Linux, a
+    /// A block of the fast node for a huge page that holds `gva`, if there is to be one. As in Linux, a
     /// fault that finds none in its own node takes small pages.
-    fn huge_for(&mut self, block: u64, is_promised: bool) -> Option<u32> {
-        let whole = VirtRange::new(GuestVirtAddr(block), GuestVirtAddr(block + BLOCK_SIZE))?;
+    fn huge_for(&mut self, gva: GuestVirtAddr, is_promised: bool) -> Option<u32> {
+        let start = Block::of(gva).start();
+        let whole = VirtRange::new(start, GuestVirtAddr(start.0 + BLOCK_SIZE))?;
         let inside = |v: &VirtRange| v.intersection(&whole) == Some(whole);
         let wanted =
-            self.huge_pages && self.vmas.iter().any(inside) && self.tables.is_empty_block(block);
+            self.huge_pages && self.vmas.iter().any(inside) && self.tables.is_empty_block(gva);
         let frames = (BLOCK_SIZE >> self.page_bits) as u32;
         if wanted && self.fast_has(frames, is_promised) {
             self.nodes[0].take_block()
@@ -282,7 +291,7 @@ impl Guest {
                 _ => BLOCK_SIZE,
             };
         };
-        self.tables.for_each(range.start().0..range.end().0, add);
+        self.tables.for_each(range.start()..range.end(), add);
         bytes
     }
 
@@ -299,11 +308,13 @@ impl Guest {
     pub(crate) fn check_frames(&mut self) -> u64 {
         let mut pages = vec![];
         self.tables
-            .for_each(0..1 << 42, |at, e, size| pages.push((at, e.index(), size)));
+            .for_each(GuestVirtAddr(0)..GuestVirtAddr(1 << 42), |at, e, size| {
+                pages.push((at, e.index(), size))
+            });
         let mut mapped = std::collections::BTreeSet::new();
         for (at, first, size) in pages {
             let used = self.frames.used(first).expect("in use");
-            assert_eq!(u64::from(used.page) << self.page_bits, at);
+            assert_eq!(u64::from(used.page) << self.page_bits, at.0);
             assert_eq!(used.huge, size == PageSize::Huge);
             for frame in first..first + (self.bytes(size) >> self.page_bits) as u32 {
                 assert!(mapped.insert(frame), "frame {frame} is mapped twice");

@@ -1,5 +1,7 @@
 //! What reclaim does with the pages of a guest's fast node.
 
+use demeter_policy::GuestVirtAddr;
+
 use super::Guest;
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
@@ -47,7 +49,7 @@ impl FastNode<'_, '_> {
         };
         let real = if used.huge { 0 } else { self.actor.k };
         self.actor.look_in_reclaim(1 << real);
-        let gva = u64::from(used.page) << self.guest.page_bits;
+        let gva = GuestVirtAddr(u64::from(used.page) << self.guest.page_bits);
         let entry = self.guest.tables.find_mut(gva);
         let accessed = entry.is_some_and(|(entry, _)| entry.take_accessed());
         (accessed, 1 << real)
@@ -89,7 +91,7 @@ impl Reclaimable for FastNode<'_, '_> {
         let real = if used.huge { 0 } else { self.actor.k };
         let scan_ps = self.actor.costs.scan_entry_ps;
         self.actor.charge(Cause::Track, scan_ps << real);
-        let gva = u64::from(used.page) << self.guest.page_bits;
+        let gva = GuestVirtAddr(u64::from(used.page) << self.guest.page_bits);
         let entry = self.guest.tables.find_mut(gva);
         entry.is_some_and(|(entry, _)| entry.take_accessed())
     }
@@ -100,7 +102,7 @@ impl Reclaimable for FastNode<'_, '_> {
             return true;
         };
         *self.guest.frames.seen(frame) = Seen::default();
-        let gva = u64::from(used.page) << self.guest.page_bits;
+        let gva = GuestVirtAddr(u64::from(used.page) << self.guest.page_bits);
         self.guest
             .migrate_one_of_many(gva, TierId::Slow, true, self.actor)
     }

@@ -91,8 +91,7 @@ impl Bench {
         let mut at = 0;
         while at < bytes {
             let gva = GuestVirtAddr(base.0 + at);
-            if self.guest.tables.find(gva.0).is_none() && self.act(|g, a| g.fault(gva, a)).is_err()
-            {
+            if self.guest.tables.find(gva).is_none() && self.act(|g, a| g.fault(gva, a)).is_err() {
                 break;
             }
             at += 1 << self.guest.page_bits;
@@ -131,8 +130,8 @@ fn huge_pages_in_the_fast_node_and_small_ones_where_it_overflows() {
     let mut b = Bench::new(0, true);
     let base = b.map(20 * MIB);
     b.fill(base, 20 * MIB);
-    assert_eq!(b.guest.tables.find(base.0).unwrap().1, PageSize::Huge);
-    let last = base.0 + 19 * MIB;
+    assert_eq!(b.guest.tables.find(base).unwrap().1, PageSize::Huge);
+    let last = GuestVirtAddr(base.0 + 19 * MIB);
     assert_eq!(b.guest.tables.find(last).unwrap().1, PageSize::Base);
     // A program that needs more than there is is told so.
     let more = b.map(40 * MIB);
@@ -166,10 +165,7 @@ fn a_small_block_is_promoted_as_a_huge_page() {
     assert_eq!(b.placed(hot.start(), BLOCK_SIZE), [0, BLOCK_SIZE]);
     b.act(|g, a| g.migrate_block(hot, TierId::Fast, a));
     assert_eq!(b.placed(hot.start(), BLOCK_SIZE), [BLOCK_SIZE, 0]);
-    assert_eq!(
-        b.guest.tables.find(hot.start().0).unwrap().1,
-        PageSize::Huge
-    );
+    assert_eq!(b.guest.tables.find(hot.start()).unwrap().1, PageSize::Huge);
     let counts = b.guest.counts;
     assert_eq!(
         (counts.promoted_bytes, counts.demoted_bytes),
@@ -189,7 +185,7 @@ fn reclaim_demotes_what_was_not_accessed() {
     let base = b.map(20 * MIB);
     b.fill(base, 20 * MIB);
     // The first half is in use: its accessed bits are set at every look.
-    let used = base.0..base.0 + 4 * MIB;
+    let used = base..GuestVirtAddr(base.0 + 4 * MIB);
     // Turns of a page each: the first half is accessed between any two.
     for _ in 0..6000 {
         let walk = |g: &mut Guest| {
@@ -209,9 +205,9 @@ fn hint_faults_tell_when_and_how_often() {
     let mut b = Bench::new(1, false);
     let base = b.map(20 * MIB);
     b.fill(base, 20 * MIB);
-    let all = base.0..base.0 + 20 * MIB;
+    let all = base..GuestVirtAddr(base.0 + 20 * MIB);
     assert!(b.act(|g, a| g.make_fault(all.clone(), a)));
-    let (fast, slow) = (base.0, base.0 + 19 * MIB);
+    let (fast, slow) = (base, GuestVirtAddr(base.0 + 19 * MIB));
     assert!(!b.guest.tables.find(fast).unwrap().0.is_hint());
     assert!(b.guest.tables.find(slow).unwrap().0.is_hint());
     b.vcpus[0].charge(Cause::Idle, 5_000_000_000);
@@ -239,15 +235,15 @@ proptest! {
         let base = b.map(20 * MIB);
         b.fill(base, 20 * MIB);
         for (block, what, up) in steps {
-            let gva = base.0 + block * BLOCK_SIZE;
-            let block = Block::of(GuestVirtAddr(gva));
+            let gva = GuestVirtAddr(base.0 + block * BLOCK_SIZE);
+            let block = Block::of(gva);
             let to = if up { TierId::Fast } else { TierId::Slow };
             b.act(|g, a| match what {
                 0 => drop(g.migrate_block(block, to, a)),
                 1 => drop(g.migrate_block_singly(block, to, a)),
                 2 => drop(g.migrate(gva, to, true, a)),
                 3 => drop(g.collapse(block, a)),
-                4 => drop(g.make_fault(gva..gva + BLOCK_SIZE, a)),
+                4 => drop(g.make_fault(gva..GuestVirtAddr(gva.0 + BLOCK_SIZE), a)),
                 _ => drop(g.reclaim(a, u64::MAX)),
             });
         }

@@ -3,6 +3,8 @@
 //! What it does takes time on the virtual CPU where it runs, and what it invalidates is gone from
 //! every core of the VM, whose own time that takes too.
 
+use demeter_policy::GuestVirtAddr;
+
 use super::core::Core;
 use super::cost::CostModel;
 use super::flush::FlushCounts;
@@ -136,7 +138,7 @@ impl Actor<'_> {
 
     /// The guest's kernel invalidates one base page of a process that it moves memory of: not
     /// the process itself does it, so there is nothing to do on the CPU where that runs.
-    pub(crate) fn flush_page(&mut self, gva: u64) {
+    pub(crate) fn flush_page(&mut self, gva: GuestVirtAddr) {
         for &core in self.placed {
             self.cores[core].flush_page(self.space, gva);
         }
@@ -144,7 +146,7 @@ impl Actor<'_> {
     }
 
     /// The same for a huge page.
-    pub(crate) fn flush_huge(&mut self, gva: u64) {
+    pub(crate) fn flush_huge(&mut self, gva: GuestVirtAddr) {
         for &core in self.placed {
             self.cores[core].flush_huge(self.space, gva);
         }
@@ -152,7 +154,7 @@ impl Actor<'_> {
     }
 
     /// The same for so many base pages at once: one shootdown for all.
-    pub(crate) fn flush_batch(&mut self, pages: &[u64]) {
+    pub(crate) fn flush_batch(&mut self, pages: &[GuestVirtAddr]) {
         let real = (pages.len() as u64) << self.k;
         if real == 0 {
             return;

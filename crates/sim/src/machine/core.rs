@@ -11,6 +11,8 @@
 //! after one of the last misses is part of a stream, which prefetchers see coming: it costs its
 //! transfer only.
 
+use demeter_policy::{GuestPhysAddr, GuestVirtAddr};
+
 use super::assoc::Assoc;
 use super::cpu::{CpuModel, TlbKind};
 use super::ledger::{Bill, Cause};
@@ -35,9 +37,9 @@ const NOTHING: u64 = u64::MAX;
 /// The page tables that a core walks.
 pub(crate) struct Tables<'a> {
     /// The guest's.
-    pub(crate) guest: &'a mut Radix,
+    pub(crate) guest: &'a mut Radix<GuestVirtAddr>,
     /// The hypervisor's for this guest. Not used without one.
-    pub(crate) host: &'a mut Radix,
+    pub(crate) host: &'a mut Radix<GuestPhysAddr>,
     /// The 4 KiB page of host memory where these begin.
     pub(crate) host_first_page: u32,
     /// The VM's.
@@ -250,16 +252,16 @@ impl Core {
         sampler: &mut Sampler,
         bill: &mut Bill,
     ) -> Result<bool, Fault> {
-        let (gva, store) = (access.gva().0, access.is_store());
+        let (gva, store) = (access.gva(), access.is_store());
         let usable = self.last.dirty | !store;
-        let page = gva >> self.page_bits;
+        let page = gva.0 >> self.page_bits;
         let mut ps = 0;
         if page != self.last.page || !usable {
             ps = self.translate::<NESTED, CACHES>(gva, store, tables, memory)?;
             bill.charge(Cause::Walk, ps);
         }
-        self.last.line = gva >> LINE_BITS;
-        let within = gva & ((1 << self.page_bits) - 1);
+        self.last.line = gva.0 >> LINE_BITS;
+        let within = gva.0 & ((1 << self.page_bits) - 1);
         let line = (u64::from(self.last.frame) << self.page_bits | within) >> LINE_BITS;
         self.caches.clean_from = None;
         let found = self.caches.fetch::<CACHES>(memory, line, true);
@@ -267,14 +269,14 @@ impl Core {
             self.caches.write_back(memory);
         }
         bill.charge(found.cause, found.ps);
-        Ok(!store && sampler.load(access.gva(), ps + found.ps))
+        Ok(!store && sampler.load(gva, ps + found.ps))
     }
 
     /// Finds the frame of `gva`; returns the time it took.
     #[inline(always)]
     fn translate<const NESTED: bool, const CACHES: bool>(
         &mut self,
-        gva: u64,
+        gva: GuestVirtAddr,
         store: bool,
         tables: &mut Tables<'_>,
         memory: &mut Memory,
@@ -285,7 +287,7 @@ impl Core {
             let within = tables.guest.within(gva, hit.size);
             self.last = Last {
                 line: NOTHING,
-                page: gva >> self.page_bits,
+                page: gva.0 >> self.page_bits,
                 frame: hit.translation.first_frame() + within,
                 dirty: hit.translation.is_dirty(),
             };
@@ -315,7 +317,7 @@ impl Core {
             .insert(tables.space, gva, size, Translation::new(first, dirty));
         self.last = Last {
             line: NOTHING,
-            page: gva >> self.page_bits,
+            page: gva.0 >> self.page_bits,
             frame,
             dirty,
         };
@@ -324,14 +326,14 @@ impl Core {
 
     /// Forgets the translations of one address of a space, and as the hardware does all of its
     /// page-walk caches (`invlpg`, `invvpid`).
-    pub(crate) fn flush_page(&mut self, space: Space, gva: u64) {
+    pub(crate) fn flush_page(&mut self, space: Space, gva: GuestVirtAddr) {
         self.last = NO_LAST;
         self.tlb.invalidate(space, gva);
         self.guest_walk.clear_space(space);
     }
 
     /// The same for a huge page.
-    pub(crate) fn flush_huge(&mut self, space: Space, gva: u64) {
+    pub(crate) fn flush_huge(&mut self, space: Space, gva: GuestVirtAddr) {
         match self.kind {
             TlbKind::Hardware => self.flush_page(space, gva),
             TlbKind::Soft => self.flush_space(space),
@@ -362,7 +364,7 @@ impl Core {
 fn walk<const NESTED: bool>(
     tables: &mut Tables<'_>,
     [guest_walk, host_walk]: [&mut WalkCaches; 2],
-    gva: u64,
+    gva: GuestVirtAddr,
     store: bool,
     reference: &mut impl FnMut(u64),
 ) -> Result<Mapping, Fault> {
@@ -395,14 +397,14 @@ fn look_ahead<const NESTED: bool, const CACHES: bool>(
 ) {
     let page_bits = tables.guest.page_bits();
     if let Some(a) = accesses.get(AHEAD[0])
-        && let Some(place) = tables.guest.bottom_place(a.gva().0)
+        && let Some(place) = tables.guest.bottom_place(a.gva())
     {
         prefetch(place);
     }
     let gpa = |a: &Access| {
-        let gva = a.gva().0;
-        let frame = tables.guest.bottom_frame(gva)?;
-        Some(u64::from(frame) << page_bits | gva & ((1 << page_bits) - 1))
+        let frame = tables.guest.bottom_frame(a.gva())?;
+        let within = a.gva().0 & ((1 << page_bits) - 1);
+        Some(GuestPhysAddr(u64::from(frame) << page_bits | within))
     };
     if NESTED
         && let Some(gpa) = accesses.get(AHEAD[1]).and_then(gpa)
@@ -412,16 +414,19 @@ fn look_ahead<const NESTED: bool, const CACHES: bool>(
     }
     if CACHES && let Some(access) = accesses.get(AHEAD[2]) {
         let touch = |address: u64| prefetch(memory.l3.place(address >> LINE_BITS));
-        let host_address = |gpa: u64| {
+        let host_address = |gpa: GuestPhysAddr| {
             let frame = if NESTED {
                 tables.host.frame(gpa)?
             } else {
-                (gpa >> page_bits) as u32
+                (gpa.0 >> page_bits) as u32
             };
-            Some(u64::from(frame) << page_bits | gpa & ((1 << page_bits) - 1))
+            Some(u64::from(frame) << page_bits | gpa.0 & ((1 << page_bits) - 1))
         };
-        let guest_entry = tables.guest.bottom_address(access.gva().0);
-        guest_entry.and_then(host_address).map(touch);
+        let guest_entry = tables.guest.bottom_address(access.gva());
+        guest_entry
+            .map(GuestPhysAddr)
+            .and_then(host_address)
+            .map(touch);
         if let Some(gpa) = gpa(access) {
             host_address(gpa).map(touch);
             if NESTED && let Some(entry) = tables.host.bottom_address(gpa) {
@@ -433,8 +438,6 @@ fn look_ahead<const NESTED: bool, const CACHES: bool>(
 
 #[cfg(test)]
 mod tests {
-    use demeter_policy::GuestVirtAddr;
-
     use super::*;
     use crate::machine::cpu::ICE_LAKE_SP;
     use crate::machine::tier::TierModel;
@@ -455,7 +458,7 @@ mod tests {
     #[test]
     fn a_soft_tlb_holds_huge_pages_piecewise_and_forgets_them_at_a_switch() {
         use TlbKind::{Hardware, Soft};
-        const START: u64 = 1 << 30;
+        const START: GuestVirtAddr = GuestVirtAddr(1 << 30);
         // Whether the accessed bit is set anew by an access at `offset` after it was cleared.
         let is_seen = |kind, switch: bool, offset: u64| {
             let mut cpu = ICE_LAKE_SP;
@@ -471,7 +474,7 @@ mod tests {
             };
             let mut memory = Memory::new(&cpu, [tier; 2], 1 << 40);
             let (mut sampler, mut bill) = (Sampler::new(0), Bill::default());
-            for at in [START, START + offset] {
+            for at in [START.0, START.0 + offset] {
                 if let Some((entry, _)) = guest.find_mut(START) {
                     entry.take_accessed();
                 }

@@ -10,7 +10,10 @@
 //! - What was mapped is found, with its size, until it is unmapped; nothing else is.
 //! - A mapped page takes 4 bytes, and tables above the last level next to nothing.
 
+use std::marker::PhantomData;
 use std::ops::Range;
+
+use demeter_policy::{GuestPhysAddr, GuestVirtAddr};
 
 /// Bits of an address below a page table entry of the second level: 2 MiB.
 pub(crate) const HUGE_BITS: u32 = 21;
@@ -125,6 +128,49 @@ impl Entry {
     }
 }
 
+/// An address that page tables translate.
+pub(crate) trait Address: Copy {
+    /// The address with this number.
+    fn of(number: u64) -> Self;
+    /// Its number.
+    fn number(self) -> u64;
+}
+
+impl Address for GuestVirtAddr {
+    #[inline(always)]
+    fn of(number: u64) -> Self {
+        Self(number)
+    }
+
+    #[inline(always)]
+    fn number(self) -> u64 {
+        self.0
+    }
+}
+
+impl Address for GuestPhysAddr {
+    #[inline(always)]
+    fn of(number: u64) -> Self {
+        Self(number)
+    }
+
+    #[inline(always)]
+    fn number(self) -> u64 {
+        self.0
+    }
+}
+
+/// Bytes that tables can take in physical memory when `bytes` are mapped.
+pub(crate) fn table_bytes(bytes: u64) -> u64 {
+    (u64::from(UPPER_MAX) + (bytes >> HUGE_BITS) + 2) * 4096
+}
+
+/// Byte offset of the entry for an address in its 4 KiB table.
+#[inline(always)]
+pub(crate) fn entry_offset(level: u32, addr: impl Address) -> u64 {
+    (addr.number() >> (9 * level + 3) & 0x1ff) * 8
+}
+
 /// Where an entry is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Table {
@@ -134,9 +180,9 @@ pub(crate) struct Table {
     pub(crate) node: u32,
 }
 
-/// A tree of page tables.
+/// A tree of page tables that translate addresses of one kind: a guest's, or the second level.
 #[derive(Debug, Clone)]
-pub(crate) struct Radix {
+pub(crate) struct Radix<A> {
     levels: u32,
     page_bits: u32,
     upper: Vec<Entry>,
@@ -146,9 +192,10 @@ pub(crate) struct Radix {
     /// The table of the last level by block of 2 MiB, plus 1; 0 for none. The way down is for
     /// walks; everybody else goes this one.
     bottom: Vec<u32>,
+    addresses: PhantomData<A>,
 }
 
-impl Radix {
+impl<A: Address> Radix<A> {
     /// An empty tree. `page_bits`: log2 of a page's bytes, 12 to 21.
     pub(crate) fn new(levels: u32, page_bits: u32) -> Self {
         debug_assert!((12..=HUGE_BITS).contains(&page_bits) && (4..=5).contains(&levels));
@@ -159,17 +206,13 @@ impl Radix {
             leaf: vec![],
             free: vec![],
             bottom: vec![],
+            addresses: PhantomData,
         }
     }
 
     /// log2 of a page's bytes.
     pub(crate) fn page_bits(&self) -> u32 {
         self.page_bits
-    }
-
-    /// Bytes that tables can take in physical memory when `bytes` are mapped.
-    pub(crate) fn table_bytes(bytes: u64) -> u64 {
-        (u64::from(UPPER_MAX) + (bytes >> HUGE_BITS) + 2) * 4096
     }
 
     /// The table on top.
@@ -191,19 +234,14 @@ impl Radix {
         }
     }
 
-    /// Byte offset of `addr`'s entry in its 4 KiB table.
-    #[inline(always)]
-    pub(crate) fn entry_offset(level: u32, addr: u64) -> u64 {
-        (addr >> (9 * level + 3) & 0x1ff) * 8
-    }
-
     #[inline(always)]
     fn leaf_entries(&self) -> usize {
         1 << (HUGE_BITS - self.page_bits)
     }
 
     #[inline(always)]
-    fn slot(&self, table: Table, addr: u64) -> usize {
+    fn slot(&self, table: Table, addr: A) -> usize {
+        let addr = addr.number();
         if table.level == 1 {
             let n = self.leaf_entries();
             table.node as usize * n + ((addr >> self.page_bits) as usize & (n - 1))
@@ -215,7 +253,7 @@ impl Radix {
 
     /// The entry for `addr` in `table`.
     #[inline(always)]
-    pub(crate) fn read(&self, table: Table, addr: u64) -> Entry {
+    pub(crate) fn read(&self, table: Table, addr: A) -> Entry {
         let slot = self.slot(table, addr);
         if table.level == 1 {
             self.leaf[slot]
@@ -225,7 +263,7 @@ impl Radix {
     }
 
     #[inline(always)]
-    fn entry_mut(&mut self, table: Table, addr: u64) -> &mut Entry {
+    fn entry_mut(&mut self, table: Table, addr: A) -> &mut Entry {
         let slot = self.slot(table, addr);
         if table.level == 1 {
             &mut self.leaf[slot]
@@ -236,7 +274,7 @@ impl Radix {
 
     /// Sets the accessed bit, and the dirty bit for a store. Writes only what changes.
     #[inline(always)]
-    pub(crate) fn mark(&mut self, table: Table, addr: u64, store: bool) {
+    pub(crate) fn mark(&mut self, table: Table, addr: A, store: bool) {
         let bits = if store { ACCESSED | DIRTY } else { ACCESSED };
         let entry = self.entry_mut(table, addr);
         if entry.0 & bits != bits {
@@ -246,11 +284,11 @@ impl Radix {
 
     /// Maps the page of this size at `addr` to `frame` and those after it. Nothing is mapped
     /// there, or for a huge page only an empty table.
-    pub(crate) fn map(&mut self, addr: u64, size: PageSize, frame: u32) {
+    pub(crate) fn map(&mut self, addr: A, size: PageSize, frame: u32) {
         let mut table = self.root();
         while table.level > size.level() {
             let entry = self.read(table, addr);
-            debug_assert!(!entry.is_large(), "{addr:#x} is mapped");
+            debug_assert!(!entry.is_large(), "{:#x} is mapped", addr.number());
             let next = if entry.is_present() {
                 entry.index()
             } else {
@@ -275,8 +313,8 @@ impl Radix {
         *self.entry_mut(table, addr) = Entry::new(frame, large);
     }
 
-    fn set_bottom(&mut self, addr: u64, table: u32) {
-        let block = (addr >> HUGE_BITS) as usize;
+    fn set_bottom(&mut self, addr: A, table: u32) {
+        let block = (addr.number() >> HUGE_BITS) as usize;
         if self.bottom.len() <= block {
             self.bottom.resize(block + 1, 0);
         }
@@ -285,10 +323,10 @@ impl Radix {
 
     /// The slot of `addr` in a table of the last level, if there is such a table.
     #[inline(always)]
-    fn bottom_slot(&self, addr: u64) -> Option<usize> {
+    fn bottom_slot(&self, addr: A) -> Option<usize> {
         let node = self
             .bottom
-            .get((addr >> HUGE_BITS) as usize)?
+            .get((addr.number() >> HUGE_BITS) as usize)?
             .checked_sub(1)?;
         Some(self.slot(Table { level: 1, node }, addr))
     }
@@ -312,7 +350,7 @@ impl Radix {
     }
 
     /// The entry that maps `addr`, with the page's size.
-    pub(crate) fn find(&self, addr: u64) -> Option<(Entry, PageSize)> {
+    pub(crate) fn find(&self, addr: A) -> Option<(Entry, PageSize)> {
         let table = self.descend(addr)?;
         let entry = self.read(table, addr);
         entry
@@ -321,7 +359,7 @@ impl Radix {
     }
 
     /// The same, to be changed.
-    pub(crate) fn find_mut(&mut self, addr: u64) -> Option<(&mut Entry, PageSize)> {
+    pub(crate) fn find_mut(&mut self, addr: A) -> Option<(&mut Entry, PageSize)> {
         let table = self.descend(addr)?;
         let entry = self.entry_mut(table, addr);
         entry
@@ -330,7 +368,7 @@ impl Radix {
     }
 
     /// Whether nothing was ever mapped in the 2 MiB around `addr`.
-    pub(crate) fn is_empty_block(&self, addr: u64) -> bool {
+    pub(crate) fn is_empty_block(&self, addr: A) -> bool {
         let mut table = self.root();
         while table.level >= 2 {
             let entry = self.read(table, addr);
@@ -349,25 +387,25 @@ impl Radix {
     }
 
     /// The frame of the base page that holds `addr`.
-    pub(crate) fn frame(&self, addr: u64) -> Option<u32> {
+    pub(crate) fn frame(&self, addr: A) -> Option<u32> {
         let (entry, size) = self.find(addr)?;
         Some(entry.index() + self.within(addr, size))
     }
 
     /// Base pages between the start of the page of this size that holds `addr` and `addr`.
     #[inline(always)]
-    pub(crate) fn within(&self, addr: u64, size: PageSize) -> u32 {
+    pub(crate) fn within(&self, addr: A, size: PageSize) -> u32 {
         let bits = match size {
             PageSize::Base => return 0,
             PageSize::Huge => HUGE_BITS,
             PageSize::Giant => HUGE_BITS + 9,
         };
-        ((addr & ((1 << bits) - 1)) >> self.page_bits) as u32
+        ((addr.number() & ((1 << bits) - 1)) >> self.page_bits) as u32
     }
 
     /// The table with the entry that maps `addr`, if there are tables down to there.
-    fn descend(&self, addr: u64) -> Option<Table> {
-        if let Some(&table) = self.bottom.get((addr >> HUGE_BITS) as usize)
+    fn descend(&self, addr: A) -> Option<Table> {
+        if let Some(&table) = self.bottom.get((addr.number() >> HUGE_BITS) as usize)
             && table > 0
         {
             return Some(Table {
@@ -394,7 +432,7 @@ impl Radix {
 
     /// Takes the mapping of the page that holds `addr` out.
     #[cfg(test)]
-    pub(crate) fn unmap(&mut self, addr: u64) -> Option<(Entry, PageSize)> {
+    pub(crate) fn unmap(&mut self, addr: A) -> Option<(Entry, PageSize)> {
         let (entry, size) = self.find_mut(addr)?;
         Some((std::mem::take(entry), size))
     }
@@ -402,13 +440,14 @@ impl Radix {
     /// Visits every mapped page that begins in `range`, by address.
     pub(crate) fn for_each(
         &mut self,
-        range: Range<u64>,
-        mut visit: impl FnMut(u64, &mut Entry, PageSize),
+        range: Range<A>,
+        mut visit: impl FnMut(A, &mut Entry, PageSize),
     ) {
         let page = 1u64 << self.page_bits;
+        let range = range.start.number()..range.end.number();
         let mut at = range.start.next_multiple_of(page);
         while at < range.end {
-            let Some(table) = self.descend(at) else {
+            let Some(table) = self.descend(A::of(at)) else {
                 // No table: on to the next one.
                 at = (at | ((1 << HUGE_BITS) - 1)) + 1;
                 continue;
@@ -421,19 +460,19 @@ impl Radix {
             if size == PageSize::Base {
                 // All of this table at once.
                 let end = range.end.min((at | ((1 << HUGE_BITS) - 1)) + 1);
-                let first = self.slot(table, at);
+                let first = self.slot(table, A::of(at));
                 let n = (end - at).div_ceil(page) as usize;
                 for (i, entry) in self.leaf[first..first + n].iter_mut().enumerate() {
                     if entry.is_present() {
-                        visit(at + i as u64 * page, entry, size);
+                        visit(A::of(at + i as u64 * page), entry, size);
                     }
                 }
                 at += n as u64 * page;
             } else {
                 let start = at >> bits << bits;
-                let entry = self.entry_mut(table, at);
+                let entry = self.entry_mut(table, A::of(at));
                 if entry.is_present() && start >= range.start {
-                    visit(start, entry, size);
+                    visit(A::of(start), entry, size);
                 }
                 at = start + (1 << bits);
             }
@@ -448,25 +487,25 @@ impl Radix {
     /// Where the entry of `addr` lies in this computer's memory if it is one of the last level,
     /// for a prefetch.
     #[inline(always)]
-    pub(crate) fn bottom_place(&self, addr: u64) -> Option<*const u8> {
+    pub(crate) fn bottom_place(&self, addr: A) -> Option<*const u8> {
         Some((&raw const *self.leaf.get(self.bottom_slot(addr)?)?).cast())
     }
 
     /// Where the hardware has the entry of `addr` if it is one of the last level: the byte among
     /// all tables.
     #[inline(always)]
-    pub(crate) fn bottom_address(&self, addr: u64) -> Option<u64> {
+    pub(crate) fn bottom_address(&self, addr: A) -> Option<u64> {
         let node = self
             .bottom
-            .get((addr >> HUGE_BITS) as usize)?
+            .get((addr.number() >> HUGE_BITS) as usize)?
             .checked_sub(1)?;
         let page = self.table_page(Table { level: 1, node });
-        Some(u64::from(page) << 12 | Self::entry_offset(1, addr))
+        Some(u64::from(page) << 12 | entry_offset(1, addr))
     }
 
     /// The frame of a page, if it is mapped as a base page.
     #[inline(always)]
-    pub(crate) fn bottom_frame(&self, addr: u64) -> Option<u32> {
+    pub(crate) fn bottom_frame(&self, addr: A) -> Option<u32> {
         let entry = self.leaf.get(self.bottom_slot(addr)?)?;
         entry.is_present().then(|| entry.index())
     }
@@ -498,27 +537,27 @@ mod tests {
                 let huge = twin.get(&base).is_some_and(|p| p.1 == PageSize::Huge);
                 match what {
                     0 | 1 if !huge => {
-                        tree.unmap(at);
-                        tree.map(at, PageSize::Base, frame);
+                        tree.unmap(GuestVirtAddr(at));
+                        tree.map(GuestVirtAddr(at), PageSize::Base, frame);
                         twin.insert(at, (frame, PageSize::Base));
                     }
                     2 => {
-                        tree.for_each(base..base + (1 << HUGE_BITS), |_, e, _| *e = Entry::default());
+                        tree.for_each(GuestVirtAddr(base)..GuestVirtAddr(base + (1 << HUGE_BITS)), |_, e, _| *e = Entry::default());
                         twin.retain(|&a, _| a >> HUGE_BITS != base >> HUGE_BITS);
-                        tree.map(base, PageSize::Huge, frame);
+                        tree.map(GuestVirtAddr(base), PageSize::Huge, frame);
                         twin.insert(base, (frame, PageSize::Huge));
                     }
                     _ => {
-                        tree.unmap(at);
+                        tree.unmap(GuestVirtAddr(at));
                         twin.remove(if huge { &base } else { &at });
                     }
                 }
             }
             let mut seen = BTreeMap::new();
-            tree.for_each(0..1 << 40, |at, e, size| { seen.insert(at, (e.index(), size)); });
+            tree.for_each(GuestVirtAddr(0)..GuestVirtAddr(1 << 40), |at, e, size| { seen.insert(at.0, (e.index(), size)); });
             prop_assert_eq!(&seen, &twin);
             for (&at, &(frame, size)) in &twin {
-                prop_assert_eq!(tree.find(at).map(|(e, s)| (e.index(), s)), Some((frame, size)));
+                prop_assert_eq!(tree.find(GuestVirtAddr(at)).map(|(e, s)| (e.index(), s)), Some((frame, size)));
             }
         }
     }
@@ -527,9 +566,9 @@ mod tests {
     fn entries_lie_where_the_hardware_has_them() {
         // Second entry of a table of each level.
         for level in 1..=5 {
-            assert_eq!(Radix::entry_offset(level, 1 << (9 * level + 3)), 8);
+            assert_eq!(entry_offset(level, GuestPhysAddr(1 << (9 * level + 3))), 8);
         }
-        assert_eq!(Radix::entry_offset(1, 511 << 12), 511 * 8);
+        assert_eq!(entry_offset(1, GuestPhysAddr(511 << 12)), 511 * 8);
     }
 
     #[test]
@@ -537,7 +576,7 @@ mod tests {
         let mut tree = Radix::new(4, 12);
         let pages = 1 << 18;
         for i in 0..pages {
-            tree.map(i << 12, PageSize::Base, i as u32);
+            tree.map(GuestPhysAddr(i << 12), PageSize::Base, i as u32);
         }
         assert!(
             tree.state_bytes() as u64 <= 9 * pages,

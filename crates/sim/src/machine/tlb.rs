@@ -4,6 +4,8 @@
 //! - A look-up that hits yields what was last inserted for that page.
 //! - After an invalidation what it covers misses, and nothing else does.
 
+use demeter_policy::GuestVirtAddr;
+
 use super::assoc::{Assoc, Geometry};
 use super::cpu::TlbModel;
 use super::radix::{HUGE_BITS, PageSize};
@@ -88,14 +90,14 @@ impl Tlb {
 
     /// The page's number, then the space, then (second level) the size.
     #[inline(always)]
-    fn key(&self, space: Space, gva: u64, size: PageSize) -> u64 {
+    fn key(&self, space: Space, gva: GuestVirtAddr, size: PageSize) -> u64 {
         let shift = match size {
             PageSize::Base => self.page_bits,
             PageSize::Huge => HUGE_BITS,
             PageSize::Giant => HUGE_BITS + 9,
         };
         // The fewer page numbers there are, the fewer bits they need.
-        gva >> shift | u64::from(space.0) << (KEY_BITS + 12 - shift)
+        gva.0 >> shift | u64::from(space.0) << (KEY_BITS + 12 - shift)
     }
 
     #[inline(always)]
@@ -108,7 +110,7 @@ impl Tlb {
 
     /// Looks an address up, and brings what only the second level has into the first.
     #[inline(always)]
-    pub(crate) fn get(&mut self, space: Space, gva: u64) -> Option<Hit> {
+    pub(crate) fn get(&mut self, space: Space, gva: GuestVirtAddr) -> Option<Hit> {
         for size in SIZES {
             if self.sizes & 1 << size as u8 != 0 {
                 let key = self.key(space, gva, size);
@@ -145,7 +147,13 @@ impl Tlb {
 
     /// Inserts a translation into both levels.
     #[inline(always)]
-    pub(crate) fn insert(&mut self, space: Space, gva: u64, size: PageSize, t: Translation) {
+    pub(crate) fn insert(
+        &mut self,
+        space: Space,
+        gva: GuestVirtAddr,
+        size: PageSize,
+        t: Translation,
+    ) {
         self.sizes |= 1 << size as u8;
         let key = self.key(space, gva, size);
         put(&mut self.first[size as usize], key, t);
@@ -158,7 +166,7 @@ impl Tlb {
     }
 
     /// Drops the translations of one address.
-    pub(crate) fn invalidate(&mut self, space: Space, gva: u64) {
+    pub(crate) fn invalidate(&mut self, space: Space, gva: GuestVirtAddr) {
         for size in SIZES {
             let key = self.key(space, gva, size);
             self.first[size as usize].invalidate(key);
@@ -224,11 +232,11 @@ mod tests {
             steps in prop::collection::vec((0u64..1 << 10, 0u32..3, 0u32..5, any::<bool>()), 1..500),
         ) {
             let mut tlb = Tlb::new(&ICE_LAKE_SP.tlb, page_bits);
-            let mut truth: HashMap<(u32, u64), (Translation, PageSize)> = HashMap::new();
+            let mut truth: HashMap<(u32, GuestVirtAddr), (Translation, PageSize)> = HashMap::new();
             for (n, (page, space, what, flag)) in steps.into_iter().enumerate() {
                 // Pages of different sizes do not overlap: the size follows from the address.
                 let size = SIZES[(page % 3) as usize];
-                let gva = (page % 3) << 40 | (page / 3) << 31;
+                let gva = GuestVirtAddr((page % 3) << 40 | (page / 3) << 31);
                 let translation = Translation::new(n as u32, flag);
                 match what {
                     0 | 1 => {
@@ -259,30 +267,31 @@ mod tests {
         for page in 0..128u64 {
             tlb.insert(
                 ONE,
-                page << 12,
+                GuestVirtAddr(page << 12),
                 PageSize::Base,
                 Translation::new(page as u32, false),
             );
         }
-        let hit = tlb.get(ONE, 0).unwrap();
+        let hit = tlb.get(ONE, GuestVirtAddr(0)).unwrap();
         assert!(hit.second && hit.translation.first_frame() == 0);
-        assert!(!tlb.get(ONE, 0).unwrap().second);
-        assert_eq!(tlb.get(TWO, 0), None);
+        assert!(!tlb.get(ONE, GuestVirtAddr(0)).unwrap().second);
+        assert_eq!(tlb.get(TWO, GuestVirtAddr(0)), None);
     }
 
     #[test]
     fn a_space_goes_alone() {
+        let at = |size: PageSize| GuestVirtAddr((size as u64) << 32);
         let mut tlb = Tlb::new(&ICE_LAKE_SP.tlb, 12);
         for (space, size) in [ONE, TWO]
             .into_iter()
             .flat_map(|s| SIZES.map(|size| (s, size)))
         {
-            tlb.insert(space, (size as u64) << 32, size, Translation::new(1, true));
+            tlb.insert(space, at(size), size, Translation::new(1, true));
         }
         tlb.clear_space(ONE);
         for size in SIZES {
-            assert_eq!(tlb.get(ONE, (size as u64) << 32), None, "{size:?}");
-            assert!(tlb.get(TWO, (size as u64) << 32).is_some(), "{size:?}");
+            assert_eq!(tlb.get(ONE, at(size)), None, "{size:?}");
+            assert!(tlb.get(TWO, at(size)).is_some(), "{size:?}");
         }
     }
 
@@ -291,12 +300,13 @@ mod tests {
         let reach = |k: u32| {
             let mut tlb = Tlb::new(&ICE_LAKE_SP.tlb, 12 + k);
             let pages = 4096u64 >> k;
+            let at = |page: u64| GuestVirtAddr(page << (12 + k));
             for page in 0..pages {
                 let t = Translation::new(page as u32, false);
-                tlb.insert(ONE, page << (12 + k), PageSize::Base, t);
+                tlb.insert(ONE, at(page), PageSize::Base, t);
             }
             (0..pages)
-                .filter(|p| tlb.get(ONE, p << (12 + k)).is_some())
+                .filter(|p| tlb.get(ONE, at(*p)).is_some())
                 .count()
                 << k
         };

@@ -11,9 +11,11 @@
 //! - Cold walks reference as many entries as the manual's figure shows, for every page size.
 //! - Walks with caches end at the same frame as those without.
 
+use demeter_policy::{GuestPhysAddr, GuestVirtAddr};
+
 use super::assoc::Assoc;
 use super::cpu::TlbModel;
-use super::radix::{PageSize, Radix, Table};
+use super::radix::{Address, PageSize, Radix, Table, entry_offset};
 
 /// Which address space cached translations belong to: a VM's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,9 +32,9 @@ pub(crate) enum Fault {
     /// The guest wants to notice the access.
     Hint,
     /// The hypervisor maps nothing at this guest-physical address.
-    Violation(u64),
+    Violation(GuestPhysAddr),
     /// The hypervisor wants to notice the access to this guest-physical address.
-    HostHint(u64),
+    HostHint(GuestPhysAddr),
 }
 
 /// A translation.
@@ -64,13 +66,13 @@ impl WalkCaches {
     }
 
     #[inline(always)]
-    fn key(level: u32, space: Space, addr: u64) -> u64 {
-        addr >> (9 * level + 12) | u64::from(space.0) << (KEY_BITS - 9)
+    fn key(level: u32, space: Space, addr: impl Address) -> u64 {
+        addr.number() >> (9 * level + 12) | u64::from(space.0) << (KEY_BITS - 9)
     }
 
     /// The lowest table that is known for an address.
     #[inline(always)]
-    fn lowest(&mut self, levels: u32, space: Space, addr: u64) -> Option<(Table, u32)> {
+    fn lowest(&mut self, levels: u32, space: Space, addr: impl Address) -> Option<(Table, u32)> {
         (1..levels).find_map(|level| {
             let cache = &mut self.by_level[level as usize - 1];
             let &mut (node, place) = cache.get(Self::key(level, space, addr))?;
@@ -79,7 +81,7 @@ impl WalkCaches {
     }
 
     #[inline(always)]
-    fn insert(&mut self, table: Table, space: Space, addr: u64, place: u32) {
+    fn insert(&mut self, table: Table, space: Space, addr: impl Address, place: u32) {
         let key = Self::key(table.level, space, addr);
         self.by_level[table.level as usize - 1].insert(key, (table.node, place));
     }
@@ -93,25 +95,25 @@ impl WalkCaches {
 }
 
 /// A dimension of a walk.
-trait Dimension {
+trait Dimension<A> {
     /// The 4 KiB page of host memory where a table lies, by its number among all tables.
     fn open(&mut self, table_page: u32) -> Result<u32, Fault>;
     /// References an entry at this address in host memory.
     fn reference(&mut self, host_address: u64);
     /// What it means that nothing is mapped.
-    fn absent(&self, addr: u64) -> Fault;
+    fn absent(&self, addr: A) -> Fault;
     /// What it means that a page is to be noticed.
-    fn noticed(&self, addr: u64) -> Fault;
+    fn noticed(&self, addr: A) -> Fault;
 }
 
 #[inline(always)]
-fn walk(
-    tree: &mut Radix,
+fn walk<A: Address>(
+    tree: &mut Radix<A>,
     caches: &mut WalkCaches,
     space: Space,
-    addr: u64,
+    addr: A,
     store: bool,
-    dimension: &mut impl Dimension,
+    dimension: &mut impl Dimension<A>,
 ) -> Result<Mapping, Fault> {
     let root = tree.root();
     let (mut table, mut place) = match caches.lowest(root.level, space, addr) {
@@ -119,7 +121,7 @@ fn walk(
         None => (root, dimension.open(tree.table_page(root))?),
     };
     loop {
-        let offset = Radix::entry_offset(table.level, addr);
+        let offset = entry_offset(table.level, addr);
         dimension.reference(u64::from(place) << 12 | offset);
         let entry = tree.read(table, addr);
         if !entry.is_present() {
@@ -152,15 +154,15 @@ fn walk(
 }
 
 /// Tables that lie in host memory one after the other.
-struct Direct<'a, R> {
+struct Direct<'a, A, R> {
     /// The 4 KiB page of host memory where they begin.
     first_page: u32,
     references: &'a mut R,
-    absent: fn(u64) -> Fault,
-    noticed: fn(u64) -> Fault,
+    absent: fn(A) -> Fault,
+    noticed: fn(A) -> Fault,
 }
 
-impl<R: FnMut(u64)> Dimension for Direct<'_, R> {
+impl<A, R: FnMut(u64)> Dimension<A> for Direct<'_, A, R> {
     #[inline(always)]
     fn open(&mut self, table_page: u32) -> Result<u32, Fault> {
         Ok(self.first_page + table_page)
@@ -171,11 +173,11 @@ impl<R: FnMut(u64)> Dimension for Direct<'_, R> {
         (self.references)(host_address);
     }
 
-    fn absent(&self, addr: u64) -> Fault {
+    fn absent(&self, addr: A) -> Fault {
         (self.absent)(addr)
     }
 
-    fn noticed(&self, addr: u64) -> Fault {
+    fn noticed(&self, addr: A) -> Fault {
         (self.noticed)(addr)
     }
 }
@@ -183,7 +185,7 @@ impl<R: FnMut(u64)> Dimension for Direct<'_, R> {
 /// Second-level tables, with the caches that belong to them.
 pub(crate) struct SecondLevel<'a> {
     /// The tables.
-    pub(crate) tree: &'a mut Radix,
+    pub(crate) tree: &'a mut Radix<GuestPhysAddr>,
     /// Their page-walk caches.
     pub(crate) caches: &'a mut WalkCaches,
     /// The 4 KiB page of host memory where the tables begin.
@@ -197,7 +199,7 @@ impl SecondLevel<'_> {
     #[inline(always)]
     fn walk(
         &mut self,
-        gpa: u64,
+        gpa: GuestPhysAddr,
         store: bool,
         references: &mut impl FnMut(u64),
     ) -> Result<Mapping, Fault> {
@@ -217,14 +219,14 @@ struct Guest<'a, 'b, R> {
     references: &'a mut R,
 }
 
-impl<R: FnMut(u64)> Dimension for Guest<'_, '_, R> {
+impl<R: FnMut(u64)> Dimension<GuestVirtAddr> for Guest<'_, '_, R> {
     #[inline(always)]
     fn open(&mut self, table_page: u32) -> Result<u32, Fault> {
-        let gpa = u64::from(table_page) << 12;
+        let gpa = GuestPhysAddr(u64::from(table_page) << 12);
         // The hardware sets accessed and dirty bits in the guest's tables: a store.
         let mapping = self.host.walk(gpa, true, self.references)?;
         let page_bits = self.host.tree.page_bits();
-        let within = gpa & ((1 << page_bits) - 1);
+        let within = gpa.0 & ((1 << page_bits) - 1);
         Ok(((u64::from(mapping.frame) << page_bits | within) >> 12) as u32)
     }
 
@@ -233,22 +235,22 @@ impl<R: FnMut(u64)> Dimension for Guest<'_, '_, R> {
         (self.references)(host_address);
     }
 
-    fn absent(&self, _addr: u64) -> Fault {
+    fn absent(&self, _addr: GuestVirtAddr) -> Fault {
         Fault::Page
     }
 
-    fn noticed(&self, _addr: u64) -> Fault {
+    fn noticed(&self, _addr: GuestVirtAddr) -> Fault {
         Fault::Hint
     }
 }
 
 /// A walk without a hypervisor: tables begin at host address 0. Tells each reference.
 #[inline(always)]
-pub(crate) fn native(
-    tree: &mut Radix,
+pub(crate) fn native<A: Address>(
+    tree: &mut Radix<A>,
     caches: &mut WalkCaches,
     space: Space,
-    addr: u64,
+    addr: A,
     store: bool,
     references: &mut impl FnMut(u64),
 ) -> Result<Mapping, Fault> {
@@ -264,17 +266,18 @@ pub(crate) fn native(
 /// A walk in two dimensions: to the host's frame of a guest-virtual address.
 #[inline(always)]
 pub(crate) fn nested(
-    tree: &mut Radix,
+    tree: &mut Radix<GuestVirtAddr>,
     caches: &mut WalkCaches,
     host: &mut SecondLevel<'_>,
-    addr: u64,
+    addr: GuestVirtAddr,
     store: bool,
     references: &mut impl FnMut(u64),
 ) -> Result<Mapping, Fault> {
     let (space, page_bits) = (host.space, tree.page_bits());
     let mut guest = Guest { host, references };
     let in_guest = walk(tree, caches, space, addr, store, &mut guest)?;
-    let gpa = u64::from(in_guest.frame) << page_bits | addr & ((1 << page_bits) - 1);
+    let within = addr.0 & ((1 << page_bits) - 1);
+    let gpa = GuestPhysAddr(u64::from(in_guest.frame) << page_bits | within);
     let in_host = host.walk(gpa, store, references)?;
     Ok(Mapping {
         frame: in_host.frame,
@@ -290,11 +293,11 @@ mod tests {
     use super::*;
     use crate::machine::cpu::ICE_LAKE_SP;
 
-    const GVA: u64 = 0x12_4000_0000;
+    const GVA: GuestVirtAddr = GuestVirtAddr(0x12_4000_0000);
 
     struct World {
-        guest: Radix,
-        host: Radix,
+        guest: Radix<GuestVirtAddr>,
+        host: Radix<GuestPhysAddr>,
         guest_caches: WalkCaches,
         host_caches: WalkCaches,
     }
@@ -306,14 +309,18 @@ mod tests {
             let mut host = Radix::new(levels, 12);
             let frame = 1 << 19;
             guest.map(GVA, guest_size, frame);
-            let data = u64::from(frame) << 12;
+            let data = GuestPhysAddr(u64::from(frame) << 12);
             if host_size == PageSize::Base {
                 for page in 0..1u64 << 14 {
-                    host.map(page << 12, PageSize::Base, page as u32);
+                    host.map(GuestPhysAddr(page << 12), PageSize::Base, page as u32);
                 }
             } else {
                 for block in 0..32u64 {
-                    host.map(block << 21, PageSize::Huge, (block << 9) as u32);
+                    host.map(
+                        GuestPhysAddr(block << 21),
+                        PageSize::Huge,
+                        (block << 9) as u32,
+                    );
                 }
             }
             host.map(data, host_size, 1 << 15);
@@ -351,25 +358,26 @@ mod tests {
 
         /// References when the host's page-walk caches are emptied before each of its walks.
         fn cold(&mut self) -> usize {
-            struct Cold<'a>(&'a mut Radix, usize);
+            struct Cold<'a>(&'a mut Radix<GuestPhysAddr>, usize);
             impl Cold<'_> {
-                fn walk(&mut self, gpa: u64) -> Mapping {
+                fn walk(&mut self, page: u32) -> Mapping {
+                    let gpa = GuestPhysAddr(u64::from(page) << 12);
                     let mut caches = WalkCaches::new(&ICE_LAKE_SP.tlb);
                     let n = &mut self.1;
                     native(self.0, &mut caches, Space(0), gpa, false, &mut |_| *n += 1).unwrap()
                 }
             }
-            impl Dimension for Cold<'_> {
+            impl Dimension<GuestVirtAddr> for Cold<'_> {
                 fn open(&mut self, table_page: u32) -> Result<u32, Fault> {
-                    Ok(self.walk(u64::from(table_page) << 12).frame)
+                    Ok(self.walk(table_page).frame)
                 }
                 fn reference(&mut self, _: u64) {
                     self.1 += 1;
                 }
-                fn absent(&self, _: u64) -> Fault {
+                fn absent(&self, _: GuestVirtAddr) -> Fault {
                     Fault::Page
                 }
-                fn noticed(&self, _: u64) -> Fault {
+                fn noticed(&self, _: GuestVirtAddr) -> Fault {
                     Fault::Hint
                 }
             }
@@ -382,7 +390,7 @@ mod tests {
                 false,
                 &mut cold,
             );
-            cold.walk(u64::from(mapping.unwrap().frame) << 12);
+            cold.walk(mapping.unwrap().frame);
             cold.1
         }
     }
@@ -435,7 +443,7 @@ mod tests {
     #[test]
     fn a_walk_that_fails_says_where() {
         let mut world = World::new(4, PageSize::Base, PageSize::Base);
-        world.host.unmap(1 << 31);
+        world.host.unmap(GuestPhysAddr(1 << 31));
         let mut second = SecondLevel {
             tree: &mut world.host,
             caches: &mut world.host_caches,
@@ -452,8 +460,8 @@ mod tests {
                 &mut |_| {},
             )
         };
-        assert_eq!(go(GVA), Err(Fault::Violation(1 << 31)));
-        assert_eq!(go(0x5000), Err(Fault::Page));
+        assert_eq!(go(GVA), Err(Fault::Violation(GuestPhysAddr(1 << 31))));
+        assert_eq!(go(GuestVirtAddr(0x5000)), Err(Fault::Page));
         let (entry, _) = world.guest.find_mut(GVA).unwrap();
         entry.set_hint(true);
         let mut go = |addr| {
@@ -478,13 +486,14 @@ mod tests {
         ) {
             let mut tree = Radix::new(4, 12);
             for (frame, page) in pages.iter().enumerate() {
-                if tree.find(page << 12).is_none() {
-                    tree.map(page << 12, PageSize::Base, frame as u32);
+                let addr = GuestVirtAddr(page << 12);
+                if tree.find(addr).is_none() {
+                    tree.map(addr, PageSize::Base, frame as u32);
                 }
             }
             let mut caches = WalkCaches::new(&ICE_LAKE_SP.tlb);
             for (which, store) in walks {
-                let addr = pages[which.index(pages.len())] << 12;
+                let addr = GuestVirtAddr(pages[which.index(pages.len())] << 12);
                 let mut n = 0;
                 let got = native(&mut tree, &mut caches, Space(3), addr, store, &mut |_| n += 1);
                 prop_assert_eq!(got.unwrap().frame, tree.frame(addr).unwrap());

@@ -32,7 +32,7 @@ pub(crate) struct HintFaultTiering {
     kernel: Kernel,
     reclaimer: Reclaimer,
     pace: Pace,
-    cursor: Cursor,
+    cursor: Cursor<GuestVirtAddr>,
 }
 
 impl HintFaultTiering {
@@ -81,11 +81,7 @@ impl Manager for HintFaultTiering {
     fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {
         let Context { guest, actor, .. } = ctx;
         let began_ps = actor.now_ps();
-        let areas: Vec<_> = guest
-            .vmas()
-            .iter()
-            .map(|v| v.start().0..v.end().0)
-            .collect();
+        let areas: Vec<_> = guest.vmas().iter().map(|v| v.start()..v.end()).collect();
         let mut marked = false;
         let ended = self.cursor.scan(&areas, |stretch| {
             let any = guest.make_fault(stretch, actor);
@@ -103,14 +99,14 @@ impl Manager for HintFaultTiering {
 
     fn hint_fault(&mut self, gva: GuestVirtAddr, ctx: &mut Context<'_>) {
         let Context { guest, actor, .. } = ctx;
-        let Some(hint) = guest.hint_fault(gva.0, actor) else {
+        let Some(hint) = guest.hint_fault(gva, actor) else {
             return;
         };
         let is_hot = match self.kernel {
             Kernel::Linux => hint.since_ms < HOT_MS,
             Kernel::Tpp => {
                 // A page changes its list under the lock of all lists.
-                guest.mark_accessed(gva.0);
+                guest.mark_accessed(gva);
                 actor.contend(Cause::Hint, hint.pages);
                 hint.active
             }
@@ -122,7 +118,7 @@ impl Manager for HintFaultTiering {
             self.reclaimer.wake(actor.now_ps());
         } else {
             // While it was marked nobody could have its translation.
-            let moved = guest.migrate(gva.0, TierId::Fast, false, actor);
+            let moved = guest.migrate(gva, TierId::Fast, false, actor);
             self.pace.promoted(moved);
             self.guest_took_memory(ctx);
         }

@@ -23,7 +23,7 @@ use crate::reclaim::{Clock, Reclaimable, Seen};
 #[derive(Debug)]
 pub(crate) struct HypervisorTpp {
     pace: Pace,
-    cursor: Cursor,
+    cursor: Cursor<GuestPhysAddr>,
     /// By guest-physical page.
     seen: Vec<Seen>,
     clock: Clock,
@@ -32,7 +32,7 @@ pub(crate) struct HypervisorTpp {
 
 /// A VM's pages, by guest-physical page, and who looks at them.
 struct VmPages<'a, 'b> {
-    end_gpa: u64,
+    end_gpa: GuestPhysAddr,
     seen: &'a mut [Seen],
     host: &'a mut Hypervisor,
     backing: &'a mut Backing,
@@ -62,7 +62,7 @@ impl Manager for HypervisorTpp {
     }
 
     fn start(&mut self, guest: &Guest, now_ps: u64, filling: bool) -> u64 {
-        let pages = guest.end_gpa() >> guest.page_bits();
+        let pages = guest.end_gpa().0 >> guest.page_bits();
         self.seen.resize(pages as usize + 1, Seen::default());
         self.pace.start(now_ps, filling)
     }
@@ -72,7 +72,7 @@ impl Manager for HypervisorTpp {
         let actor = &mut ctx.actor;
         let began_ps = actor.now_ps();
         let (mut seen, mut marked) = (0u64, 0u64);
-        let all = 0..ctx.guest.end_gpa();
+        let all = GuestPhysAddr(0)..ctx.guest.end_gpa();
         let ended = self.cursor.scan(std::slice::from_ref(&all), |stretch| {
             let before = marked;
             ctx.backing.tree.for_each(stretch, |_, entry, size| {
@@ -96,7 +96,7 @@ impl Manager for HypervisorTpp {
 
     fn host_hint_fault(&mut self, gpa: GuestPhysAddr, ctx: &mut Context<'_>) {
         let Context { backing, actor, .. } = ctx;
-        if let Some((entry, _)) = backing.tree.find_mut(gpa.0) {
+        if let Some((entry, _)) = backing.tree.find_mut(gpa) {
             entry.set_hint(false);
         }
         actor.charge_page(Cause::Hint, actor.costs.ept_violation_ps);
@@ -114,7 +114,7 @@ impl Manager for HypervisorTpp {
             self.reclaimer.wake(actor.now_ps());
         } else {
             // While it was taken out nobody could have its translation.
-            let moved = ctx.hypervisor.migrate(backing, gpa.0, TierId::Fast, actor);
+            let moved = ctx.hypervisor.migrate(backing, gpa, TierId::Fast, actor);
             self.pace.promoted(moved);
             self.host_took_memory(ctx);
         }
@@ -149,8 +149,8 @@ impl Manager for HypervisorTpp {
 }
 
 impl VmPages<'_, '_> {
-    fn gpa(&self, place: u32) -> u64 {
-        u64::from(place) << self.backing.tree.page_bits()
+    fn gpa(&self, place: u32) -> GuestPhysAddr {
+        GuestPhysAddr(u64::from(place) << self.backing.tree.page_bits())
     }
 
     /// Takes a page's bit, and for that forgets what was cached.
@@ -167,7 +167,7 @@ impl VmPages<'_, '_> {
 
 impl Reclaimable for VmPages<'_, '_> {
     fn places(&self) -> u32 {
-        (self.end_gpa >> self.backing.tree.page_bits()) as u32
+        (self.end_gpa.0 >> self.backing.tree.page_bits()) as u32
     }
 
     fn fast_bytes(&self) -> u64 {

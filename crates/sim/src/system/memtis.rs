@@ -126,7 +126,7 @@ pub(crate) struct Memtis {
     threshold_ps: u64,
     period_step: u32,
     /// Where memory begins; none before the first sample.
-    base: Option<u64>,
+    base: Option<GuestVirtAddr>,
     histogram: Histogram,
     /// The lowest hot bin.
     border: usize,
@@ -137,8 +137,8 @@ pub(crate) struct Memtis {
     spent_ps: u64,
     look_due_ps: u64,
     next_move_ps: u64,
-    up: VecDeque<u64>,
-    down: VecDeque<u64>,
+    up: VecDeque<GuestVirtAddr>,
+    down: VecDeque<GuestVirtAddr>,
 }
 
 impl Memtis {
@@ -186,10 +186,10 @@ impl Memtis {
         let (page_bits, middle) = (guest.page_bits(), guest.first_slow_frame());
         let (mut cold, mut pages) = (vec![], 0);
         for vma in guest.vmas().to_vec() {
-            let range = vma.start().0..vma.end().0;
+            let range = vma.start()..vma.end();
             guest.tables.for_each(range, |at, entry, _| {
                 pages += 1;
-                let bin = self.histogram.bin(((at - base) >> page_bits) as usize);
+                let bin = self.histogram.bin(((at.0 - base.0) >> page_bits) as usize);
                 match (entry.index() >= middle, bin >= self.border) {
                     (true, true) => self.up.push_back(at),
                     (false, false) => cold.push((bin, at)),
@@ -277,15 +277,15 @@ impl Manager for Memtis {
         });
         let (page_bits, before) = (guest.page_bits(), self.samples_seen);
         for gva in self.waiting.drain(..) {
-            let Some((_, size)) = guest.tables.find(gva.0) else {
+            let Some((_, size)) = guest.tables.find(gva) else {
                 continue;
             };
             let weight = match size {
                 PageSize::Base => BASE_WEIGHT >> actor.k,
                 _ => 1,
             };
-            let first = gva.0 & !(guest.bytes(size) - 1);
-            let page = (first - base) >> page_bits;
+            let first = guest.page_start(gva, size);
+            let page = (first.0 - base.0) >> page_bits;
             let pages = (guest.bytes(size) >> page_bits) as u32;
             self.histogram.add(page as usize, pages, weight.max(1));
             self.samples_seen += 1;
@@ -311,7 +311,7 @@ impl Manager for Memtis {
 }
 
 /// Takes pages off the front of a list, at most so many bytes of them.
-fn take_batch(list: &mut VecDeque<u64>, guest: &Guest, bytes: u64) -> Vec<u64> {
+fn take_batch(list: &mut VecDeque<GuestVirtAddr>, guest: &Guest, bytes: u64) -> Vec<GuestVirtAddr> {
     let mut left = bytes;
     let mut batch = vec![];
     while let Some(&at) = list.front() {
@@ -326,12 +326,12 @@ fn take_batch(list: &mut VecDeque<u64>, guest: &Guest, bytes: u64) -> Vec<u64> {
 }
 
 /// Where a process's memory begins, and how many base pages lie between there and its end.
-fn extent(guest: &Guest) -> (u64, usize) {
+fn extent(guest: &Guest) -> (GuestVirtAddr, usize) {
     let (Some(first), Some(last)) = (guest.vmas().first(), guest.vmas().last()) else {
-        return (0, 0);
+        return (GuestVirtAddr(0), 0);
     };
-    let base = first.start().0;
-    let pages = (last.end().0 - base) >> guest.page_bits();
+    let base = first.start();
+    let pages = (last.end().0 - base.0) >> guest.page_bits();
     (base, pages as usize + 1)
 }
 

@@ -5,6 +5,8 @@ use std::ops::{Range, RangeInclusive};
 
 use demeter_policy::MIB;
 
+use crate::machine::radix::Address;
+
 /// Bytes of address space that one scan marks pages in (`scan_size_mb`).
 const SCAN_BYTES: u64 = 256 * MIB;
 
@@ -100,10 +102,16 @@ impl Pace {
 }
 
 /// How far a scanner is in the present pass.
-#[derive(Debug, Default)]
-pub(super) struct Cursor(u64);
+#[derive(Debug)]
+pub(super) struct Cursor<A>(A);
 
-impl Cursor {
+impl<A: Address> Default for Cursor<A> {
+    fn default() -> Self {
+        Self(A::of(0))
+    }
+}
+
+impl<A: Address> Cursor<A> {
     /// One scan over `areas`, which are sorted: hands out stretches of them until enough was
     /// marked, too much was passed over, or the pass has ended; then it tells so. `mark` says
     /// whether it marked anything in a stretch.
@@ -111,21 +119,23 @@ impl Cursor {
     /// As in Linux a stretch is what is left to be marked, and counts whole if one page in it was.
     pub(super) fn scan(
         &mut self,
-        areas: &[Range<u64>],
-        mut mark: impl FnMut(Range<u64>) -> bool,
+        areas: &[Range<A>],
+        mut mark: impl FnMut(Range<A>) -> bool,
     ) -> bool {
         let (mut bytes, mut reach) = (SCAN_BYTES, SCAN_BYTES * SCAN_REACH);
         while bytes > 0 && reach > 0 {
-            let Some(area) = areas.iter().find(|a| a.end > self.0) else {
-                self.0 = 0;
+            let at = self.0.number();
+            let Some(area) = areas.iter().find(|a| a.end.number() > at) else {
+                *self = Self::default();
                 return true;
             };
-            let start = self.0.max(area.start);
-            let end = area.end.min(start.saturating_add(bytes.min(reach)));
-            if mark(start..end) {
+            let start = at.max(area.start.number());
+            let most = start.saturating_add(bytes.min(reach));
+            let end = area.end.number().min(most);
+            if mark(A::of(start)..A::of(end)) {
                 bytes -= end - start;
             }
-            self.0 = end;
+            self.0 = A::of(end);
             reach -= end - start;
         }
         false
@@ -134,6 +144,7 @@ impl Cursor {
 
 #[cfg(test)]
 mod tests {
+    use demeter_policy::GuestVirtAddr;
     use proptest::prelude::*;
 
     use super::*;
@@ -165,24 +176,25 @@ mod tests {
             marks in prop::collection::vec(any::<bool>(), 1..50),
         ) {
             let mut at = 0;
-            let areas: Vec<Range<u64>> = sizes
+            let areas: Vec<Range<GuestVirtAddr>> = sizes
                 .into_iter()
                 .map(|(gap, size)| {
                     let start = at + gap * MIB;
                     at = start + size * MIB;
-                    start..at
+                    GuestVirtAddr(start)..GuestVirtAddr(at)
                 })
                 .collect();
+            let bytes = |range: &Range<GuestVirtAddr>| range.end.0 - range.start.0;
             let mut cursor = Cursor::default();
             let mut marks = marks.iter().cycle();
             for _ in 0..2 {
-                let mut seen: Vec<Range<u64>> = vec![];
+                let mut seen: Vec<Range<GuestVirtAddr>> = vec![];
                 while !cursor.scan(&areas, |stretch| {
                     seen.push(stretch);
                     *marks.next().unwrap()
                 }) {}
-                let covered: u64 = seen.iter().map(|s| s.end - s.start).sum();
-                prop_assert_eq!(covered, areas.iter().map(|a| a.end - a.start).sum::<u64>());
+                let covered: u64 = seen.iter().map(bytes).sum();
+                prop_assert_eq!(covered, areas.iter().map(bytes).sum::<u64>());
                 prop_assert!(seen.windows(2).all(|w| w[0].end <= w[1].start));
             }
         }

@@ -1,6 +1,6 @@
 //! What a virtual CPU does of its thread's accesses at a time, and the faults on the way.
 
-use demeter_policy::{GuestPhysAddr, GuestVirtAddr};
+use demeter_policy::GuestVirtAddr;
 
 use super::{Host, Machine, Vm, wait_until};
 use crate::error::SimError;
@@ -197,7 +197,7 @@ impl<P: Program> Vm<P> {
                 ctx.hypervisor.violation(ctx.backing, gpa, &mut ctx.actor)?;
                 manager.host_took_memory(&mut ctx);
             }
-            Fault::HostHint(gpa) => manager.host_hint_fault(GuestPhysAddr(gpa), &mut ctx),
+            Fault::HostHint(gpa) => manager.host_hint_fault(gpa, &mut ctx),
             Fault::Hint => {
                 manager.hint_fault(gva, &mut ctx);
                 self.back_what_was_written(on, host)?;
@@ -209,7 +209,7 @@ impl<P: Program> Vm<P> {
     /// Whether a fault that was handled stands for as many real ones as its page does.
     fn is_scaled(&mut self, fault: Fault, gva: GuestVirtAddr) -> bool {
         let found = match fault {
-            Fault::Page | Fault::Hint => self.guest.tables.find_mut(gva.0),
+            Fault::Page | Fault::Hint => self.guest.tables.find_mut(gva),
             Fault::Violation(gpa) | Fault::HostHint(gpa) => self.backing.tree.find_mut(gpa),
         };
         found.is_some_and(|(_, size)| size == PageSize::Base)

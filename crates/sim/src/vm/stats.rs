@@ -1,5 +1,7 @@
 //! Statistics of a VM.
 
+use demeter_policy::GuestPhysAddr;
+
 use super::Vm;
 use crate::hypervisor::Hypervisor;
 use crate::machine::memory::TierId;
@@ -44,13 +46,16 @@ impl<P: Program> Vm<P> {
             let mut frames = vec![];
             self.guest
                 .tables
-                .for_each(range.start().0..range.end().0, |_, entry, size| {
+                .for_each(range.start()..range.end(), |_, entry, size| {
                     frames.push((entry.index(), size));
                 });
             for (first, size) in frames {
                 let count = (self.guest.bytes(size) >> page_bits) as u32;
                 for frame in first..first + count {
-                    let backed = self.backing.tree.frame(u64::from(frame) << page_bits);
+                    let backed = self
+                        .backing
+                        .tree
+                        .frame(GuestPhysAddr(u64::from(frame) << page_bits));
                     let tier = backed.map(|f| hypervisor.tier_of(f));
                     all += 1;
                     fast += u64::from(tier == Some(TierId::Fast));
