@@ -1,6 +1,6 @@
 //! The twin of the fuzz target `result`: a result file of any text is refused or drawn.
 
-use demeter_outcome::{Case, Published, Repeats, RunResult, SystemResult, Tail};
+use demeter_outcome::RunResult;
 use demeter_report::{html, table};
 use proptest::prelude::*;
 
@@ -9,40 +9,24 @@ const SCHEMA_1: &str = include_str!("../../outcome/tests/schema-1.json");
 
 /// The example as three cases with all that a result can have, as text.
 fn cases() -> String {
-    let example = RunResult::from_json(EXAMPLE).unwrap();
-    let case = |vms: u32| Case {
-        group: 0,
-        settings: vec![("sim.vms".into(), vms.to_string())],
-        systems: vec![SystemResult {
-            elapsed_s: Some(5.0),
-            tail: Some(Tail::default()),
-            repeats: Some(Repeats {
-                runs: 2,
-                min: 4.0,
-                max: 6.0,
-            }),
-            counters: [("flush_total".into(), 3), ("flush_guest_remote".into(), 3)].into(),
-            series: vec![],
-            ..example.systems[0].clone()
-        }],
-    };
-    let published = Published {
-        figure: "elapsed_s".into(),
-        system: "demeter".into(),
-        over: None,
-        case: vec![("sim.vms".into(), "1".into())],
-        value: 5.5,
-        ours: Some(5.0),
-        within: 0.2,
-        source: "a paper".into(),
-    };
-    let result = RunResult {
-        systems: vec![],
-        cases: (1..4).map(case).collect(),
-        published: vec![published],
-        ..example.clone()
-    };
-    serde_json::to_string(&result).unwrap()
+    let more = r#""elapsed_s": 5, "tail": {"mean_ns": 9, "p50_ns": 1, "p90_ns": 1, "p99_ns": 2,
+        "p999_ns": 30}, "repeats": {"runs": 2, "min": 4, "max": 6}, "cpu_s": {"track": 1},"#;
+    let counters = r#""flush_total": 3, "flush_guest_remote": 3, "pgmigrate_success""#;
+    let (head, systems) = EXAMPLE.split_once("\"systems\"").unwrap();
+    let systems = systems.replace("\"cpu_s\"", &format!("{more} \"cpu\""));
+    let systems = systems.replace("\"pgmigrate_success\"", counters);
+    let systems = systems.trim_end().strip_suffix('}').unwrap();
+    let case = |vms| format!(r#"{{"settings": [["sim.vms", "{vms}"]], "systems"{systems}}}"#);
+    let text = format!(
+        r#"{head}"cases": [{}, {}, {}], "systems": [], "published": [{{"figure": "elapsed_s",
+        "system": "demeter", "case": [["sim.vms", "1"]], "value": 5.5, "ours": 5, "within": 0.2,
+        "source": "a paper"}}]}}"#,
+        case(1),
+        case(2),
+        case(3)
+    );
+    assert_eq!(RunResult::from_json(&text).unwrap().cases.len(), 3);
+    text
 }
 
 proptest! {

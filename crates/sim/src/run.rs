@@ -50,7 +50,8 @@ fn simulate<P: Program>(
     let build = system::build(system).ok_or(SimError::NoModel(system))?;
     let mut world = setup.world(build, programs);
     world.start(setup.timed_fill)?;
-    let mut snapshots = vec![world.snapshot(0)];
+    let unit = setup::unit(&scenario.workload);
+    let mut moments = vec![world.moment(0, &unit)];
     let mut digest = Digest::default();
     for second in 1..=scenario.duration_s {
         for part in 1..=TOLD_A_SECOND {
@@ -61,7 +62,7 @@ fn simulate<P: Program>(
         let done_ps = world.elapsed_ps().and_then(|vms| vms.into_iter().max());
         // The last point may be a part of a second.
         let at_ps = done_ps.map_or(second * PS_PER_S, |ps| ps.min(second * PS_PER_S));
-        snapshots.push(world.snapshot(at_ps));
+        moments.push(world.moment(at_ps, &unit));
         world.digest(&mut digest);
         if done_ps.is_some() {
             break;
@@ -71,9 +72,8 @@ fn simulate<P: Program>(
         return Err(SimError::Workload(fault));
     }
     debug_assert!(world.is_conserved(), "time was lost or invented");
-    let unit = setup::unit(&scenario.workload);
     let elapsed_s = world.elapsed_ps().map(|vms| mean_s(&vms));
-    let timeline = timeline(&snapshots, unit, elapsed_s, scenario.shift_at_s());
+    let timeline = timeline(moments, unit, elapsed_s, scenario.shift_at_s());
     let result = timeline.summarise(&system.to_string());
     Ok(SystemResult {
         metadata: Metadata {

@@ -1,53 +1,87 @@
-//! From what the world looked like in between to the timeline of a run.
+//! How things stand in the world, for the timeline of a run.
 
 use demeter_outcome::{Meter, Moment, Timeline, Unit, Work};
 
-use crate::machine::ledger::Cause;
-use crate::world::Snapshot;
+use crate::machine::flush::FlushCounts;
+use crate::machine::ledger::{Bill, Cause};
+use crate::program::Program;
+use crate::vm::Vm;
+use crate::world::World;
 
-impl Snapshot {
-    /// As a moment of a program whose speed is told in `unit`.
-    fn moment(&self, unit: &Unit) -> Moment {
-        let flushes = self.flushes;
+impl<P: Program> World<P> {
+    /// How all VMs together stand `at_ps` after the timed phase began. Virtual CPUs without a thread
+    /// have waited until then. The time of an operation is that of all threads together, those of
+    /// finished programs until they finished.
+    pub(crate) fn moment(&mut self, at_ps: u64, unit: &Unit) -> Moment {
+        self.wait_until(at_ps);
+        let flushes = self.vms.iter().fold(FlushCounts::default(), |mut sum, vm| {
+            sum.add(&vm.hardware.flushes);
+            sum
+        });
+        let sum = |of: fn(&Vm<P>) -> u64| self.vms.iter().map(of).sum::<u64>();
+        let ops = sum(|vm| vm.ops);
         let counters = [
             ("flush_total", flushes.total()),
-            ("page_faults", self.faults),
-            ("hint_faults", self.hint_faults),
-            ("samples", self.samples),
-            ("operations", self.ops),
+            ("page_faults", sum(|vm| vm.guest.counts.faults)),
+            ("hint_faults", sum(|vm| vm.guest.counts.hint_faults)),
+            ("samples", sum(Vm::samples)),
+            ("operations", ops),
         ];
         let counters = counters.into_iter().chain(flushes.by_name());
+        let bill = self.bill();
+        let causes = Cause::ALL.iter();
+        let thread_time_ps = self.vms.iter().map(|vm| vm.thread_time_ps(at_ps)).sum();
+        let [promoted_bytes, demoted_bytes] =
+            [0, 1].map(|way| Some(self.vms.iter().map(|vm| vm.moved_bytes()[way]).sum()));
         Moment {
-            at_ps: self.at_ps,
+            at_ps,
             work: vec![Work {
-                done: self.ops as f64,
-                time_ps: match unit.is_time() {
-                    true => self.thread_time_ps,
-                    false => self.at_ps,
+                done: ops as f64,
+                time_ps: if unit.is_time() {
+                    thread_time_ps
+                } else {
+                    at_ps
                 },
             }],
-            hot_in_fast: self.hot_in_fast,
-            cpu_ps: Cause::ALL
-                .iter()
-                .map(|&cause| (cause.to_string(), self.bill.of(cause)))
+            cpu_ps: causes
+                .map(|&cause| (cause.to_string(), bill.of(cause)))
                 .collect(),
             counters: counters.map(|(name, n)| (name.into(), n)).collect(),
-            kswapd_scanned: self.scanned_by_reclaim,
-            promoted_bytes: Some(self.promoted_bytes),
-            demoted_bytes: Some(self.demoted_bytes),
+            kswapd_scanned: sum(|vm| vm.guest.counts.scanned_by_reclaim),
+            promoted_bytes,
+            demoted_bytes,
+            hot_in_fast: self.hot_in_fast(at_ps),
         }
+    }
+
+    /// Where the time of all virtual CPUs went.
+    pub(crate) fn bill(&self) -> Bill {
+        let mut sum = Bill::default();
+        for vcpu in self.vms.iter().flat_map(|vm| &vm.hardware.vcpus) {
+            sum.add_scaled(&vcpu.bill, 0);
+        }
+        sum
+    }
+
+    /// Mean over the VMs whose programs say what is hot.
+    pub(crate) fn hot_in_fast(&mut self, at_ps: u64) -> Option<f64> {
+        let hypervisor = &self.host.hypervisor;
+        let shares = self.vms.iter_mut();
+        let shares = shares.filter_map(|vm| vm.hot_in_fast(hypervisor, at_ps / 1000));
+        let shares: Vec<f64> = shares.collect();
+        // Divided at the end, as the sum of ninths may be more than one.
+        (!shares.is_empty()).then(|| shares.iter().sum::<f64>() / shares.len() as f64)
     }
 }
 
-/// The timeline of a run: its state at the start and at the end of every interval. `elapsed_s` is
-/// how long the work took, if it was a fixed amount and is done.
+/// The timeline of a run from its state at the start and at the end of every interval. `elapsed_s`
+/// is how long the work took, if it was a fixed amount and is done.
 pub(crate) fn timeline(
-    snapshots: &[Snapshot],
+    mut moments: Vec<Moment>,
     unit: Unit,
     elapsed_s: Option<f64>,
     shift_at_s: Option<u64>,
 ) -> Timeline {
-    let mut moments: Vec<Moment> = snapshots.iter().map(|s| s.moment(&unit)).collect();
     if let Some(start) = moments.first_mut() {
         // Those of first touch count, too: who publishes such counts takes a program's whole run.
         start.counters.retain(|name, _| !name.starts_with("flush_"));
@@ -61,69 +95,5 @@ pub(crate) fn timeline(
         moments,
         shift_ps: shift_at_s.map(|s| s * 1_000_000_000_000),
         slack_ps: 0,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use demeter_outcome::{COUNTERS, role};
-
-    use super::*;
-    use crate::machine::flush::FlushCounts;
-    use crate::machine::ledger::Bill;
-
-    fn snapshot(second: u64) -> Snapshot {
-        let mut bill = Bill::default();
-        bill.charge(Cause::Track, second * 250_000_000_000);
-        Snapshot {
-            at_ps: second * 1_000_000_000_000,
-            ops: second * 500,
-            thread_time_ps: second * 4_000_000_000_000,
-            samples: 7 + second,
-            bill,
-            flushes: FlushCounts {
-                host_vcpu: 10 + second,
-                ..FlushCounts::default()
-            },
-            ..Snapshot::default()
-        }
-    }
-
-    #[test]
-    fn latency_counts_every_thread_and_throughput_the_clock() {
-        let mean = |unit| {
-            let timeline = timeline(&[0, 1, 2].map(snapshot), unit, None, None);
-            timeline.summarise("x").unwrap().mean()
-        };
-        assert_eq!(mean(Unit::MOPS), Some(0.0005));
-        assert_eq!(mean(Unit::NS), Some(4e9 / 500.0));
-    }
-
-    #[test]
-    fn first_touch_counts_among_flushes_only() {
-        let timeline = timeline(&[0, 2].map(snapshot), Unit::MOPS, None, Some(5));
-        let result = timeline.summarise("x").unwrap();
-        assert_eq!(result.counters["flush_host_vcpu"], 12);
-        assert_eq!(
-            (result.counters["flush_total"], result.counters["samples"]),
-            (12, 2)
-        );
-        assert_eq!(result.mgmt_cpu_s, Some(0.5));
-    }
-
-    #[test]
-    fn every_name_is_one_that_results_know() {
-        let moment = snapshot(1).moment(&Unit::MOPS);
-        assert!(
-            moment
-                .counters
-                .keys()
-                .eq(&std::collections::BTreeSet::from(COUNTERS))
-        );
-        assert!(
-            Cause::ALL
-                .iter()
-                .all(|cause| role(&cause.to_string()).is_some())
-        );
     }
 }

@@ -3,8 +3,7 @@
 use crate::cpu_scheduler::CpuScheduler;
 use crate::error::SimError;
 use crate::latency::Latencies;
-use crate::machine::flush::FlushCounts;
-use crate::machine::ledger::{Bill, Cause};
+use crate::machine::ledger::Cause;
 use crate::program::Program;
 use crate::run::Digest;
 use crate::vm::{Host, Vm};
@@ -23,26 +22,6 @@ pub(crate) struct World<P> {
     window_end_ps: u64,
     /// When the timed phase began.
     start_ps: u64,
-}
-
-/// The state of all VMs at one moment, summed up.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(crate) struct Snapshot {
-    /// Since the timed phase began.
-    pub(crate) at_ps: u64,
-    pub(crate) ops: u64,
-    /// Time that all threads had together, those of finished programs until they finished.
-    pub(crate) thread_time_ps: u64,
-    /// Mean over the VMs that say what is hot.
-    pub(crate) hot_in_fast: Option<f64>,
-    pub(crate) promoted_bytes: u64,
-    pub(crate) demoted_bytes: u64,
-    pub(crate) faults: u64,
-    pub(crate) hint_faults: u64,
-    pub(crate) scanned_by_reclaim: u64,
-    pub(crate) samples: u64,
-    pub(crate) bill: Bill,
-    pub(crate) flushes: FlushCounts,
 }
 
 impl<P: Program> World<P> {
@@ -128,40 +107,11 @@ impl<P: Program> World<P> {
         }
     }
 
-    /// How things stand `at_ps` after the timed phase began. Virtual CPUs without a thread have
-    /// waited until then.
-    pub(crate) fn snapshot(&mut self, at_ps: u64) -> Snapshot {
-        let mut sum = Snapshot {
-            at_ps,
-            ..Snapshot::default()
-        };
-        let mut hot_in_fast = vec![];
+    /// Lets virtual CPUs without a thread wait until `at_ps` after the timed phase began.
+    pub(crate) fn wait_until(&mut self, at_ps: u64) {
         self.scheduler
             .wait_until(self.start_ps + at_ps, &mut self.vms);
-        for vm in &mut self.vms {
-            vm.idle_until(at_ps);
-            sum.ops += vm.ops;
-            sum.thread_time_ps += vm.thread_time_ps(at_ps);
-            hot_in_fast.extend(vm.hot_in_fast(&self.host.hypervisor, at_ps / 1000));
-            let moved = vm.moved_bytes();
-            sum.promoted_bytes += moved[0];
-            sum.demoted_bytes += moved[1];
-            let counts = vm.guest.counts;
-            sum.faults += counts.faults;
-            sum.hint_faults += counts.hint_faults;
-            sum.scanned_by_reclaim += counts.scanned_by_reclaim;
-            sum.samples += vm.samples();
-            for vcpu in &vm.hardware.vcpus {
-                sum.bill.add_scaled(&vcpu.bill, 0);
-            }
-            sum.flushes.add(&vm.hardware.flushes);
-        }
-        if !hot_in_fast.is_empty() {
-            // At the end, as the sum of their ninths may be more than one.
-            let all = hot_in_fast.iter().sum::<f64>();
-            sum.hot_in_fast = Some(all / hot_in_fast.len() as f64);
-        }
-        sum
+        self.vms.iter_mut().for_each(|vm| vm.idle_until(at_ps));
     }
 
     /// Adds where every virtual CPU's time went, what was moved and what was flushed to a hash.

@@ -32,10 +32,11 @@ pub(crate) fn by_case<'a>(group: &Group, axis: &Setting, legend: &Legend<'a>) ->
             None => Spot::of(&measure, system),
         }
     };
+    let unit = if baseline.is_some() { "×" } else { "" };
     let cluster = |heading: String, spot: &dyn Fn(&str) -> Option<Spot>| Cluster {
         heading,
         bars: drawn()
-            .filter_map(|(name, class)| Some(bar(name, class, spot(name)?, baseline.is_some())))
+            .filter_map(|(name, class)| Some(bar(name, class, spot(name)?, unit)))
             .collect(),
     };
     let clusters = cases
@@ -82,9 +83,9 @@ fn baseline<'a>(measure: &Measure, cases: &[&Case], legend: &Legend<'a>) -> Opti
         .filter(|_| legend.0.len() > 1)
 }
 
-fn bar(name: &str, class: &str, spot: Spot, is_relative: bool) -> Bar {
+/// A bar of one part, with its value and unit behind it.
+pub(crate) fn bar(name: &str, class: &str, spot: Spot, unit: &str) -> Bar {
     let name = clean::name(name);
-    let unit = if is_relative { "×" } else { "" };
     let end = format!("{}{unit}", short(spot.value));
     Bar {
         parts: vec![Part {

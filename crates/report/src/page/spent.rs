@@ -5,15 +5,15 @@ use maud::{Markup, html};
 
 use super::cases::curves;
 use super::{plot, section, tables};
-use crate::draw::bars::{Bar, Bars, Cluster, Part};
+use crate::draw::bars::{Bars, Cluster};
 use crate::draw::curves::{Curve, Curves, Spot, even};
+use crate::draw::grouped;
 use crate::draw::legend::Legend;
 use crate::draw::stacked::{FLUSHES, Parts, Split};
 use crate::measure::Measure;
 use crate::shape::Side;
 use crate::text::clean;
 use crate::text::flushes::flush_table;
-use crate::text::number::short;
 
 /// Most cases of a picture of bars.
 const SIDES_MAX: usize = 12;
@@ -40,18 +40,7 @@ pub(super) fn elapsed(result: &RunResult) -> Markup {
     let legend = Legend::of(result);
     let bar = |(name, class): &(&str, String)| {
         let system = result.systems.iter().find(|system| system.name == *name)?;
-        let amount = measure.value(system)?;
-        let (name, end) = (clean::name(name), format!("{} s", short(amount)));
-        Some(Bar {
-            parts: vec![Part {
-                class: class.clone(),
-                amount,
-                title: format!("{name}: {end}"),
-            }],
-            name,
-            extremes: system.repeats.map(|repeats| (repeats.min, repeats.max)),
-            end,
-        })
+        Some(grouped::bar(name, class, Spot::of(&measure, system)?, " s"))
     };
     let bars = Bars {
         title: measure.title().into(),

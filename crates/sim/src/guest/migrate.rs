@@ -49,10 +49,7 @@ impl Guest {
             return false;
         }
         #[cfg(test)]
-        if self
-            .pinned
-            .contains(&Block::of(demeter_policy::GuestVirtAddr(gva)))
-        {
+        if self.pinned.contains(&Block::of(gva)) {
             return false;
         }
         let node = &mut self.nodes[to as usize];

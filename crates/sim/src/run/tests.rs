@@ -1,3 +1,4 @@
+use demeter_outcome::{COUNTERS, Unit, role};
 use demeter_policy::{BLOCK_SIZE, ByteCount, GuestVirtAddr, MIB, PAGE_SIZE, VirtRange};
 
 use super::*;
@@ -194,6 +195,36 @@ fn memory_is_idle_when_the_timed_phase_begins() {
 }
 
 #[test]
+fn a_result_tells_by_known_names_and_counts_what_it_shall() {
+    let scenario = scenario(1, "scale_bits = 6");
+    let build = system::build(System::Linux).unwrap();
+    let mut world = setup(&scenario).world(build, vec![Updates::new(256, 2)]);
+    world.start(false).unwrap();
+    let start = world.moment(0, &Unit::MOPS);
+    world.run_until(PS_PER_S).unwrap();
+    // The clock's time, and that of both threads.
+    let time_ps = [Unit::MOPS, Unit::NS].map(|unit| world.moment(PS_PER_S, &unit).work[0].time_ps);
+    assert_eq!(time_ps, [PS_PER_S, 2 * PS_PER_S]);
+    let end = world.moment(PS_PER_S, &Unit::MOPS);
+    assert!(
+        end.counters
+            .keys()
+            .eq(&std::collections::BTreeSet::from(COUNTERS))
+    );
+    assert!(end.cpu_ps.keys().all(|cause| role(cause).is_some()));
+    // Of faults those of the timed phase, of invalidations those of first touch, too.
+    let (first, all) = (start.counters.clone(), end.counters.clone());
+    let timeline = timeline(vec![start, end], Unit::MOPS, None, None);
+    let counters = timeline.summarise("linux").unwrap().counters;
+    let faults = all["page_faults"] - first["page_faults"];
+    assert!(first["page_faults"] > 0 && first["flush_total"] > 0);
+    assert_eq!(
+        (counters["page_faults"], counters["flush_total"]),
+        (faults, all["flush_total"])
+    );
+}
+
+#[test]
 fn work_that_does_not_end_has_no_elapsed_time() {
     let scenario = scenario(2, "scale_bits = 6\noperations = 1_000_000_000_000");
     let result = simulated(&scenario, System::None);
@@ -207,13 +238,14 @@ fn a_vm_that_finishes_first_idles() {
         let programs = vec![Updates::new(256, 1), Updates::new(256, 2)];
         let mut world = setup(&scenario).world(build(system).unwrap(), programs);
         world.start(false).unwrap();
-        let before = world.snapshot(0).bill;
+        let before = world.bill();
         world.run_until(60 * PS_PER_S).unwrap();
         let [slow, quick] = world.elapsed_ps().unwrap()[..] else {
             panic!("two VMs");
         };
         assert!(quick < slow / 10 * 7, "{system}: {quick} and {slow}");
-        let spent = world.snapshot(slow).bill.since(&before);
+        world.wait_until(slow);
+        let spent = world.bill().since(&before);
         let quick_idle: u64 = world.vms[1].hardware.vcpus.iter().map(idle_ps).sum();
         assert!(quick_idle >= 2 * (slow - quick) / 100 * 99, "{system}");
         // Four virtual CPUs until the end; the last slices may reach a little beyond.
@@ -364,9 +396,10 @@ proptest::proptest! {
         let programs = (0..vms).map(|_| Updates::new(256, threads)).collect();
         let mut world = setup(&scenario).world(build(system).unwrap(), programs);
         world.start(false).unwrap();
-        let before = world.snapshot(0).bill;
+        let before = world.bill();
         world.run_until(PS_PER_S).unwrap();
-        let bill = world.snapshot(PS_PER_S).bill.since(&before);
+        world.wait_until(PS_PER_S);
+        let bill = world.bill().since(&before);
         assert!(world.is_conserved());
         let all = vms as f64 * f64::from(vcpus);
         let seconds = |ps: u64| ps as f64 / PS_PER_S as f64;

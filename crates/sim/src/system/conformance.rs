@@ -68,9 +68,11 @@ fn world(system: System, size_mib: u64) -> World<Workload> {
 /// Runs a world for some seconds; after that all of the program's memory must still be there, every
 /// frame must be free or hold one page, and every picosecond must be on a bill.
 fn run_and_check(world: &mut World<Workload>, system: System, size_mib: u64, seconds: u64) {
-    let before = world.snapshot(0).bill;
+    world.wait_until(0);
+    let before = world.bill();
     world.run_until(seconds * PS_PER_S).unwrap();
-    let spent = world.snapshot(seconds * PS_PER_S).bill.since(&before);
+    world.wait_until(seconds * PS_PER_S);
+    let spent = world.bill().since(&before);
     assert!(world.is_conserved(), "{system}");
     // Two virtual CPUs; the last slice may reach a little beyond.
     let share = spent.total() as f64 / (2 * seconds * PS_PER_S) as f64;
@@ -86,9 +88,9 @@ fn run_and_check(world: &mut World<Workload>, system: System, size_mib: u64, sec
 fn finds_an_easy_hot_set_and_conserves_pages_and_time() {
     for system in simulated() {
         let mut world = world(system, COMFORTABLE_MIB);
-        let at_start = world.snapshot(0).hot_in_fast;
+        let at_start = world.hot_in_fast(0);
         run_and_check(&mut world, system, COMFORTABLE_MIB, SECONDS);
-        let at_end = world.snapshot(SECONDS * PS_PER_S).hot_in_fast;
+        let at_end = world.hot_in_fast(SECONDS * PS_PER_S);
         let found = [at_start, at_end].map(|share| share.is_some_and(|s| s >= 0.9));
         let expected = match system {
             System::None => [false, false],
