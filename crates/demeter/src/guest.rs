@@ -146,7 +146,7 @@ pub fn guest(args: Args) -> anyhow::Result<()> {
     tracing::info!("tracker: {}", tracker.name());
     let status = StatusCell::default();
     status.update(|s| s.passed_over = passed_over.iter().map(|p| p.why.to_string()).collect());
-    hurry();
+    raise_priority();
     let pages = Box::new(LivePages::default());
     let (socket, listen) = (config.socket.clone(), config.listen);
     let balloon = config.balloon;
@@ -193,7 +193,7 @@ fn relay() -> anyhow::Result<()> {
 const NICE: libc::c_int = -10;
 
 /// Takes precedence over ordinary processes, where that is permitted.
-fn hurry() {
+fn raise_priority() {
     // SAFETY: setpriority takes numbers only.
     let refused = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) } != 0;
     if refused {

@@ -14,13 +14,13 @@ use crate::tracker::{Settings, TrackerError, try_all};
 
 /// Everything that decides whether and how Demeter can work here.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Report {
+pub struct ProbeReport {
     /// The kernel's release, as `uname -r` has it.
     pub kernel: Option<String>,
     /// NUMA nodes in order of their numbers.
     pub nodes: Vec<NodeReport>,
     /// Which node is fast and which slow; null if none are.
-    pub order: Option<Order>,
+    pub order: Option<NodeOrder>,
     /// All memory is in one of the kernel's tiers.
     pub one_kernel_tier: bool,
     /// Trackers, best first.
@@ -62,7 +62,7 @@ pub struct NodeReport {
 
 /// Which node is fast.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Order {
+pub struct NodeOrder {
     /// The fast node.
     pub fast: u32,
     /// The slow node.
@@ -123,7 +123,7 @@ pub struct Advice {
 
 /// Looks at the machine whose `/proc` and `/sys` lie below `root`. Opens every tracker for a
 /// moment, and leaves nothing behind.
-pub fn probe(root: &Path) -> Report {
+pub fn probe(root: &Path) -> ProbeReport {
     let topology = Topology::read(root);
     let order = match &topology {
         Ok(topology) => topology.fast_and_slow(),
@@ -137,13 +137,13 @@ pub fn probe(root: &Path) -> Report {
         let text = fs::read_to_string(root.join(path)).ok()?;
         Some(text.trim().to_string())
     };
-    let mut report = Report {
+    let mut report = ProbeReport {
         kernel: line("proc/sys/kernel/osrelease"),
         nodes: topology
             .as_ref()
             .map(|topology| topology.nodes.iter().map(NodeReport::from).collect())
             .unwrap_or_default(),
-        order: order.as_ref().ok().map(Order::from),
+        order: order.as_ref().ok().map(NodeOrder::from),
         one_kernel_tier: topology.as_ref().is_ok_and(Topology::shares_one_tier),
         trackers: try_all(&settings)
             .into_iter()
@@ -169,7 +169,7 @@ fn chosen(text: &str) -> Option<String> {
 }
 
 fn advice(
-    report: &Report,
+    report: &ProbeReport,
     unread: Option<NodesError>,
     unordered: Option<NodesError>,
 ) -> Vec<Advice> {
@@ -255,7 +255,7 @@ impl From<&Node> for NodeReport {
     }
 }
 
-impl From<&TierOrder> for Order {
+impl From<&TierOrder> for NodeOrder {
     fn from(order: &TierOrder) -> Self {
         Self {
             fast: order.fast.0,

@@ -36,7 +36,7 @@ fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {
     root
 }
 
-fn problems(report: &Report) -> String {
+fn problems(report: &ProbeReport) -> String {
     report
         .advice
         .iter()

@@ -4,9 +4,9 @@ use std::fmt::{self, Display, Formatter};
 
 use demeter_policy::MIB;
 
-use super::{BalloonReport, NodeReport, Report, TrackerReport};
+use super::{BalloonReport, NodeReport, ProbeReport, TrackerReport};
 
-impl Display for Report {
+impl Display for ProbeReport {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f, "kernel         {}", or_unknown(&self.kernel))?;
         for node in &self.nodes {

@@ -34,7 +34,7 @@
 //! - Promotions leave fast memory its level, if nobody else takes of it.
 //! - The same inputs give the same requests.
 //! - A process that has ended is never asked for again.
-//! - Total: whatever is told in whatever order gives an answer or a [`Misuse`] and changes nothing.
+//! - Total: nothing that is told, in whatever order, makes it panic, and a [`Misuse`] changes nothing.
 
 #[cfg(any(test, feature = "testing"))]
 pub mod conformance;
