@@ -121,6 +121,20 @@ pub enum VmFault {
     /// What the VM said cannot be kept.
     #[error("cannot write the VM's logs: {0}")]
     Log(io::Error),
+    /// The plugin's counts cannot be read.
+    #[error("cannot read what the emulator's plugin counted: {0}")]
+    Counts(io::Error),
+    /// The plugin could not tell in which tier too many accesses fell.
+    #[error(
+        "{strays} of {misses} cache misses fell in no memory tier, so that its figures mean \
+         nothing; set DEMETER_QEMU to another QEMU, 7.2 and 10.0 are known to work"
+    )]
+    Strays {
+        /// Cache misses that fell in no tier.
+        strays: u64,
+        /// All of them.
+        misses: u64,
+    },
     /// The person asked us to stop.
     #[error("interrupted")]
     Interrupted,
