@@ -17,6 +17,16 @@ pub enum Error {
         /// What the person can do.
         mend: String,
     },
+    /// The user-mode emulator cannot tell what a program touches.
+    #[error(
+        "{} was built without plugins, as Debian 13 does: set DEMETER_QEMU_USER to a qemu-x86_64 \
+         with plugins, as Debian 12's, or see `demeter trace convert` for traces by valgrind",
+        qemu.display()
+    )]
+    NoPlugins {
+        /// The emulator.
+        qemu: PathBuf,
+    },
     /// Only the simulator can do it: which workload, or what else.
     #[error("the lab cannot run {0}: use --on sim")]
     SimOnly(&'static str),

@@ -77,13 +77,21 @@ impl Recorder {
         })
     }
 
+    /// Makes the plugin, in the cache.
+    ///
+    /// # Errors
+    /// [`Error::NoPlugins`] when the emulator loads none; others when it or a C compiler is missing.
+    pub fn plugin(&self) -> Result<PathBuf, Error> {
+        trace_plugin(&self.cache, &self.qemu)
+    }
+
     /// Starts `program`, found as a shell finds it, with our own input and output.
     ///
     /// # Errors
-    /// When the program, the emulator or a C compiler is missing, or the system refuses.
+    /// When the program is missing, the system refuses, or there is no [`Recorder::plugin`].
     pub fn start(&self, program: &Path, args: &[OsString]) -> Result<Recording, Error> {
         let program = find(program)?;
-        let plugin = trace_plugin(&self.cache, &self.qemu)?;
+        let plugin = self.plugin()?;
         let (ours, theirs) = UnixStream::pair().map_err(Error::io("create", "a socket"))?;
         let mut plugin_option = plugin.into_os_string();
         plugin_option.push(format!(",fd={PLUGIN_FD}"));

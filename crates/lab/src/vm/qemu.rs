@@ -38,9 +38,16 @@ pub fn check_version(qemu: &Path) -> Result<Version, Error> {
     version(qemu, MEND)
 }
 
-/// The same for the user-mode emulator.
+/// The same for the user-mode emulator. Debian 13 builds its own without plugins.
 pub fn check_user_version(qemu: &Path) -> Result<Version, Error> {
-    version(qemu, MEND_USER)
+    let version = version(qemu, MEND_USER)?;
+    let help = tool::output(Command::new(qemu).arg("-help"), MEND_USER)?;
+    match help.contains("-plugin") {
+        true => Ok(version),
+        false => Err(Error::NoPlugins {
+            qemu: qemu.to_owned(),
+        }),
+    }
 }
 
 fn version(qemu: &Path, mend: &str) -> Result<Version, Error> {
