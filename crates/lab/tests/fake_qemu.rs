@@ -311,7 +311,7 @@ fn what_is_missing_is_named_before_anything_starts() {
     };
     let missing = said(|fake| fs::remove_file(fake.lab.programs.join("gups")).unwrap());
     assert!(
-        missing.contains("gups is missing") && missing.contains("cargo build"),
+        missing.contains("gups is missing") && missing.contains("build all of them"),
         "{missing}"
     );
     let missing = said(|fake| fake.lab.kernel = Some("/nonexistent/vmlinuz".into()));

@@ -167,7 +167,7 @@ impl Lab {
             if !from.is_file() {
                 return Err(Error::Missing {
                     what: format!("program {} is missing", from.display()),
-                    mend: "build all of them: cargo build --release".into(),
+                    mend: "build all of them: make".into(),
                 });
             }
             initramfs.add_program(&format!("bin/{name}"), &from)?;
