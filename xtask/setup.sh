@@ -38,12 +38,13 @@ if [ -n "$packages" ]; then
     export DEBIAN_FRONTEND=noninteractive
     install() {
         # Unquoted: one argument for each package.
-        apt-get -qq -y --no-install-recommends -o DPkg::Lock::Timeout=120 install $packages \
-            >/dev/null
+        apt-get -qq -y --no-install-recommends -o DPkg::Lock::Timeout=120 install $packages 2>&1
     }
     # Package lists are often old or absent on a fresh machine: then once more with new ones.
-    install 2>/dev/null || { apt-get -qq update && install; } ||
+    if ! said=$(install || { apt-get -qq update 2>&1 && install; }); then
+        [ -z "$said" ] || printf '%s\n' "$said" >&2
         give_up "apt-get cannot install them (is there a network?)" "apt-get install $packages"
+    fi
 fi
 
 # The lab downloads a stock kernel by the package lists; a kernel of an earlier run serves, too.

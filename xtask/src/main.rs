@@ -2,6 +2,7 @@
 
 mod build;
 mod demo;
+mod fresh;
 mod fuzz;
 mod shell;
 mod test;
@@ -23,6 +24,13 @@ enum Task {
     Fuzz,
     /// Run the benchmarks
     Bench,
+    /// Do what a newcomer does, on a fresh Debian: clone, `make demo`, `make test`
+    ///
+    /// In a root file system made by debootstrap from the archive that this machine's apt uses,
+    /// with git, make and ca-certificates. Rust and cargo's cache of crates are this machine's own,
+    /// bind-mounted; cloned is what is committed. Prints how long each step took and what was
+    /// installed, and "skipped" where that cannot be: it needs root and the archive.
+    Fresh(fresh::Args),
 }
 
 fn main() -> ExitCode {
@@ -31,6 +39,7 @@ fn main() -> ExitCode {
         Task::Demo => demo::demo(),
         Task::Test => test::test(),
         Task::Fuzz => fuzz::fuzz(),
+        Task::Fresh(args) => fresh::fresh(&args),
         Task::Bench => shell::run(shell::cargo("bench --locked --package demeter-policy")),
     };
     match done {

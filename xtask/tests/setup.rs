@@ -136,3 +136,22 @@ fn who_cannot_install_is_told_what_and_how() {
         assert_eq!(said.lines().count(), 1, "{said}");
     }
 }
+
+#[test]
+fn what_apt_said_is_shown_when_it_fails() {
+    let apt = (
+        "apt-get",
+        "echo 'E: no candidate for gcc' >&2\necho 'E: no network'\nexit 100",
+    );
+    let machine = machine(&[&ALL[1..], &[ROOT, LISTS, apt]].concat());
+    let output = setup(&machine, &[]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = stderr(&output);
+    let lines: Vec<_> = said.lines().collect();
+    assert!(lines.contains(&"E: no network"), "{said}");
+    assert!(lines.contains(&"E: no candidate for gcc"), "{said}");
+    assert!(
+        lines.last().unwrap().starts_with("error: missing: gcc"),
+        "{said}"
+    );
+}

@@ -38,6 +38,7 @@ impl Hanging {
             format!(
                 "#!/bin/sh\n\
                  if [ \"$1\" = --version ]; then echo 'QEMU emulator version 7.2.0'; exit; fi\n\
+                 case \"$*\" in *,check=on) exit;; esac\n\
                  echo $$ >{}\n\
                  echo '{{\"report\":\"booted\",\"kernel\":\"6.12\",\"fast_free_mib\":1,\
                  \"slow_free_mib\":1}}' >&0\n\

@@ -24,15 +24,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "qemu_plugin_v1.h"
+#include "qemu_plugin.h"
 
-#define EXPORT __attribute__((visibility("default")))
 #define THREADS_MAX 1024
 #define MESSAGE_ACCESSES 4096
 #define STORE (1ull << 63)
 #define END UINT32_MAX
-
-EXPORT int qemu_plugin_version = QEMU_PLUGIN_VERSION;
 
 struct header {
 	uint32_t thread;
@@ -158,13 +155,9 @@ static void on_program_exit(qemu_plugin_id_t id, void *unused)
 	tell(&end);
 }
 
-EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_t *info, int argc, char **argv)
+QEMU_PLUGIN_EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_t *info, int argc,
+					   char **argv)
 {
-	if (info->version.min > QEMU_PLUGIN_VERSION || info->version.cur < QEMU_PLUGIN_VERSION) {
-		fprintf(stderr, "demeter_trace: this QEMU speaks plugin API %d to %d, we speak %d: "
-			"use QEMU 7.2\n", info->version.min, info->version.cur, QEMU_PLUGIN_VERSION);
-		return 1;
-	}
 	if (info->system_emulation) {
 		fprintf(stderr, "demeter_trace: only user-mode emulation is supported\n");
 		return 1;

@@ -82,86 +82,105 @@ struct tier {
 	struct cost predicted;
 };
 
-/* Memory of one tier that lies in one piece. */
+/* Memory of one tier that lies in one piece, both for the guest and as the emulator reports it. */
 struct range {
 	uint64_t start; /* [start, end) as the emulator reports physical addresses */
 	uint64_t end;
-	uint64_t offset; /* of `start`: in the machine's RAM, or gPA where that is all there is to it */
-	bool is_ram;     /* else it is plugged in */
+	uint64_t gpa; /* of `start` */
 	const struct tier *tier;
 };
 
-#define RANGES_MAX 4u
+/* Both nodes, one of which may lie on both sides of the gap below 4 GiB, and what is plugged in. */
+#define RANGES_MAX 5u
 
-/*
- * The PC's RAM is one run of bytes, node 0's before node 1's, of which the guest sees the part
- * beyond `below_4g` from 4 GiB on. Beyond all RAM lies what is plugged in.
- */
-struct machine {
-	struct tier fast;
-	struct tier slow;
+/* Where all memory is. */
+struct layout {
 	struct range ranges[RANGES_MAX];
 	unsigned int range_count;
-	uint64_t below_4g;
+};
+
+/*
+ * What an emulator may say where an access went:
+ *
+ * AS_GPA    the gPA: QEMU 8.1 and later.
+ * AS_BLOCK  block offset + offset in the block + the block's place in its container, which is the
+ *           machine's RAM or the memory devices' region: QEMU 7.2 and 8.0. The blocks' offsets
+ *           follow the order in which they are made: node 0's backend first (0), then node 1's,
+ *           then those of both memory devices.
+ */
+enum reporting { AS_GPA, AS_BLOCK };
+#define REPORTINGS 2u
+
+/* The machine's memory, bytes. */
+struct sizes {
+	uint64_t node[2]; /* node 0 is the fast tier */
+	uint64_t plug;    /* a memory device in each node; 0 for none */
 };
 
 /* The emulator's 256 KiB grain when it lays out RAM blocks. */
 #define RAM_BLOCK_ALIGN (1ull << 18)
 /* Memory devices begin so far, rounded up, beyond the first address that is theirs. */
 #define PLUG_ALIGN (128ull << MIB_SHIFT)
-/* With less RAM than this all of it lies below 4 GiB, else what is beyond 3 GiB lies above. */
-#define RAM_LOW_MAX 0xe0000000ull
+#define GIB (1024ull << MIB_SHIFT)
+/* With so much RAM or more, what is beyond RAM_LOW lies at 4 GiB and above (-machine pc). */
+#define RAM_SPLIT_MIN (3584ull << MIB_SHIFT)
+#define RAM_LOW (3 * GIB)
 
 static inline uint64_t round_up(uint64_t bytes, uint64_t to)
 {
 	return (bytes + to - 1) / to * to;
 }
 
-/*
- * Lays out both tiers as QEMU 7.2's qemu_plugin_hwaddr_phys_addr reports them. Its answer is not
- * the gPA but block offset + offset in the block + the block's place in its container, which is
- * the machine's RAM or the memory devices' region. The blocks' offsets follow the order in which
- * they are made: node 0's backend first (0), then node 1's, then those of both memory devices.
- * Node 1's place in RAM is the size of node 0. The devices lie `gap` bytes into their region:
- * without the gap the first one would be reported where node 1 is.
- */
-static inline void machine_layout(struct machine *machine, uint64_t fast_bytes, uint64_t slow_bytes,
-				  uint64_t plug_bytes)
+static inline void add_range(struct layout *layout, uint64_t start, uint64_t gpa, uint64_t bytes,
+			     const struct tier *tier)
 {
-	uint64_t slow_block = round_up(fast_bytes, RAM_BLOCK_ALIGN);
-	uint64_t plug_block = slow_block + round_up(slow_bytes, RAM_BLOCK_ALIGN);
-	uint64_t gap = round_up(fast_bytes, PLUG_ALIGN);
-	uint64_t ram_bytes = fast_bytes + slow_bytes;
+	if (bytes)
+		layout->ranges[layout->range_count++] =
+			(struct range){ .start = start, .end = start + bytes, .gpa = gpa, .tier = tier };
+}
 
-	/* -machine pc: 3.5 GiB and more are split at 3 GiB. */
-	machine->below_4g = ram_bytes >= RAM_LOW_MAX ? 0xc0000000ull : UINT64_MAX;
-	machine->range_count = plug_bytes ? 4 : 2;
-	machine->ranges[0] = (struct range){
-		.end = fast_bytes, .is_ram = true, .tier = &machine->fast,
-	};
-	machine->ranges[1] = (struct range){
-		.start = slow_block + fast_bytes, .end = slow_block + fast_bytes + slow_bytes,
-		.offset = fast_bytes, .is_ram = true, .tier = &machine->slow,
-	};
-	/* The memory devices' region: from the first whole GiB behind RAM and 4 GiB on. */
-	uint64_t above_4g = ram_bytes >= RAM_LOW_MAX ? ram_bytes - machine->below_4g : 0;
-	uint64_t plug_gpa = (4ull << 30) + round_up(above_4g, 1ull << 30) + gap;
-	for (unsigned int i = 0; i < 2; i++) {
-		uint64_t start = plug_block + gap + 2 * i * plug_bytes;
+/*
+ * Lays out a PC's memory in `tiers`, the fast one first. Its RAM is one run of bytes, node 0's
+ * before node 1's. The memory devices lie `gap` bytes into their region, which begins at the first
+ * whole GiB behind RAM and 4 GiB: without the gap the first one would be reported where node 1 is.
+ */
+static inline struct layout layout_of(const struct sizes *sizes, enum reporting reporting,
+				      const struct tier tiers[2])
+{
+	struct layout layout = { 0 };
+	uint64_t ram_bytes = sizes->node[0] + sizes->node[1];
+	uint64_t low_bytes = ram_bytes >= RAM_SPLIT_MIN ? RAM_LOW : ram_bytes;
+	uint64_t gap = round_up(sizes->node[0], PLUG_ALIGN);
+	uint64_t plug_gpa = 4 * GIB + round_up(ram_bytes - low_bytes, GIB) + gap;
+	uint64_t block = 0; /* offset of the next block */
 
-		machine->ranges[2 + i] = (struct range){
-			.start = start, .end = start + plug_bytes,
-			.offset = plug_gpa + i * plug_bytes,
-			.tier = i ? &machine->slow : &machine->fast,
-		};
+	for (unsigned int node = 0; node < 2; node++) {
+		uint64_t first = node ? sizes->node[0] : 0; /* in RAM: the block's place */
+		uint64_t end = first + sizes->node[node];
+		uint64_t split = end < low_bytes ? end : first > low_bytes ? first : low_bytes;
+		uint64_t high = split - low_bytes + 4 * GIB; /* gPA of what is behind the split */
+		bool as_gpa = reporting == AS_GPA;
+
+		add_range(&layout, as_gpa ? first : block + first, first, split - first, &tiers[node]);
+		add_range(&layout, as_gpa ? high : block + split, high, end - split, &tiers[node]);
+		block += round_up(sizes->node[node], RAM_BLOCK_ALIGN);
 	}
+	for (unsigned int node = 0; node < 2; node++) {
+		uint64_t gpa = plug_gpa + node * sizes->plug;
+		uint64_t place = gap + node * sizes->plug;
+
+		add_range(&layout, reporting == AS_GPA ? gpa : block + place, gpa, sizes->plug,
+			  &tiers[node]);
+		block += sizes->plug;
+	}
+	return layout;
 }
 
 /* The range of an address as the emulator reports it; NULL for ROM, video memory and the like. */
-static inline const struct range *machine_range(const struct machine *machine, uint64_t reported)
+static inline const struct range *range_at(const struct layout *layout, uint64_t reported)
 {
-	for (unsigned int i = 0; i < machine->range_count; i++) {
-		const struct range *range = &machine->ranges[i];
+	for (unsigned int i = 0; i < layout->range_count; i++) {
+		const struct range *range = &layout->ranges[i];
 
 		if (reported - range->start < range->end - range->start)
 			return range;
@@ -169,15 +188,19 @@ static inline const struct range *machine_range(const struct machine *machine, u
 	return NULL;
 }
 
-/* The true gPA of an address that the emulator reports in `range`. */
-static inline uint64_t machine_gpa(const struct machine *machine, const struct range *range,
-				   uint64_t reported)
+/* The gPA of an address that the emulator reports in `range`. */
+static inline uint64_t gpa_in(const struct range *range, uint64_t reported)
 {
-	uint64_t offset = reported - range->start + range->offset;
+	return reported - range->start + range->gpa;
+}
 
-	if (!range->is_ram || offset < machine->below_4g)
-		return offset;
-	return offset - machine->below_4g + (1ull << 32);
+/* Whether this is how an access to `gpa`, which is in `tier`, is reported. */
+static inline bool layout_fits(const struct layout *layout, uint64_t gpa, const struct tier *tier,
+			       uint64_t reported)
+{
+	const struct range *range = range_at(layout, reported);
+
+	return range && range->tier == tier && gpa_in(range, reported) == gpa;
 }
 
 #endif

@@ -32,11 +32,6 @@ void qemu_plugin_register_vcpu_mem_cb(struct qemu_plugin_insn *insn, qemu_plugin
 	cb(0, 0, 0x5000000, userdata);
 }
 
-void qemu_plugin_register_atexit_cb(qemu_plugin_id_t id, qemu_plugin_udata_cb_t cb, void *userdata)
-{
-	(void)id, (void)cb, (void)userdata;
-}
-
 size_t qemu_plugin_tb_n_insns(const struct qemu_plugin_tb *tb)
 {
 	(void)tb;
@@ -116,54 +111,92 @@ static void test_streams(void)
 	assert(!streams_predicted(&streams, 101000));
 }
 
-static const struct tier *tier_at(const struct machine *machine, uint64_t reported)
+/* Two nodes and the memory devices, in MiB, laid out as an emulator reports them. */
+static struct layout laid_out(uint64_t fast, uint64_t slow, uint64_t plug, enum reporting reporting)
 {
-	const struct range *range = machine_range(machine, reported);
+	const struct sizes sizes = { .node = { fast << 20, slow << 20 }, .plug = plug << 20 };
 
-	return range ? range->tier : NULL;
+	return layout_of(&sizes, reporting, tiers);
 }
 
-static uint64_t gpa_at(const struct machine *machine, uint64_t reported)
+/* The node of an address, in MiB, as the emulator reports it; -1 for none. */
+static int node_at(const struct layout *layout, uint64_t reported_mib)
 {
-	return machine_gpa(machine, machine_range(machine, reported), reported);
+	const struct range *range = range_at(layout, reported_mib << 20);
+
+	return range ? (int)(range->tier - tiers) : -1;
 }
 
-static void test_layout(void)
+static uint64_t gpa_mib_at(const struct layout *layout, uint64_t reported_mib)
 {
-	const uint64_t mib = 1u << 20, gib = 1u << 30;
-	struct machine small = { 0 }, large = { 0 };
+	return gpa_in(range_at(layout, reported_mib << 20), reported_mib << 20) >> 20;
+}
 
-	machine_layout(&small, 300 * mib, 1000 * mib, 0);
-	assert(tier_at(&small, 0) == &small.fast);
-	assert(tier_at(&small, 300 * mib - 1) == &small.fast);
+static void test_layout_as_block(void)
+{
+	struct layout small = laid_out(300, 1000, 0, AS_BLOCK);
+
+	assert(node_at(&small, 0) == 0 && node_at(&small, 299) == 0);
 	/* Node 1 is reported at twice the size of node 0; nothing lies between. */
-	assert(!tier_at(&small, 300 * mib) && !tier_at(&small, 600 * mib - 1));
-	assert(tier_at(&small, 600 * mib) == &small.slow);
-	assert(tier_at(&small, 1600 * mib - 1) == &small.slow);
-	assert(!tier_at(&small, 1600 * mib) && !tier_at(&small, UINT64_MAX));
-	assert(gpa_at(&small, 600 * mib) == 300 * mib);
+	assert(node_at(&small, 300) == -1 && node_at(&small, 599) == -1);
+	assert(node_at(&small, 600) == 1 && node_at(&small, 1599) == 1);
+	assert(node_at(&small, 1600) == -1 && !range_at(&small, UINT64_MAX));
+	assert(gpa_mib_at(&small, 600) == 300);
 
 	/* RAM beyond 3 GiB continues at 4 GiB when there is as much as 3.5 GiB. */
-	machine_layout(&large, gib, 4 * gib, 0);
-	assert(gpa_at(&large, 2 * gib) == gib);
-	assert(gpa_at(&large, 4 * gib - 1) == 3 * gib - 1);
-	assert(gpa_at(&large, 4 * gib) == 4 * gib);
+	struct layout large = laid_out(1024, 4096, 0, AS_BLOCK);
+	assert(gpa_mib_at(&large, 2048) == 1024);
+	assert(gpa_mib_at(&large, 4095) == 3071);
+	assert(gpa_mib_at(&large, 4096) == 4096);
 
 	/*
 	 * Memory devices of 256 MiB: their blocks follow RAM's (1300 and 1556 MiB), and they lie
 	 * 384 and 640 MiB into the region that begins at 4 GiB.
 	 */
-	machine_layout(&small, 300 * mib, 1000 * mib, 256 * mib);
-	assert(tier_at(&small, 600 * mib) == &small.slow && !tier_at(&small, 1600 * mib));
-	assert(!tier_at(&small, 1684 * mib - 1) && tier_at(&small, 1684 * mib) == &small.fast);
-	assert(tier_at(&small, 1940 * mib - 1) == &small.fast && !tier_at(&small, 1940 * mib));
-	assert(!tier_at(&small, 2196 * mib - 1) && tier_at(&small, 2196 * mib) == &small.slow);
-	assert(tier_at(&small, 2452 * mib - 1) == &small.slow && !tier_at(&small, 2452 * mib));
-	assert(gpa_at(&small, 1684 * mib) == 4 * gib + 384 * mib);
-	assert(gpa_at(&small, 2196 * mib) == 4 * gib + 640 * mib);
+	small = laid_out(300, 1000, 256, AS_BLOCK);
+	assert(node_at(&small, 600) == 1 && node_at(&small, 1600) == -1);
+	assert(node_at(&small, 1683) == -1 && node_at(&small, 1684) == 0);
+	assert(node_at(&small, 1939) == 0 && node_at(&small, 1940) == -1);
+	assert(node_at(&small, 2195) == -1 && node_at(&small, 2196) == 1);
+	assert(node_at(&small, 2451) == 1 && node_at(&small, 2452) == -1);
+	assert(gpa_mib_at(&small, 1684) == 4096 + 384);
+	assert(gpa_mib_at(&small, 2196) == 4096 + 640);
 	/* RAM above 4 GiB (5 - 3 GiB) comes before them. */
-	machine_layout(&large, gib, 4 * gib, gib);
-	assert(gpa_at(&large, 6 * gib) == 4 * gib + 2 * gib + gib);
+	large = laid_out(1024, 4096, 1024, AS_BLOCK);
+	assert(gpa_mib_at(&large, 6 * 1024) == 4096 + 2048 + 1024);
+}
+
+/* Whatever the sizes are: the same gPAs in the same nodes, each once, however they are reported. */
+static void test_layouts_agree(void)
+{
+	const uint64_t mibs[][3] = { { 300, 1000, 256 }, { 1024, 4096, 1024 }, { 3500, 1000, 128 },
+				     { 3072, 512, 0 }, { 2, 3581, 0 }, { 2, 3582, 0 }, { 5000, 2, 0 } };
+
+	for (size_t n = 0; n < sizeof(mibs) / sizeof(mibs[0]); n++) {
+		struct layout gpa = laid_out(mibs[n][0], mibs[n][1], mibs[n][2], AS_GPA);
+		struct layout block = laid_out(mibs[n][0], mibs[n][1], mibs[n][2], AS_BLOCK);
+		uint64_t bytes[2] = { 0 };
+
+		assert(gpa.range_count == block.range_count);
+		for (unsigned int i = 0; i < gpa.range_count; i++) {
+			const struct range *range = &gpa.ranges[i], *other = &block.ranges[i];
+			uint64_t size = range->end - range->start;
+
+			assert(range->gpa == range->start && other->gpa == range->gpa);
+			assert(size && other->end - other->start == size && other->tier == range->tier);
+			assert(range_at(&gpa, range->start) == range && range_at(&gpa, range->end - 1) == range);
+			assert(range_at(&block, other->start) == other);
+			assert(range_at(&block, other->end - 1) == other);
+			/* No RAM lies in the gap below 4 GiB. */
+			assert(range->end <= RAM_SPLIT_MIN || range->start >= 4 * GIB);
+			bytes[range->tier - tiers] += size;
+		}
+		assert(bytes[0] == (mibs[n][0] + mibs[n][2]) << 20);
+		assert(bytes[1] == (mibs[n][1] + mibs[n][2]) << 20);
+	}
+	struct layout both = laid_out(3500, 1000, 0, AS_GPA);
+	assert(node_at(&both, 3071) == 0 && node_at(&both, 3072) == -1);
+	assert(node_at(&both, 4096) == 0 && node_at(&both, 4096 + 428) == 1);
 }
 
 static void test_ring(void)
@@ -221,15 +254,11 @@ static int install(const qemu_info_t *info, const char *shm, const char *last)
 static void test_refusals(const char *shm)
 {
 	const qemu_info_t good = {
-		.target_name = "x86_64", .version = { 0, 1 }, .system_emulation = true,
+		.target_name = "x86_64", .system_emulation = true,
 		.system = { .smp_vcpus = 1, .max_vcpus = 16 },
 	};
 	qemu_info_t info = good;
 
-	info.version.min = 2;
-	info.version.cur = 4;
-	assert(install(&info, shm, "dilation=8"));
-	info = good;
 	info.target_name = "aarch64";
 	assert(install(&info, shm, "dilation=8"));
 	info = good;
@@ -247,7 +276,63 @@ static void test_refusals(const char *shm)
 	assert(control->magic == DEMETER_MAGIC && control->vcpus == 1 && !control->armed);
 }
 
+/* The guest asks about a page of `node` at `gpa_mib` that the emulator reports as it is told to. */
+static uint32_t ask(uint32_t node, uint64_t gpa_mib, uint64_t reported_mib)
+{
+	control->page_gva = 0x7d0000000000;
+	control->page_gpa = gpa_mib << 20;
+	control->page_node = node;
+	control->asked = control->answered + 1;
+	reported_address = (reported_mib << 20) + 8;
+	on_access(0, 0, control->page_gva + PAGE_BYTES, NULL); /* another page */
+	assert(control->answered != control->asked);
+	on_access(0, 0, control->page_gva + 8, NULL);
+	return control->fitting;
+}
+
 /* Needs what test_refusals installed. */
+static void test_answers(void)
+{
+	const struct ring_writer *ring = &vcpus[0].ring;
+
+	/* Nothing is known yet. */
+	control->armed = 1;
+	on_access(0, 0, 0x7c0000000000, NULL);
+	assert(ring->shared->misses == 1 && ring->shared->strays == 1);
+	control->armed = 0;
+	/* Node 0 is reported alike by all; node 1 tells them apart. */
+	assert(ask(0, 10, 10) == (1u << AS_GPA | 1u << AS_BLOCK));
+	assert(control->answered == control->asked && control->page_reported == reported_address);
+	assert(ask(1, 300, 600) == 1u << AS_BLOCK && layout == &layouts[AS_BLOCK]);
+	/* The same question once more is none. */
+	reported_address = 0;
+	on_access(0, 0, control->page_gva, NULL);
+	assert(layout == &layouts[AS_BLOCK]);
+	/* A node that does not exist is no question. */
+	control->page_node = 2;
+	control->asked++;
+	on_access(0, 0, control->page_gva, NULL);
+	assert(control->answered != control->asked && layout == &layouts[AS_BLOCK]);
+	control->asked = 0;
+}
+
+/* Last: from here on no tier is known. Needs what test_refusals installed. */
+static void test_what_fits_no_layout(void)
+{
+	uint64_t misses = vcpus[0].ring.misses, strays = vcpus[0].ring.strays;
+
+	assert(ask(1, 300, 600) && layout);
+	/* In the right tier, but at another gPA: no way of reporting is left, and none comes back. */
+	assert(!ask(1, 301, 600) && !layout);
+	assert(!ask(1, 300, 600) && !layout);
+	control->asked = 0;
+	control->armed = 1;
+	on_access(0, 0, 0x7c1000000000, NULL);
+	assert(vcpus[0].ring.misses == misses + 1 && vcpus[0].ring.strays == strays + 1);
+	control->armed = 0;
+}
+
+/* Needs what test_answers found out. */
 static void test_samples(void)
 {
 	const struct ring_writer *ring = &vcpus[0].ring;
@@ -282,9 +367,9 @@ static void test_samples(void)
 
 	/* What lies in no tier is counted and nothing else. */
 	reported_address = UINT64_MAX;
-	uint64_t strays = vcpus[0].strays;
+	uint64_t strays = ring->strays;
 	on_access(0, 0, gva += 4096, (void *)user_ip);
-	assert(vcpus[0].strays == strays + 1 && ring->head == 10);
+	assert(ring->shared->strays == strays + 1 && ring->head == 10);
 
 	/* Translation hooks accesses with the instruction's address. */
 	control->period = 1;
@@ -294,7 +379,7 @@ static void test_samples(void)
 	control->period = 0;
 }
 
-/* Needs what test_refusals installed. Only lower bounds: a busy machine may take any time. */
+/* Needs what test_answers found out. Only lower bounds: a busy machine may take any time. */
 static void test_delay(void)
 {
 	uint64_t gva = 0x7e0000000000;
@@ -330,10 +415,13 @@ int main(int argc, char **argv)
 		return 2;
 	test_filter();
 	test_streams();
-	test_layout();
+	test_layout_as_block();
+	test_layouts_agree();
 	test_ring();
 	test_refusals(argv[1]);
+	test_answers();
 	test_samples();
 	test_delay();
+	test_what_fits_no_layout();
 	return 0;
 }

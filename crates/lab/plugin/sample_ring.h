@@ -9,6 +9,7 @@
 #ifndef DEMETER_SAMPLE_RING_H
 #define DEMETER_SAMPLE_RING_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "shared_page.h"
@@ -18,6 +19,8 @@ struct ring_writer {
 	struct demeter_record *records; /* DEMETER_RING_RECORDS of them */
 	uint64_t head;
 	uint64_t dropped;
+	uint64_t misses;
+	uint64_t strays;
 };
 
 /* The ring of `vcpu` in the shared memory that begins at `base`. */
@@ -29,6 +32,17 @@ static inline struct ring_writer ring_writer_at(void *base, unsigned int vcpu)
 		.shared = (struct demeter_ring *)ring,
 		.records = (struct demeter_record *)(ring + DEMETER_RING_HEADER_BYTES),
 	};
+}
+
+/* Counts a cache miss, and whether it fell in no tier. */
+static inline void ring_count_miss(struct ring_writer *ring, bool is_stray)
+{
+	ring->misses++;
+	__atomic_store_n(&ring->shared->misses, ring->misses, __ATOMIC_RELAXED);
+	if (!is_stray)
+		return;
+	ring->strays++;
+	__atomic_store_n(&ring->shared->strays, ring->strays, __ATOMIC_RELAXED);
 }
 
 /* Appends a record, or counts it as dropped when the reader has left no room. */

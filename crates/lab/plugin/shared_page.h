@@ -32,7 +32,20 @@ struct demeter_control {
 	uint32_t period;         /* guest: one sample every so many loads that count; 0 = off */
 	uint32_t threshold_ns;   /* guest: only loads of at least this modelled latency count;
 				    nanoseconds of the modelled hardware, not stretched */
+	/*
+	 * Before anything is armed, the guest lets the plugin find out how this emulator reports
+	 * physical addresses: it names a page whose place it knows, sets `asked` to another number
+	 * than `answered`, loads from the page, and finds that number in `answered`.
+	 */
+	uint32_t asked;          /* guest; 0 = nothing */
+	uint64_t page_gva;       /* guest */
+	uint64_t page_gpa;       /* guest: by /proc/self/pagemap */
+	uint32_t page_node;      /* guest */
+	uint32_t answered;       /* the last page that was seen */
+	uint32_t fitting;        /* a bit for each way of reporting that fits all pages so far; 0: no
+				    tier can be told */
 	uint32_t reserved;
+	uint64_t page_reported;  /* what the emulator reported for that page */
 };
 
 /* Ring i: offset CONTROL_BYTES + i * RING_BYTES: this header, then the records. */
@@ -40,7 +53,9 @@ struct demeter_ring {
 	uint64_t head;           /* plugin: records ever written */
 	uint64_t tail;           /* guest: records ever taken */
 	uint64_t dropped;        /* plugin: samples lost because the ring was full */
-	uint64_t reserved[5];
+	uint64_t misses;         /* plugin: cache misses while armed or sampling */
+	uint64_t strays;         /* plugin: those of them that fell in no tier */
+	uint64_t reserved[3];
 };
 
 struct demeter_record {

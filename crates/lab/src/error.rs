@@ -17,6 +17,16 @@ pub enum Error {
         /// What the person can do.
         mend: String,
     },
+    /// The user-mode emulator cannot tell what a program touches.
+    #[error(
+        "{} was built without plugins, as Debian 13 does: set DEMETER_QEMU_USER to a qemu-x86_64 \
+         with plugins, as Debian 12's, or see `demeter trace convert` for traces by valgrind",
+        qemu.display()
+    )]
+    NoPlugins {
+        /// The emulator.
+        qemu: PathBuf,
+    },
     /// Only the simulator can do it: which workload, or what else.
     #[error("the lab cannot run {0}: use --on sim")]
     SimOnly(&'static str),
@@ -118,6 +128,20 @@ pub enum VmFault {
     /// What the VM said cannot be kept.
     #[error("cannot write the VM's logs: {0}")]
     Log(io::Error),
+    /// The plugin's counts cannot be read.
+    #[error("cannot read what the emulator's plugin counted: {0}")]
+    Counts(io::Error),
+    /// The plugin could not tell in which tier too many accesses fell.
+    #[error(
+        "{strays} of {misses} cache misses fell in no memory tier, so that its figures mean \
+         nothing; set DEMETER_QEMU to another QEMU, 7.2 and 10.0 are known to work"
+    )]
+    Strays {
+        /// Cache misses that fell in no tier.
+        strays: u64,
+        /// All of them.
+        misses: u64,
+    },
     /// The person asked us to stop.
     #[error("interrupted")]
     Interrupted,

@@ -77,14 +77,21 @@ impl Recorder {
         })
     }
 
+    /// Makes the plugin, in the cache.
+    ///
+    /// # Errors
+    /// [`Error::NoPlugins`] when the emulator loads none; others when it or a C compiler is missing.
+    pub fn plugin(&self) -> Result<PathBuf, Error> {
+        trace_plugin(&self.cache, &self.qemu)
+    }
+
     /// Starts `program`, found as a shell finds it, with our own input and output.
     ///
     /// # Errors
-    /// When the program, the emulator or a C compiler is missing, or the system refuses.
+    /// When the program is missing, the system refuses, or there is no [`Recorder::plugin`].
     pub fn start(&self, program: &Path, args: &[OsString]) -> Result<Recording, Error> {
         let program = find(program)?;
-        std::fs::create_dir_all(&self.cache).map_err(Error::io("create", &self.cache))?;
-        let plugin = trace_plugin(&self.cache)?;
+        let plugin = self.plugin()?;
         let (ours, theirs) = UnixStream::pair().map_err(Error::io("create", "a socket"))?;
         let mut plugin_option = plugin.into_os_string();
         plugin_option.push(format!(",fd={PLUGIN_FD}"));
@@ -103,13 +110,7 @@ impl Recorder {
                 _ => Ok(()),
             });
         }
-        let child = command.spawn().map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound => Error::Missing {
-                what: format!("{} is not installed", self.qemu.display()),
-                mend: "apt-get install qemu-user, or set DEMETER_QEMU_USER".into(),
-            },
-            _ => Error::io("start", &self.qemu)(source),
-        })?;
+        let child = command.spawn().map_err(Error::io("start", &self.qemu))?;
         Ok(Recording {
             child,
             messages: BufReader::with_capacity(1 << 16, ours),
@@ -169,8 +170,7 @@ impl Recording {
         Err(Error::Tool {
             program: "the emulator".into(),
             said: format!("it ended ({status}) before the program began"),
-            mend: "PROGRAM must be an x86-64 program for Linux, no script; the emulator QEMU 7.2"
-                .into(),
+            mend: "PROGRAM must be an x86-64 program for Linux, no script".into(),
         })
     }
 }

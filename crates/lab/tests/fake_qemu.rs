@@ -28,8 +28,13 @@ impl Fake {
             &path("qemu"),
             &format!(
                 "if [ \"$1\" = --version ]; then echo 'QEMU emulator version 7.2.0'; exit; fi\n\
+                 for arg; do case $arg in\n\
+                 file=*,check=on) exit;;\n\
+                 file,*console.log) console=${{arg##*path=}};;\n\
+                 file=*,shm=*) shared=${{arg#*,shm=}}; shared=${{shared%%,*}};;\n\
+                 esac; done\n\
                  echo $$ >{pid}\n\
-                 for arg; do case $arg in file,*console.log) console=${{arg##*path=}};; esac; done\n\
+                 truncate -s 4M \"$shared\"\n\
                  echo \"$console\" >{console}\n\
                  say() {{ echo \"$1\" >&0; }}\n\
                  {body}\n",
@@ -191,6 +196,40 @@ fn a_stop_kills_the_vm() {
     fake.assert_nothing_is_left();
 }
 
+#[test]
+fn figures_of_a_plugin_that_lost_its_way_are_no_result() {
+    // A million misses, and 42 % of them nowhere, of the first vCPU.
+    let counts = r"'\100\102\17\0\0\0\0\0\240\150\6\0\0\0\0\0'";
+    let write =
+        format!("printf {counts} | dd of=\"$shared\" bs=8 seek=515 conv=notrunc 2>/dev/null");
+    let fake = Fake::new(&format!("{write}\n{}", full_report()));
+    let said = fake.fault().to_string();
+    assert!(said.contains("420000 of 1000000 cache misses"), "{said}");
+}
+
+#[test]
+fn an_emulator_that_does_not_load_the_plugin_is_told_before_the_kernel_is_sought() {
+    let fake = Fake::new("");
+    let says = "requires API version 2, but this QEMU supports only up to version 1";
+    write_program(
+        &fake.lab.qemu,
+        &format!(
+            "[ \"$1\" = --version ] && echo 'QEMU version 9.0.0' && exit\necho '{says}' >&2\nexit 1\n"
+        ),
+    );
+    let lab = Lab {
+        kernel: Some("/nonexistent/vmlinuz".into()),
+        ..fake.lab.clone()
+    };
+    let stop = AtomicBool::new(false);
+    let outcome = demeter_lab::run(&fake.scenario, &lab, &stop, &mut |_, _| {});
+    let said = outcome.ended.unwrap_err().to_string();
+    assert!(
+        said.contains(says) && said.contains("DEMETER_QEMU"),
+        "{said}"
+    );
+}
+
 /// What a VM says in which all goes well.
 fn full_report() -> String {
     let totals = |system_s: u32| format!(r#"{{"system_s":{system_s},"cpu_s":{{}},"vmstat":{{}}}}"#);
@@ -272,7 +311,7 @@ fn what_is_missing_is_named_before_anything_starts() {
     };
     let missing = said(|fake| fs::remove_file(fake.lab.programs.join("gups")).unwrap());
     assert!(
-        missing.contains("gups is missing") && missing.contains("cargo build"),
+        missing.contains("gups is missing") && missing.contains("build all of them"),
         "{missing}"
     );
     let missing = said(|fake| fake.lab.kernel = Some("/nonexistent/vmlinuz".into()));

@@ -27,7 +27,10 @@ fn compile(source: &str, flags: &[&str], output: &Path) {
 fn the_plugins_build_without_a_warning() {
     let dir = tempfile::tempdir().unwrap();
     for source in ["demeter_lab.c", "demeter_trace.c"] {
-        compile(source, &["-shared", "-fPIC"], &dir.path().join("plugin.so"));
+        for api in ["-DQEMU_PLUGIN_API=1", "-DQEMU_PLUGIN_API=2"] {
+            let flags = ["-shared", "-fPIC", api];
+            compile(source, &flags, &dir.path().join("plugin.so"));
+        }
     }
 }
 
@@ -35,12 +38,13 @@ fn the_plugins_build_without_a_warning() {
 fn the_plugins_own_tests_hold() {
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("plugin_test");
-    let sanitizers = [
+    let flags = [
+        "-DQEMU_PLUGIN_API=2",
         "-g",
         "-fsanitize=address,undefined",
         "-fno-sanitize-recover",
     ];
-    compile("plugin_test.c", &sanitizers, &program);
+    compile("plugin_test.c", &flags, &program);
     let result = Command::new(&program)
         .arg(dir.path().join("shared"))
         .output()

@@ -1,4 +1,5 @@
-//! The recorder on a real program. Needs qemu-user (xtask/setup.sh installs it).
+//! The recorder on a real program. Needs a qemu-user with plugins (xtask/setup.sh installs the
+//! distribution's); where that has none, the tests count as ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -6,6 +7,40 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use demeter_lab::{Error, Recorder};
+use libtest_mimic::{Arguments, Trial};
+
+fn main() {
+    let can_record = match recorder().plugin() {
+        Err(error @ Error::NoPlugins { .. }) => {
+            eprintln!("skipped: {error}");
+            false
+        }
+        // What else is wrong the tests find out.
+        _ => true,
+    };
+    let tests: [(&str, fn()); 3] = [
+        (
+            "every_word_that_a_program_fills_is_recorded_and_its_threads_apart",
+            every_word_that_a_program_fills_is_recorded_and_its_threads_apart,
+        ),
+        (
+            "a_recording_that_is_broken_off_ends_the_program",
+            a_recording_that_is_broken_off_ends_the_program,
+        ),
+        (
+            "what_cannot_be_recorded_is_named",
+            what_cannot_be_recorded_is_named,
+        ),
+    ];
+    let trials = tests.map(|(name, test)| {
+        let run = move || {
+            test();
+            Ok(())
+        };
+        Trial::test(name, run).with_ignored_flag(!can_record)
+    });
+    libtest_mimic::run(&Arguments::from_args(), trials.into()).exit();
+}
 
 fn recorder() -> Recorder {
     Recorder {
@@ -18,7 +53,6 @@ fn args(words: &[&str]) -> Vec<OsString> {
     words.iter().map(OsString::from).collect()
 }
 
-#[test]
 fn every_word_that_a_program_fills_is_recorded_and_its_threads_apart() {
     let gups = Path::new(env!("CARGO_BIN_EXE_gups"));
     let two_threads = args(&["--size", "128KiB", "--hot", "8KiB", "--threads", "2"]);
@@ -44,7 +78,6 @@ fn every_word_that_a_program_fills_is_recorded_and_its_threads_apart() {
     assert!(longest >= (128 << 10) / 8, "{longest} words in a row");
 }
 
-#[test]
 fn a_recording_that_is_broken_off_ends_the_program() {
     let gups = Path::new(env!("CARGO_BIN_EXE_gups"));
     let args = args(&["--size", "1MiB", "--hot", "64KiB", "--duration", "1000"]);
@@ -57,7 +90,6 @@ fn a_recording_that_is_broken_off_ends_the_program() {
     assert_eq!(calls, 1);
 }
 
-#[test]
 fn what_cannot_be_recorded_is_named() {
     let no_program = recorder().start(Path::new("no-such-program"), &[]);
     assert!(

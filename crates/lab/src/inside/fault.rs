@@ -22,6 +22,12 @@ pub enum Fault {
         /// What the person can do.
         mend: &'static str,
     },
+    /// The emulator's plugin cannot tell the tiers apart.
+    #[error(
+        "the emulator's plugin cannot tell fast from slow memory: {0}; set DEMETER_QEMU to another \
+         QEMU, 7.2 and 10.0 are known to work"
+    )]
+    Tiers(String),
     /// The workload broke its protocol or ended early.
     #[error("the workload {0}")]
     Workload(String),

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use demeter_guest::balloon::port;
 
 use super::fault::Fault;
-use super::job;
+use super::{job, layout};
 use crate::link::{GO, JOB_PATH, Job, LAST_WORDS, LINE_MAX_BYTES, LineReader, PORT_NAME, Report};
 
 /// Runs the job in [`JOB_PATH`] and powers the machine off.
@@ -34,8 +34,12 @@ pub fn init() -> io::Result<()> {
 
 /// Opens the link, runs the job and reports how it ended.
 fn run() -> Result<(), Fault> {
-    let mut link = Link::open(Path::new("/"))?;
-    let last = match read_job().and_then(|job| job::run(&mut link, &job)) {
+    let root = Path::new("/");
+    let mut link = Link::open(root)?;
+    let done = layout::agree(root)
+        .and_then(|()| read_job())
+        .and_then(|job| job::run(&mut link, &job));
+    let last = match done {
         Ok(()) => Report::Finished,
         Err(fault) => Report::Failed {
             what: fault.to_string(),

@@ -1,12 +1,14 @@
 //! What runs inside a lab VM: its init process and the parts that watch a system at work.
 
 mod agent;
+mod control_page;
 mod counters;
 mod delay;
 mod fault;
 mod init;
 mod job;
 mod kernel;
+mod layout;
 mod modules;
 mod observer;
 mod rivals;

@@ -14,7 +14,7 @@ use super::elastic::{self, Elastic, Module};
 use super::initramfs::Initramfs;
 use super::memory::NodeSizes;
 use super::prepared::{INITRAMFS, PreparedVm};
-use super::{kernel, module, plugin, qemu};
+use super::{kernel, module, plugin};
 use crate::error::{Error, VmFault};
 use crate::link::{
     AGENT_CONFIG_PATH, AGENT_RECORDING_PATH, AGENT_SOCKET_PATH, JOB_PATH, Job, MODULES_DIR, Report,
@@ -143,11 +143,11 @@ impl Lab {
         })
     }
 
-    /// Everything that is fetched or built once, and the emulator, checked.
+    /// Everything that is fetched or built once: the plugin, which the emulator was seen to load,
+    /// and the kernel. An emulator that cannot be used is told before the download begins.
     fn assets(&self) -> Result<(PathBuf, PathBuf), Error> {
-        qemu::check_version(&self.qemu)?;
-        let kernel = self.kernel_image()?;
-        Ok((plugin::plugin(&self.cache)?, kernel))
+        let plugin = plugin::plugin(&self.cache, &self.qemu)?;
+        Ok((plugin, self.kernel_image()?))
     }
 
     /// The image of the VMs' kernel.
@@ -174,7 +174,7 @@ impl Lab {
             if !from.is_file() {
                 return Err(Error::Missing {
                     what: format!("program {} is missing", from.display()),
-                    mend: "build all of them: cargo build --release".into(),
+                    mend: "build all of them: make".into(),
                 });
             }
             initramfs.add_program(&format!("bin/{name}"), &from)?;

@@ -12,6 +12,7 @@ mod package;
 pub(crate) mod plugin;
 mod prepared;
 mod qemu;
+mod strays;
 mod tool;
 
 pub(crate) use child::{Orders, VmChild, dies_with_this_thread};

@@ -11,7 +11,7 @@ use demeter_scenario::Scenario;
 use super::child::VmChild;
 use super::elastic::Elastic;
 use super::memory::{NodeSizes, check_host};
-use super::qemu;
+use super::{qemu, strays};
 use crate::error::{Error, VmFault};
 use crate::link::{Report, from_hex};
 
@@ -99,9 +99,12 @@ impl PreparedVm {
         stop: &AtomicBool,
         on_report: &mut dyn FnMut(Report) -> Result<(), VmFault>,
     ) -> Result<(), Error> {
-        let outcome = listen(&mut vm, stop, self.folder(), on_report);
+        let mut outcome = listen(&mut vm, stop, self.folder(), on_report);
         match &outcome {
-            Ok(()) => vm.finish(),
+            Ok(()) => {
+                vm.finish();
+                outcome = strays::check(self.folder());
+            }
             Err(_) => drop(vm),
         }
         let logs = match (&outcome, &self.keep_logs) {

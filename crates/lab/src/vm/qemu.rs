@@ -7,12 +7,17 @@ use demeter_scenario::Machine;
 
 use super::elastic::Elastic;
 use super::memory::NodeSizes;
+use super::strays::SHARED;
 use super::tool;
 use crate::error::Error;
 use crate::link::PORT_NAME;
 
+/// A release of QEMU, major and minor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version(pub u32, pub u32);
+
 /// Oldest QEMU that has everything we ask for (`hmat`, `-plugin file=`, `-accel tcg`).
-const VERSION_MIN: (u32, u32) = (7, 0);
+const VERSION_MIN: Version = Version(7, 0);
 
 /// Bytes of the shared memory that the plugin makes: DEMETER_SHARED_BYTES in
 /// plugin/shared_page.h.
@@ -26,32 +31,60 @@ const KERNEL_ARGS: &str = "console=ttyS0 loglevel=5 panic=-1 nokaslr init_on_all
                            rdinit=/bin/demeter -- lab-init";
 
 const MEND: &str = "apt-get install qemu-system-x86, or set DEMETER_QEMU to a qemu-system-x86_64";
+const MEND_USER: &str = "apt-get install qemu-user, or set DEMETER_QEMU_USER to a qemu-x86_64";
 
 /// Checks that the emulator is there and new enough.
-pub fn check_version(qemu: &Path) -> Result<(), Error> {
-    let said = tool::output(Command::new(qemu).arg("--version"), MEND)?;
-    match parse_version(&said) {
-        Some(version) if version >= VERSION_MIN => Ok(()),
-        Some((major, minor)) => Err(Error::Missing {
-            what: format!(
-                "{} is version {major}.{minor}, the lab needs {}.{}",
-                qemu.display(),
-                VERSION_MIN.0,
-                VERSION_MIN.1
-            ),
-            mend: MEND.into(),
-        }),
-        None => Err(Error::Missing {
-            what: format!("{} does not say its version", qemu.display()),
-            mend: MEND.into(),
+pub fn check_version(qemu: &Path) -> Result<Version, Error> {
+    version(qemu, MEND)
+}
+
+/// The same for the user-mode emulator. Debian 13 builds its own without plugins.
+pub fn check_user_version(qemu: &Path) -> Result<Version, Error> {
+    let version = version(qemu, MEND_USER)?;
+    let help = tool::output(Command::new(qemu).arg("-help"), MEND_USER)?;
+    match help.contains("-plugin") {
+        true => Ok(version),
+        false => Err(Error::NoPlugins {
+            qemu: qemu.to_owned(),
         }),
     }
 }
 
-fn parse_version(said: &str) -> Option<(u32, u32)> {
+fn version(qemu: &Path, mend: &str) -> Result<Version, Error> {
+    let said = tool::output(Command::new(qemu).arg("--version"), mend)?;
+    let what = match parse_version(&said) {
+        Some(version) if version >= VERSION_MIN => return Ok(version),
+        Some(Version(major, minor)) => format!(
+            "{} is version {major}.{minor}, the lab needs {}.{}",
+            qemu.display(),
+            VERSION_MIN.0,
+            VERSION_MIN.1
+        ),
+        None => format!("{} does not say its version", qemu.display()),
+    };
+    let mend = mend.into();
+    Err(Error::Missing { what, mend })
+}
+
+fn parse_version(said: &str) -> Option<Version> {
     let (_, number) = said.lines().next()?.split_once("version ")?;
     let mut parts = number.split(|c: char| !c.is_ascii_digit());
-    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+    Some(Version(
+        parts.next()?.parse().ok()?,
+        parts.next()?.parse().ok()?,
+    ))
+}
+
+/// Checks that the emulator loads our plugin, without a VM.
+pub fn check_loads(qemu: &Path, plugin: &Path) -> Result<(), Error> {
+    let mut command = Command::new(qemu);
+    command
+        .args(["-machine", "none", "-accel", "tcg", "-display", "none"])
+        .args(["-nodefaults", "-no-user-config", "-plugin"])
+        .arg(format!("file={},check=on", quoted(plugin)));
+    let mend = "the lab needs a QEMU built with TCG plugins, from 7.0 to 10: set DEMETER_QEMU to \
+                such a qemu-system-x86_64";
+    tool::output(&mut command, mend).map(drop)
 }
 
 /// What a VM is made of.
@@ -93,7 +126,7 @@ impl Parts<'_> {
             vcpus, fast, slow, ..
         } = self.machine;
         let NodeSizes { fast_mib, slow_mib } = self.sizes;
-        let shared = self.folder.join("shared");
+        let shared = self.folder.join(SHARED);
         let mut command = Command::new(self.qemu);
         let mut option = |name: &str, value: String| {
             command.arg(name).arg(value);
@@ -200,10 +233,10 @@ mod tests {
     #[test]
     fn versions_are_read_from_what_packagers_print() {
         let debian = "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)\nCopyright";
-        assert_eq!(parse_version(debian), Some((7, 2)));
+        assert_eq!(parse_version(debian), Some(Version(7, 2)));
         assert_eq!(
             parse_version("QEMU emulator version 10.0.50\n"),
-            Some((10, 0))
+            Some(Version(10, 0))
         );
         assert_eq!(parse_version("no emulator"), None);
     }

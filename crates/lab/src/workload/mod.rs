@@ -11,7 +11,7 @@ mod event;
 mod geometry;
 pub mod gups;
 pub mod memlat;
-mod region;
+pub(crate) mod region;
 mod size;
 mod timed;
 mod wait;

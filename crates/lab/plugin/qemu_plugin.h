@@ -1,16 +1,31 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * The part of QEMU's TCG plugin interface, version 1, that we use. Debian packages no header of
- * it, and it is small. QEMU 4.2 to 8.2 speak version 1.
+ * The part of QEMU's TCG plugin interface that we use, and all that differs between its versions.
+ * Debian packages no header of it, and it is small.
+ *
+ * A plugin declares one version, and QEMU loads it if it speaks that one. -DQEMU_PLUGIN_API=N
+ * chooses it at build time:
+ *
+ *   1   QEMU 4.2 to 8.2
+ *   2   QEMU 9.0 and later: they speak newer versions too (10.0: up to 4, 10.1: 5), and none older
+ *
+ * What we use is the same in all of them, but for what qemu_plugin_hwaddr_phys_addr answers:
+ * memory_model.h knows both ways.
  */
-#ifndef DEMETER_QEMU_PLUGIN_V1_H
-#define DEMETER_QEMU_PLUGIN_V1_H
+#ifndef DEMETER_QEMU_PLUGIN_H
+#define DEMETER_QEMU_PLUGIN_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#define QEMU_PLUGIN_VERSION 1
+#ifndef QEMU_PLUGIN_API
+#error "choose the version: -DQEMU_PLUGIN_API=1 or 2"
+#endif
+
+#define QEMU_PLUGIN_EXPORT __attribute__((visibility("default")))
+
+QEMU_PLUGIN_EXPORT int qemu_plugin_version = QEMU_PLUGIN_API;
 
 typedef uint64_t qemu_plugin_id_t;
 typedef uint32_t qemu_plugin_meminfo_t;
@@ -31,6 +46,10 @@ typedef struct {
 } qemu_info_t;
 
 enum qemu_plugin_cb_flags { QEMU_PLUGIN_CB_NO_REGS };
+/*
+ * Only both at once: QEMU 7.2 mixes loads and stores up when they are registered apart (a load's
+ * callback is called for stores). A callback asks qemu_plugin_mem_is_store.
+ */
 enum qemu_plugin_mem_rw { QEMU_PLUGIN_MEM_RW = 3 };
 
 struct qemu_plugin_tb;

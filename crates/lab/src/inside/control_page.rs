@@ -1,0 +1,208 @@
+//! The control page that the emulator's plugin shares with the VM: the first page of BAR 2 of an
+//! ivshmem device. Its layout is in plugin/shared_page.h.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use super::fault::Fault;
+
+const VENDOR: &str = "0x1af4";
+const DEVICE: &str = "0x1110";
+const MAGIC: u32 = 0x3152_5444;
+const CONTROL_BYTES: usize = 4096;
+const MAGIC_AT: usize = 0;
+
+/// Byte offsets of the page's fields.
+pub mod field {
+    /// Whether slow memory is slow.
+    pub const ARMED: usize = 16;
+    /// Loads between two samples.
+    pub const PERIOD: usize = 20;
+    /// Number of the page that the plugin is shown.
+    pub const ASKED: usize = 28;
+    /// 64 bits: its virtual address.
+    pub const PAGE_GVA: usize = 32;
+    /// 64 bits: its physical address.
+    pub const PAGE_GPA: usize = 40;
+    /// Its node.
+    pub const PAGE_NODE: usize = 48;
+    /// Number of the page that the plugin saw last.
+    pub const ANSWERED: usize = 52;
+    /// Ways of reporting addresses that fit all pages.
+    pub const FITTING: usize = 56;
+    /// 64 bits: what the emulator reported for the page.
+    pub const PAGE_REPORTED: usize = 64;
+}
+
+/// The mapped control page.
+#[derive(Debug)]
+pub struct ControlPage {
+    page: *mut u8,
+}
+
+impl ControlPage {
+    /// Finds and maps it.
+    pub fn map(root: &Path) -> Result<Self, Fault> {
+        let path = find_device(root)?.join("resource2");
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .map_err(Fault::io("open", &path))?;
+        // SAFETY: a fresh shared mapping of the file at an address that the kernel chooses.
+        let page = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                CONTROL_BYTES,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if page == libc::MAP_FAILED {
+            return Err(Fault::io("map", &path)(io::Error::last_os_error()));
+        }
+        let page = Self { page: page.cast() };
+        if page.read(MAGIC_AT) != MAGIC {
+            return Err(Fault::Unsupported {
+                what: format!("{} holds no control page", path.display()),
+                mend: "the emulator's plugin did not start; see qemu.log",
+            });
+        }
+        Ok(page)
+    }
+
+    /// Reads a field of 32 bits.
+    pub fn read(&self, field: usize) -> u32 {
+        self.copy_out(field)
+    }
+
+    /// Reads a field of 64 bits.
+    pub fn read_u64(&self, field: usize) -> u64 {
+        self.copy_out(field)
+    }
+
+    /// Writes a field of 32 bits.
+    pub fn write(&self, field: usize, value: u32) {
+        self.copy_in(field, value);
+    }
+
+    /// Writes a field of 64 bits.
+    pub fn write_u64(&self, field: usize, value: u64) {
+        self.copy_in(field, value);
+    }
+
+    fn copy_out<T: Copy>(&self, at: usize) -> T {
+        assert!(at.is_multiple_of(size_of::<T>()) && at + size_of::<T>() <= CONTROL_BYTES);
+        // SAFETY: inside the mapping and aligned, as checked above; the callers' integers have no
+        // invalid values. The plugin writes whenever it likes, hence volatile.
+        unsafe { self.page.add(at).cast::<T>().read_volatile() }
+    }
+
+    fn copy_in<T: Copy>(&self, at: usize, value: T) {
+        assert!(at.is_multiple_of(size_of::<T>()) && at + size_of::<T>() <= CONTROL_BYTES);
+        // SAFETY: as in `copy_out`; the plugin reads whenever it likes.
+        unsafe { self.page.add(at).cast::<T>().write_volatile(value) }
+    }
+}
+
+impl Drop for ControlPage {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made in `map` and nothing refers to it any more.
+        unsafe { libc::munmap(self.page.cast(), CONTROL_BYTES) };
+    }
+}
+
+/// The ivshmem device's folder in sysfs.
+fn find_device(root: &Path) -> Result<PathBuf, Fault> {
+    let devices = root.join("sys/bus/pci/devices");
+    for entry in fs::read_dir(&devices).map_err(Fault::io("list", &devices))? {
+        let path = entry.map_err(Fault::io("list", &devices))?.path();
+        let holds = |file: &str, id: &str| {
+            fs::read_to_string(path.join(file)).is_ok_and(|text| text.trim() == id)
+        };
+        if holds("vendor", VENDOR) && holds("device", DEVICE) {
+            return Ok(path);
+        }
+    }
+    Err(Fault::Unsupported {
+        what: format!("no ivshmem device in {}", devices.display()),
+        mend: "use a QEMU with ivshmem-plain",
+    })
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// A fake ivshmem device beside another one; the mapped file stands for its memory.
+    pub fn machine(magic: u32) -> (tempfile::TempDir, PathBuf) {
+        let root = tempfile::tempdir().unwrap();
+        let devices = root.path().join("sys/bus/pci/devices");
+        for (slot, vendor, device) in [
+            ("0000:00:01.0", "0x8086", DEVICE),
+            ("0000:00:02.0", VENDOR, DEVICE),
+        ] {
+            fs::create_dir_all(devices.join(slot)).unwrap();
+            fs::write(devices.join(slot).join("vendor"), format!("{vendor}\n")).unwrap();
+            fs::write(devices.join(slot).join("device"), format!("{device}\n")).unwrap();
+        }
+        let memory = devices.join("0000:00:02.0/resource2");
+        let mut bytes = vec![0; CONTROL_BYTES];
+        bytes[..4].copy_from_slice(&magic.to_le_bytes());
+        fs::write(&memory, bytes).unwrap();
+        (root, memory)
+    }
+
+    /// The same with the plugin's page.
+    pub fn machine_with_plugin() -> (tempfile::TempDir, PathBuf) {
+        machine(MAGIC)
+    }
+
+    #[test]
+    fn a_page_without_the_plugin_is_refused_and_left_alone() {
+        let (root, memory) = machine(0);
+        let said = ControlPage::map(root.path()).unwrap_err().to_string();
+        assert!(said.contains("plugin"), "{said}");
+        assert_eq!(fs::read(memory).unwrap(), vec![0; CONTROL_BYTES]);
+    }
+
+    #[test]
+    fn figures_agree_with_the_header() {
+        let header = include_str!("../../plugin/shared_page.h");
+        assert!(header.contains(&format!("DEMETER_MAGIC {MAGIC:#x}u")));
+        assert!(header.contains(&format!("DEMETER_CONTROL_BYTES {CONTROL_BYTES}u")));
+        let body = header.split("struct demeter_control {").nth(1).unwrap();
+        let mut at = 0;
+        let mut offsets = std::collections::BTreeMap::new();
+        for line in body.split("\n};").next().unwrap().lines() {
+            let mut words = line.split_whitespace();
+            let bytes = match words.next() {
+                Some("uint32_t") => 4,
+                Some("uint64_t") => 8,
+                _ => continue,
+            };
+            // As the C compiler lays them out.
+            at = usize::next_multiple_of(at, bytes);
+            offsets.insert(words.next().unwrap().trim_end_matches(';'), at);
+            at += bytes;
+        }
+        for (name, offset) in [
+            ("magic", MAGIC_AT),
+            ("armed", field::ARMED),
+            ("period", field::PERIOD),
+            ("asked", field::ASKED),
+            ("page_gva", field::PAGE_GVA),
+            ("page_gpa", field::PAGE_GPA),
+            ("page_node", field::PAGE_NODE),
+            ("answered", field::ANSWERED),
+            ("fitting", field::FITTING),
+            ("page_reported", field::PAGE_REPORTED),
+        ] {
+            assert_eq!(offsets.get(name), Some(&offset), "{name}");
+        }
+    }
+}

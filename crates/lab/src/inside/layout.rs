@@ -1,0 +1,114 @@
+//! Where memory lies, agreed upon with the emulator's plugin.
+//!
+//! Problem: the plugin must tell from what the emulator reports of an access in which node it fell,
+//! and emulators report that in several ways. Approach: as soon as the VM is up, some pages of each
+//! node, whose physical addresses the kernel tells, are shown to the plugin, which keeps the way
+//! that fits them all. Where none does, nothing that the VM measured could be trusted, and it ends.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use demeter_policy::{GuestPhysAddr, GuestVirtAddr, PAGE_SIZE};
+
+use super::control_page::{ControlPage, field};
+use super::fault::Fault;
+use super::zones::node_range;
+use crate::workload::region::Region;
+
+/// The fast tier and the slow one.
+const NODES: u32 = 2;
+
+/// How many pages of each node are shown.
+const PAGES: u64 = 16;
+
+/// Shows pages to the plugin; fails when it does not find them where the kernel says they are.
+pub fn agree(root: &Path) -> Result<(), Fault> {
+    let page = ControlPage::map(root)?;
+    // Still set when the VM was reset amid a run.
+    page.write(field::ARMED, 0);
+    page.write(field::PERIOD, 0);
+    let pagemap_path = root.join("proc/self/pagemap");
+    let pagemap = File::open(&pagemap_path).map_err(Fault::io("open", &pagemap_path))?;
+    for node in 0..NODES {
+        let (start, end) = node_range(root, node)?;
+        let bytes = 0..PAGES * PAGE_SIZE;
+        let region = Region::map(bytes.end).map_err(|e| Fault::Tiers(e.to_string()))?;
+        region
+            .prefer_node(&bytes, node)
+            .map_err(|e| Fault::Tiers(e.to_string()))?;
+        for word in region.words().iter().step_by((PAGE_SIZE / 8) as usize) {
+            // Touched, so that there is a page.
+            word.store(1, Ordering::Relaxed);
+            let gpa = gpa_of(&pagemap, word).map_err(Fault::io("read", &pagemap_path))?;
+            if !(start..end).contains(&gpa.0) {
+                return Err(Fault::Tiers(format!(
+                    "node {node} gave a page at {:#x}, but spans {start:#x} to {end:#x}",
+                    gpa.0
+                )));
+            }
+            show(&page, word, gpa, node)?;
+        }
+    }
+    page.write(field::ASKED, 0);
+    Ok(())
+}
+
+/// Shows the page in which `word` begins, at `gpa`.
+fn show(page: &ControlPage, word: &AtomicU64, gpa: GuestPhysAddr, node: u32) -> Result<(), Fault> {
+    page.write(field::ASKED, 0);
+    page.write_u64(field::PAGE_GVA, gva_of(word).0);
+    page.write_u64(field::PAGE_GPA, gpa.0);
+    page.write(field::PAGE_NODE, node);
+    // Any other number than that of the last page, and not 0.
+    let number = page.read(field::ANSWERED).wrapping_add(1).max(1);
+    page.write(field::ASKED, number);
+    fence(Ordering::SeqCst);
+    // The plugin sees this load.
+    word.load(Ordering::SeqCst);
+    fence(Ordering::SeqCst);
+    if page.read(field::ANSWERED) != number {
+        return Err(Fault::Tiers("it does not see loads".into()));
+    }
+    if page.read(field::FITTING) == 0 {
+        return Err(Fault::Tiers(format!(
+            "the page at {:#x} in node {node} is reported at {:#x}, which is no layout that it knows",
+            gpa.0,
+            page.read_u64(field::PAGE_REPORTED)
+        )));
+    }
+    Ok(())
+}
+
+fn gva_of(word: &AtomicU64) -> GuestVirtAddr {
+    GuestVirtAddr(std::ptr::from_ref(word) as u64)
+}
+
+/// Where the page is in which `word` begins: bits 0 to 54 of its pagemap entry are the frame's
+/// number.
+fn gpa_of(pagemap: &File, word: &AtomicU64) -> std::io::Result<GuestPhysAddr> {
+    const FRAME: u64 = (1 << 55) - 1;
+    let mut entry = [0; 8];
+    pagemap.read_exact_at(&mut entry, gva_of(word).0 / PAGE_SIZE * 8)?;
+    Ok(GuestPhysAddr(
+        (u64::from_ne_bytes(entry) & FRAME) * PAGE_SIZE,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::control_page::tests::machine_with_plugin;
+    use super::*;
+
+    #[test]
+    fn a_plugin_that_sees_nothing_is_named() {
+        let (root, _memory) = machine_with_plugin();
+        let page = ControlPage::map(root.path()).unwrap();
+        let word = AtomicU64::new(0);
+        let said = show(&page, &word, GuestPhysAddr(4096), 1).unwrap_err();
+        assert!(said.to_string().contains("does not see loads"), "{said}");
+        assert_eq!(page.read_u64(field::PAGE_GVA), gva_of(&word).0);
+        assert_eq!(page.read(field::PAGE_NODE), 1);
+    }
+}

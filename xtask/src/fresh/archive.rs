@@ -1,0 +1,129 @@
+//! Debian's archive, as this machine's apt knows it, and a root file system from it.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+
+use super::root::Root;
+use crate::shell;
+
+/// Certificate authorities that this machine trusts beside the usual ones.
+const LOCAL_CERTIFICATES: &str = "usr/local/share/ca-certificates";
+
+/// One line of an apt sources list.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Source {
+    uri: String,
+    /// As the release itself, its updates or its security updates are called.
+    pub suite: String,
+}
+
+/// The sources of `release`: those that this machine has of Debian, renamed.
+pub fn sources(release: &str) -> Vec<Source> {
+    let mut list = shell::program("apt-get", "indextargets --format");
+    list.args([
+        "$(ORIGIN) $(CODENAME) $(COMPONENT) $(REPO_URI)",
+        "Created-By: Packages",
+    ]);
+    let output = list.output().map(|output| output.stdout);
+    parse(
+        &String::from_utf8_lossy(&output.unwrap_or_default()),
+        release,
+    )
+}
+
+fn parse(listed: &str, release: &str) -> Vec<Source> {
+    let mut sources = Vec::new();
+    for line in listed.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let ["Debian", codename, "main", uri] = words[..] else {
+            continue;
+        };
+        let suite = match codename.split_once('-') {
+            None => release.to_owned(),
+            Some((_, kind @ ("updates" | "security"))) => format!("{release}-{kind}"),
+            Some(_) => continue,
+        };
+        let source = Source {
+            uri: uri.to_owned(),
+            suite,
+        };
+        if !sources.contains(&source) {
+            sources.push(source);
+        }
+    }
+    sources
+}
+
+/// Makes the smallest root of the mirror's suite; `None` when the mirror cannot be reached.
+pub fn debootstrap(root: &Root, mirror: &Source) -> anyhow::Result<Option<()>> {
+    let output = root.output_outside(&[
+        "debootstrap",
+        "--variant=minbase",
+        &mirror.suite,
+        &root.path().display().to_string(),
+        &mirror.uri,
+    ])?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    if output.status.success() {
+        return Ok(Some(()));
+    }
+    if said.contains("Failed getting release file") {
+        return Ok(None);
+    }
+    let last: Vec<&str> = said.lines().rev().take(10).collect();
+    let last: Vec<&str> = last.into_iter().rev().collect();
+    bail!("debootstrap: {}\n{}", output.status, last.join("\n"))
+}
+
+/// Gives the root the release's sources and the certificates that this machine trusts.
+pub fn configure(root: &Root, sources: &[Source]) -> anyhow::Result<()> {
+    let line = |source: &Source| format!("deb {} {} main\n", source.uri, source.suite);
+    let list: String = sources.iter().map(line).collect();
+    let path = root.path().join("etc/apt/sources.list");
+    fs::write(&path, list).with_context(|| format!("cannot write {}", path.display()))?;
+    let (from, to) = (
+        Path::new("/").join(LOCAL_CERTIFICATES),
+        root.path().join(LOCAL_CERTIFICATES),
+    );
+    let Ok(certificates) = fs::read_dir(&from) else {
+        return Ok(());
+    };
+    fs::create_dir_all(&to).with_context(|| format!("cannot make {}", to.display()))?;
+    for certificate in certificates.flatten() {
+        let path = certificate.path();
+        if path.is_file() {
+            fs::copy(&path, to.join(certificate.file_name()))
+                .with_context(|| format!("cannot copy {}", path.display()))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debians_sources_are_taken_for_another_release() {
+        let listed = "Debian bookworm main http://a.example/debian/\n\
+                      Debian bookworm contrib http://a.example/debian/\n\
+                      Debian bookworm-updates main http://a.example/debian/\n\
+                      Debian bookworm-backports main http://a.example/debian/\n\
+                      Debian bookworm-security main http://b.example/security/\n\
+                      Other stable main http://c.example/\n\
+                      Debian bookworm main http://a.example/debian/\n";
+        let found = parse(listed, "trixie");
+        let found: Vec<_> = found.iter().map(|s| (&*s.uri, &*s.suite)).collect();
+        assert_eq!(
+            found,
+            [
+                ("http://a.example/debian/", "trixie"),
+                ("http://a.example/debian/", "trixie-updates"),
+                ("http://b.example/security/", "trixie-security"),
+            ]
+        );
+        assert_eq!(parse("", "trixie"), []);
+    }
+}

@@ -1,0 +1,215 @@
+//! What a newcomer does, on a fresh Debian: a root file system of the release with nothing in it,
+//! in which the project is cloned and the README's two commands run.
+
+mod archive;
+mod root;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use clap::ValueEnum;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::shell;
+use archive::Source;
+use root::Root;
+
+/// What a newcomer has to have before the clone, beside Rust.
+const NEEDED: &str = "git make ca-certificates";
+/// The clone, in the root.
+const CLONE: &str = "root/demeter";
+
+/// Options of `cargo xtask fresh`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The Debian release
+    #[arg(value_enum)]
+    release: Release,
+    /// Run `make demo` only, without `make test`
+    #[arg(long)]
+    demo_only: bool,
+    /// Keep the root file system, and say where it is
+    #[arg(long)]
+    keep: bool,
+}
+
+/// Releases on which everything has to work.
+#[derive(Clone, Copy, ValueEnum)]
+enum Release {
+    /// Debian 12: QEMU 7.2
+    Bookworm,
+    /// Debian 13: QEMU 10.0
+    Trixie,
+}
+
+impl Release {
+    fn codename(self) -> &'static str {
+        match self {
+            Self::Bookworm => "bookworm",
+            Self::Trixie => "trixie",
+        }
+    }
+}
+
+/// Does it, and prints what it took.
+pub fn fresh(args: &Args) -> anyhow::Result<()> {
+    let release = args.release.codename();
+    if !root::is_root() {
+        println!(
+            "skipped: only root can make a root file system: sudo cargo xtask fresh {release}"
+        );
+        return Ok(());
+    }
+    let sources = archive::sources(release);
+    let Some(mirror) = sources.iter().find(|source| source.suite == release) else {
+        println!("skipped: this machine's apt knows no archive of Debian");
+        return Ok(());
+    };
+    if !shell::succeeds(shell::program("which", "debootstrap unshare git")) {
+        bail!(
+            "missing: debootstrap, unshare or git; get them with: apt-get install debootstrap util-linux git"
+        );
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&stop)).context("cannot catch signals")?;
+    }
+    let root = Root::new(stop)?;
+    let done = settle(&root, args, release, mirror, &sources);
+    if args.keep {
+        println!("kept: {}", root.keep().display());
+    } else {
+        root.remove()?;
+    }
+    done
+}
+
+/// Everything from the empty root on.
+fn settle(
+    root: &Root,
+    args: &Args,
+    release: &str,
+    mirror: &Source,
+    sources: &[Source],
+) -> anyhow::Result<()> {
+    let mut steps = Steps::default();
+    let Some(()) = steps.time("debootstrap", || archive::debootstrap(root, mirror))? else {
+        println!("skipped: the archive cannot be reached");
+        return Ok(());
+    };
+    archive::configure(root, sources)?;
+    let bare = packages(root)?;
+    let install = format!(
+        "apt-get -qq update && apt-get -qq -y --no-install-recommends install {NEEDED} >/dev/null"
+    );
+    steps.time(NEEDED, || root.run(&install))?;
+    let prepared = packages(root)?;
+
+    steps.time("git clone", || {
+        if !shell::succeeds(shell::program("git", "diff --quiet HEAD")) {
+            eprintln!("what is not committed is not in the clone");
+        }
+        let mut clone = Command::new("git");
+        clone.args(["clone", "--quiet", "--no-hardlinks"]);
+        shell::run({
+            clone.arg(shell::root()).arg(root.path().join(CLONE));
+            clone
+        })
+    })?;
+    steps.time("make demo", || {
+        root.run(&format!("cd /{CLONE} && make demo"))
+    })?;
+    let to_table: Duration = steps.0.iter().rev().take(2).map(|(_, took)| *took).sum();
+    let with_demo = packages(root)?;
+    if !args.demo_only {
+        steps.time("make test", || {
+            root.run(&format!("cd /{CLONE} && make test"))
+        })?;
+    }
+
+    println!("\nOn a fresh {release}:");
+    for (name, took) in &steps.0 {
+        println!("{name:26} {:6.0} s", took.as_secs_f64());
+    }
+    println!(
+        "from the clone to the demo's table: {:.1} minutes",
+        to_table.as_secs_f64() / 60.0
+    );
+    for (who, before, after) in [
+        ("before", &bare, &prepared),
+        ("by make", &prepared, &with_demo),
+    ] {
+        let new: BTreeSet<_> = after.difference(before).collect();
+        let asked: Vec<_> = new
+            .iter()
+            .filter(|p| !p.automatic)
+            .map(|p| &*p.name)
+            .collect();
+        let names = asked.join(" ");
+        println!(
+            "installed {who}: {names}, and {} packages that they need",
+            new.len() - asked.len()
+        );
+    }
+    Ok(())
+}
+
+/// What was done and how long it took.
+#[derive(Default)]
+struct Steps(Vec<(&'static str, Duration)>);
+
+impl Steps {
+    fn time<T>(
+        &mut self,
+        name: &'static str,
+        step: impl FnOnce() -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        eprintln!("== {name}");
+        let start = Instant::now();
+        let done = step()?;
+        self.0.push((name, start.elapsed()));
+        Ok(done)
+    }
+}
+
+/// An installed package.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Package {
+    name: String,
+    /// Whether only others wanted it.
+    automatic: bool,
+}
+
+/// The packages that dpkg lists, and what apt says of them.
+fn packages(root: &Root) -> anyhow::Result<BTreeSet<Package>> {
+    let read = |name: &str| {
+        let path = root.path().join(name);
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+    };
+    let states = read("var/lib/apt/extended_states").unwrap_or_default();
+    let automatic: BTreeSet<&str> = states
+        .split("\n\n")
+        .filter(|entry| entry.contains("Auto-Installed: 1"))
+        .filter_map(package_name)
+        .collect();
+    let status = read("var/lib/dpkg/status")?;
+    let packages = status
+        .split("\n\n")
+        .filter_map(package_name)
+        .map(|name| Package {
+            name: name.to_owned(),
+            automatic: automatic.contains(name),
+        });
+    Ok(packages.collect())
+}
+
+fn package_name(entry: &str) -> Option<&str> {
+    entry
+        .lines()
+        .find_map(|line| line.strip_prefix("Package: "))
+}
