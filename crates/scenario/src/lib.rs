@@ -17,4 +17,7 @@ pub use grid::{Axis, Grid, NoAxis, Point};
 pub use provision::{Crashes, Policy, Provision, Provisioner, Swing, Variant, Vm};
 pub use scenario::{Cpu, Error, Lab, Machine, Scenario, Sim, Thp, Tier};
 pub use vary::{Case, Published};
-pub use workload::{App, Gups, Memlat, Phase, Silo, SiloMix, Trace, Workload};
+pub use workload::{
+    App, Figure, Gups, Memlat, Number, Phase, Program, Programs, Ready, Silo, SiloMix, Trace,
+    Workload,
+};
