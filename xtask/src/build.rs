@@ -8,7 +8,7 @@ use crate::shell;
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// The command, and the workloads that it expects beside itself.
-const BINARIES: [&str; 3] = ["demeter", "gups", "memlat"];
+const BINARIES: [&str; 6] = ["demeter", "graph", "gups", "kvload", "memlat", "sweep"];
 
 /// Builds the binaries and puts them into target/release.
 pub fn build() -> anyhow::Result<()> {

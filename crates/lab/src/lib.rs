@@ -9,6 +9,7 @@ mod error;
 mod http;
 pub mod inside;
 pub mod link;
+mod program;
 mod provision;
 mod record;
 mod run;
@@ -17,6 +18,7 @@ mod vm;
 pub mod workload;
 
 pub use error::{Error, VmFault};
+pub use program::Launch;
 pub use record::{Recorded, Recorder, Recording};
 pub use run::{Outcome, run, stop_on_signals};
 pub use vm::{Initramfs, Lab};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use demeter_report::{Point, SystemResult};
 
 use crate::error::VmFault;
-use crate::link::{Interval, Report, Totals};
+use crate::link::{Interval, ProgramFigure, Report, Totals};
 use crate::workload::Rate;
 
 /// Share of the hot set in fast memory at which a system has found it.
@@ -20,10 +20,10 @@ const INTERVALS_MAX: usize = 10_000;
 /// What one VM has reported so far.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Trace {
-    start: Option<(f64, Totals)>,
+    start: Option<(Option<f64>, Totals)>,
     intervals: Vec<Interval>,
     shift_at_s: Option<f64>,
-    done: Option<(f64, Rate, Totals)>,
+    done: Option<(f64, Option<Speed>, Totals)>,
     verify_errors: Option<u64>,
 }
 
@@ -42,10 +42,16 @@ impl Trace {
                 self.intervals.push(interval);
             }
             Report::Shift { t_s } => self.shift_at_s = Some(t_s),
-            Report::Done { t_s, rate, totals } => self.done = Some((t_s, rate, totals)),
+            Report::Done {
+                t_s,
+                rate,
+                programs,
+                totals,
+            } => self.done = Some((t_s, Speed::of(rate, &programs), totals)),
             Report::Verified { errors, .. } => self.verify_errors = Some(errors),
             Report::Booted { .. }
             | Report::Sized { .. }
+            | Report::Program(_)
             | Report::AgentLog { .. }
             | Report::Failed { .. }
             | Report::Finished => {}
@@ -63,7 +69,7 @@ impl Trace {
     /// Nothing when the trace [is not complete](Self::is_complete).
     pub fn summarise(&self, name: &str, baseline: Option<&Self>) -> Option<SystemResult> {
         let (hot_at_start, start) = self.start.as_ref()?;
-        let (t_s, rate, end) = self.done.as_ref()?;
+        let (t_s, speed, end) = self.done.as_ref()?;
         let last = self.intervals.last()?;
         let from_s = t_s * STEADY_FROM;
         let steady_start = self.totals_at(from_s, start);
@@ -71,8 +77,8 @@ impl Trace {
         let mgmt_cpu_s = |part: fn(&Self) -> Option<f64>| Some(part(self)? - part(baseline?)?);
         let mut result = SystemResult {
             name: name.into(),
-            hot_in_fast_final: last.hot_in_fast,
-            t90_s: self.found_first(*hot_at_start),
+            hot_in_fast_final: last.hot_in_fast.unwrap_or(0.0),
+            t90_s: self.found_first(hot_at_start.unwrap_or(0.0)),
             t90_after_shift_s: self.found_after_shift(),
             mgmt_cpu_s: mgmt_cpu_s(Self::managed_s).map(|s| s + agent_user_s(start, end)),
             mgmt_cpu_steady_s: mgmt_cpu_s(Self::managed_steady_s)
@@ -91,13 +97,15 @@ impl Trace {
             ..SystemResult::default()
         };
         let steady = self.steady_mean(from_s);
-        match rate {
-            Rate::Mops(mean) => {
-                (result.mean_mops, result.steady_mops) = (Some(*mean), steady);
+        match speed {
+            None => {}
+            Some(Speed::Mops(mean)) => {
+                (result.mean_mops, result.steady_mops) = (*mean, steady);
             }
-            Rate::LatencyNs(mean) => {
-                (result.mean_latency_ns, result.steady_latency_ns) = (Some(*mean), steady);
+            Some(Speed::LatencyNs(mean)) => {
+                (result.mean_latency_ns, result.steady_latency_ns) = (*mean, steady);
             }
+            Some(Speed::ElapsedS(s)) => result.elapsed_s = *s,
         }
         Some(result)
     }
@@ -144,8 +152,10 @@ impl Trace {
         let mut last_s = self.end_before(from_s);
         let (mut sum, mut length_s) = (0.0, 0.0);
         for interval in &self.intervals[skipped..] {
-            sum += speed(interval.rate) * (interval.t_s - last_s);
-            length_s += interval.t_s - last_s;
+            if let Some(speed) = speed(interval) {
+                sum += speed * (interval.t_s - last_s);
+                length_s += interval.t_s - last_s;
+            }
             last_s = interval.t_s;
         }
         (length_s > 0.0).then(|| sum / length_s)
@@ -157,34 +167,62 @@ impl Trace {
         }
         let end_s = self.shift_at_s.unwrap_or(f64::INFINITY);
         let mut first = self.intervals.iter().take_while(|i| i.t_s <= end_s);
-        first.find(|i| i.hot_in_fast >= FOUND).map(|i| i.t_s)
+        first.find(|i| i.hot_in_fast >= Some(FOUND)).map(|i| i.t_s)
     }
 
     fn found_after_shift(&self) -> Option<f64> {
         let shift_at_s = self.shift_at_s?;
         let mut after = self.intervals.iter().filter(|i| i.t_s > shift_at_s);
         after
-            .find(|i| i.hot_in_fast >= FOUND)
+            .find(|i| i.hot_in_fast >= Some(FOUND))
             .map(|i| i.t_s - shift_at_s)
     }
 }
 
-fn speed(rate: Rate) -> f64 {
-    match rate {
-        Rate::Mops(value) | Rate::LatencyNs(value) => value,
+/// What a workload's speed is told in. Of several programs the first one's counts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Speed {
+    Mops(Option<f64>),
+    LatencyNs(Option<f64>),
+    ElapsedS(Option<f64>),
+}
+
+impl Speed {
+    fn of(rate: Option<Rate>, programs: &[ProgramFigure]) -> Option<Self> {
+        match rate {
+            Some(Rate::Mops(mops)) => return Some(Self::Mops(Some(mops))),
+            Some(Rate::RequestsPerS(requests)) => return Some(Self::Mops(Some(requests / 1e6))),
+            Some(Rate::LatencyNs(ns)) => return Some(Self::LatencyNs(Some(ns))),
+            None => {}
+        }
+        let ProgramFigure { unit, value, .. } = programs.first()?;
+        Some(match unit.as_str() {
+            "s" => Self::ElapsedS(*value),
+            "ns" => Self::LatencyNs(*value),
+            "Mops" => Self::Mops(*value),
+            _ => Self::Mops(value.map(|value| value / 1e6)),
+        })
+    }
+}
+
+fn speed(interval: &Interval) -> Option<f64> {
+    match Speed::of(interval.rate, &interval.programs)? {
+        Speed::Mops(value) | Speed::LatencyNs(value) => value,
+        Speed::ElapsedS(_) => None,
     }
 }
 
 fn point(interval: &Interval) -> Point {
-    let (mops, latency_ns) = match interval.rate {
-        Rate::Mops(mops) => (Some(mops), None),
-        Rate::LatencyNs(ns) => (None, Some(ns)),
+    let (mops, latency_ns) = match Speed::of(interval.rate, &interval.programs) {
+        Some(Speed::Mops(mops)) => (mops, None),
+        Some(Speed::LatencyNs(ns)) => (None, ns),
+        Some(Speed::ElapsedS(_)) | None => (None, None),
     };
     Point {
         t_s: interval.t_s,
         mops,
         latency_ns,
-        hot_in_fast: interval.hot_in_fast,
+        hot_in_fast: interval.hot_in_fast.unwrap_or(0.0),
         fast_bytes: None,
     }
 }
@@ -257,7 +295,7 @@ mod tests {
         };
         trace
             .add(Report::Start {
-                hot_in_fast: 0.0,
+                hot_in_fast: Some(0.0),
                 totals: start,
             })
             .unwrap();
@@ -271,8 +309,9 @@ mod tests {
             );
             let interval = Interval {
                 t_s: t,
-                rate: Rate::Mops(mops),
-                hot_in_fast,
+                rate: Some(Rate::Mops(mops)),
+                programs: vec![],
+                hot_in_fast: Some(hot_in_fast),
                 totals,
             };
             trace.add(Report::Interval(interval)).unwrap();
@@ -281,7 +320,8 @@ mod tests {
         trace
             .add(Report::Done {
                 t_s: 9.0,
-                rate: Rate::Mops(2.0),
+                rate: Some(Rate::Mops(2.0)),
+                programs: vec![],
                 totals: end,
             })
             .unwrap();
@@ -323,7 +363,7 @@ mod tests {
     #[test]
     fn a_hot_set_that_is_there_at_the_start_took_no_time() {
         let mut oracle = trace([1.0; 9], [1.0; 9], 0.0);
-        oracle.start.as_mut().unwrap().0 = 1.0;
+        oracle.start.as_mut().unwrap().0 = Some(1.0);
         assert_eq!(oracle.summarise("oracle", None).unwrap().t90_s, Some(0.0));
     }
 

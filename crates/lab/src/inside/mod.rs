@@ -7,6 +7,7 @@ mod fault;
 mod init;
 mod job;
 mod kernel;
+mod loopback;
 mod modules;
 mod observer;
 mod pulse;
@@ -15,4 +16,5 @@ mod rounds;
 mod workload;
 mod zones;
 
+pub(crate) use fault::Fault;
 pub use init::init;

@@ -9,8 +9,9 @@ use std::time::Duration;
 use demeter_guest::config::Config;
 use demeter_guest::tracker::Choice;
 use demeter_policy::Tuning;
-use demeter_scenario::{Provisioner, Scenario, System};
+use demeter_scenario::{Provisioner, Scenario, System, Workload};
 
+use super::bring::{self, Finder};
 use super::elastic::{self, Elastic, Module};
 use super::initramfs::Initramfs;
 use super::memory::NodeSizes;
@@ -88,6 +89,14 @@ impl Lab {
         system: System,
         provisioner: Option<Provisioner>,
     ) -> Result<PreparedVm, Error> {
+        let mut initramfs = self.initramfs()?;
+        let launches = match &scenario.workload {
+            Workload::Program(programs) => {
+                let finder = Finder::new(&self.programs, &self.cache, programs)?;
+                bring::into_vm(&mut initramfs, &finder, scenario, programs)?
+            }
+            _ => vec![],
+        };
         let job = Job {
             system,
             scenario: scenario.clone(),
@@ -96,6 +105,7 @@ impl Lab {
                 .provision
                 .as_ref()
                 .is_some_and(|p| p.crashes.is_some()),
+            launches,
         };
         let agent = agent_config(&job)?;
         let (plugin, kernel) = self.assets()?;
@@ -103,7 +113,9 @@ impl Lab {
             .prefix("demeter-lab-")
             .tempdir()
             .map_err(Error::io("create", "a folder for the VM"))?;
-        let mut initramfs = self.initramfs(&job)?;
+        let text =
+            serde_json::to_string(&job).map_err(|e| Error::io("encode", JOB_PATH)(e.into()))?;
+        initramfs.add_text(JOB_PATH, text);
         initramfs.add_text(AGENT_CONFIG_PATH, agent);
         if let Some(module) = provisioner.and_then(elastic::module) {
             let file = match module {
@@ -130,7 +142,9 @@ impl Lab {
             },
             elastic,
             prealloc: false,
-            limit: Duration::from_secs(scenario.duration_s + scenario.lab.timeout_s),
+            limit: Duration::from_secs(
+                scenario.duration_s + scenario.workload.start_limit_s() + scenario.lab.timeout_s,
+            ),
             folder,
             keep_logs: self.keep_logs.clone(),
         })
@@ -160,7 +174,7 @@ impl Lab {
         module::module(&self.cache, &self.kernel_image()?)
     }
 
-    fn initramfs(&self, job: &Job) -> Result<Initramfs, Error> {
+    fn initramfs(&self) -> Result<Initramfs, Error> {
         let mut initramfs = Initramfs::default();
         for name in PROGRAMS {
             let from = self.programs.join(name);
@@ -172,9 +186,6 @@ impl Lab {
             }
             initramfs.add_program(&format!("bin/{name}"), &from)?;
         }
-        let text =
-            serde_json::to_string(job).map_err(|e| Error::io("encode", JOB_PATH)(e.into()))?;
-        initramfs.add_text(JOB_PATH, text);
         Ok(initramfs)
     }
 }
@@ -214,6 +225,7 @@ mod tests {
             scenario,
             provisioner: None,
             rounds,
+            launches: vec![],
         };
         agent_config(&job).map(|text| toml::from_str(&text).unwrap())
     }

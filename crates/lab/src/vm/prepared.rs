@@ -18,6 +18,15 @@ use crate::link::Report;
 /// The initramfs' name in a VM's folder.
 pub const INITRAMFS: &str = "initramfs";
 
+/// The logs in a VM's folder, as far as they are there.
+const LOGS: [&str; 5] = [
+    "console.log",
+    "qemu.log",
+    "agent.log",
+    "programs.log",
+    "reports.jsonl",
+];
+
 /// A VM that can be started.
 #[derive(Debug)]
 pub struct PreparedVm {
@@ -129,7 +138,7 @@ impl PreparedVm {
     /// Copies the logs to `kept`, named after scenario and run.
     pub fn keep_logs(&self, kept: &Path) -> Result<(), Error> {
         fs::create_dir_all(kept).map_err(Error::io("create", kept))?;
-        for name in ["console.log", "qemu.log", "agent.log", "reports.jsonl"] {
+        for name in LOGS {
             let from = self.folder().join(name);
             if from.exists() {
                 let run = self.run.replace([' ', '/'], "-");
@@ -141,8 +150,8 @@ impl PreparedVm {
     }
 }
 
-/// Hands reports on until the VM has finished. All of them go to a file, the agent's log to one
-/// of its own.
+/// Hands reports on until the VM has finished. All of them go to a file, the agent's log and
+/// what programs printed to files of their own.
 fn listen(
     vm: &mut VmChild,
     stop: &AtomicBool,
@@ -157,6 +166,15 @@ fn listen(
         match report {
             Report::AgentLog { text } => {
                 fs::write(folder.join("agent.log"), text).map_err(VmFault::Log)?;
+            }
+            Report::Program(log) => {
+                let file = File::options()
+                    .create(true)
+                    .append(true)
+                    .open(folder.join("programs.log"));
+                file.and_then(|mut file| writeln!(file, "== {}\n{}", log.name, log.text))
+                    .map_err(VmFault::Log)?;
+                on_report(Report::Program(log))?;
             }
             Report::Failed { what } => return Err(VmFault::Job(what)),
             Report::Finished => return Ok(()),
