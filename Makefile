@@ -8,7 +8,7 @@ endif
 
 .PHONY: build setup demo test bench
 
-# Static release binaries: target/release/{demeter,gups,memlat}.
+# Static release binaries: target/release/{demeter,graph,gups,kvload,memlat,sweep}.
 build:
 	@sh xtask/setup.sh compiler
 	@cargo xtask build

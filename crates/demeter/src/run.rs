@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::ValueEnum;
-use demeter_lab::link::Report;
+use demeter_lab::link::{ProgramFigure, Report};
+use demeter_lab::workload::Rate;
 use demeter_lab::{Lab, stop_on_signals};
 use demeter_scenario::{Scenario, System};
 
@@ -134,30 +135,30 @@ fn show(run: &str, report: &Report) {
         } => format!(
             "resized to {fast_free_mib} MiB of fast and {slow_free_mib} MiB of slow memory free"
         ),
-        Report::Start { hot_in_fast, .. } => match hot_in_fast {
-            Some(share) => format!(
-                "memory filled, {:.0} % of the hot set in fast memory",
-                share * 100.0
-            ),
-            None => "memory filled".into(),
-        },
+        Report::Start { hot_in_fast, .. } => format!("memory filled{}", hot(*hot_in_fast)),
         Report::Interval(interval) => {
             let mib = |bytes: Option<u64>| {
                 bytes.map_or("?".into(), |bytes| format!("{:.0}", bytes as f64 / MIB))
             };
-            let hot = interval.hot_in_fast.map_or(String::new(), |share| {
-                format!("  hot set {:3.0} % fast", share * 100.0)
-            });
             format!(
-                "{:4.0} s  {}{hot}  promoted {} MiB  demoted {} MiB",
+                "{:4.0} s{}{}  promoted {} MiB  demoted {} MiB",
                 interval.t_s,
-                interval.rate,
+                speed(interval.rate, &interval.programs),
+                hot(interval.hot_in_fast),
                 mib(interval.totals.promoted_bytes),
                 mib(interval.totals.demoted_bytes),
             )
         }
         Report::Shift { t_s } => format!("{t_s:4.0} s  the hot set changes"),
-        Report::Done { rate, .. } => format!("done, mean {rate}"),
+        Report::Done { rate, programs, .. } => format!("done, mean{}", speed(*rate, programs)),
+        Report::Program(log) => {
+            if log.is_why {
+                for line in log.text.lines() {
+                    eprintln!("{run:13} {}| {line}", log.name);
+                }
+            }
+            return;
+        }
         Report::Verified { words, errors } => format!("{words} words verified, {errors} wrong"),
         Report::AgentLog { .. }
         | Report::AgentRecording { .. }
@@ -165,4 +166,25 @@ fn show(run: &str, report: &Report) {
         | Report::Finished => return,
     };
     eprintln!("{run:13} {line}");
+}
+
+/// The workload's speed, or those of its programs.
+fn speed(rate: Option<Rate>, programs: &[ProgramFigure]) -> String {
+    let of_program = |program: &ProgramFigure| {
+        let value = match program.value {
+            Some(value) if value.abs() < 100.0 => format!("{value:.3}"),
+            Some(value) => format!("{value:.0}"),
+            None => "-".into(),
+        };
+        format!("  {} {value} {}", program.name, program.unit)
+    };
+    let rate = rate.iter().map(|rate| format!("  {rate}"));
+    rate.chain(programs.iter().map(of_program)).collect()
+}
+
+/// Where the hot set lies, if anybody knows.
+fn hot(in_fast: Option<f64>) -> String {
+    in_fast.map_or(String::new(), |share| {
+        format!("  hot set {:3.0} % fast", share * 100.0)
+    })
 }

@@ -8,6 +8,7 @@
 mod error;
 pub mod inside;
 pub mod link;
+mod program;
 mod provision;
 mod record;
 mod run;
@@ -16,6 +17,7 @@ mod vm;
 pub mod workload;
 
 pub use error::{Error, VmFault};
+pub use program::Launch;
 pub use record::{Recorded, Recorder, Recording};
 pub use run::{LabRun, run, stop_on_signals};
 pub use vm::{Initramfs, Lab};

@@ -12,6 +12,7 @@ use demeter_policy::provision::ProvisionerKind;
 use demeter_scenario::{Scenario, System};
 use serde::{Deserialize, Serialize};
 
+use crate::program::Launch;
 use crate::workload::Rate;
 
 /// Name of the virtio-serial port.
@@ -60,6 +61,9 @@ pub struct Job {
     /// waits for nothing and answers [`KILL_AGENT`].
     #[serde(default)]
     pub rounds: bool,
+    /// What to start, where the workload is made of programs.
+    #[serde(default)]
+    pub launches: Vec<Launch>,
 }
 
 /// One line from the VM.
@@ -84,8 +88,7 @@ pub enum Report {
     },
     /// The workload has filled its memory; the timed phase begins.
     Start {
-        /// Share of the hot set in fast memory, 0 to 1; none if the workload does not say what is
-        /// hot.
+        /// Share of the hot set in fast memory, 0 to 1; none where nobody knows the hot set.
         #[serde(default)]
         hot_in_fast: Option<f64>,
         /// Counters just before the system was switched on.
@@ -103,7 +106,10 @@ pub enum Report {
         /// Its length, seconds.
         t_s: f64,
         /// What the workload says of the whole phase.
-        rate: Rate,
+        rate: Option<Rate>,
+        /// The programs' figures, where the workload is made of programs.
+        #[serde(default)]
+        programs: Vec<ProgramFigure>,
         /// Counters at its end.
         totals: Totals,
     },
@@ -114,6 +120,8 @@ pub enum Report {
         /// Words found wrong.
         errors: u64,
     },
+    /// What a program has printed last.
+    Program(ProgramLog),
     /// The last lines of the agent's log.
     AgentLog {
         /// Its text.
@@ -124,7 +132,8 @@ pub enum Report {
         /// In hexadecimal digits, see [`to_hex`].
         hex: String,
     },
-    /// The job went wrong; nothing follows but [`Report::AgentLog`] and [`Report::AgentRecording`].
+    /// The job went wrong; nothing follows but [`Report::AgentLog`], [`Report::AgentRecording`] and
+    /// [`Report::Program`].
     Failed {
         /// What, in one line.
         what: String,
@@ -139,13 +148,38 @@ pub struct Interval {
     /// Its end, seconds into the timed phase.
     pub t_s: f64,
     /// How fast the workload went.
-    pub rate: Rate,
-    /// Share of the hot set in fast memory at its end, 0 to 1; none if the workload does not say
-    /// what is hot.
+    pub rate: Option<Rate>,
+    /// The programs' figures, where the workload is made of programs.
+    #[serde(default)]
+    pub programs: Vec<ProgramFigure>,
+    /// Share of the hot set in fast memory at its end, 0 to 1; none where nobody knows the hot
+    /// set.
     #[serde(default)]
     pub hot_in_fast: Option<f64>,
     /// Counters at its end.
     pub totals: Totals,
+}
+
+/// What one program was measured to do.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ProgramFigure {
+    /// Its name.
+    pub name: String,
+    /// The unit.
+    pub unit: String,
+    /// The figure; none where there was nothing to make it of.
+    pub value: Option<f64>,
+}
+
+/// What one program has printed last.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ProgramLog {
+    /// Its name.
+    pub name: String,
+    /// The lines.
+    pub text: String,
+    /// Whether the job went wrong because of this program.
+    pub is_why: bool,
 }
 
 /// Counters since boot; only their differences mean something.
@@ -310,7 +344,8 @@ mod tests {
     fn reports_come_back_as_they_went() {
         let report = Report::Interval(Interval {
             t_s: 1.0,
-            rate: Rate::Mops(0.5),
+            rate: Some(Rate::Mops(0.5)),
+            programs: vec![],
             hot_in_fast: Some(0.25),
             totals: Totals::default(),
         });

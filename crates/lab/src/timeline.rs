@@ -3,7 +3,7 @@
 use demeter_outcome::{Meter, Moment, OTHER_SYSTEM, SystemResult, Timeline, Unit, Work};
 
 use crate::error::VmFault;
-use crate::link::{Report, Totals};
+use crate::link::{ProgramFigure, Report, Totals};
 use crate::workload::Rate;
 
 /// More intervals than any workload reports, which has one a second.
@@ -29,7 +29,7 @@ impl VmTimeline {
                 hot_in_fast,
                 totals,
             } => {
-                *moments = vec![moment(0, Work::default(), hot_in_fast, totals)];
+                *moments = vec![moment(0, vec![], hot_in_fast, totals)];
                 self.timeline.slack_ps = SLACK_PS;
             }
             Report::Interval(interval) => {
@@ -39,35 +39,42 @@ impl VmTimeline {
                 let Some(last) = moments.last() else {
                     return Err(VmFault::Nonsense("an interval before the start".into()));
                 };
-                let (at_ps, unit) = (picoseconds(interval.t_s), interval.rate.unit());
+                let at_ps = picoseconds(interval.t_s);
                 let length_ps = at_ps.saturating_sub(last.at_ps);
-                let done = last.work[0].done + unit.done(interval.rate.value(), length_ps as f64);
-                let work = Work {
-                    done,
-                    time_ps: at_ps,
-                };
+                let readings = readings(interval.rate, interval.programs);
+                let work = readings.iter().enumerate().map(|(i, reading)| {
+                    let before = last.work.get(i).copied().unwrap_or_default();
+                    reading.work(before, length_ps)
+                });
+                let work = work.collect();
                 moments.push(moment(at_ps, work, interval.hot_in_fast, interval.totals));
             }
             Report::Shift { t_s } => self.timeline.shift_ps = Some(picoseconds(t_s)),
-            Report::Done { t_s, rate, totals } => {
-                let (at_ps, unit) = (picoseconds(t_s), rate.unit());
-                let work = Work {
-                    done: unit.done(rate.value(), at_ps as f64),
-                    time_ps: at_ps,
-                };
+            Report::Done {
+                t_s,
+                rate,
+                programs,
+                totals,
+            } => {
+                let at_ps = picoseconds(t_s);
+                let readings = readings(rate, programs);
                 // It is the end of the last interval, and counted to the last operation.
                 if let [_, .., last] = &mut moments[..] {
+                    let mut work = std::mem::take(&mut last.work);
+                    for (work, reading) in work.iter_mut().zip(&readings) {
+                        if reading.value.is_some() {
+                            *work = reading.work(Work::default(), at_ps);
+                        }
+                    }
                     *last = moment(at_ps, work, last.hot_in_fast, totals);
                 }
-                self.timeline.meters = vec![Meter {
-                    unit: Some(unit),
-                    ..Meter::default()
-                }];
+                self.timeline.meters = readings.into_iter().map(Reading::meter).collect();
                 self.is_done = true;
             }
             Report::Verified { errors, .. } => self.verify_errors = Some(errors),
             Report::Booted { .. }
             | Report::Sized { .. }
+            | Report::Program(_)
             | Report::AgentLog { .. }
             | Report::AgentRecording { .. }
             | Report::Failed { .. }
@@ -87,14 +94,14 @@ impl VmTimeline {
 }
 
 /// The VM's state, as it has counted since its boot.
-fn moment(at_ps: u64, work: Work, hot_in_fast: Option<f64>, totals: Totals) -> Moment {
+fn moment(at_ps: u64, work: Vec<Work>, hot_in_fast: Option<f64>, totals: Totals) -> Moment {
     let causes = totals.cpu_s.iter();
     let system = causes.filter(|(cause, _)| !cause.ends_with("_user"));
     let other_s = totals.system_s - system.map(|(_, s)| s).sum::<f64>();
     let other = (OTHER_SYSTEM.to_owned(), other_s);
     Moment {
         at_ps,
-        work: vec![work],
+        work,
         hot_in_fast,
         cpu_ps: (totals.cpu_s.into_iter().chain([other]))
             .map(|(cause, s)| (cause, picoseconds(s)))
@@ -111,17 +118,51 @@ fn picoseconds(s: f64) -> u64 {
     (s * 1e12).round() as u64
 }
 
-impl Rate {
-    fn unit(self) -> Unit {
-        match self {
-            Self::Mops(_) => Unit::MOPS,
-            Self::LatencyNs(_) => Unit::NS,
+/// What one workload was measured to do, in an interval or in all of them.
+struct Reading {
+    name: String,
+    unit: Unit,
+    value: Option<f64>,
+}
+
+/// Of one of our own programs what it says itself; else the figures of real programs.
+fn readings(rate: Option<Rate>, programs: Vec<ProgramFigure>) -> Vec<Reading> {
+    let own = rate.map(|rate| {
+        let (unit, value) = match rate {
+            Rate::Mops(value) => (Unit::MOPS, value),
+            Rate::LatencyNs(value) => (Unit::NS, value),
+            Rate::RequestsPerS(value) => (Unit::new("requests/s"), value),
+        };
+        Reading {
+            name: String::new(),
+            unit,
+            value: Some(value),
         }
+    });
+    let programs = programs.into_iter().map(|program| Reading {
+        name: program.name,
+        unit: Unit::new(program.unit),
+        value: program.value,
+    });
+    own.into_iter().chain(programs).collect()
+}
+
+impl Reading {
+    /// The work so far, after `length_ps` more. Time of which nothing is known does not count.
+    fn work(&self, before: Work, length_ps: u64) -> Work {
+        self.value.map_or(before, |value| Work {
+            done: before.done + self.unit.done(value, length_ps as f64),
+            time_ps: before.time_ps + length_ps,
+        })
     }
 
-    fn value(self) -> f64 {
-        match self {
-            Self::Mops(value) | Self::LatencyNs(value) => value,
+    /// Programs tell in seconds how long they took; all other figures are speeds.
+    fn meter(self) -> Meter {
+        let is_elapsed = self.unit.name() == "s";
+        Meter {
+            name: self.name,
+            elapsed_s: self.value.filter(|_| is_elapsed),
+            unit: (!is_elapsed).then_some(self.unit),
         }
     }
 }
@@ -148,7 +189,8 @@ mod tests {
     fn interval(t_s: f64, mops: f64, totals: Totals) -> Report {
         Report::Interval(Interval {
             t_s,
-            rate: Rate::Mops(mops),
+            rate: Some(Rate::Mops(mops)),
+            programs: vec![],
             hot_in_fast: Some(t_s / 10.0),
             totals,
         })
@@ -168,7 +210,8 @@ mod tests {
         }
         let done = Report::Done {
             t_s: 9.02,
-            rate: Rate::Mops(speeds.iter().sum::<f64>() / 9.02),
+            rate: Some(Rate::Mops(speeds.iter().sum::<f64>() / 9.02)),
+            programs: vec![],
             totals: at(9.0),
         };
         timeline.add(done).unwrap();
@@ -225,7 +268,13 @@ mod tests {
         // An end without a start, and a start without an end.
         let mut torn = VmTimeline::default();
         let (t_s, rate, totals) = (1.0, Rate::Mops(1.0), Totals::default());
-        torn.add(Report::Done { t_s, rate, totals }).unwrap();
+        let done = Report::Done {
+            t_s,
+            rate: Some(rate),
+            programs: vec![],
+            totals,
+        };
+        torn.add(done).unwrap();
         assert!(torn.summarise("none").is_none());
     }
 
@@ -238,5 +287,52 @@ mod tests {
                 .iter()
                 .all(|f| known(format!("{f}_user")) && known(format!("{f}_system")))
         );
+    }
+
+    #[test]
+    fn programs_side_by_side_have_a_figure_each() {
+        let figures = |requests, seconds| {
+            let figure = |name: &str, unit: &str, value| ProgramFigure {
+                name: name.into(),
+                unit: unit.into(),
+                value,
+            };
+            vec![
+                figure("redis", "requests/s", requests),
+                figure("gcc", "s", seconds),
+            ]
+        };
+        let mut timeline = VmTimeline::default();
+        let start = Report::Start {
+            hot_in_fast: None,
+            totals: totals(0.0, 0.0, 0, None),
+        };
+        timeline.add(start).unwrap();
+        for (t_s, requests) in [(1.0, None), (2.0, Some(30.0)), (3.0, Some(60.0))] {
+            let interval = Interval {
+                t_s,
+                rate: None,
+                programs: figures(requests, None),
+                hot_in_fast: None,
+                totals: totals(t_s, 0.0, 0, None),
+            };
+            timeline.add(Report::Interval(interval)).unwrap();
+        }
+        let done = Report::Done {
+            t_s: 3.0,
+            rate: None,
+            programs: figures(Some(45.0), Some(2.5)),
+            totals: totals(3.0, 0.0, 0, None),
+        };
+        timeline.add(done).unwrap();
+        let result = timeline.summarise("none").unwrap();
+        let [redis, gcc] = &result.workloads[..] else {
+            panic!("{result:?}");
+        };
+        assert_eq!((redis.name.as_str(), gcc.name.as_str()), ("redis", "gcc"));
+        let speed = redis.speed.as_ref().unwrap();
+        assert_eq!((speed.unit.name(), speed.mean), ("requests/s", Some(45.0)));
+        assert_eq!((&gcc.speed, gcc.elapsed_s), (&None, Some(2.5)));
+        assert_eq!(result.hot_in_fast_final, None);
     }
 }

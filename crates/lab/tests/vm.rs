@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use demeter_guest::recording::{Reader, replay};
 use demeter_lab::Lab;
+use demeter_lab::link::Report;
 use demeter_outcome::{RunResult, SystemResult};
 use demeter_scenario::{Scenario, System};
 
@@ -53,6 +54,34 @@ fn memory_is_taken_given_and_taken_again_and_no_data_is_lost() {
     for resize in &provisioning.resizes {
         assert!(resize.took_s.is_some(), "{resize:?}");
     }
+}
+
+#[test]
+fn real_programs_run_side_by_side_and_each_has_its_figure() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let scenario = Scenario::load(&root.join("scenarios/ci-program.toml")).unwrap();
+    let lab = Lab {
+        programs: root.join("target/release"),
+        ..Lab::from_env().unwrap()
+    };
+    let mut means = vec![];
+    let stop = AtomicBool::new(false);
+    let run = demeter_lab::run(&scenario, &lab, &stop, &mut |_, report| {
+        if let Report::Done { programs, .. } = report {
+            means.clone_from(programs);
+        }
+    });
+    let result = run.whole().unwrap_or_else(|e| panic!("{e}"));
+    assert!(result.systems[0].cpu_s["workload_user"] > 0.0, "{result:?}");
+    let figures: Vec<_> = means
+        .iter()
+        .map(|f| (f.name.as_str(), f.unit.as_str()))
+        .collect();
+    assert_eq!(figures, [("graph", "Mops"), ("sweep", "runs/s")]);
+    assert!(
+        means.iter().all(|f| f.value.is_some_and(|v| v > 0.0)),
+        "{means:?}"
+    );
 }
 
 #[test]

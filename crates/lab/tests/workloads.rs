@@ -1,12 +1,17 @@
 //! The workload programs as a person or the lab's runner meets them.
 
-use std::io::{BufRead, BufReader, Write};
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 
 use demeter_lab::workload::{Event, Rate};
 
 const GUPS: &str = env!("CARGO_BIN_EXE_gups");
+const GRAPH: &str = env!("CARGO_BIN_EXE_graph");
+const KVLOAD: &str = env!("CARGO_BIN_EXE_kvload");
 const MEMLAT: &str = env!("CARGO_BIN_EXE_memlat");
+const SWEEP: &str = env!("CARGO_BIN_EXE_sweep");
 
 fn run(program: &str, args: &[&str]) -> Output {
     Command::new(program)
@@ -128,6 +133,114 @@ fn memlat_reports_latencies() {
     assert!(
         matches!(events[3], Event::Done { rate: Rate::LatencyNs(ns), ops, .. } if ns > 0.0 && ops > 0)
     );
+}
+
+#[test]
+fn programs_that_count_operations_end_with_what_they_counted() {
+    let common = ["--duration=0.3", "--interval=0.1", "--json"];
+    for (program, args) in [
+        (SWEEP, &["--size=3MiB", "--write"][..]),
+        (GRAPH, &["bfs", "--scale=8"]),
+        (GRAPH, &["pagerank", "--scale=8"]),
+    ] {
+        let output = run(program, &[args, &common[..]].concat());
+        assert!(output.status.success(), "{output:?}");
+        let events = events(&output);
+        let counted: u64 = events
+            .iter()
+            .filter_map(|event| match event {
+                Event::Interval { ops, .. } => Some(*ops),
+                _ => None,
+            })
+            .sum();
+        let [Event::Ready { bytes, .. }, .., Event::Done { ops, .. }] = events[..] else {
+            panic!("{events:?}")
+        };
+        assert!(bytes > 0 && counted > 0 && counted <= ops, "{events:?}");
+    }
+}
+
+/// A store that holds what it is given. It answers `garbled` to every get once that is set.
+fn redis(garbled: Option<&'static str>) -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let mut answers = stream.try_clone().unwrap();
+        let mut lines = BufReader::new(stream);
+        let mut values = HashMap::new();
+        let mut words = vec![];
+        // Keys, words and values alike come without line breaks here: each is a line of its own.
+        let mut line = vec![];
+        while lines
+            .read_until(b'\n', &mut line)
+            .is_ok_and(|read| read > 0)
+        {
+            let word = line[..line.len() - 2].to_vec();
+            line.clear();
+            match word.first() {
+                Some(b'*') => words.clear(),
+                Some(b'$') => {
+                    let bytes: usize = String::from_utf8_lossy(&word[1..]).parse().unwrap();
+                    let mut word = vec![0; bytes + 2];
+                    lines.read_exact(&mut word).unwrap();
+                    word.truncate(bytes);
+                    words.push(word);
+                }
+                _ => panic!("{word:?}"),
+            }
+            let answer = match &words[..] {
+                [set, key, value] if set == b"SET" => {
+                    values.insert(key.clone(), value.clone());
+                    b"+OK\r\n".to_vec()
+                }
+                [get, key] if get == b"GET" => match garbled {
+                    Some(garbled) => garbled.into(),
+                    None => [
+                        format!("${}\r\n", values[key].len()).as_bytes(),
+                        &values[key],
+                        b"\r\n",
+                    ]
+                    .concat(),
+                },
+                _ => continue,
+            };
+            answers.write_all(&answer).unwrap();
+        }
+    });
+    port
+}
+
+fn kvload(port: u16) -> Output {
+    let port = format!("--port={port}");
+    let args = ["--keys=100", "--value=1KiB", "--duration=0.3", "--json"];
+    run(KVLOAD, &[&args[..], &[&port]].concat())
+}
+
+#[test]
+fn kvload_checks_every_value() {
+    let output = kvload(redis(None));
+    assert!(output.status.success(), "{output:?}");
+    let events = events(&output);
+    assert!(matches!(
+        events[0],
+        Event::Loaded {
+            keys: 100,
+            value_bytes: 1024
+        }
+    ));
+    assert!(matches!(events.last(), Some(Event::Done { ops, .. }) if *ops > 0));
+    let wrong = format!("$1024\r\n{}\r\n", "x".repeat(1024));
+    let wrong: &'static str = wrong.leak();
+    for (answer, why) in [(wrong, "a wrong value"), ("$-1\r\n", "instead of")] {
+        let output = kvload(redis(Some(answer)));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(why) && said.lines().count() == 1, "{said}");
+    }
+    let nobody = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr();
+    let said = kvload(nobody.unwrap().port()).stderr;
+    assert!(String::from_utf8_lossy(&said).contains("cannot connect to the store on port"));
 }
 
 /// A program that holds, and the two ends to talk to it.

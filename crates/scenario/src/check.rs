@@ -5,7 +5,7 @@ use std::fmt::Display;
 use crate::fault::{at_least_one, refuse_if, within};
 use crate::provision_check::check_provision;
 use crate::workload::THREADS_MAX;
-use crate::{Error, Lab, Machine, Scenario, Sim, Tier};
+use crate::{Error, Lab, Machine, Scenario, Sim, System, Tier};
 
 /// Longest timed phase, seconds: an hour of an emulated machine proves what there is to prove.
 const DURATION_MAX_S: u64 = 3600;
@@ -53,6 +53,7 @@ impl Scenario {
         self.check_systems()?;
         check_machine(&self.machine)?;
         self.workload.check(self.duration_s)?;
+        self.check_oracle()?;
         self.check_fit()?;
         check_lab(&self.lab)?;
         check_sim(&self.sim)?;
@@ -66,6 +67,15 @@ impl Scenario {
             "systems: name at least one, such as \"demeter\"".into()
         })?;
         unique("systems", &self.systems)
+    }
+
+    fn check_oracle(&self) -> Result<(), String> {
+        let is_blind = !self.workload.tells_hot_set() && self.systems.contains(&System::Oracle);
+        refuse_if(is_blind, || {
+            "systems: nobody knows the hot set of a real program, so there is no \"oracle\": leave \
+             it out"
+                .into()
+        })
     }
 
     fn check_fit(&self) -> Result<(), String> {

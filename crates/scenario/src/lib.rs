@@ -20,4 +20,7 @@ pub use grid::{Axis, Grid, NoAxis, Point};
 pub use provision::{Crashes, Provision, Provisioner, ResizeCycle, Variant, Vm};
 pub use scenario::{Cpu, Error, Lab, Machine, Scenario, Sim, Thp, Tier};
 pub use vary::{Case, Published};
-pub use workload::{App, Gups, Memlat, Phase, Silo, SiloMix, Trace, Workload};
+pub use workload::{
+    App, Figure, Gups, Memlat, Number, Phase, Program, Programs, Ready, Silo, SiloMix, Trace,
+    Workload,
+};

@@ -21,6 +21,13 @@ const KERNEL_THREADS: [(&str, &str); 4] = [
     ("khugepaged", "khugepaged"),
 ];
 
+/// The cause that the workload's own time is charged to.
+const WORKLOAD: &str = "workload";
+
+/// Fields of /proc/PID/stat: user and system time of the process, and of its ended children.
+const OWN: [usize; 2] = [14, 15];
+const ENDED_CHILDREN: [usize; 2] = [16, 17];
+
 /// Most processes looked at for kernel threads.
 const PROCESSES_MAX: usize = 4096;
 
@@ -28,6 +35,7 @@ const PROCESSES_MAX: usize = 4096;
 #[derive(Debug)]
 pub struct Counters {
     root: PathBuf,
+    own_pid: Pid,
     followed: Vec<(Pid, &'static str)>,
 }
 
@@ -36,6 +44,7 @@ impl Counters {
     pub fn new(root: &Path) -> Self {
         Self {
             root: root.into(),
+            own_pid: Pid(std::process::id()),
             followed: Vec::new(),
         }
     }
@@ -43,6 +52,14 @@ impl Counters {
     /// Charges the process's CPU time to `{cause}_user` and `{cause}_system`.
     pub fn follow(&mut self, pid: Pid, cause: &'static str) {
         self.followed.push((pid, cause));
+    }
+
+    /// Charges the CPU time of these processes, and of all children of this one that have ended, to
+    /// the workload.
+    pub fn follow_workload(&mut self, pids: &[Pid]) {
+        self.followed.retain(|(_, cause)| *cause != WORKLOAD);
+        let pids = pids.iter().map(|pid| (*pid, WORKLOAD));
+        self.followed.extend(pids);
     }
 
     /// Follows the kernel threads that manage memory and exist now. Called before and after a
@@ -78,8 +95,10 @@ impl Counters {
             system_s: self.system_s()?,
             ..Totals::default()
         };
-        for &(pid, cause) in &self.followed {
-            let (user_s, system_s) = self.process_s(pid);
+        let ended = (self.own_pid, WORKLOAD, ENDED_CHILDREN);
+        let alive = self.followed.iter().map(|&(pid, cause)| (pid, cause, OWN));
+        for (pid, cause, fields) in alive.chain([ended]) {
+            let (user_s, system_s) = self.process_s(pid, fields);
             if KERNEL_THREADS.iter().any(|(_, thread)| *thread == cause) {
                 *totals.cpu_s.entry(cause.into()).or_default() += user_s + system_s;
             } else {
@@ -113,10 +132,10 @@ impl Counters {
         }
     }
 
-    /// User and system time of a process with all its threads: fields 14 and 15 of
-    /// /proc/PID/stat (proc(5)), counted behind the name because that may hold spaces. Zero for a
-    /// process that has gone: its time is lost, and the job fails elsewhere.
-    fn process_s(&self, pid: Pid) -> (f64, f64) {
+    /// User and system time of a process with all its threads, or of its children that have ended:
+    /// these fields of /proc/PID/stat (proc(5)), counted behind the name because that may hold
+    /// spaces. Zero for a process that has gone.
+    fn process_s(&self, pid: Pid, fields_at: [usize; 2]) -> (f64, f64) {
         let path = self.root.join(format!("proc/{pid}/stat"));
         let text = fs::read_to_string(path).unwrap_or_default();
         let behind_name = text.rsplit(") ").next().unwrap_or_default();
@@ -127,7 +146,7 @@ impl Counters {
                 .and_then(|ticks| ticks.parse::<u64>().ok());
             ticks.unwrap_or(0) as f64 / TICKS_PER_S
         };
-        (seconds(14), seconds(15))
+        (seconds(fields_at[0]), seconds(fields_at[1]))
     }
 
     fn vmstat(&self) -> Result<BTreeMap<String, u64>, Fault> {
@@ -165,7 +184,7 @@ mod tests {
             put(&format!("{pid}/comm"), &format!("{comm}\n"));
             put(
                 &format!("{pid}/stat"),
-                &format!("{pid} ({comm}) S 1 2 3 4 5 6 7 8 9 10 {user} {system} 0 0 20 0"),
+                &format!("{pid} ({comm}) S 1 2 3 4 5 6 7 8 9 10 {user} {system} 100 10 20 0"),
             );
         };
         stat(30, "kswapd0", 0, 40);
@@ -178,14 +197,17 @@ mod tests {
     fn time_is_charged_to_its_cause() {
         let root = machine();
         let mut counters = Counters::new(root.path());
-        counters.follow(Pid(100), "workload");
+        counters.own_pid = Pid(30);
+        counters.follow_workload(&[Pid(31)]);
+        counters.follow_workload(&[Pid(100), Pid(102)]);
         counters.follow(Pid(101), "agent");
         counters.follow_kernel_threads().unwrap();
         counters.follow_kernel_threads().unwrap();
         let totals = counters.read().unwrap();
         assert_eq!(totals.system_s, 3.67);
-        assert_eq!(totals.cpu_s["workload_user"], 1.5);
-        assert_eq!(totals.cpu_s["workload_system"], 0.5);
+        // With a second of a child that has ended.
+        assert_eq!(totals.cpu_s["workload_user"], 2.5);
+        assert_eq!(totals.cpu_s["workload_system"], 0.6);
         assert_eq!(totals.cpu_s["agent_user"], 0.0);
         assert!((totals.cpu_s["kswapd"] - 0.42).abs() < 1e-9);
     }

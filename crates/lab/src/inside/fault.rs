@@ -31,6 +31,17 @@ pub enum Fault {
     /// The workload broke its protocol or ended early.
     #[error("the workload {0}")]
     Workload(String),
+    /// A program went wrong.
+    #[error("{name}: the program {what}")]
+    Program {
+        /// Its name.
+        name: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The person asked us to stop.
+    #[error("interrupted")]
+    Interrupted,
     /// The host said something else than to go on.
     #[error("the host's order is {0:?} instead of \"go\"")]
     Order(Option<String>),

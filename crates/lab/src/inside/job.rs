@@ -5,8 +5,8 @@
 
 use std::path::Path;
 
-use demeter_policy::Pid;
 use demeter_policy::provision::ProvisionerKind;
+use demeter_policy::{Pid, VirtRange};
 
 use super::agent::{self, Agent};
 use super::counters::Counters;
@@ -14,15 +14,15 @@ use super::delay::Delay;
 use super::fault::Fault;
 use super::init::Link;
 use super::kernel;
+use super::loopback;
 use super::modules;
 use super::observer::Observer;
 use super::rivals::{self, Rival};
 use super::rounds;
 use super::ticker::Ticker;
-use super::workload::{Workload, hot_range};
+use super::workload::{Next, Workload};
 use super::zones::node_free_mib;
 use crate::link::{Interval, Job, Report, Totals};
-use crate::workload::Event;
 
 /// Runs the job; what it finds goes over the link.
 pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
@@ -46,24 +46,38 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
         relay.check()?;
     }
     let _ticker = Ticker::start();
-    let mut workload = Workload::start(job)?;
-    let observer = match workload.next_event()? {
-        Event::Ready {
-            hot_start,
-            hot_bytes,
-            ..
-        } => Observer::new(workload.pid(), hot_range(hot_start, hot_bytes)?),
-        other => return Err(out_of_turn(&other)),
-    };
-    kernel::forget_accesses(root, workload.pid())?;
+    if !job.launches.is_empty() {
+        loopback::up().map_err(Fault::io("switch on", "the loopback interface"))?;
+    }
+    let mut workload = Workload::new(root, job)?;
+    let outcome = course(link, job, &mut workload, relay);
+    for log in workload.logs(&outcome) {
+        link.send(&Report::Program(log))?;
+    }
+    outcome
+}
+
+/// Everything from filling memory on.
+fn course(
+    link: &mut Link,
+    job: &Job,
+    workload: &mut Workload,
+    mut relay: Option<Agent>,
+) -> Result<(), Fault> {
+    let root = Path::new("/");
+    let hot = workload.fill()?;
+    for pid in workload.pids() {
+        kernel::forget_accesses(root, pid)?;
+    }
     let delay = Delay::arm(root)?;
+    let has_driver = relay.is_some();
     if job.system.has_agent()
         && let Some(relay) = relay.take()
     {
         // The agent takes over: the host's port has room for one.
         relay.stop()?;
     }
-    let outcome = watch(link, job, &mut workload, observer);
+    let outcome = watch(link, job, workload, hot);
     drop(delay);
     if job.system.has_agent() || has_driver {
         link.send(&Report::AgentLog {
@@ -72,7 +86,10 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
         agent::send_recording(link)?;
     }
     outcome?;
-    verify(link, &mut workload)
+    if let Some((words, errors)) = workload.verify()? {
+        link.send(&Report::Verified { words, errors })?;
+    }
+    Ok(())
 }
 
 /// The timed phase, under the job's system.
@@ -80,22 +97,23 @@ fn watch(
     link: &mut Link,
     job: &Job,
     workload: &mut Workload,
-    mut observer: Observer,
+    hot: Option<VirtRange>,
 ) -> Result<(), Fault> {
     let root = Path::new("/");
+    let watched = |hot| Observer::new(workload.target(), hot);
+    let mut observer = hot.map(watched);
     let mut counters = Counters::new(root);
     counters.follow(Pid(std::process::id()), "observer");
-    counters.follow(workload.pid(), "workload");
+    counters.follow_workload(&workload.pids());
     counters.follow_kernel_threads()?;
     let before = counters.read()?;
-    let mut rival = rivals::start(root, job.system, workload.pid())?;
+    let mut rival = rivals::start(root, job.system, workload.target())?;
     if let Some(pid) = rival.pid() {
         counters.follow(pid, "agent");
     }
     counters.follow_kernel_threads()?;
-    let hot_in_fast = Some(observer.hot_in_fast()?);
     link.send(&Report::Start {
-        hot_in_fast,
+        hot_in_fast: hot_in_fast(&mut observer)?,
         totals: before,
     })?;
     if job.provisioner.is_some() {
@@ -103,39 +121,43 @@ fn watch(
     }
     workload.go()?;
     let mut first = true;
-    let (t_s, rate) = loop {
-        let event = workload.next_event()?;
+    let (t_s, speed) = loop {
+        let next = workload.next()?;
         rival.check()?;
-        match event {
-            Event::Interval { t_s, rate, .. } => {
+        match next {
+            Next::Interval(t_s, speed) => {
                 if std::mem::take(&mut first) {
                     // An agent's kdamond starts some time after the agent.
                     counters.follow_kernel_threads()?;
                 }
-                let hot_in_fast = Some(observer.hot_in_fast()?);
-                let totals = read_totals(&counters, rival.as_mut())?;
+                counters.follow_workload(&workload.pids());
                 link.send(&Report::Interval(Interval {
                     t_s,
-                    rate,
-                    hot_in_fast,
-                    totals,
+                    rate: speed.rate,
+                    programs: speed.programs,
+                    hot_in_fast: hot_in_fast(&mut observer)?,
+                    totals: read_totals(&counters, rival.as_mut())?,
                 }))?;
             }
-            Event::Shift {
-                t_s,
-                hot_start,
-                hot_bytes,
-            } => {
-                observer = Observer::new(workload.pid(), hot_range(hot_start, hot_bytes)?);
+            Next::Shift(t_s, hot) => {
+                observer = Some(Observer::new(workload.target(), hot));
                 link.send(&Report::Shift { t_s })?;
             }
-            Event::Done { t_s, rate, .. } => break (t_s, rate),
-            other => return Err(out_of_turn(&other)),
+            Next::Done(t_s, speed) => break (t_s, speed),
         }
     };
     let totals = read_totals(&counters, rival.as_mut())?;
     rival.stop()?;
-    link.send(&Report::Done { t_s, rate, totals })
+    link.send(&Report::Done {
+        t_s,
+        rate: speed.rate,
+        programs: speed.programs,
+        totals,
+    })
+}
+
+fn hot_in_fast(observer: &mut Option<Observer>) -> Result<Option<f64>, Fault> {
+    observer.as_mut().map(Observer::hot_in_fast).transpose()
 }
 
 fn read_totals(counters: &Counters, rival: &mut dyn Rival) -> Result<Totals, Fault> {
@@ -144,22 +166,6 @@ fn read_totals(counters: &Counters, rival: &mut dyn Rival) -> Result<Totals, Fau
     totals.promoted_bytes = moved.map(|(promoted, _)| promoted);
     totals.demoted_bytes = moved.map(|(_, demoted)| demoted);
     Ok(totals)
-}
-
-/// Lets the workload go on; gups then checks every word.
-fn verify(link: &mut Link, workload: &mut Workload) -> Result<(), Fault> {
-    if !workload.verifies() {
-        return Ok(());
-    }
-    workload.go()?;
-    match workload.next_event()? {
-        Event::Verified { words, errors } => link.send(&Report::Verified { words, errors }),
-        other => Err(out_of_turn(&other)),
-    }
-}
-
-fn out_of_turn(event: &Event) -> Fault {
-    Fault::Workload(format!("said {:?} out of turn", event.to_string()))
 }
 
 /// What the VM says of itself when it is up.

@@ -9,6 +9,7 @@ mod init;
 mod job;
 mod kernel;
 mod layout;
+mod loopback;
 mod modules;
 mod observer;
 mod rivals;
@@ -17,4 +18,5 @@ mod ticker;
 mod workload;
 mod zones;
 
+pub(crate) use fault::Fault;
 pub use init::init;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::agent::Agent;
 use super::fault::Fault;
 use super::init::{Link, Orders};
-use super::workload::Workload;
+use super::workload::OwnProgram;
 use super::{job, kernel, modules};
 use crate::link::{Job, KILL_AGENT, Report};
 use crate::workload::Event;
@@ -22,11 +22,11 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
     obey(link.orders()?, Arc::clone(&agent));
     link.send(&job::booted(root)?)?;
     loop {
-        let mut workload = Workload::start(job)?;
+        let mut workload = OwnProgram::start(job)?;
         let verified = loop {
             match workload.next_event()? {
                 Event::Ready { .. } | Event::Done { .. } => workload.go()?,
-                Event::Interval { .. } | Event::Shift { .. } => {}
+                Event::Loaded { .. } | Event::Interval { .. } | Event::Shift { .. } => {}
                 Event::Verified { words, errors } => break Report::Verified { words, errors },
             }
             agent

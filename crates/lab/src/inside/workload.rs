@@ -1,25 +1,155 @@
-//! The workload's process: its arguments, its events, the words that let it go on.
+//! The workload, whatever it is: one of our own programs, with its arguments, its events and the
+//! words that let it go on; or real programs, which know nothing of us.
 
 use std::io::Write;
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
 use demeter_policy::{GuestVirtAddr, Pid, VirtRange};
 use demeter_scenario::{System, Workload as Kind};
 
 use super::fault::Fault;
-use crate::link::{Job, LineReader};
-use crate::workload::Event;
+use crate::link::{Job, LineReader, ProgramFigure, ProgramLog};
+use crate::program::{Bounds, Programs, Step};
+use crate::workload::{Event, Rate};
 
-/// A workload that was started and not yet waited for; killed when dropped.
+/// What a system manages the memory of. Its processes are gone when this is dropped.
 #[derive(Debug)]
-pub struct Workload {
+pub enum Workload {
+    /// One of our own programs.
+    Own(OwnProgram),
+    /// Real programs.
+    Programs(Programs<'static>),
+}
+
+/// How fast a workload was.
+#[derive(Debug, Default)]
+pub struct Speed {
+    /// What one of our own programs says.
+    pub rate: Option<Rate>,
+    /// The figures of real programs.
+    pub programs: Vec<ProgramFigure>,
+}
+
+/// What comes next in the timed phase.
+#[derive(Debug)]
+pub enum Next {
+    /// An interval has ended: seconds into the phase, and its speed.
+    Interval(f64, Speed),
+    /// The hot set has moved: seconds into the phase, and where it is now.
+    Shift(f64, VirtRange),
+    /// The phase is over: its length in seconds, and the speed in all of it.
+    Done(f64, Speed),
+}
+
+impl Workload {
+    /// What the job names; nothing of it runs yet but one of our own programs.
+    pub fn new(root: &Path, job: &Job) -> Result<Self, Fault> {
+        let Kind::Program(programs) = &job.scenario.workload else {
+            return Ok(Self::Own(OwnProgram::start(job)?));
+        };
+        let bounds = Bounds {
+            warm_up: Duration::from_secs(programs.warm_up_s),
+            duration: Duration::from_secs(job.scenario.duration_s),
+            stop: None,
+        };
+        Ok(Self::Programs(Programs::new(root, &job.launches, bounds)?))
+    }
+
+    /// Waits until it has filled its memory. Returns its hot set where that is known.
+    pub fn fill(&mut self) -> Result<Option<VirtRange>, Fault> {
+        match self {
+            Self::Own(program) => program.fill().map(Some),
+            Self::Programs(programs) => programs.fill().map(|()| None),
+        }
+    }
+
+    /// The process that, with its descendants, is the workload. Programs may come and go: theirs is
+    /// the one that starts them, this one.
+    pub fn target(&self) -> Pid {
+        match self {
+            Self::Own(program) => program.pid(),
+            Self::Programs(_) => Pid(std::process::id()),
+        }
+    }
+
+    /// The processes that run now.
+    pub fn pids(&self) -> Vec<Pid> {
+        match self {
+            Self::Own(program) => vec![program.pid()],
+            Self::Programs(programs) => programs.pids(),
+        }
+    }
+
+    /// The timed phase begins.
+    pub fn go(&mut self) -> Result<(), Fault> {
+        match self {
+            Self::Own(program) => program.go(),
+            Self::Programs(programs) => programs.go(),
+        }
+    }
+
+    /// Waits for what comes next in the timed phase.
+    pub fn next(&mut self) -> Result<Next, Fault> {
+        match self {
+            Self::Own(program) => program.next(),
+            Self::Programs(programs) => Ok(match programs.next_step()? {
+                Step::Interval(t_s, figures) => Next::Interval(t_s, Speed::of(figures)),
+                Step::Done(t_s, figures) => Next::Done(t_s, Speed::of(figures)),
+            }),
+        }
+    }
+
+    /// Lets it check its data, where it does so: words checked and words found wrong.
+    pub fn verify(&mut self) -> Result<Option<(u64, u64)>, Fault> {
+        match self {
+            Self::Own(program) if program.verifies => program.verify().map(Some),
+            Self::Own(_) | Self::Programs(_) => Ok(None),
+        }
+    }
+
+    /// What programs have printed last, before `ended`.
+    pub fn logs(&self, ended: &Result<(), Fault>) -> Vec<ProgramLog> {
+        let failed = match ended {
+            Err(Fault::Program { name, .. }) => Some(name.as_str()),
+            _ => None,
+        };
+        match self {
+            Self::Own(_) => vec![],
+            Self::Programs(programs) => programs.logs(failed),
+        }
+    }
+}
+
+impl Speed {
+    fn of(programs: Vec<ProgramFigure>) -> Self {
+        Self {
+            rate: None,
+            programs,
+        }
+    }
+}
+
+impl From<Rate> for Speed {
+    fn from(rate: Rate) -> Self {
+        Self {
+            rate: Some(rate),
+            programs: vec![],
+        }
+    }
+}
+
+/// One of our own programs that was started and not yet waited for; killed when dropped.
+#[derive(Debug)]
+pub struct OwnProgram {
     child: Child,
     stdin: ChildStdin,
     verifies: bool,
     events: LineReader<ChildStdout>,
 }
 
-impl Workload {
+impl OwnProgram {
     /// Starts the job's workload, which first fills its memory.
     pub fn start(job: &Job) -> Result<Self, Fault> {
         let (program, args) = command_line(job)?;
@@ -48,9 +178,36 @@ impl Workload {
         Pid(self.child.id())
     }
 
-    /// Whether it checks its data once it may go on after the timed phase.
-    pub fn verifies(&self) -> bool {
-        self.verifies
+    fn fill(&mut self) -> Result<VirtRange, Fault> {
+        match self.next_event()? {
+            Event::Ready {
+                hot_start,
+                hot_bytes,
+                ..
+            } => hot_range(hot_start, hot_bytes),
+            other => Err(out_of_turn(&other)),
+        }
+    }
+
+    fn next(&mut self) -> Result<Next, Fault> {
+        Ok(match self.next_event()? {
+            Event::Interval { t_s, rate, .. } => Next::Interval(t_s, rate.into()),
+            Event::Shift {
+                t_s,
+                hot_start,
+                hot_bytes,
+            } => Next::Shift(t_s, hot_range(hot_start, hot_bytes)?),
+            Event::Done { t_s, rate, .. } => Next::Done(t_s, rate.into()),
+            other => return Err(out_of_turn(&other)),
+        })
+    }
+
+    fn verify(&mut self) -> Result<(u64, u64), Fault> {
+        self.go()?;
+        match self.next_event()? {
+            Event::Verified { words, errors } => Ok((words, errors)),
+            other => Err(out_of_turn(&other)),
+        }
     }
 
     /// Waits for its next event. The host's time limit bounds the wait.
@@ -82,7 +239,7 @@ impl Workload {
     }
 }
 
-impl Drop for Workload {
+impl Drop for OwnProgram {
     fn drop(&mut self) {
         // Both fail only when it has ended already, which is as well.
         let _ = self.child.kill();
@@ -90,8 +247,12 @@ impl Drop for Workload {
     }
 }
 
+fn out_of_turn(event: &Event) -> Fault {
+    Fault::Workload(format!("said {:?} out of turn", event.to_string()))
+}
+
 /// The hot set that an event speaks of.
-pub fn hot_range(start: u64, bytes: u64) -> Result<VirtRange, Fault> {
+fn hot_range(start: u64, bytes: u64) -> Result<VirtRange, Fault> {
     start
         .checked_add(bytes)
         .and_then(|end| VirtRange::new(GuestVirtAddr(start), GuestVirtAddr(end)))

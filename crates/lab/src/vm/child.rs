@@ -155,7 +155,7 @@ impl VmChild {
             Report::Booted { .. } | Report::Sized { .. } => "was filling memory".into(),
             Report::Start { .. } => "had begun the timed phase".into(),
             Report::Interval(interval) => format!("was {:.0} s into the timed phase", interval.t_s),
-            Report::Shift { .. } => return,
+            Report::Shift { .. } | Report::Program(_) => return,
             Report::Done { .. } => "was verifying data".into(),
             Report::Verified { .. }
             | Report::AgentLog { .. }

@@ -7,19 +7,59 @@ use std::process::Command;
 use super::tool;
 use crate::error::Error;
 
+const MEND: &str = "a library of the program is damaged: install it again";
+
 /// Program header of the kind that names the program's loader (elf(5)).
 const PT_INTERP: u32 = 3;
 
-/// The loader and the libraries of a dynamic program; nothing for a static one.
-pub fn needed_files(program: &Path) -> Result<Vec<PathBuf>, Error> {
+/// What a program needs beside itself.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Needed {
+    /// Its loader and its libraries; for a script its interpreter, and what that needs.
+    pub files: Vec<PathBuf>,
+    /// The first of them that is nowhere; what that one needs is not known.
+    pub missing: Option<String>,
+}
+
+/// What the program needs: nothing where it is static. Libraries are looked for in `library_dirs`
+/// first, then where this machine has its own.
+pub fn needed(program: &Path, library_dirs: &[PathBuf]) -> Result<Needed, Error> {
     let image = fs::read(program).map_err(Error::io("read", program))?;
+    if let Some(interpreter) = script_interpreter(&image) {
+        let mut needed = match Path::new(&interpreter).exists() {
+            true => self::needed(Path::new(&interpreter), library_dirs)?,
+            false => Needed {
+                missing: Some(interpreter.clone()),
+                ..Needed::default()
+            },
+        };
+        needed.files.push(interpreter.into());
+        return Ok(needed);
+    }
     let Some(loader) = interpreter(&image) else {
-        return Ok(Vec::new());
+        return Ok(Needed::default());
     };
-    let listing = tool::output(
-        Command::new(&loader).arg("--list").arg(program),
-        "a library of the program is missing: build it again",
-    )?;
+    if !Path::new(&loader).exists() {
+        return Ok(Needed {
+            missing: Some(loader),
+            ..Needed::default()
+        });
+    }
+    let mut list = Command::new(&loader);
+    if !library_dirs.is_empty() {
+        let dirs = library_dirs.iter().map(|dir| dir.display().to_string());
+        list.args(["--library-path", &dirs.collect::<Vec<_>>().join(":")]);
+    }
+    let listing = match tool::output(list.arg("--list").arg(program), MEND) {
+        Ok(listing) => listing,
+        Err(Error::Tool { said, .. }) if missing_library(&said).is_some() => {
+            return Ok(Needed {
+                files: vec![],
+                missing: missing_library(&said),
+            });
+        }
+        Err(error) => return Err(error),
+    };
     let mut files = vec![PathBuf::from(loader)];
     // Lines such as `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x...)`.
     files.extend(
@@ -31,7 +71,32 @@ pub fn needed_files(program: &Path) -> Result<Vec<PathBuf>, Error> {
     );
     files.sort();
     files.dedup();
-    Ok(files)
+    Ok(Needed {
+        files,
+        missing: None,
+    })
+}
+
+/// The library that the loader did not find: it says `PROGRAM: error while loading shared
+/// libraries: LIBRARY: cannot open shared object file: ...`.
+fn missing_library(said: &str) -> Option<String> {
+    let (_, behind) = said.split_once("error while loading shared libraries: ")?;
+    let (library, why) = behind.split_once(": ")?;
+    why.starts_with("cannot open").then(|| library.to_owned())
+}
+
+/// The program that a script names in its first line.
+fn script_interpreter(image: &[u8]) -> Option<String> {
+    let line = image.strip_prefix(b"#!")?;
+    let line = line.split(|&byte| byte == b'\n').next()?;
+    let name = std::str::from_utf8(line).ok()?.split_whitespace().next()?;
+    // Not another script: the kernel itself follows few of them.
+    (name.starts_with('/') && !name.contains("..")).then(|| name.to_owned())
+}
+
+/// Whether a file is a program that some loader has to load.
+pub fn is_dynamic(image: &[u8]) -> bool {
+    interpreter(image).is_some()
 }
 
 /// The loader that a 64-bit little-endian ELF file asks for.
@@ -68,11 +133,13 @@ mod tests {
     fn a_dynamic_program_needs_its_loader_and_its_libraries() {
         // Test programs are dynamic unless somebody builds them static, where nothing is needed.
         let this = std::env::current_exe().unwrap();
-        let needed = needed_files(&this).unwrap();
-        assert!(needed.iter().all(|file| file.exists()), "{needed:?}");
-        if interpreter(&fs::read(this).unwrap()).is_some() {
+        let needed = needed(&this, &[]).unwrap();
+        assert_eq!(needed.missing, None);
+        assert!(needed.files.iter().all(|f| f.exists()), "{needed:?}");
+        if is_dynamic(&fs::read(this).unwrap()) {
             assert!(
                 needed
+                    .files
                     .iter()
                     .any(|f| f.to_string_lossy().contains("libc.so")),
                 "{needed:?}"
@@ -82,8 +149,32 @@ mod tests {
 
     #[test]
     fn what_is_no_program_needs_nothing() {
-        assert_eq!(interpreter(b"#!/bin/sh\n"), None);
         assert_eq!(interpreter(b""), None);
+        assert_eq!(script_interpreter(b"no script"), None);
+    }
+
+    #[test]
+    fn a_script_needs_its_interpreter_and_what_that_needs() {
+        assert_eq!(
+            script_interpreter(b"#! /bin/sh -e\n"),
+            Some("/bin/sh".into())
+        );
+        let dir = tempfile::tempdir().unwrap();
+        let script = dir.path().join("script");
+        fs::write(&script, "#!/bin/sh\n").unwrap();
+        let found = needed(&script, &[]).unwrap();
+        assert!(found.files.contains(&"/bin/sh".into()), "{found:?}");
+        fs::write(&script, "#!/nowhere/sh\n").unwrap();
+        let found = needed(&script, &[]).unwrap();
+        assert_eq!(found.missing, Some("/nowhere/sh".into()));
+    }
+
+    #[test]
+    fn the_loader_names_what_it_does_not_find() {
+        let said = "./t: error while loading shared libraries: libfoo.so.1: cannot open shared \
+                    object file: No such file or directory";
+        assert_eq!(missing_library(said), Some("libfoo.so.1".into()));
+        assert_eq!(missing_library("./t: Permission denied"), None);
     }
 
     proptest! {

@@ -1,55 +1,88 @@
 //! The VM's only file system: our own programs, their libraries and the job.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use cpio::NewcBuilder;
 
-use super::elf::needed_files;
+use super::elf::needed;
 use crate::error::Error;
 
 const DIRECTORY: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 const FILE: u32 = 0o100_644;
+const LINK: u32 = 0o120_777;
 
-/// What goes into an archive, by path in the VM without the leading slash.
+/// What goes into an archive, by path in the VM without the leading slash. What was added first
+/// stays.
 #[derive(Debug, Default)]
 pub struct Initramfs {
-    programs: Vec<(String, PathBuf)>,
-    texts: Vec<(String, String)>,
+    entries: BTreeMap<String, Entry>,
+    folders: BTreeSet<String>,
+}
+
+#[derive(Debug)]
+enum Entry {
+    /// A file of this machine.
+    File(PathBuf),
+    /// A symbolic link and where it leads.
+    Link(String),
+    /// A text.
+    Text(String),
 }
 
 impl Initramfs {
     /// Adds a program and, if it is dynamic, its loader and libraries under their own names.
     pub fn add_program(&mut self, name: &str, from: &Path) -> Result<(), Error> {
-        self.programs.push((name.into(), from.into()));
-        for file in needed_files(from)? {
-            let name = file.to_string_lossy().trim_start_matches('/').to_owned();
-            if !self.programs.iter().any(|(known, _)| *known == name) {
-                self.programs.push((name, file));
-            }
+        self.add_file(name, from);
+        let needed = needed(from, &[])?;
+        if let Some(missing) = needed.missing {
+            return Err(Error::Missing {
+                what: format!("{} needs {missing}, which is not there", from.display()),
+                mend: "build it again".into(),
+            });
+        }
+        for file in needed.files {
+            self.add_file(&file.to_string_lossy(), &file);
         }
         Ok(())
     }
 
     /// Adds a file as it is.
     pub fn add_file(&mut self, name: &str, from: &Path) {
-        self.programs
-            .push((name.trim_start_matches('/').into(), from.into()));
+        self.add(name, Entry::File(from.into()));
+    }
+
+    /// Adds a symbolic link.
+    pub fn add_link(&mut self, name: &str, target: &str) {
+        self.add(name, Entry::Link(target.into()));
     }
 
     /// Adds a text.
     pub fn add_text(&mut self, name: &str, text: String) {
-        self.texts.push((name.trim_start_matches('/').into(), text));
+        self.add(name, Entry::Text(text));
+    }
+
+    /// Adds a folder, which may stay empty.
+    pub fn add_folder(&mut self, name: &str) {
+        self.folders.insert(name.trim_start_matches('/').into());
+    }
+
+    fn add(&mut self, name: &str, entry: Entry) {
+        let name = name.trim_start_matches('/').to_owned();
+        self.entries.entry(name).or_insert(entry);
     }
 
     /// Bytes that the files take in the VM.
     pub fn size_bytes(&self) -> Result<u64, Error> {
-        let texts: u64 = self.texts.iter().map(|(_, text)| text.len() as u64).sum();
-        self.programs.iter().try_fold(texts, |sum, (_, from)| {
-            Ok(sum + fs::metadata(from).map_err(Error::io("read", from))?.len())
+        self.entries.values().try_fold(0, |sum, entry| {
+            Ok(sum
+                + match entry {
+                    Entry::File(from) => fs::metadata(from).map_err(Error::io("read", from))?.len(),
+                    Entry::Link(text) | Entry::Text(text) => text.len() as u64,
+                })
         })
     }
 
@@ -63,13 +96,16 @@ impl Initramfs {
         for directory in self.directories() {
             archive = append(archive, &directory, DIRECTORY, io::empty(), 0)?;
         }
-        for (name, from) in &self.programs {
-            let content = File::open(from)?;
-            let length = content.metadata()?.len();
-            archive = append(archive, name, PROGRAM, content, length)?;
-        }
-        for (name, text) in &self.texts {
-            archive = append(archive, name, FILE, text.as_bytes(), text.len() as u64)?;
+        for (name, entry) in &self.entries {
+            archive = match entry {
+                Entry::File(from) => {
+                    let content = File::open(from)?;
+                    let length = content.metadata()?.len();
+                    append(archive, name, PROGRAM, content, length)?
+                }
+                Entry::Link(text) => append_text(archive, name, LINK, text)?,
+                Entry::Text(text) => append_text(archive, name, FILE, text)?,
+            };
         }
         cpio::newc::trailer(archive)?.flush()
     }
@@ -79,16 +115,16 @@ impl Initramfs {
         let mut found: BTreeSet<String> = ["dev", "proc", "run", "sys", "tmp"]
             .map(String::from)
             .into();
-        let names = self
-            .programs
-            .iter()
-            .map(|(n, _)| n)
-            .chain(self.texts.iter().map(|(n, _)| n));
-        for name in names {
+        for name in self.entries.keys().chain(&self.folders) {
             found.extend(name.match_indices('/').map(|(at, _)| name[..at].to_owned()));
         }
+        found.extend(self.folders.iter().cloned());
         found
     }
+}
+
+fn append_text<W: Write>(archive: W, name: &str, mode: u32, text: &str) -> io::Result<W> {
+    append(archive, name, mode, text.as_bytes(), text.len() as u64)
 }
 
 fn append<W: Write>(
@@ -117,7 +153,9 @@ mod tests {
         let mut initramfs = Initramfs::default();
         initramfs.add_program("bin/gups", &program).unwrap();
         initramfs.add_text("/etc/demeter/job.json", "{}".into());
-        assert_eq!(initramfs.size_bytes().unwrap(), 20);
+        initramfs.add_link("usr/bin/g", "../../bin/gups");
+        initramfs.add_link("bin/gups", "what comes later does not count");
+        assert_eq!(initramfs.size_bytes().unwrap(), 34);
         let path = dir.path().join("initramfs");
         initramfs.write(&path).unwrap();
 
@@ -135,6 +173,10 @@ mod tests {
                 "bin/gups" => {
                     assert_eq!(content, "#!not an ELF file\n");
                     assert_eq!(entry.mode(), PROGRAM);
+                }
+                "usr/bin/g" => {
+                    assert_eq!(content, "../../bin/gups");
+                    assert_eq!(entry.mode(), LINK);
                 }
                 "etc/demeter/job.json" => assert_eq!(content, "{}"),
                 _ => assert_eq!(entry.mode(), DIRECTORY),

@@ -78,7 +78,7 @@ fn unpack(cache: &Path, package: &str) -> Result<tempfile::TempDir, Error> {
         cache.display()
     );
     let unpacked = tempfile::tempdir_in(cache).map_err(Error::io("create a folder in", cache))?;
-    package::unpack(package, unpacked.path(), MEND)?;
+    package::unpack(&[package], unpacked.path(), MEND)?;
     Ok(unpacked)
 }
 

@@ -8,8 +8,9 @@ use std::time::Duration;
 use demeter_guest::config::Config;
 use demeter_guest::tracker::Choice;
 use demeter_policy::provision::ProvisionerKind;
-use demeter_scenario::{Scenario, System};
+use demeter_scenario::{Scenario, System, Workload};
 
+use super::bring::{self, Finder};
 use super::elastic::{self, Elastic, Module};
 use super::initramfs::Initramfs;
 use super::memory::NodeSizes;
@@ -93,6 +94,14 @@ impl Lab {
         system: System,
         provisioner: Option<ProvisionerKind>,
     ) -> Result<PreparedVm, Error> {
+        let mut initramfs = self.initramfs()?;
+        let launches = match &scenario.workload {
+            Workload::Program(programs) => {
+                let finder = Finder::new(&self.programs, &self.cache, programs)?;
+                bring::into_vm(&mut initramfs, &finder, scenario, programs)?
+            }
+            _ => vec![],
+        };
         let job = Job {
             system,
             scenario: scenario.clone(),
@@ -101,13 +110,16 @@ impl Lab {
                 .provision
                 .as_ref()
                 .is_some_and(|p| p.crashes.is_some()),
+            launches,
         };
         let (plugin, kernel) = self.assets()?;
         let folder = tempfile::Builder::new()
             .prefix("demeter-lab-")
             .tempdir()
             .map_err(Error::io("create", "a folder for the VM"))?;
-        let mut initramfs = self.initramfs(&job)?;
+        let text =
+            serde_json::to_string(&job).map_err(|e| Error::io("encode", JOB_PATH)(e.into()))?;
+        initramfs.add_text(JOB_PATH, text);
         initramfs.add_text(
             AGENT_CONFIG_PATH,
             agent_config(&job, self.keep_logs.is_some()),
@@ -137,7 +149,9 @@ impl Lab {
             },
             elastic,
             prealloc: false,
-            limit: Duration::from_secs(scenario.duration_s + scenario.lab.timeout_s),
+            limit: Duration::from_secs(
+                scenario.duration_s + scenario.workload.start_limit_s() + scenario.lab.timeout_s,
+            ),
             folder,
             keep_logs: self.keep_logs.clone(),
         })
@@ -167,7 +181,7 @@ impl Lab {
         module::module(&self.cache, &self.kernel_image()?)
     }
 
-    fn initramfs(&self, job: &Job) -> Result<Initramfs, Error> {
+    fn initramfs(&self) -> Result<Initramfs, Error> {
         let mut initramfs = Initramfs::default();
         for name in PROGRAMS {
             let from = self.programs.join(name);
@@ -179,9 +193,6 @@ impl Lab {
             }
             initramfs.add_program(&format!("bin/{name}"), &from)?;
         }
-        let text =
-            serde_json::to_string(job).map_err(|e| Error::io("encode", JOB_PATH)(e.into()))?;
-        initramfs.add_text(JOB_PATH, text);
         Ok(initramfs)
     }
 }
@@ -221,6 +232,7 @@ mod tests {
                 scenario,
                 provisioner: None,
                 rounds,
+                launches: vec![],
             };
             let config: Config = toml::from_str(&agent_config(&job, true)).unwrap();
             assert_eq!(config.tuning.sample_period, 2047);

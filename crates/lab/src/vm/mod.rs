@@ -1,5 +1,6 @@
 //! The host's side of a lab VM: its parts (kernel, initramfs, plugin), its emulator, its life.
 
+mod bring;
 mod child;
 mod elastic;
 mod elf;
@@ -14,6 +15,7 @@ mod prepared;
 mod qemu;
 mod strays;
 mod tool;
+mod tree;
 
 pub(crate) use child::{Orders, VmChild, dies_with_this_thread};
 pub(crate) use elastic::{Elastic, agent_socket, qmp_socket, reset};

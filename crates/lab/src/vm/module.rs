@@ -108,18 +108,13 @@ fn headers(cache: &Path, release: &str) -> Result<PathBuf, Error> {
 /// release, and the programs that build.
 fn fetch(into: &Path, release: &str) -> Result<(), Error> {
     let headers = format!("linux-headers-{release}");
-    let listing = tool::output(
-        Command::new("apt-cache").args(["depends", "--important", &headers]),
-        MEND,
-    )?;
-    let parts = listing
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("Depends: "))
+    let parts = package::dependencies(&headers, MEND)?;
+    let parts = parts
+        .iter()
+        .map(String::as_str)
         .filter(|name| name.starts_with("linux-headers-") || name.starts_with("linux-kbuild-"));
-    for package in std::iter::once(headers.as_str()).chain(parts) {
-        package::unpack(package, into, MEND)?;
-    }
-    Ok(())
+    let packages: Vec<&str> = std::iter::once(headers.as_str()).chain(parts).collect();
+    package::unpack(&packages, into, MEND)
 }
 
 /// The package's makefile includes the common one by its place under /usr. Names what will lie

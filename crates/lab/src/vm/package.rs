@@ -7,12 +7,13 @@ use std::process::Command;
 use super::tool;
 use crate::error::Error;
 
-/// Downloads the package and unpacks its files below `into`.
-pub fn unpack(package: &str, into: &Path, mend: &str) -> Result<(), Error> {
+/// Downloads packages and unpacks their files below `into`.
+pub fn unpack(packages: &[&str], into: &Path, mend: &str) -> Result<(), Error> {
     let work = tempfile::tempdir_in(into).map_err(Error::io("create a folder in", into))?;
     let mut download = Command::new("apt-get");
     download
-        .args(["-q", "download", package])
+        .args(["-q", "download"])
+        .args(packages)
         .current_dir(work.path());
     // SAFETY: takes nothing and cannot fail.
     if unsafe { libc::geteuid() } == 0 {
@@ -20,17 +21,38 @@ pub fn unpack(package: &str, into: &Path, mend: &str) -> Result<(), Error> {
         download.args(["-o", "APT::Sandbox::User=root"]);
     }
     tool::output(&mut download, mend)?;
-    let archive = fs::read_dir(work.path())
+    let archives: Vec<_> = fs::read_dir(work.path())
         .map_err(Error::io("list", work.path()))?
         .filter_map(|entry| Some(entry.ok()?.path()))
-        .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
-        .ok_or_else(|| Error::Missing {
-            what: format!("apt-get downloaded no package {package}"),
+        .filter(|path| path.extension().is_some_and(|extension| extension == "deb"))
+        .collect();
+    if archives.is_empty() {
+        return Err(Error::Missing {
+            what: format!("apt-get downloaded nothing for {}", packages.join(" ")),
             mend: mend.into(),
-        })?;
-    tool::output(
-        Command::new("dpkg").arg("-x").arg(archive).arg(into),
-        "install dpkg, or set DEMETER_KERNEL",
-    )?;
+        });
+    }
+    for archive in archives {
+        tool::output(
+            Command::new("dpkg").arg("-x").arg(archive).arg(into),
+            "install dpkg",
+        )?;
+    }
     Ok(())
+}
+
+/// The names of the packages that a package cannot do without.
+pub fn dependencies(package: &str, mend: &str) -> Result<Vec<String>, Error> {
+    let listing = tool::output(
+        Command::new("apt-cache").args(["depends", "--important", package]),
+        mend,
+    )?;
+    let names = listing.lines().filter_map(|line| {
+        let line = line.trim().trim_start_matches('|');
+        line.strip_prefix("Depends: ")
+            .or_else(|| line.strip_prefix("PreDepends: "))
+    });
+    // In angle brackets stands what several packages provide.
+    let names = names.filter(|name| !name.starts_with('<'));
+    Ok(names.map(str::to_owned).collect())
 }

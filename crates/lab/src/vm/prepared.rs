@@ -18,6 +18,16 @@ use crate::link::{Report, from_hex};
 /// The initramfs' name in a VM's folder.
 pub const INITRAMFS: &str = "initramfs";
 
+/// The logs in a VM's folder, as far as they are there.
+const LOGS: [&str; 6] = [
+    "console.log",
+    "qemu.log",
+    "agent.log",
+    RECORDING,
+    "programs.log",
+    "reports.jsonl",
+];
+
 /// A VM that can be started.
 #[derive(Debug)]
 pub struct PreparedVm {
@@ -144,23 +154,14 @@ impl PreparedVm {
     }
 }
 
-/// What is kept of a VM.
-const LOGS: [&str; 5] = [
-    "console.log",
-    "qemu.log",
-    "agent.log",
-    RECORDING,
-    "reports.jsonl",
-];
-
 /// The agent's recording among them.
 const RECORDING: &str = "agent.rec";
 
 /// More than a VM's agent records, bytes.
 const RECORDING_BYTES_MAX: u64 = 64 << 20;
 
-/// Hands reports on until the VM has finished. All of them go to a file, the agent's log to one
-/// of its own.
+/// Hands reports on until the VM has finished. All of them go to a file, the agent's log and
+/// what programs printed to files of their own.
 fn listen(
     vm: &mut VmChild,
     stop: &AtomicBool,
@@ -179,6 +180,15 @@ fn listen(
         match report {
             Report::AgentLog { text } => {
                 fs::write(folder.join("agent.log"), text).map_err(VmFault::Log)?;
+            }
+            Report::Program(log) => {
+                let file = File::options()
+                    .create(true)
+                    .append(true)
+                    .open(folder.join("programs.log"));
+                file.and_then(|mut file| writeln!(file, "== {}\n{}", log.name, log.text))
+                    .map_err(VmFault::Log)?;
+                on_report(Report::Program(log))?;
             }
             Report::Failed { what } => return Err(VmFault::Job(what)),
             Report::Finished => return Ok(()),

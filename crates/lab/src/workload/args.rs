@@ -31,9 +31,6 @@ pub struct Common {
     /// Wait for a line on standard input before the timed phase, and again after it
     #[arg(long)]
     pub(crate) hold: bool,
-    /// Have the hot memory come from this NUMA node, and touch it first
-    #[arg(long, value_name = "NODE")]
-    pub(crate) place_hot: Option<u32>,
 }
 
 impl Common {

@@ -27,6 +27,12 @@ pub enum Error {
         /// Wrong words, plus one when the updates do not add up.
         errors: u64,
     },
+    /// A kernel's result that differs from what it was before.
+    #[error("{0}: memory lost data")]
+    Wrong(String),
+    /// A server that says what it should not.
+    #[error("the server {0}")]
+    Server(String),
     /// SIGTERM or SIGINT came: not a failure.
     #[error("stopped by a signal")]
     Stopped,

@@ -21,6 +21,13 @@ pub enum Event {
         /// Its length.
         hot_bytes: u64,
     },
+    /// A store has been filled; the timed phase comes next.
+    Loaded {
+        /// Keys in it.
+        keys: u64,
+        /// Bytes of each value.
+        value_bytes: u64,
+    },
     /// An interval of the timed phase ended.
     Interval {
         /// Seconds since the start of the timed phase, as measured.
@@ -67,12 +74,19 @@ pub enum Rate {
     Mops(f64),
     /// Mean nanoseconds of an operation (memlat).
     LatencyNs(f64),
+    /// Requests a second (kvload).
+    RequestsPerS(f64),
 }
 
 impl Rate {
     /// `ops` operations in `length_s` seconds, as a throughput.
     pub(crate) fn mops(ops: u64, length_s: f64) -> Self {
         Self::Mops(ops as f64 / length_s.max(1e-9) / 1e6)
+    }
+
+    /// `ops` requests in `length_s` seconds.
+    pub(crate) fn requests(ops: u64, length_s: f64) -> Self {
+        Self::RequestsPerS(ops as f64 / length_s.max(1e-9))
     }
 
     /// `ops` operations one after the other in `length_s` seconds, as a latency; 0 without any.
@@ -90,6 +104,7 @@ impl std::fmt::Display for Rate {
         match self {
             Self::Mops(mops) => write!(f, "{mops:.3} Mops"),
             Self::LatencyNs(ns) => write!(f, "{ns:.1} ns"),
+            Self::RequestsPerS(requests) => write!(f, "{requests:.0} requests/s"),
         }
     }
 }
@@ -109,6 +124,9 @@ impl std::fmt::Display for Event {
                 *bytes as f64 / MIB,
                 *hot_bytes as f64 / MIB
             ),
+            Self::Loaded { keys, value_bytes } => {
+                write!(f, "loaded: {keys} keys with {value_bytes} bytes each")
+            }
             Self::Interval { t_s, rate, .. } => write!(f, "{t_s:7.1} s  {rate}"),
             Self::Shift { t_s, hot_start, .. } => {
                 write!(f, "{t_s:7.1} s  hot set jumps to {hot_start:#x}")
@@ -179,6 +197,14 @@ mod tests {
                     rate: Rate::latency_ns(4, 2.0),
                 },
                 r#"{"event":"done","t_s":2.0,"ops":4,"latency_ns":500000000.0}"#,
+            ),
+            (
+                Event::Interval {
+                    t_s: 2.0,
+                    ops: 3,
+                    rate: Rate::requests(3, 2.0),
+                },
+                r#"{"event":"interval","t_s":2.0,"ops":3,"requests_per_s":1.5}"#,
             ),
             (
                 Event::Shift {

@@ -54,6 +54,9 @@ pub struct Gups {
     /// At the end check that no word and no update was lost
     #[arg(long)]
     verify: bool,
+    /// Have the hot memory come from this NUMA node, and touch it first
+    #[arg(long, value_name = "NODE")]
+    place_hot: Option<u32>,
     #[command(flatten)]
     common: Common,
 }
@@ -171,7 +174,7 @@ fn populate(
     args: &Gups,
     waiter: &Waiter,
 ) -> Result<(), Error> {
-    if let Some(node) = args.common.place_hot {
+    if let Some(node) = args.place_hot {
         for hot in &geometry.hot {
             region.prefer_node(hot, node)?;
         }

@@ -30,6 +30,9 @@ pub struct Memlat {
     /// Size of the idle memory that is touched first
     #[arg(long, default_value = "0KiB")]
     cold: Size,
+    /// Have the hot memory come from this NUMA node, and touch it first
+    #[arg(long, value_name = "NODE")]
+    place_hot: Option<u32>,
     #[command(flatten)]
     common: Common,
 }
@@ -45,7 +48,7 @@ pub fn run(args: &Memlat) -> Result<(), Error> {
     let waiter = Waiter::new()?;
     let cold = Region::map(args.cold.bytes)?;
     let chased = Region::map(args.size.bytes)?;
-    match args.common.place_hot {
+    match args.place_hot {
         Some(node) => {
             chased.prefer_node(&(0..args.size.bytes), node)?;
             touch(&chased, &waiter)?;

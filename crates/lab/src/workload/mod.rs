@@ -1,18 +1,24 @@
 //! Workload programs: what runs in the guest while somebody manages its memory tiers.
 //!
-//! The programs `gups` and `memlat` are thin; everything they do is here. Both follow one course:
-//! map and populate memory, say `ready`, run the timed phase with one report an interval, say
-//! `done`. They know nothing of tiers, except that `--place-hot` binds the hot set to a node.
+//! The programs are thin; everything they do is here. All follow one course: map and populate
+//! memory, say `ready`, run the timed phase with one report an interval, say `done`. They know
+//! nothing of tiers, except that `--place-hot` binds the hot set of gups and memlat to a node.
 
+mod alone;
 mod args;
 mod chain;
+mod csr;
 mod error;
 mod event;
 mod geometry;
+pub mod graph;
 pub mod gups;
+pub mod kvload;
 pub mod memlat;
 pub(crate) mod region;
 mod size;
+mod store;
+pub mod sweep;
 mod timed;
 mod wait;
 mod words;

@@ -43,8 +43,13 @@ impl Control {
 
     /// Says that `worker` has done one more batch. Only that worker may say so.
     pub(crate) fn batch_done(&self, worker: usize) {
+        self.done(worker, BATCH);
+    }
+
+    /// Says that `worker` has done so many more operations. Only that worker may say so.
+    pub(crate) fn done(&self, worker: usize, count: u64) {
         let ops = &self.ops[worker].0;
-        ops.store(ops.load(Relaxed) + BATCH, Relaxed);
+        ops.store(ops.load(Relaxed) + count, Relaxed);
     }
 
     fn total_ops(&self) -> u64 {

@@ -4,6 +4,7 @@
 mod app;
 mod gups;
 mod memlat;
+mod program;
 mod silo;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize};
 pub use app::App;
 pub use gups::{Gups, Phase};
 pub use memlat::Memlat;
+pub use program::{Figure, Number, Program, Programs, Ready};
 pub use silo::{Silo, SiloMix};
 pub use trace::Trace;
 
@@ -33,6 +35,11 @@ pub(crate) trait Parameters {
     /// Whether the lab has a program that does it.
     fn is_real(&self) -> bool {
         false
+    }
+
+    /// Whether it says what of its memory is hot.
+    fn tells_hot_set(&self) -> bool {
+        true
     }
 
     /// Second of the timed phase at which the hot set jumps.
@@ -91,6 +98,8 @@ workloads! {
     Liblinear(App),
     /// A recorded program.
     Trace(Trace),
+    /// Real programs, as they are.
+    Program(Programs),
 }
 
 impl Workload {
@@ -112,6 +121,19 @@ impl Workload {
     /// Idle memory that is touched before, MiB.
     pub fn cold_mib(&self) -> u64 {
         self.parameters().cold_mib()
+    }
+
+    /// Whether it says what of its memory is hot.
+    pub fn tells_hot_set(&self) -> bool {
+        self.parameters().tells_hot_set()
+    }
+
+    /// Seconds that it may take to start, beyond what every workload may.
+    pub fn start_limit_s(&self) -> u64 {
+        match self {
+            Self::Program(programs) => programs.start_limit_s(),
+            _ => 0,
+        }
     }
 
     /// When the hot set jumps, seconds into the timed phase.

@@ -32,6 +32,12 @@ pub enum Error {
         /// The limit.
         blocks: usize,
     },
+    /// A program that was not recorded.
+    #[error(
+        "the simulator runs no programs: record one with `demeter trace record` and name the file in \
+         workload.trace, or use --on lab"
+    )]
+    NotRecorded,
     /// Nothing to keep.
     #[error("{}: no access to memory in it", path.display())]
     Empty {

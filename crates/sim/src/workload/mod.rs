@@ -61,6 +61,10 @@ impl Workload {
             Kind::Pagerank(app) => Box::new(pagerank::Pagerank::new(app, seed, scale_bits)),
             Kind::Liblinear(app) => Box::new(liblinear::Liblinear::new(app, seed)),
             Kind::Trace(trace) => Box::new(replay::Replay::open(&trace.file)?),
+            Kind::Program(programs) => {
+                let trace = programs.trace.as_ref().ok_or(Error::NotRecorded)?;
+                Box::new(replay::Replay::open(trace)?)
+            }
         };
         Ok(Self {
             memory: Memory::new(kind.cold_mib() * MIB, generator.regions()),
@@ -74,7 +78,7 @@ impl Workload {
 /// # Errors
 /// As [`Workload::new`].
 pub(crate) fn accesses_per_operation(kind: &Kind) -> Result<u64, Error> {
-    if let Kind::Trace(_) = kind {
+    if let Kind::Trace(_) | Kind::Program(_) = kind {
         // Each access is one, and the file is large.
         return Ok(1);
     }

@@ -1,0 +1,9 @@
+//! Searches or ranks a Kronecker graph: see `graph --help`.
+
+use std::process::ExitCode;
+
+use demeter_lab::workload::{graph, run_program};
+
+fn main() -> ExitCode {
+    run_program(graph::run)
+}

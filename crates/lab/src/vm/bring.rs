@@ -1,0 +1,256 @@
+//! What the programs of a scenario need, found on this machine, and how they are started.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use demeter_scenario::{Figure, Program, Programs, Scenario};
+
+use super::elf;
+use super::initramfs::Initramfs;
+use super::tree::Tree;
+use crate::error::Error;
+use crate::program::Launch;
+
+/// Our own programs, beside the command.
+const OWN: [&str; 5] = ["graph", "gups", "kvload", "memlat", "sweep"];
+
+/// Where a distribution has its programs.
+const BIN_DIRS: [&str; 6] = [
+    "/usr/local/bin",
+    "/usr/bin",
+    "/bin",
+    "/usr/sbin",
+    "/sbin",
+    "/usr/games",
+];
+
+/// Where programs work in a VM: each in a folder of its name.
+const WORK_DIR: &str = "/work";
+
+/// Files that the C library asks for who somebody is and where a name leads.
+const TEXTS: [(&str, &str); 3] = [
+    ("etc/group", "root:x:0:\nnogroup:x:65534:\n"),
+    ("etc/hosts", "127.0.0.1 localhost\n"),
+    (
+        "etc/passwd",
+        "root:x:0:0::/tmp:/bin/sh\nnobody:x:65534:65534::/tmp:/bin/sh\n",
+    ),
+];
+
+/// Where programs are looked for.
+#[derive(Debug)]
+pub struct Finder<'a> {
+    /// Folder with our own programs.
+    pub own: &'a Path,
+    /// Packages that were unpacked, if the scenario names some.
+    pub tree: Option<Tree>,
+}
+
+impl<'a> Finder<'a> {
+    /// Looks among our own programs in `own`, in the packages that any of the programs names, and on
+    /// this machine.
+    pub fn new(own: &'a Path, cache: &Path, programs: &Programs) -> Result<Self, Error> {
+        let names = programs.programs.iter().flat_map(|p| &p.packages);
+        let names: BTreeSet<&str> = names.map(String::as_str).collect();
+        let tree = (!names.is_empty()).then(|| Tree::of(cache, &names));
+        Ok(Self {
+            own,
+            tree: tree.transpose()?,
+        })
+    }
+
+    /// The file that a command's first word means, here and now.
+    fn find(&self, program: &Program, word: &str) -> Result<PathBuf, Error> {
+        let path = Path::new(word);
+        let in_tree = |path: &Path| self.tree.as_ref().and_then(|tree| tree.file(path));
+        let here = |path: &Path| path.is_file().then(|| path.to_owned());
+        let found = if word.contains('/') {
+            let absolute = std::path::absolute(path).map_err(Error::io("find", path))?;
+            in_tree(path).or_else(|| here(&absolute))
+        } else {
+            let own = || OWN.contains(&word).then(|| self.own.join(word));
+            let installed = || BIN_DIRS.iter().map(|dir| Path::new(dir).join(word));
+            let path = std::env::var_os("PATH").unwrap_or_default();
+            let path = || std::env::split_paths(&path).map(|dir| dir.join(word));
+            installed()
+                .find_map(|path| in_tree(&path))
+                .or_else(|| own().and_then(|path| here(&path)))
+                .or_else(|| path().chain(installed()).find_map(|path| here(&path)))
+        };
+        found.ok_or_else(|| Error::Missing {
+            what: format!("program {}: there is no {word}", program.name()),
+            mend: "give its path, or its package in packages".into(),
+        })
+    }
+
+    fn library_dirs(&self) -> Result<Vec<PathBuf>, Error> {
+        self.tree.as_ref().map_or(Ok(vec![]), Tree::library_dirs)
+    }
+
+    /// Loader and libraries of a program's file.
+    fn needed(&self, program: &Program, file: &Path) -> Result<Vec<PathBuf>, Error> {
+        let needed = elf::needed(file, &self.library_dirs()?)?;
+        match needed.missing {
+            None => Ok(needed.files),
+            Some(missing) => Err(Error::Missing {
+                what: format!(
+                    "program {}: {} needs {missing}, which is not there",
+                    program.name(),
+                    file.display()
+                ),
+                mend: "install it, or name its package in packages".into(),
+            }),
+        }
+    }
+}
+
+/// Puts the programs of a scenario with all that they need into a VM, and says how to start them.
+pub fn into_vm(
+    initramfs: &mut Initramfs,
+    finder: &Finder<'_>,
+    scenario: &Scenario,
+    programs: &Programs,
+) -> Result<Vec<Launch>, Error> {
+    for (name, text) in TEXTS {
+        initramfs.add_text(name, text.into());
+    }
+    let mut libraries = BTreeSet::new();
+    if let Some(tree) = &finder.tree {
+        for file in tree.files()? {
+            add_as_it_is(initramfs, tree, &file)?;
+        }
+        for file in tree.dynamic_programs()? {
+            let needed = elf::needed(&file, &finder.library_dirs()?)?;
+            libraries.extend(needed.files);
+        }
+    }
+    let mut launches = vec![];
+    for program in &programs.programs {
+        let mut bring = |word: &str| -> Result<PathBuf, Error> {
+            let file = finder.find(program, word)?;
+            libraries.extend(finder.needed(program, &file)?);
+            let place = place_in_vm(finder, &file);
+            initramfs.add_file(&place.to_string_lossy(), &file);
+            Ok(place)
+        };
+        let file = bring(&program.command[0])?;
+        let figure = with_command(&program.figure, &mut bring)?;
+        let folder = Path::new(WORK_DIR).join(program.name());
+        initramfs.add_folder(&folder.to_string_lossy());
+        for data in &program.files {
+            if !data.is_file() {
+                return Err(missing_data(program, data));
+            }
+            let name = folder.join(data.file_name().unwrap_or_default());
+            initramfs.add_file(&name.to_string_lossy(), data);
+        }
+        launches.push(launch(scenario, program, file, folder, figure));
+    }
+    let mut dirs = BTreeSet::new();
+    for library in libraries {
+        let place = place_in_vm(finder, &library);
+        dirs.extend(place.parent().map(|dir| dir.display().to_string()));
+        initramfs.add_file(&place.to_string_lossy(), &library);
+    }
+    let dirs: Vec<String> = dirs.into_iter().collect();
+    for launch in &mut launches {
+        set_environment(launch, &BIN_DIRS.join(":"), &dirs.join(":"));
+    }
+    Ok(launches)
+}
+
+/// A file of the packages, at its place, or a link as a link.
+fn add_as_it_is(initramfs: &mut Initramfs, tree: &Tree, file: &Path) -> Result<(), Error> {
+    let place = tree.place(file).unwrap_or_default();
+    let place = place.to_string_lossy();
+    let kind = fs::symlink_metadata(file).map_err(Error::io("read", file))?;
+    if kind.is_symlink() {
+        let target = fs::read_link(file).map_err(Error::io("read", file))?;
+        initramfs.add_link(&place, &target.to_string_lossy());
+    } else if kind.is_file() {
+        initramfs.add_file(&place, file);
+    }
+    Ok(())
+}
+
+/// Where a file of this machine lies in a VM: our own programs and those of the person in /bin.
+fn place_in_vm(finder: &Finder<'_>, file: &Path) -> PathBuf {
+    let of_package = finder.tree.as_ref().and_then(|tree| tree.place(file));
+    of_package.unwrap_or_else(|| {
+        let is_of_system = ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/opt"]
+            .iter()
+            .any(|dir| file.starts_with(dir));
+        match is_of_system || elf_library(file) {
+            true => file.to_owned(),
+            false => Path::new("/bin").join(file.file_name().unwrap_or_default()),
+        }
+    })
+}
+
+fn elf_library(file: &Path) -> bool {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    name.contains(".so")
+}
+
+/// A figure whose command has its first word resolved.
+fn with_command(
+    figure: &Figure,
+    resolve: &mut dyn FnMut(&str) -> Result<PathBuf, Error>,
+) -> Result<Figure, Error> {
+    let mut figure = figure.clone();
+    if let Figure::Number(number) = &mut figure
+        && let Some(word) = number.command.first_mut()
+    {
+        *word = resolve(word)?.to_string_lossy().into_owned();
+    }
+    Ok(figure)
+}
+
+fn launch(
+    scenario: &Scenario,
+    program: &Program,
+    file: PathBuf,
+    folder: PathBuf,
+    figure: Figure,
+) -> Launch {
+    let filled_in = |word: &String| {
+        word.replace("{seed}", &scenario.seed.to_string())
+            .replace("{duration_s}", &scenario.duration_s.to_string())
+    };
+    Launch {
+        name: program.name().into(),
+        file,
+        args: program.command[1..].iter().map(filled_in).collect(),
+        env: program.env.clone(),
+        folder,
+        ready: program.ready.clone(),
+        ready_within: Duration::from_secs(program.ready_within_s),
+        figure,
+    }
+}
+
+/// What every program finds in its environment, as far as its scenario does not say otherwise.
+fn set_environment(launch: &mut Launch, path: &str, libraries: &str) {
+    let home = launch.folder.display().to_string();
+    let mut env: BTreeMap<String, String> = [("PATH", path), ("HOME", &home), ("LANG", "C")]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .into();
+    if !libraries.is_empty() {
+        env.insert("LD_LIBRARY_PATH".into(), libraries.into());
+    }
+    env.append(&mut launch.env);
+    launch.env = env;
+}
+
+fn missing_data(program: &Program, data: &Path) -> Error {
+    Error::Missing {
+        what: format!(
+            "program {}: there is no file {}",
+            program.name(),
+            data.display()
+        ),
+        mend: "files are named relative to the current folder".into(),
+    }
+}

@@ -1,0 +1,212 @@
+//! Packages of the distribution as a tree of files with every shared library that its programs
+//! need, made once and kept in the cache.
+
+use std::collections::hash_map::DefaultHasher;
+use std::collections::{BTreeSet, VecDeque};
+use std::fs;
+use std::hash::{Hash, Hasher};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::elf::{self, Needed};
+use super::{package, tool};
+use crate::error::Error;
+
+/// Most files of a tree.
+const FILES_MAX: usize = 100_000;
+
+/// Most packages that are searched for libraries.
+const SEARCHED_MAX: usize = 100;
+
+/// Folders of packages that no program needs.
+const LEFT_OUT: [&str; 7] = [
+    "usr/share/bash-completion",
+    "usr/share/doc",
+    "usr/share/info",
+    "usr/share/lintian",
+    "usr/share/locale",
+    "usr/share/man",
+    "usr/lib/systemd",
+];
+
+const MEND: &str = "check the names in packages and run `apt-get update`";
+
+/// Unpacked packages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tree {
+    root: PathBuf,
+}
+
+impl Tree {
+    /// The tree of these packages, from `cache` or the package archive.
+    pub fn of(cache: &Path, packages: &BTreeSet<&str>) -> Result<Self, Error> {
+        fs::create_dir_all(cache).map_err(Error::io("create", cache))?;
+        let versions = tool::output(Command::new("apt-cache").arg("policy").args(packages), MEND)?;
+        let candidates: Vec<&str> = versions
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("Candidate: "))
+            .collect();
+        let mut hasher = DefaultHasher::new();
+        (packages, candidates).hash(&mut hasher);
+        let root = cache.join(format!("packages-{:016x}", hasher.finish()));
+        if !root.exists() {
+            let names: Vec<&str> = packages.iter().copied().collect();
+            tracing::info!(
+                "fetching {}, once; kept in {}",
+                names.join(", "),
+                cache.display()
+            );
+            let made =
+                tempfile::tempdir_in(cache).map_err(Error::io("create a folder in", cache))?;
+            package::unpack(&names, made.path(), MEND)?;
+            complete(&Self::at(made.path()), &names)?;
+            let made = made.keep();
+            fs::rename(&made, &root).map_err(Error::io("create", &root))?;
+        }
+        Ok(Self { root })
+    }
+
+    /// The tree below `root`.
+    pub fn at(root: &Path) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// Where a file of the packages lies now, by its path when they are installed.
+    pub fn file(&self, path: &Path) -> Option<PathBuf> {
+        let file = self.root.join(path.strip_prefix("/").unwrap_or(path));
+        file.is_file().then_some(file)
+    }
+
+    /// The path of one of its files when the packages are installed; none for other files.
+    pub fn place(&self, file: &Path) -> Option<PathBuf> {
+        Some(Path::new("/").join(file.strip_prefix(&self.root).ok()?))
+    }
+
+    /// Every file and symbolic link that a program may need, in no order.
+    pub fn files(&self) -> Result<Vec<PathBuf>, Error> {
+        let mut found = vec![];
+        let mut todo = vec![self.root.clone()];
+        while let Some(dir) = todo.pop() {
+            for entry in fs::read_dir(&dir).map_err(Error::io("list", &dir))? {
+                let entry = entry.map_err(Error::io("list", &dir))?;
+                let (path, kind) = (entry.path(), entry.file_type());
+                if kind.map_err(Error::io("read", &path))?.is_dir() {
+                    if !LEFT_OUT.iter().any(|out| path == self.root.join(out)) {
+                        todo.push(path);
+                    }
+                } else {
+                    found.push(path);
+                }
+            }
+            if found.len() > FILES_MAX {
+                return Err(Error::Missing {
+                    what: format!("the packages hold more than {FILES_MAX} files"),
+                    mend: "name fewer".into(),
+                });
+            }
+        }
+        Ok(found)
+    }
+
+    /// Folders that hold shared libraries.
+    pub fn library_dirs(&self) -> Result<Vec<PathBuf>, Error> {
+        let is_library = |file: &&PathBuf| {
+            let name = file.file_name().unwrap_or_default().to_string_lossy();
+            name.contains(".so.") || name.ends_with(".so")
+        };
+        let files = self.files()?;
+        let dirs = files.iter().filter(is_library).filter_map(|f| f.parent());
+        let dirs: BTreeSet<&Path> = dirs.collect();
+        Ok(dirs.into_iter().map(Path::to_owned).collect())
+    }
+
+    /// Its programs that some loader has to load.
+    pub fn dynamic_programs(&self) -> Result<Vec<PathBuf>, Error> {
+        let is_program = |file: &PathBuf| {
+            // Links lead to files that are seen themselves.
+            fs::symlink_metadata(file)
+                .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+                && fs::read(file).is_ok_and(|image| elf::is_dynamic(&image))
+        };
+        Ok(self.files()?.into_iter().filter(is_program).collect())
+    }
+}
+
+/// Adds packages to the tree until its programs find all libraries: those that the named ones depend
+/// on, level by level, as far as they are libraries that this machine has not.
+fn complete(tree: &Tree, packages: &[&str]) -> Result<(), Error> {
+    let mut next: VecDeque<String> = packages.iter().map(|&name| name.into()).collect();
+    let mut seen: BTreeSet<String> = next.iter().cloned().collect();
+    let mut searched = 0;
+    for program in tree.dynamic_programs()? {
+        while let Needed {
+            missing: Some(library),
+            ..
+        } = elf::needed(&program, &tree.library_dirs()?)?
+        {
+            let Some(package) = next.pop_front().filter(|_| searched < SEARCHED_MAX) else {
+                let program = tree.place(&program).unwrap_or(program);
+                return Err(Error::Missing {
+                    what: format!(
+                        "{} of {} needs {library}, which no package has that it depends on",
+                        program.display(),
+                        packages.join(", ")
+                    ),
+                    mend: "add the library's package to packages".into(),
+                });
+            };
+            searched += 1;
+            let mut wanted = package::dependencies(&package, MEND)?;
+            wanted.retain(|name| name.starts_with("lib") && seen.insert(name.clone()));
+            next.extend(wanted.iter().cloned());
+            wanted.retain(|name| !is_installed(name));
+            if !wanted.is_empty() {
+                let wanted: Vec<&str> = wanted.iter().map(String::as_str).collect();
+                package::unpack(&wanted, &tree.root, MEND)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether this machine has a package: dpkg keeps a list of its files.
+fn is_installed(package: &str) -> bool {
+    let list = |name: &str| Path::new("/var/lib/dpkg/info").join(format!("{name}.list"));
+    list(package).exists() || list(&format!("{package}:amd64")).exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tree_is_walked_without_its_manuals_and_links_stay_links() {
+        let root = tempfile::tempdir().unwrap();
+        for name in [
+            "usr/bin/x",
+            "usr/share/doc/x/README",
+            "usr/lib/libx.so.1.2",
+            "usr/share/x/data",
+        ] {
+            let path = root.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        }
+        std::os::unix::fs::symlink("x", root.path().join("usr/bin/y")).unwrap();
+        let tree = Tree::at(root.path());
+        let mut places: Vec<PathBuf> = tree
+            .files()
+            .unwrap()
+            .iter()
+            .map(|file| tree.place(file).unwrap())
+            .collect();
+        places.sort();
+        let expected = ["bin/x", "bin/y", "lib/libx.so.1.2", "share/x/data"];
+        assert_eq!(places, expected.map(|name| Path::new("/usr").join(name)));
+        assert_eq!(tree.library_dirs().unwrap(), [root.path().join("usr/lib")]);
+        assert!(tree.file(Path::new("/usr/bin/y")).is_some());
+        assert_eq!(tree.file(Path::new("/usr/bin/z")), None);
+        assert_eq!(tree.place(Path::new("/elsewhere")), None);
+    }
+}

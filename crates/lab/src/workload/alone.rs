@@ -1,0 +1,51 @@
+//! The timed phase of programs with one worker whose operations are counted.
+
+use std::sync::OnceLock;
+
+use super::Error;
+use super::args::Common;
+use super::event::{Event, Output, Rate};
+use super::timed::{self, Control, Tick};
+use super::wait::Waiter;
+
+/// Waits to be let go where that is asked for, runs `worker` until the phase ends, and says how fast
+/// it was, as `rate` tells operations and seconds. A worker that finds something wrong tells that and returns.
+pub(crate) fn run(
+    common: &Common,
+    waiter: &Waiter,
+    rate: fn(u64, f64) -> Rate,
+    worker: impl Fn(&Control) -> Result<(), Error> + Sync,
+) -> Result<(), Error> {
+    let output = Output { json: common.json };
+    if common.hold {
+        waiter.line()?;
+    }
+    let failed = OnceLock::new();
+    let work = |_: usize, control: &Control| {
+        if let Err(error) = worker(control) {
+            // There is one worker, which fails once.
+            let _ = failed.set(error);
+        }
+    };
+    let total = timed::run(&common.schedule(vec![]), 1, waiter, work, |tick| {
+        match tick {
+            // Why it does nothing any more is said below.
+            Tick::Interval { .. } if failed.get().is_some() => Err(Error::Stopped),
+            Tick::Interval { t_s, length_s, ops } => {
+                let rate = rate(ops, length_s);
+                output.say(&Event::Interval { t_s, ops, rate })
+            }
+            Tick::Shift { .. } => Ok(()),
+        }
+    })?;
+    if let Some(error) = failed.into_inner() {
+        return Err(error);
+    }
+    let (t_s, ops) = (total.t_s, total.ops);
+    let rate = rate(ops, t_s);
+    output.say(&Event::Done { t_s, ops, rate })?;
+    match total.stopped {
+        true => Err(Error::Stopped),
+        false => Ok(()),
+    }
+}

@@ -1,0 +1,376 @@
+//! Programs that run as they are: what to start, what they need, when they are ready, and how fast
+//! they say they are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use regex_lite::Regex;
+use serde::{Deserialize, Serialize};
+
+use super::Parameters;
+use crate::check::is_plain_name;
+use crate::fault::{at_least_one, refuse_if, within};
+
+/// Most programs side by side.
+const PROGRAMS_MAX: usize = 16;
+/// Most arguments, variables, files or packages of a program.
+const WORDS_MAX: usize = 256;
+/// Longest name of a unit, bytes.
+const UNIT_BYTES_MAX: usize = 32;
+/// Longest time before the timed phase, seconds.
+const WAIT_MAX_S: u64 = 3600;
+
+/// Parameters of a workload that is made of real programs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Programs {
+    /// Memory that they come to use, MiB, where that is known: the machine must hold it.
+    #[serde(default)]
+    pub size_mib: u64,
+    /// Seconds between the last program's readiness and the timed phase. Nobody manages memory yet.
+    #[serde(default)]
+    pub warm_up_s: u64,
+    /// A trace of what they do, as `demeter trace` writes it, for the simulator, which runs no programs;
+    /// relative to the current folder.
+    #[serde(default)]
+    pub trace: Option<PathBuf>,
+    /// The programs, in the order in which they are started.
+    #[serde(rename = "program")]
+    pub programs: Vec<Program>,
+}
+
+/// One program.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Program {
+    /// Its name in results; by default that of the command's file.
+    #[serde(default)]
+    pub name: String,
+    /// The program and its arguments. `{seed}` and `{duration_s}` in an argument become the
+    /// scenario's. A name without a slash is looked for in its packages, then among Demeter's own
+    /// programs, then in this machine's `PATH`.
+    pub command: Vec<String>,
+    /// Its environment, beside `PATH`, `HOME` and `LANG=C`.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Data files, which it finds in its working folder; relative to the current folder.
+    #[serde(default)]
+    pub files: Vec<PathBuf>,
+    /// Packages of the distribution that are unpacked for it, without being installed. Shared
+    /// libraries that they need are found by themselves.
+    #[serde(default)]
+    pub packages: Vec<String>,
+    /// When it is ready and the next program can start. A program without this is started when the
+    /// timed phase begins; it must stand behind those that have it.
+    #[serde(default)]
+    pub ready: Option<Ready>,
+    /// Seconds that it may take to be ready.
+    #[serde(default = "two_minutes")]
+    pub ready_within_s: u64,
+    /// How fast it is.
+    #[serde(default)]
+    pub figure: Figure,
+}
+
+fn two_minutes() -> u64 {
+    120
+}
+
+/// How to tell that a program has started and filled its memory.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Ready {
+    /// It prints a line in which this regular expression is found.
+    Line(String),
+    /// It accepts connections on this TCP port of the loopback address.
+    Port(u16),
+    /// So many seconds have passed.
+    AfterS(u64),
+}
+
+/// What is measured of a program.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Figure {
+    /// Seconds until it has ended, with success. The timed phase is over when all programs have
+    /// that are measured so, or after the scenario's `duration_s`.
+    #[default]
+    Time,
+    /// How often it runs to its end, with success: it is started again and again.
+    Runs,
+    /// A number that it prints again and again, or another command.
+    Number(Number),
+    /// Nothing: it serves the others, and runs until all of them have ended.
+    None,
+}
+
+/// A number in what a program prints.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Number {
+    /// A command that prints it, which is run each second; without one the program itself does.
+    #[serde(default)]
+    pub command: Vec<String>,
+    /// A regular expression whose first group is the number.
+    pub regex: String,
+    /// The unit of the figure: of a throughput, as in `requests/s`, where more is better; or `ns`,
+    /// `us`, `ms` or `s`, where less is.
+    pub unit: String,
+    /// Whether the number only grows; the figure is then by how much it grows in a second.
+    #[serde(default)]
+    pub counter: bool,
+}
+
+impl Program {
+    /// Its name in results.
+    pub fn name(&self) -> &str {
+        if !self.name.is_empty() {
+            return &self.name;
+        }
+        let command = self.command.first().map_or("", String::as_str);
+        let file = Path::new(command).file_name();
+        file.and_then(|name| name.to_str()).unwrap_or_default()
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let name = self.name();
+        refuse_if(self.command.first().is_none_or(String::is_empty), || {
+            "command: name a program".into()
+        })?;
+        refuse_if(!is_plain_name(name), || {
+            format!("name = {name:?}: 1 to 64 letters, digits, - or _ (a folder is named after it)")
+        })?;
+        for (key, count) in [
+            ("command", self.command.len()),
+            ("env", self.env.len()),
+            ("files", self.files.len()),
+            ("packages", self.packages.len()),
+        ] {
+            refuse_if(count > WORDS_MAX, || format!("{key}: at most {WORDS_MAX}"))?;
+        }
+        for word in self.words() {
+            refuse_if(word.contains('\0'), || {
+                format!("{word:?}: no system takes a zero byte")
+            })?;
+        }
+        for variable in self.env.keys() {
+            refuse_if(variable.is_empty() || variable.contains('='), || {
+                format!("env: {variable:?} cannot be a variable's name")
+            })?;
+        }
+        for file in &self.files {
+            refuse_if(file.file_name().is_none(), || {
+                format!("files: {file:?} names no file")
+            })?;
+        }
+        for package in &self.packages {
+            refuse_if(!is_package(package), || {
+                format!("packages: {package:?} cannot be a package's name")
+            })?;
+        }
+        within("ready_within_s", self.ready_within_s, 1..=WAIT_MAX_S)?;
+        self.check_ready()?;
+        self.check_figure()
+    }
+
+    /// Everything that the system is handed as text.
+    fn words(&self) -> impl Iterator<Item = &String> {
+        let run = match &self.figure {
+            Figure::Number(number) => &number.command[..],
+            _ => &[],
+        };
+        let env = self.env.iter().flat_map(|(name, value)| [name, value]);
+        self.command.iter().chain(run).chain(env)
+    }
+
+    fn check_ready(&self) -> Result<(), String> {
+        match &self.ready {
+            None => Ok(()),
+            Some(Ready::Line(regex)) => {
+                check_regex(regex, 0).map_err(|what| format!("ready.line: {what}"))
+            }
+            Some(Ready::Port(port)) => at_least_one("ready.port", (*port).into()),
+            Some(Ready::AfterS(s)) => within("ready.after_s", *s, 0..=self.ready_within_s),
+        }
+    }
+
+    fn check_figure(&self) -> Result<(), String> {
+        let Figure::Number(number) = &self.figure else {
+            return Ok(());
+        };
+        refuse_if(number.command.first().is_some_and(String::is_empty), || {
+            "figure.number.command: name a program".into()
+        })?;
+        refuse_if(!(1..=UNIT_BYTES_MAX).contains(&number.unit.len()), || {
+            "figure.number.unit: give one, as in \"requests/s\"".into()
+        })?;
+        check_regex(&number.regex, 1).map_err(|what| format!("figure.number.regex: {what}"))
+    }
+}
+
+impl Programs {
+    /// Seconds that they may take before the timed phase.
+    pub fn start_limit_s(&self) -> u64 {
+        let started = self.programs.iter().filter(|p| p.ready.is_some());
+        started.map(|p| p.ready_within_s).sum::<u64>() + self.warm_up_s
+    }
+}
+
+impl Parameters for Programs {
+    fn size_mib(&self) -> u64 {
+        self.size_mib
+    }
+
+    fn is_real(&self) -> bool {
+        true
+    }
+
+    fn tells_hot_set(&self) -> bool {
+        false
+    }
+
+    fn check(&self, _duration_s: u64) -> Result<(), String> {
+        refuse_if(!(1..=PROGRAMS_MAX).contains(&self.programs.len()), || {
+            format!("workload.program: give 1 to {PROGRAMS_MAX}")
+        })?;
+        let mut names = BTreeSet::new();
+        for program in &self.programs {
+            let name = program.name();
+            program
+                .check()
+                .map_err(|what| format!("workload.program {name:?}: {what}"))?;
+            refuse_if(!names.insert(name), || {
+                format!("workload.program: two are called {name:?}; give one a name")
+            })?;
+        }
+        for pair in self.programs.windows(2) {
+            refuse_if(pair[0].ready.is_none() && pair[1].ready.is_some(), || {
+                let (first, second) = (pair[0].name(), pair[1].name());
+                format!(
+                    "workload.program {second:?}: it waits to be ready but stands behind {first:?}, \
+                     which starts with the timed phase: swap them, or say when {first:?} is ready"
+                )
+            })?;
+        }
+        refuse_if(
+            self.programs.iter().all(|p| p.figure == Figure::None),
+            || "workload.program: give one of them a figure other than \"none\"".into(),
+        )?;
+        within("workload.warm_up_s", self.warm_up_s, 0..=WAIT_MAX_S)
+    }
+}
+
+/// Refuses what is no regular expression, or has fewer groups.
+fn check_regex(regex: &str, groups: usize) -> Result<(), String> {
+    let parsed =
+        Regex::new(regex).map_err(|e| format!("{regex:?} is no regular expression: {e}"))?;
+    // The whole match counts as one.
+    refuse_if(parsed.captures_len() <= groups, || {
+        format!("{regex:?} has no group: put the number in parentheses, as in 'ops=([0-9.]+)'")
+    })
+}
+
+/// Whether Debian's policy allows the name: it also stands in a command line.
+fn is_package(name: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "+-.".contains(c);
+    name.chars().all(is_plain) && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Scenario, System, Workload};
+
+    /// A scenario with these programs, as far as it can be read.
+    fn checked(programs: &str) -> Result<Scenario, String> {
+        let text = format!(
+            "name = \"x\"\nduration_s = 9\nsystems = [\"none\"]\n[machine]\nvcpus = 1\n\
+             fast = {{ usable_mib = 100, latency_ns = 80, bandwidth_gbps = 50 }}\n\
+             slow = {{ usable_mib = 100, latency_ns = 250, bandwidth_gbps = 20 }}\n\
+             [workload]\nkind = \"program\"\nsize_mib = 50\n{programs}"
+        );
+        let scenario: Scenario = toml::from_str(&text).map_err(|e| e.message().to_owned())?;
+        scenario.check().map_err(|e| e.to_string())?;
+        Ok(scenario)
+    }
+
+    #[test]
+    fn a_server_and_its_clients() {
+        let scenario = checked(
+            r#"
+            [[workload.program]]
+            command = ["/usr/bin/redis-server", "--save", ""]
+            packages = ["redis-server"]
+            ready = { line = "Ready to accept" }
+            figure = "none"
+            [[workload.program]]
+            name = "load"
+            command = ["kvload", "--seed", "{seed}"]
+            ready = { after_s = 3 }
+            figure = { number = { regex = 's  ([0-9.]+) Mops', unit = "Mops" } }
+            [[workload.program]]
+            command = ["stat"]
+            figure = { number = { command = ["a", "b"], regex = "([0-9]+)", unit = "x/s", counter = true } }
+            "#,
+        )
+        .unwrap();
+        let Workload::Program(programs) = &scenario.workload else {
+            panic!("{scenario:?}")
+        };
+        let names: Vec<&str> = programs.programs.iter().map(Program::name).collect();
+        assert_eq!(names, ["redis-server", "load", "stat"]);
+        assert_eq!(programs.start_limit_s(), 240);
+        assert_eq!(scenario.footprint_mib(), 50);
+        let text = toml::to_string(&scenario).unwrap();
+        assert_eq!(toml::from_str::<Scenario>(&text).unwrap(), scenario);
+    }
+
+    #[test]
+    fn each_fault_names_its_key() {
+        let with = |keys: &str| format!("[[workload.program]]\ncommand = [\"x\"]\n{keys}");
+        for (programs, key) in [
+            (String::new(), "program"),
+            ("[[workload.program]]\ncommand = []".into(), "command"),
+            ("[[workload.program]]\ncommand = [\"a/..\"]".into(), "name"),
+            (with("name = \"a b\""), "name"),
+            (with("env = { \"A=B\" = \"1\" }"), "env"),
+            (with("env = { A = \"\\u0000\" }"), "zero byte"),
+            (with("files = [\"..\"]"), "files"),
+            (with("packages = [\"-o=x\"]"), "packages"),
+            (with("packages = [\"A b\"]"), "packages"),
+            (with("ready = { line = \"(\" }"), "ready.line"),
+            (with("ready = { port = 0 }"), "ready.port"),
+            (with("ready = { after_s = 121 }"), "ready.after_s"),
+            (with("ready_within_s = 0"), "ready_within_s"),
+            (
+                with("figure = { number = { regex = \"x\", unit = \"y\" } }"),
+                "no group",
+            ),
+            (
+                with("figure = { number = { regex = \"(x)\", unit = \"\" } }"),
+                "unit",
+            ),
+            (
+                with("figure = { number = { command = [\"\"], regex = \"(x)\", unit = \"y\" } }"),
+                "figure.number.command",
+            ),
+            (with("figure = \"none\""), "figure"),
+            (with("figure = \"speed\""), "speed"),
+            (with("") + "\n" + &with(""), "two are called \"x\""),
+            (
+                with("") + "\n" + &with("name = \"y\"\nready = { after_s = 1 }"),
+                "stands behind \"x\"",
+            ),
+        ] {
+            let said = checked(&programs).expect_err(&programs);
+            assert!(said.contains(key), "{said:?} does not name {key}");
+        }
+    }
+
+    #[test]
+    fn nobody_knows_a_programs_hot_set() {
+        let mut scenario = checked("[[workload.program]]\ncommand = [\"x\"]").unwrap();
+        scenario.systems = vec![System::Oracle];
+        assert!(scenario.check().unwrap_err().to_string().contains("oracle"));
+    }
+}
