@@ -262,7 +262,7 @@ fn agent_settings(scenario: &Scenario) -> AgentSettings {
             threshold_ps: u64::from(tuning.latency_threshold_ns) * PS_PER_NS,
         },
         epoch_ps: tuning.epoch_ms * 1_000_000_000,
-        engine: Config::new(&tuning, ByteCount(0)),
+        engine: Config::new(tuning, ByteCount(0)),
         vcpus: scenario.machine.vcpus,
     }
 }
