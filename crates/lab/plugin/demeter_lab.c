@@ -330,6 +330,7 @@ static bool share(const char *path, unsigned int vcpu_count)
 	control->version = DEMETER_VERSION;
 	control->vcpus = vcpu_count;
 	control->ring_records = DEMETER_RING_RECORDS;
+	control->slow_gpa = tier_gpa(&layouts[AS_GPA], &tiers[1]);
 	/* The magic last: who sees it sees the rest. */
 	__atomic_store_n(&control->magic, DEMETER_MAGIC, __ATOMIC_RELEASE);
 	for (unsigned int i = 0; i < DEMETER_MAX_VCPUS; i++)

@@ -194,6 +194,16 @@ static inline uint64_t gpa_in(const struct range *range, uint64_t reported)
 	return reported - range->start + range->gpa;
 }
 
+/* The gPA at which a tier begins. */
+static inline uint64_t tier_gpa(const struct layout *layout, const struct tier *tier)
+{
+	unsigned int i = 0;
+
+	while (i < layout->range_count && layout->ranges[i].tier != tier)
+		i++;
+	return i < layout->range_count ? layout->ranges[i].gpa : UINT64_MAX;
+}
+
 /* Whether this is how an access to `gpa`, which is in `tier`, is reported. */
 static inline bool layout_fits(const struct layout *layout, uint64_t gpa, const struct tier *tier,
 			       uint64_t reported)

@@ -197,6 +197,7 @@ static void test_layouts_agree(void)
 	struct layout both = laid_out(3500, 1000, 0, AS_GPA);
 	assert(node_at(&both, 3071) == 0 && node_at(&both, 3072) == -1);
 	assert(node_at(&both, 4096) == 0 && node_at(&both, 4096 + 428) == 1);
+	assert(tier_gpa(&both, &tiers[0]) == 0 && tier_gpa(&both, &tiers[1]) == (4096ull + 428) << 20);
 }
 
 static void test_ring(void)
@@ -274,6 +275,7 @@ static void test_refusals(const char *shm)
 	assert(!install(&good, shm, "dilation=8"));
 	assert(translate == on_translate);
 	assert(control->magic == DEMETER_MAGIC && control->vcpus == 1 && !control->armed);
+	assert(control->slow_gpa == (uint64_t)FAST_MIB << 20);
 }
 
 /* The guest asks about a page of `node` at `gpa_mib` that the emulator reports as it is told to. */

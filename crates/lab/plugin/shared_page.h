@@ -46,6 +46,7 @@ struct demeter_control {
 				    tier can be told */
 	uint32_t reserved;
 	uint64_t page_reported;  /* what the emulator reported for that page */
+	uint64_t slow_gpa;       /* where node 1 begins, if the plugin was told the right sizes */
 };
 
 /* Ring i: offset CONTROL_BYTES + i * RING_BYTES: this header, then the records. */

@@ -34,6 +34,8 @@ pub mod field {
     pub const FITTING: usize = 56;
     /// 64 bits: what the emulator reported for the page.
     pub const PAGE_REPORTED: usize = 64;
+    /// 64 bits: where the plugin takes node 1 to begin.
+    pub const SLOW_GPA: usize = 72;
 }
 
 /// The mapped control page.
@@ -201,6 +203,7 @@ pub mod tests {
             ("answered", field::ANSWERED),
             ("fitting", field::FITTING),
             ("page_reported", field::PAGE_REPORTED),
+            ("slow_gpa", field::SLOW_GPA),
         ] {
             assert_eq!(offsets.get(name), Some(&offset), "{name}");
         }

@@ -3,7 +3,8 @@
 //! Problem: the plugin must tell from what the emulator reports of an access in which node it fell,
 //! and emulators report that in several ways. Approach: as soon as the VM is up, some pages of each
 //! node, whose physical addresses the kernel tells, are shown to the plugin, which keeps the way
-//! that fits them all. Where none does, nothing that the VM measured could be trusted, and it ends.
+//! that fits them all. Pages lie anywhere, so that the border between the nodes is compared by
+//! itself. Where anything differs, nothing that the VM measured could be trusted, and it ends.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -31,6 +32,12 @@ pub fn agree(root: &Path) -> Result<(), Fault> {
     page.write(field::PERIOD, 0);
     let pagemap_path = root.join("proc/self/pagemap");
     let pagemap = File::open(&pagemap_path).map_err(Fault::io("open", &pagemap_path))?;
+    let (slow_start, plugins) = (node_range(root, 1)?.0, page.read_u64(field::SLOW_GPA));
+    if slow_start != plugins {
+        return Err(Fault::Tiers(format!(
+            "node 1 begins at {slow_start:#x}, not at {plugins:#x} as it was told"
+        )));
+    }
     for node in 0..NODES {
         let (start, end) = node_range(root, node)?;
         let bytes = 0..PAGES * PAGE_SIZE;
