@@ -80,6 +80,19 @@ pub struct CostModel {
     pub memtis_sample_ps: u64,
     /// Memtis: looking at one page of the lists of candidates.
     pub memtis_page_ps: u64,
+    /// An agent: asking the kernel where a block lies.
+    pub agent_lookup_ps: u64,
+    /// An agent: reading how full the nodes are.
+    pub agent_read_nodes_ps: u64,
+    /// An agent: adding a sample to the classifier.
+    pub agent_sample_ps: u64,
+    /// An agent: an epoch, whatever was sampled.
+    pub agent_epoch_ps: u64,
+    /// An agent: a range, in each epoch.
+    pub agent_range_ps: u64,
+    /// The paper's kernel: finding out in which node a page lies, where all pages are looked at in a
+    /// row.
+    pub paper_page_ps: u64,
 }
 
 /// Costs of an x86-64 server with hardware virtualization and a Linux kernel on both levels.
@@ -147,6 +160,16 @@ pub(super) const X86_COSTS: CostModel = CostModel {
     // million pages, twice a second for four minutes, 8.2 s.
     memtis_sample_ps: 256 * PS_PER_NS,
     memtis_page_ps: 5 * PS_PER_NS,
+    // Assumed: a page or two of a move_pages call.
+    agent_lookup_ps: 300 * PS_PER_NS,
+    // Measured: 45 us to read one node of /proc/zoneinfo on a Xeon.
+    agent_read_nodes_ps: 50_000 * PS_PER_NS,
+    // These three measured: `cargo bench -p demeter-policy`.
+    agent_sample_ps: 10 * PS_PER_NS,
+    agent_epoch_ps: 10_000 * PS_PER_NS,
+    agent_range_ps: 25 * PS_PER_NS,
+    // Assumed, with `seed-breakdown` in view: the page's entry and its record, held for a moment.
+    paper_page_ps: 100 * PS_PER_NS,
 };
 
 /// How many times slower a kernel is on the emulator than on hardware, whatever the latencies of

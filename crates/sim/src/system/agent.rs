@@ -30,23 +30,6 @@ use crate::machine::sampler::{Record, Sampling};
 const PROGRAM_WEIGHT: u64 = 1024;
 const AGENT_WEIGHT: u64 = 9548;
 
-/// Asking the kernel where a block lies (assumed: a page or two of a `move_pages` call).
-const LOOKUP_PS: u64 = 300_000;
-
-/// Finding out in the kernel in which node a page lies, where all pages are looked at in a row: its
-/// entry and its record, which is held for a moment (assumed).
-const LOOK_AT_PAGE_PS: u64 = 100_000;
-
-/// Reading how full the nodes are from /proc/zoneinfo (measured: 45 us for one node on a Xeon).
-const READ_NODES_PS: u64 = 50_000_000;
-
-/// Adding a sample to the classifier (measured: `cargo bench -p demeter-policy`).
-const ADD_PS: u64 = 10_000;
-
-/// An epoch's fixed work, and that for each range (measured likewise).
-const EPOCH_PS: u64 = 10_000_000;
-const RANGE_PS: u64 = 25_000;
-
 /// The process of a guest.
 const PID: Pid = Pid(1);
 
@@ -221,9 +204,12 @@ impl<S: Strategy> Agent<S> {
                     let places: Vec<_> = blocks.iter().map(|&b| place(b, guest)).collect();
                     if self.traits.in_kernel {
                         let resident: u64 = places.iter().map(|p| p.resident().0).sum();
-                        in_kernel_ps += resident / PAGE_SIZE * LOOK_AT_PAGE_PS;
+                        in_kernel_ps += resident / PAGE_SIZE * actor.costs.paper_page_ps;
                     } else {
-                        actor.charge(Cause::Classify, places.len() as u64 * LOOKUP_PS);
+                        actor.charge(
+                            Cause::Classify,
+                            places.len() as u64 * actor.costs.agent_lookup_ps,
+                        );
                     }
                     self.push(engine, Input::Located(&places))?;
                 }
@@ -243,7 +229,10 @@ impl<S: Strategy> Agent<S> {
             [] => engine.processes().map(|p| p.ranges).sum(),
             ranking => ranking.len(),
         };
-        let work = EPOCH_PS + samples * ADD_PS + ranges as u64 * RANGE_PS;
+        let costs = actor.costs;
+        let work = costs.agent_epoch_ps
+            + samples * costs.agent_sample_ps
+            + ranges as u64 * costs.agent_range_ps;
         actor.charge(Cause::Classify, work);
         actor.charge_all(Cause::Classify, in_kernel_ps);
         Ok(actor.now_ps() + in_kernel_ps)
@@ -270,7 +259,7 @@ impl<S: Strategy> Agent<S> {
         actor: &mut Actor<'_>,
     ) -> Result<(), Misuse> {
         if !self.traits.in_kernel {
-            actor.charge(cause, READ_NODES_PS);
+            actor.charge(cause, actor.costs.agent_read_nodes_ps);
         }
         // What waits for reclaim goes by the watermark of promotions.
         let fast = match S::RECLAIMS_MAX > 0 && engine.stage() == Stage::Moving {
