@@ -69,9 +69,9 @@ fn boot() -> String {
     }
     let mut vm = vm
         .args(["-machine", "pc", "-accel", "tcg", "-cpu", "qemu64"])
-        .args(["-smp", "2", "-m", "1024M"])
+        .args(["-smp", "2", "-m", "1152M"])
         .args(["-object", "memory-backend-memfd,id=m0,size=512M,share=on"])
-        .args(["-object", "memory-backend-memfd,id=m1,size=512M,share=on"])
+        .args(["-object", "memory-backend-memfd,id=m1,size=640M,share=on"])
         .args(["-numa", "node,nodeid=0,cpus=0-1,memdev=m0"])
         .args(["-numa", "node,nodeid=1,memdev=m1"])
         .arg("-kernel")
