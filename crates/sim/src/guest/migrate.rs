@@ -51,7 +51,10 @@ impl Guest {
             return false;
         }
         #[cfg(test)]
-        if self.pinned.contains(&Block::of(demeter_policy::GuestVirtAddr(gva))) {
+        if self
+            .pinned
+            .contains(&Block::of(demeter_policy::GuestVirtAddr(gva)))
+        {
             return false;
         }
         let node = &mut self.nodes[to as usize];
