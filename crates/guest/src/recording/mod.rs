@@ -1,7 +1,7 @@
 //! The flight recorder: what an agent's engine was told and what it asked for, in a file, so that a
 //! person can send a recording instead of a story.
 //!
-//! A recording is a sequence of frames behind a header, see [`format`]. The first frame is the
+//! A recording is a sequence of frames behind a header, see [`mod@format`]. The first frame is the
 //! engine's state at that moment, so each file can be replayed by itself; the others are events,
 //! [`Input`](demeter_policy::engine::Input)s and [`Request`](demeter_policy::engine::Request)s in
 //! their order, one frame for each epoch. A file that is full moves aside, and the next begins.
