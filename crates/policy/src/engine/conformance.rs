@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Config, Direction, Engine, Input, NodeFacts, Ranges, Request, Stage};
+use super::{Config, Direction, Engine, Input, NodeFacts, Ranges, Request, Stage, Strategy};
 use crate::{
     BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, PerTier, Pid, Placement, Sample, Tuning, VirtRange,
 };
@@ -229,22 +229,28 @@ impl MapKernel {
 
 /// The plainest driver.
 #[derive(Debug, Clone)]
-pub struct Plain {
+pub struct Plain<S: Strategy = Ranges> {
     /// Its machine.
     pub kernel: MapKernel,
     /// Its engine.
-    pub engine: Engine<Ranges>,
+    pub engine: Engine<S>,
     is_known: bool,
 }
 
 impl Plain {
     /// Before the first epoch.
     pub fn new(script: &Script, base: GuestVirtAddr) -> Self {
-        let tuning = script.tuning();
-        let config = Config::new(&tuning, script.fast_size());
+        Self::with(Ranges(script.tuning().classifier()), script, base)
+    }
+}
+
+impl<S: Strategy> Plain<S> {
+    /// The same with another strategy.
+    pub fn with(strategy: S, script: &Script, base: GuestVirtAddr) -> Self {
+        let config = Config::new(&script.tuning(), script.fast_size());
         Self {
             kernel: MapKernel::new(script, base),
-            engine: Engine::new(Ranges(tuning.classifier()), config),
+            engine: Engine::new(strategy, config),
             is_known: false,
         }
     }

@@ -212,7 +212,8 @@ impl<S: Strategy> Engine<S> {
             (Input::BalloonWants(wanted), _) => self.make_room(bounded(wanted)?),
             (Input::Paused(paused), _) => self.pause(paused),
             (Input::Epoch, State::Asleep) => self.begin_epoch(),
-            (Input::Epoch, State::Room | State::Reclaim) if S::CLASSIFIES_APART => {
+            (Input::Epoch, State::Room | State::Reclaim | State::Move) if S::CLASSIFIES_APART => {
+                self.moves.take_back();
                 self.begin_epoch();
             }
             (Input::Refreshed, State::Refresh) => self.refreshed(),
@@ -420,6 +421,7 @@ impl<S: Strategy> Engine<S> {
 
     /// Goes on with the moves, or to sleep.
     fn proceed(&mut self) {
+        self.moves.end_batch();
         self.state = if self.moves.is_done() {
             State::Asleep
         } else if self.moves.wants_room() {

@@ -69,6 +69,22 @@ impl Moves {
         !self.promotions.is_empty()
     }
 
+    /// Takes the batch back that was handed out last, if nobody has said what became of it.
+    pub(super) fn take_back(&mut self) {
+        let queue = match self.direction {
+            Direction::Promotion => &mut self.promotions,
+            Direction::Demotion => &mut self.demotions,
+        };
+        while let Some(relocation) = self.batch.pop() {
+            queue.push_front(relocation);
+        }
+    }
+
+    /// What became of the batch is known.
+    pub(super) fn end_batch(&mut self) {
+        self.batch.clear();
+    }
+
     /// All that is left is given up.
     pub(super) fn give_up(&mut self) {
         self.promotions.clear();

@@ -5,7 +5,9 @@ use crate::{Block, ByteCount, PerTier, Pid, Placement, Relocation, Sample, VirtR
 /// Something that a driver tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Input<'a> {
-    /// An epoch begins: what [`Request::Sleep`] asked for has passed.
+    /// An epoch begins: what [`Request::Sleep`] asked for has passed. Where a strategy classifies
+    /// apart, one may also begin between two batches of moves; a batch that was asked for and is
+    /// not begun is then asked for again later.
     Epoch,
     /// A process is to be looked after from now on.
     Started(Pid),

@@ -6,7 +6,7 @@ use crate::{
 };
 
 /// Tells the hot memory of one process from the cold.
-pub trait Classify {
+pub trait Classify: Clone + std::fmt::Debug {
     /// Covers these mappings (sorted, disjoint) from now on.
     fn set_space(&mut self, vmas: &[VirtRange]);
 

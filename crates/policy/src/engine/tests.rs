@@ -220,6 +220,20 @@ fn misuse_is_named() {
     );
 }
 
+/// The product's classification, in a thread of its own.
+#[derive(Debug, Clone, Copy)]
+struct Apart(Ranges);
+
+impl super::Strategy for Apart {
+    type Classifier = crate::Classifier;
+
+    const CLASSIFIES_APART: bool = true;
+
+    fn classifier(&self) -> crate::Classifier {
+        super::Strategy::classifier(&self.0)
+    }
+}
+
 /// Anything that may be told, with sense or without.
 #[derive(Debug, Clone)]
 enum Told {
@@ -488,6 +502,43 @@ proptest! {
                 if plain.engine.processes().any(|p| p.pid == PID) {
                     plain.epoch(epoch);
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn epochs_beside_the_moves_lose_no_relocation(seed: u64, every in 1usize..9) {
+        let script = Script::new(seed);
+        let strategy = Apart(Ranges(script.tuning().classifier()));
+        let mut plain = Plain::with(strategy, &script, BASE);
+        plain.answer(&script.epochs[0]);
+        for epoch in &script.epochs {
+            plain.kernel.grow(epoch.grown);
+            prop_assert!(plain.engine.stage() != Stage::Deciding);
+            plain.engine.push(Input::Epoch).unwrap();
+            while plain.engine.stage() == Stage::Deciding {
+                plain.answer(epoch);
+            }
+            // So far the moves get until the next epoch.
+            for _ in 0..every {
+                if plain.engine.stage() == Stage::Moving {
+                    plain.answer(epoch);
+                }
+            }
+        }
+        let before = plain.engine.figures().tried;
+        while plain.engine.stage() == Stage::Moving {
+            plain.answer(&EpochScript::default());
+        }
+        let figures = plain.engine.figures();
+        prop_assert!(figures.tried >= before);
+        prop_assert_eq!(plain.engine.request(), Request::Sleep { epochs: 1 });
+        // What the engine believes of each block is so.
+        let mapped = script.fast + script.slow;
+        for b in 0..mapped {
+            let block = Block(first_block() + b);
+            if let Some(known) = plain.engine.residency().get(PID, block) {
+                prop_assert_eq!(known, plain.kernel.locate(block));
             }
         }
     }
