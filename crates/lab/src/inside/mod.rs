@@ -1,4 +1,5 @@
-//! What runs inside a lab VM: its init process and the parts that watch a system at work.
+//! What runs beside the workload: a lab VM's init process, and the parts that watch a system at work,
+//! in a VM and on this machine ([`Testbed`]).
 
 mod agent;
 mod control_page;
@@ -14,6 +15,7 @@ mod modules;
 mod observer;
 mod rivals;
 mod rounds;
+pub(crate) mod testbed;
 mod ticker;
 mod workload;
 mod zones;

@@ -7,13 +7,13 @@ mod linux;
 mod unmanaged;
 
 use std::fmt;
-use std::path::Path;
 
 use demeter_policy::Pid;
 use demeter_scenario::System;
 
 use super::agent::Agent;
 use super::fault::Fault;
+use super::testbed::Testbed;
 use crate::link::Totals;
 use damon::Damon;
 use linux::Linux;
@@ -39,27 +39,27 @@ pub trait Rival: fmt::Debug {
     fn stop(self: Box<Self>) -> Result<(), Fault>;
 }
 
-/// Switches a system on for a process, below a root (`/` in a VM).
-type Start = fn(&Path, Pid) -> Result<Box<dyn Rival>, Fault>;
+/// Switches a system on for a process.
+type Start = fn(&Testbed<'_>, Pid) -> Result<Box<dyn Rival>, Fault>;
 
 /// How a system is switched on; nothing for one that the lab does not run.
 fn starter(system: System) -> Option<Start> {
     Some(match system {
         System::None | System::Oracle => |_, _| Ok(Box::new(Unmanaged)),
-        System::Linux => |root, _| Ok(Box::new(Linux::start(root)?)),
-        System::Damon => |root, _| Ok(Box::new(Damon::start(root)?)),
-        System::Demeter | System::DemeterDamon => |_, pid| Ok(Box::new(Agent::start(pid)?)),
+        System::Linux => |bed, _| Ok(Box::new(Linux::start(&bed.root)?)),
+        System::Damon => |bed, _| Ok(Box::new(Damon::start(&bed.root)?)),
+        System::Demeter | System::DemeterDamon => |bed, pid| Ok(Box::new(Agent::start(bed, pid)?)),
         _ => return None,
     })
 }
 
-/// Switches `system` on for process `pid`, below `root` (`/` in a VM).
-pub fn start(root: &Path, system: System, pid: Pid) -> Result<Box<dyn Rival>, Fault> {
+/// Switches `system` on for process `pid`.
+pub fn start(bed: &Testbed<'_>, system: System, pid: Pid) -> Result<Box<dyn Rival>, Fault> {
     let start = starter(system).ok_or_else(|| Fault::Unsupported {
         what: format!("no real VM runs {system}"),
         mend: "run the scenario with --on sim",
     })?;
-    start(root, pid)
+    start(bed, pid)
 }
 
 #[cfg(test)]
@@ -78,8 +78,7 @@ mod tests {
 
     #[test]
     fn without_management_nothing_moves() {
-        let root = tempfile::tempdir().unwrap();
-        let mut none = start(root.path(), System::None, Pid(1)).unwrap();
+        let mut none = start(&Testbed::vm(), System::None, Pid(1)).unwrap();
         assert_eq!(none.moved_bytes(&Totals::default()), Some((0, 0)));
     }
 }
