@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use demeter_outcome::{RunResult, SystemResult, less_none};
-use demeter_scenario::{Place, Scenario};
+use demeter_scenario::{Place, Scenario, System};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::error::Error;
+use crate::error::{Error, VmFault};
+use crate::here::Here;
+use crate::inside::Fault;
 use crate::link::Report;
 use crate::provision;
 use crate::timeline::VmTimeline;
@@ -48,12 +50,46 @@ pub fn run(
     let mut systems = vec![];
     let ended = refuse_the_simulated(scenario).and_then(|()| match &scenario.provision {
         Some(provision) => provision::run(scenario, provision, lab, stop, progress, &mut systems),
-        None => run_systems(scenario, lab, stop, progress, &mut systems),
+        None => run_systems(scenario, progress, &mut systems, &mut |system, say| {
+            lab.run_vm(scenario, system, stop, say)
+        }),
     });
+    finished(scenario, "lab", systems, ended)
+}
+
+/// The same on this machine's own two nodes, without a VM: its CPUs, its memory, its kernel, whose
+/// settings are as before at the end. Of `lab` it takes the folders.
+///
+/// # Errors
+/// What only VMs or the simulator can do is refused, and so is a machine without two tiers, with too
+/// little free memory, or that an agent manages already.
+pub fn run_here(
+    scenario: &Scenario,
+    lab: &Lab,
+    stop: &AtomicBool,
+    progress: &mut dyn FnMut(&str, &Report),
+) -> LabRun {
+    let mut systems = vec![];
+    let ended = Here::new(scenario, lab, stop).and_then(|mut here| {
+        run_systems(scenario, progress, &mut systems, &mut |system, say| {
+            here.run(system, &mut |report| {
+                say(report).map_err(|fault| Fault::Workload(fault.to_string()))
+            })
+        })
+    });
+    finished(scenario, "here", systems, ended)
+}
+
+fn finished(
+    scenario: &Scenario,
+    on: &str,
+    mut systems: Vec<SystemResult>,
+    ended: Result<(), Error>,
+) -> LabRun {
     less_none(&mut systems);
     let result = RunResult {
         systems,
-        ..scenario.empty_result("lab")
+        ..scenario.empty_result(on)
     };
     LabRun { result, ended }
 }
@@ -75,18 +111,20 @@ fn refuse_the_simulated(scenario: &Scenario) -> Result<(), Error> {
     Ok(())
 }
 
-/// One VM for each system. What was measured is in `results` even when one fails.
+/// Takes the reports of a run.
+type Say<'a> = dyn FnMut(Report) -> Result<(), VmFault> + 'a;
+
+/// Measures one system after the other. What was measured is in `results` even when one fails.
 fn run_systems(
     scenario: &Scenario,
-    lab: &Lab,
-    stop: &AtomicBool,
     progress: &mut dyn FnMut(&str, &Report),
     results: &mut Vec<SystemResult>,
+    measure: &mut dyn FnMut(System, &mut Say<'_>) -> Result<(), Error>,
 ) -> Result<(), Error> {
     for &system in &scenario.systems {
         let mut timeline = VmTimeline::default();
         let name = system.to_string();
-        lab.run_vm(scenario, system, stop, &mut |report| {
+        measure(system, &mut |report| {
             progress(&name, &report);
             timeline.add(report)
         })?;

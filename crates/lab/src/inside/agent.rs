@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use demeter_policy::Pid;
@@ -30,7 +30,7 @@ const STATUS_LIMIT: Duration = Duration::from_millis(500);
 /// While nothing moves, one of so many calls really asks.
 const QUIET_CALLS: u32 = 5;
 
-/// A running agent; killed when dropped.
+/// A running agent; ended when dropped, and killed where it does not end.
 #[derive(Debug)]
 pub struct Agent {
     child: Child,
@@ -134,30 +134,36 @@ impl Agent {
     /// Tells it to end, and waits for that.
     pub fn stop(mut self) -> Result<(), Fault> {
         self.check()?;
+        match self.end()? {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => Err(Fault::AgentDied(status)),
+            None => Err(Fault::AgentStuck(STOP_LIMIT)),
+        }
+    }
+
+    /// Tells it to end; returns how it did, if it did in time. It must not have been waited for.
+    fn end(&mut self) -> Result<Option<ExitStatus>, Fault> {
         // SAFETY: a signal to our own child, which has not been waited for, so that its number
         // is still its own.
         unsafe { libc::kill(self.child.id() as libc::pid_t, libc::SIGTERM) };
         let deadline = Instant::now() + STOP_LIMIT;
         while Instant::now() < deadline {
-            if let Some(status) = self
-                .child
-                .try_wait()
-                .map_err(Fault::io("wait for", "the agent"))?
-            {
-                return if status.success() {
-                    Ok(())
-                } else {
-                    Err(Fault::AgentDied(status))
-                };
+            let status = self.child.try_wait();
+            if let Some(status) = status.map_err(Fault::io("wait for", "the agent"))? {
+                return Ok(Some(status));
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        Err(Fault::AgentStuck(STOP_LIMIT))
+        Ok(None)
     }
 }
 
 impl Drop for Agent {
     fn drop(&mut self) {
+        // What it has set up in the kernel is its own to take down.
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = self.end();
+        }
         self.kill();
     }
 }

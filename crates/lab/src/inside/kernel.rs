@@ -15,6 +15,9 @@ const DEMOTION: &str = "sys/kernel/mm/numa/demotion_enabled";
 /// Mode of transparent huge pages.
 const THP: &str = "sys/kernel/mm/transparent_hugepage/enabled";
 
+/// All that is ever changed: whoever lends a machine wants it back.
+pub const SETTINGS: [&str; 3] = [NUMA_BALANCING, DEMOTION, THP];
+
 /// Sets the mode of transparent huge pages, and switches off the balancing between nodes that the
 /// kernel boots with: it would spend hint faults, and split huge pages, on memory that is still
 /// being filled.

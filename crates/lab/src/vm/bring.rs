@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -157,6 +158,59 @@ pub fn into_vm(
     let dirs: Vec<String> = dirs.into_iter().collect();
     for launch in &mut launches {
         set_environment(launch, &BIN_DIRS.join(":"), &dirs.join(":"));
+    }
+    Ok(launches)
+}
+
+/// Says how to start the programs of a scenario where they lie on this machine. Each works in a new
+/// folder of its name in `work`, in which it finds its data by links.
+pub fn in_place(
+    finder: &Finder<'_>,
+    scenario: &Scenario,
+    programs: &Programs,
+    work: &Path,
+) -> Result<Vec<Launch>, Error> {
+    let in_tree = |dir: &str| {
+        finder
+            .tree
+            .as_ref()
+            .map(|tree| tree.at_root(Path::new(dir)))
+    };
+    let unpacked = BIN_DIRS.iter().filter_map(|dir| in_tree(dir));
+    let path = unpacked.chain(BIN_DIRS.iter().map(PathBuf::from));
+    let path: Vec<String> = path.map(|dir| dir.display().to_string()).collect();
+    let mut launches = vec![];
+    for program in &programs.programs {
+        let mut dirs = BTreeSet::new();
+        let mut resolve = |word: &str| -> Result<PathBuf, Error> {
+            let file = finder.find(program, word)?;
+            // What the system has, its loader finds by itself.
+            let of_packages = finder
+                .needed(program, &file)?
+                .into_iter()
+                .filter(|library| {
+                    let tree = finder.tree.as_ref();
+                    tree.is_some_and(|tree| tree.place(library).is_some())
+                });
+            dirs.extend(of_packages.filter_map(|l| Some(l.parent()?.display().to_string())));
+            Ok(file)
+        };
+        let file = resolve(&program.command[0])?;
+        let figure = with_command(&program.figure, &mut resolve)?;
+        let folder = work.join(program.name());
+        fs::create_dir_all(&folder).map_err(Error::io("create", &folder))?;
+        for data in &program.files {
+            if !data.is_file() {
+                return Err(missing_data(program, data));
+            }
+            let link = folder.join(data.file_name().unwrap_or_default());
+            let data = std::path::absolute(data).map_err(Error::io("find", data))?;
+            symlink(data, &link).map_err(Error::io("create", &link))?;
+        }
+        let mut launch = launch(scenario, program, file, folder, figure);
+        let dirs: Vec<String> = dirs.into_iter().collect();
+        set_environment(&mut launch, &path.join(":"), &dirs.join(":"));
+        launches.push(launch);
     }
     Ok(launches)
 }
