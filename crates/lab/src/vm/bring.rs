@@ -308,3 +308,57 @@ fn missing_data(program: &Program, data: &Path) -> Error {
         mend: "files are named relative to the current folder".into(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use demeter_scenario::Workload;
+
+    use super::*;
+
+    /// A scenario with these programs.
+    fn scenario(programs: &str) -> (Scenario, Programs) {
+        let text = format!(
+            "name = \"x\"\nduration_s = 9\nseed = 7\nsystems = [\"none\"]\n[machine]\nvcpus = 1\n\
+             fast = {{ usable_mib = 1, latency_ns = 80, bandwidth_gbps = 50 }}\n\
+             slow = {{ usable_mib = 1, latency_ns = 250, bandwidth_gbps = 20 }}\n\
+             [workload]\nkind = \"program\"\n{programs}"
+        );
+        let scenario: Scenario = toml::from_str(&text).unwrap();
+        let Workload::Program(programs) = scenario.workload.clone() else {
+            panic!("{scenario:?}")
+        };
+        (scenario, programs)
+    }
+
+    #[test]
+    fn in_place_a_program_has_its_folder_its_data_and_nothing_of_ours() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path().join("data");
+        fs::write(&data, "text").unwrap();
+        let (scenario, programs) = scenario(&format!(
+            "[[workload.program]]\ncommand = [\"sh\", \"-c\", \"{{seed}}\"]\nfiles = [{data:?}]\n\
+             env = {{ LANG = \"de\" }}\n"
+        ));
+        let own = folder.path().join("own");
+        let finder = Finder {
+            own: &own,
+            tree: None,
+        };
+        let work = folder.path().join("work");
+        let launches = in_place(&finder, &scenario, &programs, &work).unwrap();
+        let [launch] = &launches[..] else {
+            panic!("{launches:?}")
+        };
+        assert!(launch.file.is_absolute() && launch.file.ends_with("sh"));
+        assert_eq!(launch.args, ["-c", "7"]);
+        assert_eq!(launch.folder, work.join("sh"));
+        assert_eq!(fs::read(work.join("sh/data")).unwrap(), b"text");
+        assert_eq!((launch.env["LANG"].as_str(), launch.env.len()), ("de", 3));
+        assert!(launch.env["PATH"].contains("/usr/bin"));
+
+        fs::remove_file(data).unwrap();
+        let again = folder.path().join("again");
+        let said = in_place(&finder, &scenario, &programs, &again).unwrap_err();
+        assert!(said.to_string().contains("there is no file"), "{said}");
+    }
+}
