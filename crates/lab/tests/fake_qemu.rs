@@ -4,12 +4,13 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use demeter_lab::link::Report;
 use demeter_lab::{Error, Lab, VmFault};
 use demeter_outcome::RunResult;
-use demeter_scenario::{Scenario, System};
+use demeter_scenario::{Scenario, System, Workload};
 
 /// A lab whose emulator is a script.
 struct Fake {
@@ -327,4 +328,37 @@ fn what_is_missing_is_named_before_anything_starts() {
     assert!(old.contains("version 5.2"), "{old}");
     let huge = said(|fake| fake.scenario.machine.slow.usable_mib = 1 << 24);
     assert!(huge.contains("MiB available"), "{huge}");
+}
+
+#[test]
+fn a_program_that_misses_a_library_is_named_before_anything_boots() {
+    let mut fake = Fake::new("exit 1");
+    let folder = fake.folder.path();
+    fs::write(folder.join("gone.c"), "int gone(void) { return 0; }").unwrap();
+    fs::write(
+        folder.join("reader.c"),
+        "int gone(void); int main(void) { return gone(); }",
+    )
+    .unwrap();
+    let cc = |args: &[&str]| {
+        let made = Command::new("cc").args(args).current_dir(folder).status();
+        assert!(made.unwrap().success(), "cc {args:?}");
+    };
+    cc(&["-shared", "-fPIC", "-o", "libgone.so", "gone.c"]);
+    cc(&["-o", "reader", "reader.c", "-L.", "-lgone"]);
+    fs::remove_file(folder.join("libgone.so")).unwrap();
+    let programs = format!(
+        "[[program]]\ncommand = [{:?}]\n",
+        folder.join("reader").display().to_string()
+    );
+    fake.scenario.workload = Workload::Program(toml::from_str(&programs).unwrap());
+    let stop = AtomicBool::new(false);
+    let outcome = demeter_lab::run(&fake.scenario, &fake.lab, &stop, &mut |_, _| {});
+    let said = outcome.whole().unwrap_err().to_string();
+    assert!(
+        said.starts_with("program reader: ") && said.contains("needs libgone.so"),
+        "{said}"
+    );
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(!fake.folder.path().join("pid").exists(), "a VM was booted");
 }
