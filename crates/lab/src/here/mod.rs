@@ -9,6 +9,8 @@ mod ballast;
 mod cpus;
 mod machine;
 mod settings;
+#[cfg(test)]
+mod tests;
 
 use std::fs;
 use std::path::{Path, PathBuf};
