@@ -1,5 +1,5 @@
 //! What runs beside the workload: a lab VM's init process, and the parts that watch a system at work,
-//! in a VM and on this machine ([`Testbed`]).
+//! in a VM and on this machine (`testbed`).
 
 mod agent;
 mod control_page;
