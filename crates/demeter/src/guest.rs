@@ -3,7 +3,8 @@
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use demeter_guest::agent::{self, Agent, Command, Ended};
@@ -139,31 +140,101 @@ pub fn guest(args: Args) -> anyhow::Result<()> {
         }
     });
 
-    let (tracker, passed_over) = choose(config.tracker, &settings)?;
+    let status = StatusCell::default();
+    let mut agent = start(&root, &config, &settings, &status)?;
+    let link = match config.balloon {
+        BalloonMode::Auto => link(&root, &status, &commands),
+        BalloonMode::Off => None,
+    };
+    let _server = Server::start(&config.socket, config.listen, status.clone(), commands)?;
+    // The relay outlives the agent: an error or the end of a process must not take the balloon's link
+    // to the host along.
+    loop {
+        let ended = agent.run(&received);
+        drop(agent);
+        let last = serde_json::to_string(&status.get()).unwrap_or_default();
+        tracing::info!("at the end: {last}");
+        let again_in = match ended {
+            Ok(Ended::Stopped) => {
+                tracing::info!("stopped; memory stays as it is");
+                return Ok(());
+            }
+            Ok(Ended::NothingLeft) => {
+                tracing::info!("all processes to look after have ended");
+                None
+            }
+            Err(error) if link.is_none() => return Err(error.into()),
+            Err(error) => {
+                tracing::error!("{error}");
+                status.update(|s| s.last_error = Some(error.to_string()));
+                Some(AGAIN)
+            }
+        };
+        if link.is_none() {
+            return Ok(());
+        }
+        agent = match await_next(&received, again_in, || {
+            start(&root, &config, &settings, &status)
+        }) {
+            Some(agent) => agent,
+            None => return Ok(()),
+        };
+    }
+}
+
+/// How long after an error the agent is started again, beside a relay that goes on.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// Relays only, until an agent can be started again (never, without a pause to try it after) or until
+/// the end, which is `None`.
+fn await_next<A>(
+    received: &Receiver<Command>,
+    again_in: Option<Duration>,
+    mut start: impl FnMut() -> anyhow::Result<A>,
+) -> Option<A> {
+    tracing::info!("relaying between the host and the balloon driver");
+    let due_again = || again_in.map(|pause| Instant::now() + pause);
+    let mut due = due_again();
+    loop {
+        let heard = match due {
+            Some(due) => received.recv_timeout(due.saturating_duration_since(Instant::now())),
+            None => received.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match heard {
+            Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => {
+                tracing::info!("stopped; what is held stays held");
+                return None;
+            }
+            // There is no agent to do it; the relay lets the kernel reclaim.
+            Ok(Command::Pause | Command::Resume | Command::MakeRoom(_)) => {}
+            Err(RecvTimeoutError::Timeout) => match start() {
+                Ok(agent) => return Some(agent),
+                Err(error) => {
+                    tracing::warn!("{error:#}");
+                    due = due_again();
+                }
+            },
+        }
+    }
+}
+
+/// An agent with the best tracker that there is now.
+fn start(
+    root: &Path,
+    config: &Config,
+    settings: &Settings,
+    status: &StatusCell,
+) -> anyhow::Result<Agent> {
+    let (tracker, passed_over) = choose(config.tracker, settings)?;
     for passed in &passed_over {
         tracing::info!("passed over: {}", passed.why);
     }
     tracing::info!("tracker: {}", tracker.name());
-    let status = StatusCell::default();
     status.update(|s| s.passed_over = passed_over.iter().map(|p| p.why.to_string()).collect());
     raise_priority();
     let pages = Box::new(LivePages::default());
-    let (socket, listen) = (config.socket.clone(), config.listen);
-    let balloon = config.balloon;
-    let mut agent = Agent::new(root.clone(), config, tracker, pages, status.clone())?;
-    let _link = match balloon {
-        BalloonMode::Auto => link(&root, &status, &commands),
-        BalloonMode::Off => None,
-    };
-    let _server = Server::start(&socket, listen, status.clone(), commands)?;
-    let ended = agent.run(&received)?;
-    let last = serde_json::to_string(&status.get()).unwrap_or_default();
-    tracing::info!("at the end: {last}");
-    match ended {
-        Ended::Stopped => tracing::info!("stopped; memory stays as it is"),
-        Ended::NothingLeft => tracing::info!("all processes to look after have ended"),
-    }
-    Ok(())
+    let (root, config) = (root.to_owned(), config.clone());
+    Ok(Agent::new(root, config, tracker, pages, status.clone())?)
 }
 
 /// The relay beside the agent; without one the agent goes on.
@@ -201,5 +272,44 @@ fn raise_priority() {
             "no precedence over other processes: {}",
             io::Error::last_os_error()
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use demeter_policy::ByteCount;
+
+    use super::*;
+
+    #[test]
+    fn the_relay_goes_on_until_it_is_stopped_or_an_agent_runs_again() {
+        let (commands, received) = mpsc::channel();
+        let pause = Some(Duration::from_millis(1));
+        let mut tries = 0;
+        let agent = await_next(&received, pause, || {
+            tries += 1;
+            match tries {
+                1 | 2 => anyhow::bail!("no tracker"),
+                _ => Ok("agent"),
+            }
+        });
+        assert_eq!((agent, tries), (Some("agent"), 3));
+
+        for command in [
+            Command::MakeRoom(ByteCount(1)),
+            Command::Pause,
+            Command::Stop,
+            Command::Resume,
+        ] {
+            commands.send(command).unwrap();
+        }
+        assert_eq!(await_next(&received, None, || Ok(())), None);
+        assert_eq!(
+            received.try_recv(),
+            Ok(Command::Resume),
+            "it stopped at Stop"
+        );
+        drop(commands);
+        assert_eq!(await_next(&received, None, || Ok(())), None);
     }
 }

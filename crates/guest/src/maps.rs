@@ -1,16 +1,20 @@
 //! A process's address space, as `/proc/PID/maps` tells it (proc(5)).
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use demeter_policy::{GuestVirtAddr, Pid, VirtRange};
 
-/// Most mappings that are read of one process: twice the kernel's default `vm.max_map_count`.
-pub const MAX_VMAS: usize = 1 << 17;
+/// Most ranges that are kept of one process: the largest. A program may have 65,530 mappings
+/// (`vm.max_map_count`), and 64 such programs must not make the agent grow.
+pub const RANGES_MAX: usize = 4096;
 
-/// Most bytes that are read of one maps file.
-const MAX_MAPS_BYTES: u64 = 32 << 20;
+/// Most bytes that are read of one maps file: about 400,000 mappings.
+const MAPS_BYTES_MAX: u64 = 32 << 20;
+
+/// Longest line that is kept: addresses and a path of PATH_MAX bytes.
+const LINE_BYTES_MAX: u64 = 8 << 10;
 
 /// One mapping (virtual memory area) of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,40 +60,138 @@ pub enum MapsError {
     },
 }
 
-/// Reads `ROOT/proc/PID/maps`; see [`parse_maps`] for what the result promises.
-pub fn read_maps(root: &Path, pid: Pid) -> Result<Vec<Vma>, MapsError> {
-    let path = root.join(format!("proc/{pid}/maps"));
-    let mut bytes = Vec::new();
-    match File::open(&path).and_then(|file| file.take(MAX_MAPS_BYTES).read_to_end(&mut bytes)) {
-        Ok(_) => Ok(parse_maps(&String::from_utf8_lossy(&bytes))),
-        Err(error)
-            if error.kind() == io::ErrorKind::NotFound
-                || error.raw_os_error() == Some(libc::ESRCH) =>
-        {
-            Err(MapsError::Gone(pid))
-        }
-        Err(source) => Err(MapsError::Io { path, source }),
-    }
+/// Memory of a process that may be moved.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Movable {
+    /// Anonymous and shared memory: sorted, disjoint, touching mappings joined, at most
+    /// [`RANGES_MAX`].
+    pub ranges: Vec<VirtRange>,
+    /// Smaller ranges that are left out.
+    pub left_out: u64,
 }
 
-/// The mappings in the text of a maps file: sorted, disjoint, at most [`MAX_VMAS`].
+/// The mappings of a process: sorted, disjoint, of more than [`RANGES_MAX`] the largest.
 ///
 /// Lines that are malformed or overlap an earlier one are passed over: the kernel writes the
 /// file page by page while the process goes on mapping.
+pub fn read_maps(root: &Path, pid: Pid) -> Result<Vec<Vma>, MapsError> {
+    let mut found = Largest::new(|vma: &Vma| vma.range.len().0);
+    for_each_of(root, pid, |vma| found.push(vma))?;
+    Ok(found.finish().0)
+}
+
+/// The memory of a process that may be moved.
+pub fn read_movable(root: &Path, pid: Pid) -> Result<Movable, MapsError> {
+    let mut found = Largest::new(|range: &VirtRange| range.len().0);
+    for_each_of(root, pid, |vma| add_movable(&mut found, vma))?;
+    let (ranges, left_out) = found.finish();
+    Ok(Movable { ranges, left_out })
+}
+
+/// The mappings in the text of a maps file, as [`read_maps`] has them.
 pub fn parse_maps(text: &str) -> Vec<Vma> {
-    let mut vmas: Vec<Vma> = Vec::new();
-    for vma in text.lines().filter_map(parse_line) {
-        if vmas.len() == MAX_VMAS {
-            break;
+    let mut found = Largest::new(|vma: &Vma| vma.range.len().0);
+    // Reading from memory does not fail.
+    let _ = for_each(text.as_bytes(), |vma| found.push(vma));
+    found.finish().0
+}
+
+fn add_movable(found: &mut Largest<VirtRange>, vma: Vma) {
+    let ours =
+        matches!(vma.kind, VmaKind::Anonymous | VmaKind::Shmem) && (vma.readable || vma.writable);
+    if !ours {
+        return;
+    }
+    let touched = found
+        .last_mut()
+        .filter(|last| last.end() == vma.range.start());
+    match touched.and_then(|last| Some((VirtRange::new(last.start(), vma.range.end())?, last))) {
+        Some((joined, last)) => *last = joined,
+        None => found.push(vma.range),
+    }
+}
+
+fn for_each_of(root: &Path, pid: Pid, each: impl FnMut(Vma)) -> Result<(), MapsError> {
+    let path = root.join(format!("proc/{pid}/maps"));
+    let read = File::open(&path).and_then(|file| {
+        let file = BufReader::with_capacity(64 << 10, file.take(MAPS_BYTES_MAX));
+        for_each(file, each)
+    });
+    read.map_err(|source| match source.raw_os_error() {
+        Some(libc::ENOENT | libc::ESRCH) => MapsError::Gone(pid),
+        _ => MapsError::Io { path, source },
+    })
+}
+
+/// Calls `each` with the mappings in a maps file, in order, without overlap. No more of the text
+/// than a line is in memory; of paths, which may be any bytes, it matters only how they begin.
+fn for_each(mut maps: impl BufRead, mut each: impl FnMut(Vma)) -> io::Result<()> {
+    let mut end = GuestVirtAddr(0);
+    let mut line = vec![];
+    loop {
+        line.clear();
+        let mut bounded = maps.by_ref().take(LINE_BYTES_MAX);
+        if bounded.read_until(b'\n', &mut line)? == 0 {
+            return Ok(());
         }
-        let in_order = vmas
-            .last()
-            .is_none_or(|last| last.range.end() <= vma.range.start());
-        if in_order {
-            vmas.push(vma);
+        let vma = parse_line(String::from_utf8_lossy(&line).trim_end());
+        if let Some(vma) = vma.filter(|vma| end <= vma.range.start()) {
+            end = vma.range.end();
+            each(vma);
         }
     }
-    vmas
+}
+
+/// The largest [`RANGES_MAX`] of what is pushed, in the order in which it was; no more than twice as
+/// many are in memory.
+struct Largest<T> {
+    kept: Vec<T>,
+    len: fn(&T) -> u64,
+    left_out: u64,
+}
+
+impl<T> Largest<T> {
+    fn new(len: fn(&T) -> u64) -> Self {
+        Self {
+            kept: vec![],
+            len,
+            left_out: 0,
+        }
+    }
+
+    fn last_mut(&mut self) -> Option<&mut T> {
+        self.kept.last_mut()
+    }
+
+    fn push(&mut self, item: T) {
+        if self.kept.len() == 2 * RANGES_MAX {
+            self.cut();
+        }
+        self.kept.push(item);
+    }
+
+    fn cut(&mut self) {
+        let Some(surplus) = self.kept.len().checked_sub(RANGES_MAX).filter(|&n| n > 0) else {
+            return;
+        };
+        let mut lengths: Vec<u64> = self.kept.iter().map(self.len).collect();
+        let (_, &mut longest, _) = lengths.select_nth_unstable(surplus - 1);
+        // Of those as long as the longest that must go, the first go.
+        let shorter = lengths.iter().filter(|&&len| len < longest).count();
+        let mut as_long = surplus - shorter;
+        let len = self.len;
+        self.kept.retain(|item| {
+            let goes = len(item) < longest || (len(item) == longest && as_long > 0);
+            as_long -= usize::from(goes && len(item) == longest);
+            !goes
+        });
+        self.left_out += surplus as u64;
+    }
+
+    fn finish(mut self) -> (Vec<T>, u64) {
+        self.cut();
+        (self.kept, self.left_out)
+    }
 }
 
 /// `START-END PERMS OFFSET DEV INODE [PATH]`
@@ -191,6 +293,53 @@ nonsense
             .map(|vma| vma.range.start().0)
             .collect();
         assert_eq!(starts, [0x1000, 0x6000]);
+    }
+
+    #[test]
+    fn a_mapping_bomb_leaves_the_largest_and_their_number() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(root.path().join("proc/7")).unwrap();
+        // No two touch, or they would be joined; each tenth has a megabyte.
+        let count = 4 * RANGES_MAX as u64 + 3;
+        let line = |i: u64| {
+            let (start, pages) = (i << 24, if i % 10 == 9 { 256 } else { 1 });
+            format!("{start:x}-{:x} rw-p 0 00:00 0\n", start + pages * 4096)
+        };
+        let text: String = (1..=count).map(line).collect();
+        std::fs::write(root.path().join("proc/7/maps"), text).unwrap();
+        let found = read_movable(root.path(), Pid(7)).unwrap();
+        assert_eq!(found.ranges.len(), RANGES_MAX);
+        assert_eq!(found.left_out, count - RANGES_MAX as u64);
+        let large = found.ranges.iter().filter(|range| range.len().0 == 1 << 20);
+        assert_eq!(large.count() as u64, (count + 1) / 10);
+        assert!(found.ranges.is_sorted_by_key(|range| range.start()));
+        assert_eq!(read_maps(root.path(), Pid(7)).unwrap().len(), RANGES_MAX);
+    }
+
+    #[test]
+    fn movable_memory_is_joined_where_it_touches() {
+        let mut found = Largest::new(|range: &VirtRange| range.len().0);
+        for vma in parse_maps(SAMPLE) {
+            add_movable(&mut found, vma);
+        }
+        let (ranges, left_out) = found.finish();
+        let text: Vec<_> = ranges.iter().map(|r| (r.start().0, r.len().0)).collect();
+        assert_eq!(
+            text,
+            [(0x55d0c9000000, 0x21000), (0x7f0000000000, 0x61000000)]
+        );
+        assert_eq!(left_out, 0);
+    }
+
+    #[test]
+    fn names_that_are_no_text_and_lines_without_end_are_survived() {
+        let mut bytes = b"1000-2000 rw-p 0 00:00 0 /tmp/\xff\xfe\n".to_vec();
+        bytes.extend(b"3000-4000 rw-p 0 00:00 0 /");
+        bytes.extend(vec![b'x'; 3 * LINE_BYTES_MAX as usize]);
+        bytes.extend(b"\n5000-6000 rw-p 0 00:00 0\n");
+        let mut starts = vec![];
+        for_each(&bytes[..], |vma| starts.push(vma.range.start().0)).unwrap();
+        assert_eq!(starts, [0x1000, 0x3000, 0x5000]);
     }
 
     #[test]

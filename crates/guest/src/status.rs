@@ -70,6 +70,8 @@ pub struct TargetStatus {
     pub comm: String,
     /// Ranges that its address space is classified into.
     pub ranges: u64,
+    /// Parts of its memory that are not looked after because there are too many: the smallest.
+    pub ranges_left_out: u64,
     /// Decayed samples in them.
     pub heat: f64,
     /// Bytes in fast memory, as far as known.

@@ -1,13 +1,19 @@
 //! Which processes the agent looks after.
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, VecDeque};
+use std::fs::{self, DirEntry};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use demeter_policy::{ByteCount, PAGE_SIZE, Pid};
 
 /// The most processes at once. Beyond it the largest are taken.
 pub const TARGETS_MAX: usize = 64;
+
+/// The most processes that are looked at to find those; the kernel's default `pid_max`.
+const PROCESSES_MAX: usize = 1 << 15;
 
 /// The most cgroups below the one that was named.
 const CGROUPS_MAX: usize = 4096;
@@ -33,7 +39,7 @@ pub struct Target {
     pub pid: Pid,
     /// When it started, clock ticks after boot.
     pub start_ticks: u64,
-    /// Its command's name.
+    /// Its command's name, made fit to be shown: a process gives itself any bytes for a name.
     pub comm: String,
 }
 
@@ -51,10 +57,11 @@ pub enum TargetsError {
         /// What the system said.
         source: io::Error,
     },
-    /// /proc cannot be listed.
-    #[error("cannot list {path}: {source}")]
-    Proc {
-        /// The directory.
+    /// Something cannot be read, for want of descriptors, memory or /proc. It says nothing of who is
+    /// there.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// What.
         path: PathBuf,
         /// What the system said.
         source: io::Error,
@@ -79,37 +86,55 @@ impl TargetFinder {
         }
     }
 
-    /// The targets that are there now, by pid, at most [`TARGETS_MAX`]. Kernel threads and
-    /// processes that end meanwhile are passed over.
+    /// Checks that what the person named is there.
+    pub fn check(&self) -> Result<(), TargetsError> {
+        if let TargetSpec::Cgroup(path) = &self.spec {
+            fs::read(self.cgroup(path).join(CGROUP_PROCS)).map_err(|source| {
+                TargetsError::NoCgroup {
+                    path: path.clone(),
+                    source,
+                }
+            })?;
+        }
+        self.find().map(drop)
+    }
+
+    /// The targets that are there now, by pid, at most [`TARGETS_MAX`]: the largest. Kernel threads
+    /// and processes that end meanwhile are passed over. A cgroup that has gone is an empty one: its
+    /// service may be started anew.
     ///
     /// With [`TargetSpec::Pids`] it is an error when none is left: whoever named them waits for
     /// nothing else.
     pub fn find(&self) -> Result<Vec<Target>, TargetsError> {
         let pids = match &self.spec {
-            TargetSpec::Pids(pids) => self.with_descendants(pids),
+            TargetSpec::Pids(pids) => self.with_descendants(pids)?,
             TargetSpec::Cgroup(path) => self.in_cgroup(path)?,
-            TargetSpec::All { .. } => self.everyone()?,
+            TargetSpec::All { .. } => numbers_in(&self.root.join("proc"))?,
         };
         let resident_min = match self.spec {
             TargetSpec::All { resident_min } => resident_min,
             _ => ByteCount(PAGE_SIZE),
         };
-        let mut sized: Vec<(u64, Target)> = pids
-            .into_iter()
-            .filter(|&pid| pid != self.own_pid)
-            .filter_map(|pid| {
-                let resident = self.resident(pid)?;
-                (resident >= resident_min).then_some((resident.0, self.target(pid)?))
-            })
-            .collect();
+        let mut sized = vec![];
+        for pid in pids.into_iter().map(Pid).filter(|&pid| pid != self.own_pid) {
+            match self.resident(pid)? {
+                Some(resident) if resident >= resident_min => sized.push((resident, pid)),
+                _ => {}
+            }
+        }
         if let (TargetSpec::Pids(pids), true) = (&self.spec, sized.is_empty()) {
             return Err(TargetsError::NoProcess(
                 pids.first().copied().unwrap_or(Pid(0)),
             ));
         }
-        sized.sort_unstable_by(|a, b| b.cmp(a));
-        sized.truncate(TARGETS_MAX);
-        let mut targets: Vec<Target> = sized.into_iter().map(|(_, target)| target).collect();
+        sized.sort_unstable_by_key(|&(resident, pid)| Reverse((resident, pid)));
+        let mut targets = vec![];
+        for (_, pid) in sized {
+            targets.extend(self.target(pid)?);
+            if targets.len() == TARGETS_MAX {
+                break;
+            }
+        }
         targets.sort_unstable();
         Ok(targets)
     }
@@ -118,105 +143,130 @@ impl TargetFinder {
         self.root.join(format!("proc/{pid}/{file}"))
     }
 
-    /// Resident memory (statm's second field); none for kernel threads and who has gone.
-    fn resident(&self, pid: Pid) -> Option<ByteCount> {
-        let statm = std::fs::read_to_string(self.proc(pid, "statm")).ok()?;
-        let pages: u64 = statm.split_ascii_whitespace().nth(1)?.parse().ok()?;
-        Some(ByteCount(pages.saturating_mul(PAGE_SIZE)))
+    fn cgroup(&self, path: &Path) -> PathBuf {
+        self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    fn target(&self, pid: Pid) -> Option<Target> {
-        let stat = std::fs::read_to_string(self.proc(pid, "stat")).ok()?;
-        let (comm, start_ticks) = parse_stat(&stat)?;
-        Some(Target {
+    /// Resident memory (statm's second field); none for kernel threads and who has gone.
+    fn resident(&self, pid: Pid) -> Result<Option<ByteCount>, TargetsError> {
+        let statm = read(&self.proc(pid, "statm"))?;
+        let pages = numbers(&statm).nth(1);
+        Ok(pages.map(|pages| ByteCount(pages.saturating_mul(PAGE_SIZE))))
+    }
+
+    fn target(&self, pid: Pid) -> Result<Option<Target>, TargetsError> {
+        let stat = read(&self.proc(pid, "stat"))?;
+        Ok(parse_stat(&stat).map(|(comm, start_ticks)| Target {
             pid,
             start_ticks,
-            comm,
-        })
+            comm: demeter_proto::shown(&String::from_utf8_lossy(comm)),
+        }))
     }
 
     /// `pids` and all their descendants that are there, by `/proc/PID/task/TID/children`
-    /// (CONFIG_PROC_CHILDREN; without it, the processes alone).
-    fn with_descendants(&self, pids: &[Pid]) -> BTreeSet<Pid> {
+    /// (CONFIG_PROC_CHILDREN; without it, the processes alone). Those named come first, and then
+    /// children before grandchildren, so that one that forks without end displaces none of them.
+    fn with_descendants(&self, pids: &[Pid]) -> Result<BTreeSet<u32>, TargetsError> {
         let mut found = BTreeSet::new();
-        let mut todo: Vec<Pid> = pids.to_vec();
-        while let Some(pid) = todo.pop() {
-            if found.len() >= 16 * TARGETS_MAX || !found.insert(pid) {
+        let mut todo: VecDeque<u32> = pids.iter().map(|pid| pid.0).collect();
+        while let Some(pid) = todo.pop_front().filter(|_| found.len() < PROCESSES_MAX) {
+            if !found.insert(pid) {
                 continue;
             }
-            for thread in numbers_in(&self.proc(pid, "task")) {
-                let children = self.proc(pid, &format!("task/{thread}/children"));
-                let text = std::fs::read_to_string(children).unwrap_or_default();
-                todo.extend(
-                    text.split_ascii_whitespace()
-                        .filter_map(|w| w.parse().ok())
-                        .map(Pid),
-                );
-            }
-        }
-        found
-    }
-
-    fn in_cgroup(&self, path: &Path) -> Result<BTreeSet<Pid>, TargetsError> {
-        let top = self.root.join(path.strip_prefix("/").unwrap_or(path));
-        let procs = |dir: &Path| std::fs::read_to_string(dir.join("cgroup.procs"));
-        let text = procs(&top).map_err(|source| TargetsError::NoCgroup {
-            path: path.into(),
-            source,
-        })?;
-        let mut found: BTreeSet<Pid> = parse_pids(&text);
-        let mut todo = vec![top];
-        for _ in 0..CGROUPS_MAX {
-            let Some(dir) = todo.pop() else { break };
-            for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
-                if entry.file_type().is_ok_and(|t| t.is_dir()) {
-                    found.extend(parse_pids(&procs(&entry.path()).unwrap_or_default()));
-                    todo.push(entry.path());
-                }
+            for thread in numbers_in(&self.proc(Pid(pid), "task"))? {
+                let children = self.proc(Pid(pid), &format!("task/{thread}/children"));
+                todo.extend(pids_in(&read(&children)?).take(PROCESSES_MAX));
             }
         }
         Ok(found)
     }
 
-    fn everyone(&self) -> Result<BTreeSet<Pid>, TargetsError> {
-        let path = self.root.join("proc");
-        std::fs::metadata(&path).map_err(|source| TargetsError::Proc {
-            path: path.clone(),
-            source,
-        })?;
-        Ok(numbers_in(&path).map(Pid).collect())
+    fn in_cgroup(&self, path: &Path) -> Result<BTreeSet<u32>, TargetsError> {
+        let mut found = BTreeSet::new();
+        let mut todo = vec![self.cgroup(path)];
+        for _ in 0..CGROUPS_MAX {
+            let Some(dir) = todo.pop() else { break };
+            found.extend(pids_in(&read(&dir.join(CGROUP_PROCS))?).take(PROCESSES_MAX));
+            let is_dir = |entry: &DirEntry| entry.file_type().is_ok_and(|t| t.is_dir());
+            todo.extend(entries(&dir)?.filter(is_dir).map(|entry| entry.path()));
+        }
+        Ok(found)
     }
 }
 
-/// The process's name and start time, from proc(5)'s stat. The name is in parentheses and may
-/// itself contain them, and spaces.
-fn parse_stat(stat: &str) -> Option<(String, u64)> {
-    let (open, close) = (stat.find('(')?, stat.rfind(')')?);
-    let comm = stat.get(open + 1..close)?.to_owned();
-    // What follows the name begins with field 3; the start time is field 22.
-    let start_ticks = stat
-        .get(close + 1..)?
-        .split_ascii_whitespace()
-        .nth(19)?
-        .parse()
-        .ok()?;
-    Some((comm, start_ticks))
+/// The file of a cgroup (v2) that names its processes.
+const CGROUP_PROCS: &str = "cgroup.procs";
+
+/// The process's name and start time, from proc(5)'s stat. The name is in parentheses, and is any
+/// bytes: parentheses, spaces, line feeds, no text at all.
+fn parse_stat(stat: &[u8]) -> Option<(&[u8], u64)> {
+    let open = stat.iter().position(|&b| b == b'(')?;
+    let close = stat.iter().rposition(|&b| b == b')')?;
+    let comm = stat.get(open + 1..close)?;
+    // What follows the name begins with field 3, the state; the start time is field 22.
+    let rest = stat.get(close + 1..)?.trim_ascii_start();
+    Some((comm, numbers(rest.get(1..)?).nth(18)?))
 }
 
-fn parse_pids(text: &str) -> BTreeSet<Pid> {
-    text.split_ascii_whitespace()
-        .filter_map(|w| w.parse().ok())
-        .map(Pid)
-        .collect()
+/// Numbers between white space. One that is no number stands for zero.
+fn numbers(text: &[u8]) -> impl Iterator<Item = u64> {
+    let words = text.split(u8::is_ascii_whitespace);
+    let words = words.filter(|word| !word.is_empty());
+    words.map(|word| {
+        str::from_utf8(word)
+            .ok()
+            .and_then(|word| word.parse().ok())
+            .unwrap_or(0)
+    })
 }
 
-/// Names in a directory that are numbers; none if it cannot be read.
-fn numbers_in(dir: &Path) -> impl Iterator<Item = u32> {
-    std::fs::read_dir(dir)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+fn pids_in(text: &[u8]) -> impl Iterator<Item = u32> {
+    numbers(text)
+        .filter_map(|pid| u32::try_from(pid).ok())
+        .filter(|&pid| pid > 0)
+}
+
+/// What a file of /proc or of a cgroup says; nothing if it has gone, or is not for us.
+fn read(path: &Path) -> Result<Vec<u8>, TargetsError> {
+    unless_gone(path, fs::read(path)).map(Option::unwrap_or_default)
+}
+
+/// What is in such a directory.
+fn entries(dir: &Path) -> Result<impl Iterator<Item = DirEntry>, TargetsError> {
+    let entries = unless_gone(dir, fs::read_dir(dir))?;
+    Ok(entries.into_iter().flatten().flatten())
+}
+
+/// Names in a directory that are numbers.
+fn numbers_in(dir: &Path) -> Result<BTreeSet<u32>, TargetsError> {
+    let number = |entry: DirEntry| pids_in(entry.file_name().as_bytes()).next();
+    Ok(entries(dir)?
+        .filter_map(number)
+        .take(PROCESSES_MAX)
+        .collect())
+}
+
+/// Nothing is there any more (ENODEV: a cgroup that was removed while it was open), there is none of
+/// that kind (EOPNOTSUPP: a cgroup of threads), or it is not for us; all else is an error.
+fn unless_gone<T>(path: &Path, result: io::Result<T>) -> Result<Option<T>, TargetsError> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(source) => match source.raw_os_error() {
+            Some(
+                libc::ENOENT
+                | libc::ENOTDIR
+                | libc::ESRCH
+                | libc::ENODEV
+                | libc::EOPNOTSUPP
+                | libc::EACCES
+                | libc::EPERM,
+            ) => Ok(None),
+            _ => Err(TargetsError::Read {
+                path: path.into(),
+                source,
+            }),
+        },
+    }
 }
 
 #[cfg(test)]
@@ -234,15 +284,14 @@ mod tests {
             Self(dir)
         }
 
-        fn add(&self, pid: u32, comm: &str, resident_pages: u64, children: &str) {
+        fn add(&self, pid: u32, comm: impl AsRef<[u8]>, resident_pages: u64, children: &str) {
             let dir = self.0.path().join(format!("proc/{pid}"));
             fs::create_dir_all(dir.join(format!("task/{pid}"))).unwrap();
             let fields = "0 ".repeat(18);
-            fs::write(
-                dir.join("stat"),
-                format!("{pid} ({comm}) S {fields}{} 0", pid * 10),
-            )
-            .unwrap();
+            let mut stat = format!("{pid} (").into_bytes();
+            stat.extend(comm.as_ref());
+            stat.extend(format!(") S {fields}{} 0", pid * 10).bytes());
+            fs::write(dir.join("stat"), stat).unwrap();
             fs::write(
                 dir.join("statm"),
                 format!("9999 {resident_pages} 0 0 0 0 0"),
@@ -284,7 +333,7 @@ mod tests {
         let p = FakeProc::new();
         let find = |spec| {
             TargetFinder::new(p.0.path(), spec)
-                .find()
+                .check()
                 .unwrap_err()
                 .to_string()
         };
@@ -310,6 +359,81 @@ mod tests {
             p.find(TargetSpec::Cgroup("/sys/fs/cgroup/a".into())),
             [1, 2]
         );
+    }
+
+    #[test]
+    fn a_cgroup_that_goes_and_comes_again_is_empty_meanwhile() {
+        let p = FakeProc::new();
+        p.add(1, "one", 5, "");
+        let dir = p.0.path().join("sys/fs/cgroup/a");
+        let spec = TargetSpec::Cgroup("/sys/fs/cgroup/a".into());
+        let start = || {
+            fs::create_dir_all(&dir).unwrap();
+            fs::write(dir.join(CGROUP_PROCS), "1\n").unwrap();
+        };
+        start();
+        assert_eq!(p.find(spec.clone()), [1]);
+        fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(p.find(spec.clone()), [] as [u32; 0]);
+        start();
+        assert_eq!(p.find(spec), [1]);
+    }
+
+    #[test]
+    fn a_process_cannot_hide_behind_its_name() {
+        let p = FakeProc::new();
+        let names: [&[u8]; 4] = [b"\xff\xfe", b") R 1 (", b"a\nb 1 2", b"\x1b[2J"];
+        for (i, name) in names.iter().enumerate() {
+            p.add(10 + i as u32, name, 5, "");
+        }
+        let spec = TargetSpec::All {
+            resident_min: ByteCount(0),
+        };
+        let found = TargetFinder::new(p.0.path(), spec).find().unwrap();
+        let starts: Vec<_> = found.iter().map(|t| t.start_ticks).collect();
+        assert_eq!(starts, [100, 110, 120, 130]);
+        for target in found {
+            assert!(!target.comm.contains(char::is_control), "{target:?}");
+        }
+    }
+
+    #[test]
+    fn a_fork_bomb_displaces_nobody_who_was_named() {
+        let p = FakeProc::new();
+        let bombs = 20 * TARGETS_MAX as u32;
+        let children: String = (1000..1000 + bombs).map(|pid| format!("{pid} ")).collect();
+        p.add(10, "named", 500, "12");
+        p.add(11, "bomb", 5, &children);
+        p.add(12, "its child", 400, "13");
+        p.add(13, "its grandchild", 300, "");
+        for pid in 1000..1000 + bombs {
+            p.add(pid, "x", 1, "");
+        }
+        let found = p.find(TargetSpec::Pids(vec![Pid(10), Pid(11)]));
+        assert_eq!(found.len(), TARGETS_MAX);
+        assert_eq!(found[..4], [10, 11, 12, 13]);
+    }
+
+    #[test]
+    fn that_nothing_can_be_read_is_not_that_nobody_is_there() {
+        for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EIO] {
+            let failed = io::Error::from_raw_os_error(errno);
+            let found = unless_gone::<()>(Path::new("/proc/1/stat"), Err(failed));
+            assert!(matches!(found, Err(TargetsError::Read { .. })), "{found:?}");
+        }
+        for errno in [libc::ENOENT, libc::ESRCH, libc::ENODEV, libc::EACCES] {
+            let gone = io::Error::from_raw_os_error(errno);
+            let found = unless_gone::<()>(Path::new("/proc/1/stat"), Err(gone));
+            assert!(matches!(found, Ok(None)), "{found:?}");
+        }
+        // By the real thing, too: a folder where a file should be.
+        let p = FakeProc::new();
+        p.add(5, "x", 5, "");
+        fs::remove_file(p.0.path().join("proc/5/statm")).unwrap();
+        fs::create_dir(p.0.path().join("proc/5/statm")).unwrap();
+        let finder = TargetFinder::new(p.0.path(), TargetSpec::Pids(vec![Pid(5)]));
+        let error = finder.find().unwrap_err();
+        assert!(matches!(error, TargetsError::Read { .. }), "{error}");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use crate::message::{
     BootId, Done, EncodeError, GpaRange, Hello, Message, NODES_MAX, NodeStats, NodeTotal, Outcome,
     Permille, RANGES_MAX, REASON_BYTES_MAX, Ranges, RequestId, Resize, SessionId, Stats,
 };
+use crate::text::shown;
 
 /// `fast_hit` where it is not known.
 const UNKNOWN: u16 = 0xffff;
@@ -58,7 +59,8 @@ pub(crate) fn write(message: &Message, out: &mut Vec<u8>) -> Result<u16, EncodeE
                 Outcome::NoDriver => 2,
                 Outcome::Refused => 3,
             });
-            w.0.extend(cut(&done.reason, REASON_BYTES_MAX).as_bytes());
+            let reason = shown(&done.reason);
+            w.0.extend(cut(&reason, REASON_BYTES_MAX).as_bytes());
             5
         }
         Message::Welcome { session } => {
@@ -315,7 +317,7 @@ impl<'a> Reader<'a> {
             },
             reason: match self.rest() {
                 reason if reason.len() <= REASON_BYTES_MAX => {
-                    std::str::from_utf8(reason).ok()?.to_owned()
+                    shown(std::str::from_utf8(reason).ok()?)
                 }
                 _ => return None,
             },

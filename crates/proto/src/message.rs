@@ -189,7 +189,7 @@ pub struct Done {
     pub held: ByteCount,
     /// How it went.
     pub outcome: Outcome,
-    /// Why it did not go well, for a person; empty if it did.
+    /// Why it did not go well, for a person; empty if it did. [`shown`](crate::shown) on its way.
     pub reason: String,
 }
 

@@ -99,7 +99,7 @@ pub enum Ended {
 /// not there, a machine without two tiers; in this order.
 pub fn check(root: &Path, config: &Config) -> Result<(), AgentError> {
     config.check()?;
-    TargetFinder::new(root, config.targets()?).find()?;
+    TargetFinder::new(root, config.targets()?).check()?;
     config.tiers(&Topology::read(root)?)?;
     Ok(())
 }
@@ -238,7 +238,7 @@ impl Agent {
                 Request::Refresh => self.refresh()?,
                 Request::Samples { most } => self.take_samples(most)?,
                 Request::LookUp { pid, blocks } => {
-                    let space = self.processes.get(&pid).map_or(&[][..], |p| &p.space);
+                    let space = self.engine.space(pid);
                     let placements = self.prober.look(&mut *self.pages, pid, space, blocks);
                     self.engine.push(match &placements {
                         Ok(placements) => Input::Located(placements),
@@ -260,7 +260,14 @@ impl Agent {
 
     /// Looks which processes there are and what they map.
     fn refresh(&mut self) -> Result<(), AgentError> {
-        let targets = self.finder.find()?;
+        let targets = match self.finder.find() {
+            // Nothing is known anew, and nothing else follows from it.
+            Err(error @ TargetsError::Read { .. }) => {
+                self.error = Some(error.to_string());
+                return Ok(self.engine.push(Input::Refreshed)?);
+            }
+            found => found?,
+        };
         let same = |p: &Process, t: &Target| p.target.start_ticks == t.start_ticks;
         let is_target = |pid: Pid, p: &Process| targets.iter().any(|t| t.pid == pid && same(p, t));
         let has_gone = |(&pid, p): (&Pid, &Process)| (!is_target(pid, p)).then_some(pid);
@@ -281,9 +288,13 @@ impl Agent {
             }
         }
         for (&pid, process) in &mut self.processes {
-            process.read_space(&self.root);
-            let vmas = &process.space;
-            self.engine.push(Input::Space { pid, vmas })?;
+            match process.read_space(&self.root) {
+                Ok(space) => {
+                    let vmas = &space.ranges;
+                    self.engine.push(Input::Space { pid, vmas })?;
+                }
+                Err(error) => self.error = Some(error.to_string()),
+            }
         }
         if changed {
             let pids: Vec<Pid> = self.processes.keys().copied().collect();
@@ -323,7 +334,7 @@ impl Agent {
         else {
             return Ok(());
         };
-        let space = self.processes.get(&pid).map_or(&[][..], |p| &p.space);
+        let space = self.engine.space(pid);
         let blocks: Vec<Block> = batch.iter().map(|r| r.block).collect();
         let pages = &mut *self.pages;
         let result = self.mover.migrate(pages, direction, pid, space, &blocks);
@@ -424,6 +435,7 @@ impl Agent {
         TargetStatus {
             pid: figures.pid.0,
             comm: process.map(|p| p.target.comm.clone()).unwrap_or_default(),
+            ranges_left_out: process.map_or(0, |p| p.ranges_left_out),
             ranges: figures.ranges as u64,
             heat: figures.samples,
             fast_bytes: figures.placement.fast.0,

@@ -2,50 +2,38 @@
 
 use std::path::Path;
 
-use demeter_policy::VirtRange;
-
-use crate::maps::{Vma, VmaKind, read_maps};
+use crate::maps::{MapsError, Movable, read_movable};
 use crate::targets::Target;
 
-/// A process and what it maps.
+/// A process. What it maps, the engine knows.
 #[derive(Debug)]
 pub(super) struct Process {
     pub target: Target,
-    /// Memory that may be moved: anonymous and shared, sorted, touching mappings joined.
-    pub space: Vec<VirtRange>,
+    /// Ranges of memory that were too many to be looked after.
+    pub ranges_left_out: u64,
 }
 
 impl Process {
     pub fn new(target: Target) -> Self {
         Self {
             target,
-            space: vec![],
+            ranges_left_out: 0,
         }
     }
 
-    /// Reads what the process maps now.
-    pub fn read_space(&mut self, root: &Path) {
-        // A process that has gone, or that may not be looked at, has no memory to move.
-        let vmas = read_maps(root, self.target.pid).unwrap_or_default();
-        self.space = movable(&vmas);
-    }
-}
-
-/// The parts of an address space that may be moved.
-fn movable(vmas: &[Vma]) -> Vec<VirtRange> {
-    let mut space: Vec<VirtRange> = vec![];
-    for vma in vmas {
-        let ours = matches!(vma.kind, VmaKind::Anonymous | VmaKind::Shmem)
-            && (vma.readable || vma.writable);
-        if !ours {
-            continue;
-        }
-        match space.last_mut() {
-            Some(last) if last.end() == vma.range.start() => {
-                *last = VirtRange::new(last.start(), vma.range.end()).unwrap_or(*last);
+    /// Reads what the process maps now. One that has gone, or that may not be looked at, has no
+    /// memory to move; that the system had no descriptor or memory to spare says nothing of it.
+    pub fn read_space(&mut self, root: &Path) -> Result<Movable, MapsError> {
+        let space = match read_movable(root, self.target.pid) {
+            Err(MapsError::Gone(_)) => Movable::default(),
+            Err(MapsError::Io { source, .. })
+                if source.kind() == std::io::ErrorKind::PermissionDenied =>
+            {
+                Movable::default()
             }
-            _ => space.push(vma.range),
-        }
+            space => space?,
+        };
+        self.ranges_left_out = space.left_out;
+        Ok(space)
     }
-    space
 }

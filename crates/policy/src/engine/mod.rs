@@ -277,6 +277,11 @@ impl<S: Strategy> Engine<S> {
         self.figures
     }
 
+    /// The memory of a process that may be moved, as it was told last; none of one that is not known.
+    pub fn space(&self, pid: Pid) -> &[VirtRange] {
+        self.processes.get(&pid).map_or(&[], |p| &p.space)
+    }
+
     /// The processes looked after.
     pub fn processes(&self) -> impl Iterator<Item = ProcessFigures> {
         let figures = |(&pid, p): (&Pid, &Process<_>)| p.figures(pid, &self.residency);
