@@ -16,6 +16,7 @@
  * @kobj: its directory in sysfs; owns this structure
  * @nid: the node's number
  * @pages: page frame number of every held block or page -> its order, as a value; marked by kind
+ * @own_page: a page of the node in which nonces are shown; NULL until the first one
  * @held_pages: pages held now
  * @held_block_pages: those of them in whole blocks
  * @inflated_pages: pages taken since the driver was loaded
@@ -29,6 +30,7 @@ struct balloon_node {
 	struct kobject kobj;
 	int nid;
 	struct xarray pages;
+	struct page *own_page;
 	unsigned long held_pages;
 	unsigned long held_block_pages;
 	unsigned long inflated_pages;
@@ -64,6 +66,7 @@ u32 balloon_take(struct balloon_node *node, unsigned long wanted, bool reclaim,
 u32 balloon_give(struct balloon_node *node, unsigned long first, unsigned long last,
 		 unsigned long wanted, unsigned long *given);
 unsigned long balloon_give_whole(struct balloon_node *node, unsigned long wanted);
+int balloon_prove(struct balloon_node *node, const void *nonce, size_t bytes, u64 *page);
 bool balloon_list(struct balloon_node *node, unsigned long *cursor, struct balloon_ranges *ranges);
 void balloon_give_all(struct balloon_node *node);
 

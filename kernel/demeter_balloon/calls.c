@@ -168,6 +168,30 @@ static long do_allow(void __user *arg)
 	return node ? 0 : -ENODEV;
 }
 
+static long do_prove(void __user *arg)
+{
+	struct demeter_balloon_prove call;
+	struct balloon_node *node;
+	int err;
+
+	if (copy_from_user(&call, arg, sizeof(call)))
+		return -EFAULT;
+	if (call.reserved)
+		return -EINVAL;
+	err = mutex_lock_interruptible(&balloon_lock);
+	if (err)
+		return err;
+	node = find_node(call.node);
+	if (node && node_state(node->nid, N_MEMORY))
+		err = balloon_prove(node, call.nonce, sizeof(call.nonce), &call.page);
+	else
+		err = -ENODEV;
+	mutex_unlock(&balloon_lock);
+	if (!err && copy_to_user(arg, &call, sizeof(call)))
+		err = -EFAULT;
+	return err;
+}
+
 /**
  * balloon_ioctl() - carry out one call
  * @file: the device
@@ -191,6 +215,8 @@ long balloon_ioctl(struct file *file, unsigned int command, unsigned long arg)
 		return do_list(user);
 	case DEMETER_BALLOON_IOC_ALLOW:
 		return do_allow(user);
+	case DEMETER_BALLOON_IOC_PROVE:
+		return do_prove(user);
 	default:
 		return -ENOTTY;
 	}

@@ -13,7 +13,10 @@
 #include <linux/types.h>
 
 /* The version of this interface; another number means another, incompatible one. */
-#define DEMETER_BALLOON_ABI 1
+#define DEMETER_BALLOON_ABI 2
+
+/* How long a nonce is. */
+#define DEMETER_BALLOON_NONCE_BYTES 16
 
 /* The most ranges that one call takes or fills. */
 #define DEMETER_BALLOON_RANGES_MAX 4096
@@ -128,11 +131,26 @@ struct demeter_balloon_allow {
 	__aligned_u64 bytes;
 };
 
+/**
+ * struct demeter_balloon_prove - show the host whose memory a node is
+ * @node: in: the NUMA node
+ * @reserved: zero
+ * @nonce: in: what to write to the beginning of a page of the driver's own, which is never held
+ * @page: out: where that page lies
+ */
+struct demeter_balloon_prove {
+	__u32 node;
+	__u32 reserved;
+	__u8 nonce[DEMETER_BALLOON_NONCE_BYTES];
+	__aligned_u64 page;
+};
+
 #define DEMETER_BALLOON_IOC_ABI _IOR(0xde, 0, __u32)
 #define DEMETER_BALLOON_IOC_INFLATE _IOWR(0xde, 1, struct demeter_balloon_inflate)
 #define DEMETER_BALLOON_IOC_DEFLATE _IOWR(0xde, 2, struct demeter_balloon_deflate)
 #define DEMETER_BALLOON_IOC_LIST _IOWR(0xde, 3, struct demeter_balloon_list)
 #define DEMETER_BALLOON_IOC_ALLOW _IOW(0xde, 4, struct demeter_balloon_allow)
+#define DEMETER_BALLOON_IOC_PROVE _IOWR(0xde, 5, struct demeter_balloon_prove)
 
 /*
  * read(2) yields one __u64: the bytes given back for lack of memory since the driver was loaded,

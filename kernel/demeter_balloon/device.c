@@ -13,6 +13,7 @@
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
+#include <linux/capability.h>
 #include <linux/fs.h>
 #include <linux/miscdevice.h>
 #include <linux/mm.h>
@@ -50,10 +51,22 @@ struct reader {
 	long seen_pages;
 };
 
+/*
+ * Whether everything is set up. The device is there before that, because the nodes' directories lie
+ * below its own; and if setting up fails, nobody may have it open, because the module goes then.
+ */
+static bool balloon_ready;
+
 static int balloon_open(struct inode *inode, struct file *file)
 {
-	struct reader *reader = kzalloc(sizeof(*reader), GFP_KERNEL);
+	struct reader *reader;
 
+	/* Who holds memory takes it from everybody, whatever the device file's owner and mode are. */
+	if (!capable(CAP_SYS_RESOURCE))
+		return -EPERM;
+	if (!smp_load_acquire(&balloon_ready))
+		return -EAGAIN;
+	reader = kzalloc(sizeof(*reader), GFP_KERNEL);
 	if (!reader)
 		return -ENOMEM;
 	reader->seen_pages = atomic_long_read(&oom_returned_pages);
@@ -186,11 +199,12 @@ static int __init balloon_init(void)
 	err = misc_register(&balloon_device);
 	if (err)
 		goto free;
-	/* Below the device's directory, so after it; until then calls find no node. */
 	err = create_nodes(&balloon_device.this_device->kobj);
 	if (!err)
 		err = register_oom_notifier(&oom_block);
 	if (!err) {
+		/* Nothing can fail from here on. Pairs with balloon_open(). */
+		smp_store_release(&balloon_ready, true);
 		if (want_init_on_alloc(GFP_KERNEL))
 			pr_info("this kernel clears pages before we hold them, which takes long; boot it with init_on_alloc=0 to avoid that\n");
 		return 0;

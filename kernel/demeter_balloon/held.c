@@ -5,20 +5,28 @@
  * Pages are taken in blocks of 2 MiB while there are any, then one by one. A block stays one
  * allocation until a part of it must go. Nothing is ever written to a held page: for all we know
  * the host has taken its memory away, and would have to find new memory for it. They are marked
- * PageOffline, so that dumps (kcore, kdump) leave them out for the same reason. They cannot be
- * migrated, because the host knows them by address; memory with held pages cannot be taken
- * offline, and ZONE_MOVABLE has nothing for us. They are taken out of what the page allocator
+ * PageOffline, so that dumps (kcore, kdump) leave them out for the same reason.
+ *
+ * They cannot be migrated (balloon compaction), and that is on purpose: the host has checked every
+ * page by its address and may be taking it away at this moment. To move one, the host would have to
+ * be asked first and to answer, while compaction waits with locks held; a guest could then drive the
+ * host with its own compaction. The price is that memory with held pages cannot be taken offline, that
+ * ZONE_MOVABLE has nothing for us, and that single pages fragment the guest. So blocks of a whole
+ * pageblock are taken first, single pages are given back first, and only what is smaller than a block
+ * or finds none is taken in pages. Held pages are taken out of what the page allocator
  * manages, so that MemTotal says what the guest has and watermarks can follow it.
  *
  * The caller holds the driver's mutex.
  */
 #include <linux/gfp.h>
+#include <linux/io.h>
 #include <linux/mm.h>
 #include <linux/mmzone.h>
 #include <linux/page-flags.h>
 #include <linux/sched.h>
 #include <linux/sched/signal.h>
 #include <linux/sizes.h>
+#include <linux/string.h>
 #include <linux/vmstat.h>
 
 #include "balloon.h"
@@ -43,10 +51,22 @@
 #define GFP_HELD (__GFP_HIGHMEM | __GFP_THISNODE | __GFP_NOWARN | __GFP_NORETRY | __GFP_NOMEMALLOC)
 #define GFP_HELD_RECLAIM (GFP_HELD | __GFP_RECLAIM | __GFP_IO | __GFP_FS)
 
+/*
+ * A single page that spare_pages() allows must not fail because of such a boost: __GFP_HIGH is what
+ * makes the page allocator look at the watermark without it.
+ */
+#define GFP_HELD_PAGE (GFP_HELD | __GFP_HIGH)
+
 /* For the books. Must not end in the OOM killer, whose notifier wants our mutex. */
 #define GFP_BOOKS (GFP_KERNEL | __GFP_NOWARN | __GFP_NORETRY)
 
-/* Free pages of a node that can be taken before its kswapd has anything to do. */
+/*
+ * Free pages of a node that can be taken before its kswapd has anything to do. The high watermark is
+ * taken without its boost, which high_wmark_pages() would add: when a page must be taken from a block
+ * of another kind, such as the first single page after whole blocks, the kernel raises a zone's
+ * watermarks by as much as 150 % until kswapd has run. On a busy machine that takes a while, and the
+ * call would find no memory to spare with a hundred megabytes free.
+ */
 static unsigned long spare_pages(int nid)
 {
 	const enum zone_type top = gfp_zone(GFP_HELD);
@@ -56,7 +76,7 @@ static unsigned long spare_pages(int nid)
 
 	for (i = 0; i <= top; i++, zone++) {
 		unsigned long free = zone_page_state(zone, NR_FREE_PAGES);
-		unsigned long keep = high_wmark_pages(zone) + zone->lowmem_reserve[top];
+		unsigned long keep = zone->_watermark[WMARK_HIGH] + zone->lowmem_reserve[top];
 
 		if (free > keep)
 			spare += free - keep;
@@ -80,12 +100,13 @@ static int take_one(struct balloon_node *node, unsigned int order, bool reclaim,
 {
 	const unsigned long count = 1UL << order;
 	/* Reclaim of whole blocks would be a storm. */
-	gfp_t gfp = reclaim && !order ? GFP_HELD_RECLAIM : GFP_HELD;
+	const bool may_reclaim = reclaim && !order;
+	gfp_t gfp = may_reclaim ? GFP_HELD_RECLAIM : order ? GFP_HELD : GFP_HELD_PAGE;
 	struct page *page;
 	unsigned long i;
 	int err;
 
-	if (gfp == GFP_HELD && spare_pages(node->nid) < count)
+	if (!may_reclaim && spare_pages(node->nid) < count)
 		return -ENOMEM;
 	page = alloc_pages_node(node->nid, gfp, order);
 	if (!page)
@@ -280,6 +301,28 @@ unsigned long balloon_give_whole(struct balloon_node *node, unsigned long wanted
 		}
 	}
 	return given;
+}
+
+/**
+ * balloon_prove() - show the host that it takes the memory of this very machine
+ * @node: the node, which must have memory
+ * @nonce: what the host looks for
+ * @bytes: how long that is
+ * @page: gets the address of the page at whose beginning it is
+ *
+ * Return: 0 or a negative error number.
+ */
+int balloon_prove(struct balloon_node *node, const void *nonce, size_t bytes, u64 *page)
+{
+	const gfp_t gfp = GFP_KERNEL | __GFP_THISNODE | __GFP_ZERO | __GFP_NOWARN | __GFP_NORETRY;
+
+	if (!node->own_page)
+		node->own_page = alloc_pages_node(node->nid, gfp, 0);
+	if (!node->own_page)
+		return -ENOMEM;
+	memcpy(page_address(node->own_page), nonce, bytes);
+	*page = page_to_phys(node->own_page);
+	return 0;
 }
 
 /**

@@ -44,6 +44,8 @@ static void node_release(struct kobject *kobj)
 	struct balloon_node *node = container_of(kobj, struct balloon_node, kobj);
 
 	xa_destroy(&node->pages);
+	if (node->own_page)
+		__free_page(node->own_page);
 	kfree(node);
 }
 

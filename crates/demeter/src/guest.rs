@@ -14,6 +14,7 @@ use demeter_guest::pages::LivePages;
 use demeter_guest::server::Server;
 use demeter_guest::status::StatusCell;
 use demeter_guest::tracker::{Choice, Settings, choose};
+use demeter_policy::Tuning;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -78,6 +79,11 @@ pub struct Args {
         "epoch_ms", "sample_period", "rate_limit_mib_s", "socket", "listen", "record",
         "record_max_mib"])]
     relay_only: bool,
+    /// Only remove what an agent that was killed has left behind: its kdamond
+    #[arg(long, conflicts_with_all = ["pid", "cgroup", "all", "config", "balloon", "tracker",
+        "epoch_ms", "sample_period", "rate_limit_mib_s", "socket", "listen", "record",
+        "record_max_mib", "relay_only"])]
+    clean_up: bool,
     /// Unix socket for status and metrics
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
@@ -118,6 +124,10 @@ impl Args {
 pub fn guest(args: Args) -> anyhow::Result<()> {
     if args.relay_only {
         return relay();
+    }
+    if args.clean_up {
+        clean_up();
+        return Ok(());
     }
     let config = args.config()?;
     let root = PathBuf::from("/");
@@ -247,6 +257,21 @@ fn link(root: &Path, status: &StatusCell, commands: &Sender<Command>) -> Option<
     started
         .inspect_err(|error| tracing::info!("no balloon: {error}"))
         .ok()
+}
+
+/// Takes over the kdamond of an agent that was killed, and ends it. Where somebody else has DAMON, or
+/// nobody can, there is nothing to do.
+fn clean_up() {
+    let settings = Settings {
+        root: "/".into(),
+        period: Tuning::default().sample_period,
+        latency_threshold_ns: Tuning::default().latency_threshold_ns,
+        epoch: Tuning::default().epoch(),
+    };
+    match choose(Choice::Damon, &settings) {
+        Ok(tracker) => drop(tracker),
+        Err(error) => tracing::info!("nothing to clean up: {error}"),
+    }
 }
 
 /// Relays until it is told to stop.

@@ -43,6 +43,9 @@ pub trait Backing: Send + Sync + 'static {
     /// afterwards, and is allocated anew where it is written.
     fn punch(&self, extent: Extent) -> io::Result<()>;
 
+    /// Reads the beginning of `extent`, no more than it has.
+    fn read(&self, extent: Extent, into: &mut [u8]) -> io::Result<()>;
+
     /// What keeps guest memory pinned right now, if anything does: it would go on with the pages that
     /// a hole takes away.
     fn pinned_by(&self) -> io::Result<Option<String>>;

@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::VmName;
-use crate::agent::{Agent, Foreign, GuestSession};
+use crate::agent::{Agent, GuestSession, NotHeard};
 use crate::config::VmConfig;
 use crate::controller::{Command, Observation, PATIENCE};
 use crate::hypervisor::qemu::{self, Qemu};
@@ -118,7 +118,7 @@ struct Watch<'a> {
 
 /// What the guest's agent tells.
 struct Guest {
-    foreign: watch::Receiver<Option<Foreign>>,
+    not_heard: watch::Receiver<Option<NotHeard>>,
     peer: watch::Receiver<Option<GuestSession>>,
     stats: watch::Receiver<Option<Stats>>,
     /// The guest's boot that was last told of.
@@ -181,9 +181,9 @@ impl Guest {
                         (_, Some(_)) => return News::Observation(Observation::Here),
                     }
                 }
-                Ok(()) = self.foreign.changed() => {
-                    if let Some(foreign) = &*self.foreign.borrow_and_update() {
-                        return News::Trouble(foreign.to_string());
+                Ok(()) = self.not_heard.changed() => {
+                    if let Some(why) = &*self.not_heard.borrow_and_update() {
+                        return News::Trouble(why.to_string());
                     }
                 }
                 Ok(()) = self.stats.changed() => {
@@ -258,7 +258,7 @@ impl VmTask {
         let agent = agent.map(|socket| Agent::connect(socket, connection.process, random_id()));
         let needed = self.config.provisioner == ProvisionerKind::DemeterBalloon;
         let guest = agent.as_ref().map(|agent| Guest {
-            foreign: agent.foreign(),
+            not_heard: agent.not_heard(),
             peer: agent.peer(),
             stats: agent.stats(),
             boot: None,

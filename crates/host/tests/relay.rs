@@ -26,7 +26,7 @@ use demeter_host::provisioner::{ProvisionError, Provisioner};
 use demeter_policy::{
     ByteCount, GuestPhysAddr, MIB, NodeId, PAGE_SIZE, PerTier, PhysRange, Tier, TierBytes,
 };
-use demeter_proto::{GpaRange, RequestId};
+use demeter_proto::{GpaRange, Nonce, RequestId};
 use tokio::time::Instant;
 
 /// Pages of each node.
@@ -44,11 +44,16 @@ fn base(tier: Tier) -> u64 {
 
 /// The memory of a VM, as the host sees it and as the guest writes to it: a file per tier.
 #[derive(Clone)]
-struct Memory(Arc<PerTier<File>>);
+struct Memory {
+    files: Arc<PerTier<File>>,
+    /// What the driver shows in a page of its own, which lies behind the others and in no file: so
+    /// that what the files occupy is what the guest uses.
+    own_pages: Arc<Mutex<PerTier<Nonce>>>,
+}
 
 impl Memory {
     fn new() -> Self {
-        Self(Arc::new(PerTier::from_fn(|_| {
+        let files = Arc::new(PerTier::from_fn(|_| {
             // SAFETY: the name is a C string; the new descriptor is ours alone.
             let file = unsafe {
                 let fd = libc::memfd_create(c"memory".as_ptr(), libc::MFD_CLOEXEC);
@@ -57,7 +62,11 @@ impl Memory {
             };
             file.set_len(SIZE.0).unwrap();
             file
-        })))
+        }));
+        Self {
+            files,
+            own_pages: Arc::new(Mutex::new(PerTier::from_fn(|_| Nonce([0; 16])))),
+        }
     }
 
     /// What a page holds that is in use: its number, so that no two are alike.
@@ -66,14 +75,14 @@ impl Memory {
     }
 
     fn write(&self, tier: Tier, page: u64) {
-        let file = self.0.get(tier);
+        let file = self.files.get(tier);
         file.write_all_at(&Self::stamp(tier, page), page * PAGE_SIZE)
             .unwrap();
     }
 
     fn read(&self, tier: Tier, page: u64) -> [u8; 8] {
         let mut bytes = [0; 8];
-        let file = self.0.get(tier);
+        let file = self.files.get(tier);
         file.read_exact_at(&mut bytes, page * PAGE_SIZE).unwrap();
         bytes
     }
@@ -85,7 +94,8 @@ impl Backing for Memory {
     }
 
     fn resolve(&self, tier: Tier, range: PhysRange) -> Result<Extent, NotInTier> {
-        let all = PhysRange::new(GuestPhysAddr(base(tier)), SIZE).unwrap();
+        let with_own = ByteCount(SIZE.0 + PAGE_SIZE);
+        let all = PhysRange::new(GuestPhysAddr(base(tier)), with_own).unwrap();
         let extent = Extent {
             tier,
             offset: FileOffset(range.start().0.wrapping_sub(base(tier))),
@@ -96,7 +106,7 @@ impl Backing for Memory {
     }
 
     fn punch(&self, extent: Extent) -> io::Result<()> {
-        let fd = self.0.get(extent.tier).as_raw_fd();
+        let fd = self.files.get(extent.tier).as_raw_fd();
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: changes the file only, which nobody has mapped.
         match unsafe { libc::fallocate(fd, mode, extent.offset.0 as i64, extent.len.0 as i64) } {
@@ -105,12 +115,18 @@ impl Backing for Memory {
         }
     }
 
+    fn read(&self, extent: Extent, into: &mut [u8]) -> io::Result<()> {
+        assert_eq!(extent.offset.0, SIZE.0, "nothing else is to be read");
+        into.copy_from_slice(&self.own_pages.lock().unwrap().get(extent.tier).0);
+        Ok(())
+    }
+
     fn pinned_by(&self) -> io::Result<Option<String>> {
         Ok(None)
     }
 
     fn backed(&self, tier: Tier) -> io::Result<ByteCount> {
-        Ok(ByteCount(self.0.get(tier).metadata()?.blocks() * 512))
+        Ok(ByteCount(self.files.get(tier).metadata()?.blocks() * 512))
     }
 }
 
@@ -231,6 +247,13 @@ impl balloon::Balloon for Opened {
     fn allow_oom(&mut self, _: NodeId, bytes: ByteCount) -> Result<(), BalloonError> {
         self.0.lock().unwrap().allowed = bytes;
         Ok(())
+    }
+
+    fn prove(&mut self, node: NodeId, nonce: Nonce) -> Result<GuestPhysAddr, BalloonError> {
+        let tier = tier(node)?;
+        let driver = self.0.lock().unwrap();
+        *driver.memory.own_pages.lock().unwrap().get_mut(tier) = nonce;
+        Ok(GuestPhysAddr(base(tier) + SIZE.0))
     }
 
     fn stats(&mut self, node: NodeId) -> Result<NodeBalloon, BalloonError> {

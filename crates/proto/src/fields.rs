@@ -4,8 +4,8 @@
 use demeter_policy::{ByteCount, GuestPhysAddr, NodeId};
 
 use crate::message::{
-    BootId, Done, EncodeError, GpaRange, Hello, Message, NODES_MAX, NodeStats, NodeTotal, Outcome,
-    Permille, RANGES_MAX, REASON_BYTES_MAX, Ranges, RequestId, Resize, SessionId, Stats,
+    BootId, Done, EncodeError, GpaRange, Hello, Message, NODES_MAX, NodeStats, NodeTotal, Nonce,
+    Outcome, Permille, RANGES_MAX, REASON_BYTES_MAX, Ranges, RequestId, Resize, SessionId, Stats,
 };
 use crate::text::shown;
 
@@ -63,6 +63,16 @@ pub(crate) fn write(message: &Message, out: &mut Vec<u8>) -> Result<u16, EncodeE
             w.0.extend(cut(&reason, REASON_BYTES_MAX).as_bytes());
             5
         }
+        Message::Proof {
+            request,
+            node,
+            page,
+        } => {
+            w.u64(request.0);
+            w.u32(node.0);
+            w.u64(page.0);
+            6
+        }
         Message::Welcome { session } => {
             w.u64(session.0);
             64
@@ -83,6 +93,16 @@ pub(crate) fn write(message: &Message, out: &mut Vec<u8>) -> Result<u16, EncodeE
         Message::Allow { oom } => {
             w.u64(oom.0);
             68
+        }
+        Message::Prove {
+            request,
+            node,
+            nonce,
+        } => {
+            w.u64(request.0);
+            w.u32(node.0);
+            w.0.extend(nonce.0);
+            69
         }
         Message::Ping { nonce } => {
             w.u64(*nonce);
@@ -111,6 +131,7 @@ pub(crate) fn read(kind: u16, payload: &[u8]) -> Result<Message, Malformed> {
         3 => r.ranges().map(Message::Inflated),
         4 => r.ranges().map(Message::Held),
         5 => r.done().map(Message::Done),
+        6 => r.proof(),
         64 => r.u64().map(|id| Message::Welcome {
             session: SessionId(id),
         }),
@@ -120,6 +141,7 @@ pub(crate) fn read(kind: u16, payload: &[u8]) -> Result<Message, Malformed> {
             .request()
             .and_then(|request| r.node().map(|node| Message::List { request, node })),
         68 => r.bytes().map(|oom| Message::Allow { oom }),
+        69 => r.prove(),
         128 => r.u64().map(|nonce| Message::Ping { nonce }),
         129 => r.u64().map(|nonce| Message::Pong { nonce }),
         _ => return Err(Malformed::Kind),
@@ -299,6 +321,22 @@ impl<'a> Reader<'a> {
             request: self.request()?,
             node: self.node()?,
             bytes: self.bytes()?,
+        })
+    }
+
+    fn proof(&mut self) -> Option<Message> {
+        Some(Message::Proof {
+            request: self.request()?,
+            node: self.node()?,
+            page: GuestPhysAddr(self.u64()?),
+        })
+    }
+
+    fn prove(&mut self) -> Option<Message> {
+        Some(Message::Prove {
+            request: self.request()?,
+            node: self.node()?,
+            nonce: Nonce(self.array()?),
         })
     }
 

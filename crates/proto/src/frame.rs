@@ -26,7 +26,9 @@ use crate::fields::{self, Malformed};
 use crate::message::{EncodeError, Message};
 
 /// The protocol's version: both sides must speak the same.
-pub const VERSION: u16 = 1;
+///
+/// 2: a guest proves that it is the VM whose memory the host would take (`Prove`).
+pub const VERSION: u16 = 2;
 
 /// The most bytes in a payload.
 pub const PAYLOAD_BYTES_MAX: usize = 64 * 1024;

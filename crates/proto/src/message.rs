@@ -1,8 +1,8 @@
 //! The messages, as values.
 //!
 //! The guest greets with [`Hello`] every second until it is welcomed; then it sends [`Stats`]
-//! every second. The host asks with [`Message::Inflate`], [`Message::Deflate`] and
-//! [`Message::List`]; every answer carries the request's id. A request that arrives twice in one
+//! every second. The host asks with [`Message::Prove`] first, then with
+//! [`Message::Inflate`], [`Message::Deflate`] and [`Message::List`]; every answer carries the request's id. A request that arrives twice in one
 //! session gets the same answer twice and is carried out once.
 
 use demeter_policy::{ByteCount, GuestPhysAddr, NodeId};
@@ -27,6 +27,11 @@ pub struct SessionId(pub u64);
 /// Names a request of the host within a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
+
+/// What a controller makes up at random and a guest must show in its memory: by that the controller
+/// knows that the agent it speaks with is in the very VM whose memory it may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Nonce(pub [u8; 16]);
 
 /// A share in thousandths, 0 to 1000.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -64,6 +69,15 @@ pub enum Message {
     Inflated(Ranges),
     /// Guest: held all in all, in answer to `List`.
     Held(Ranges),
+    /// Guest: the nonce of `Prove` lies at the beginning of a page of the driver's own.
+    Proof {
+        /// Which request this answers.
+        request: RequestId,
+        /// In which node the page lies.
+        node: NodeId,
+        /// The page.
+        page: GuestPhysAddr,
+    },
     /// Guest: a request is finished, well or not.
     Done(Done),
     /// Host: your `Hello` has arrived.
@@ -81,6 +95,15 @@ pub enum Message {
         request: RequestId,
         /// In which node.
         node: NodeId,
+    },
+    /// Host: have your driver write this into a page of its own in the node, and name the page.
+    Prove {
+        /// Which request this is.
+        request: RequestId,
+        /// In which node.
+        node: NodeId,
+        /// What to write.
+        nonce: Nonce,
     },
     /// Host: the most that the driver may give back by itself when the guest runs out of memory,
     /// in total until the next `Allow`.

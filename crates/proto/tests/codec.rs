@@ -4,8 +4,8 @@
 use demeter_policy::{ByteCount, GuestPhysAddr, NodeId};
 use demeter_proto::{
     BootId, DecodeError, Decoder, Done, ENCODED_BYTES_MAX, EncodeError, GpaRange, Hello, Message,
-    NODES_MAX, NodeStats, NodeTotal, Outcome, Permille, RANGES_MAX, REASON_BYTES_MAX, Ranges,
-    RequestId, Resize, SessionId, Stats, encode,
+    NODES_MAX, NodeStats, NodeTotal, Nonce, Outcome, Permille, RANGES_MAX, REASON_BYTES_MAX,
+    Ranges, RequestId, Resize, SessionId, Stats, encode, shown,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -104,7 +104,8 @@ fn done() -> impl Strategy<Value = Message> {
                 moved,
                 held,
                 outcome,
-                reason,
+                // Text is cleaned on its way.
+                reason: shown(&reason),
             })
         },
     )
@@ -127,6 +128,16 @@ fn message() -> impl Strategy<Value = Message> {
         }),
         resize.clone().prop_map(Message::Inflate),
         resize.prop_map(Message::Deflate),
+        (request(), node(), any::<u64>()).prop_map(|(request, node, page)| Message::Proof {
+            request,
+            node,
+            page: GuestPhysAddr(page),
+        }),
+        (request(), node(), any::<[u8; 16]>()).prop_map(|(request, node, nonce)| Message::Prove {
+            request,
+            node,
+            nonce: Nonce(nonce),
+        }),
         (request(), node()).prop_map(|(request, node)| Message::List { request, node }),
         bytes().prop_map(|oom| Message::Allow { oom }),
         any::<u64>().prop_map(|nonce| Message::Ping { nonce }),

@@ -3,7 +3,7 @@
 use libc::Ioctl;
 
 /// The version that this client speaks.
-pub const ABI: u32 = 1;
+pub const ABI: u32 = 2;
 
 /// The most ranges in one call.
 pub const RANGES_MAX: usize = 4096;
@@ -69,6 +69,16 @@ pub struct Allow {
     pub bytes: u64,
 }
 
+/// `struct demeter_balloon_prove`
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Prove {
+    pub node: u32,
+    pub reserved: u32,
+    pub nonce: [u8; 16],
+    pub page: u64,
+}
+
 /// `_IOC(read | write, 0xde, number, size)`: bit 31 for an answer, bit 30 for an argument.
 const fn ioc<T>(answer: bool, argument: bool, number: u32) -> Ioctl {
     let direction = (answer as u32) << 31 | (argument as u32) << 30;
@@ -80,6 +90,7 @@ pub const IOC_INFLATE: Ioctl = ioc::<Inflate>(true, true, 1);
 pub const IOC_DEFLATE: Ioctl = ioc::<Deflate>(true, true, 2);
 pub const IOC_LIST: Ioctl = ioc::<List>(true, true, 3);
 pub const IOC_ALLOW: Ioctl = ioc::<Allow>(false, true, 4);
+pub const IOC_PROVE: Ioctl = ioc::<Prove>(true, true, 5);
 
 #[cfg(test)]
 mod tests {
@@ -97,13 +108,15 @@ mod tests {
         );
         let text = format!(
             "#include <stdio.h>\n#include <stddef.h>\n#include \"{header}\"\n\
-             int main(void) {{ printf(\"%lu %lu %lu %lu %lu %u %u %u %zu %zu %zu\\n\",\
+             int main(void) {{ printf(\"%lu %lu %lu %lu %lu %lu %u %u %u %zu %zu %zu %zu\\n\",\
              DEMETER_BALLOON_IOC_ABI, DEMETER_BALLOON_IOC_INFLATE, DEMETER_BALLOON_IOC_DEFLATE,\
-             DEMETER_BALLOON_IOC_LIST, DEMETER_BALLOON_IOC_ALLOW, DEMETER_BALLOON_ABI,\
+             DEMETER_BALLOON_IOC_LIST, DEMETER_BALLOON_IOC_ALLOW,\
+             DEMETER_BALLOON_IOC_PROVE, DEMETER_BALLOON_ABI,\
              DEMETER_BALLOON_RANGES_MAX, DEMETER_BALLOON_RECLAIM,\
              offsetof(struct demeter_balloon_inflate, stop),\
              offsetof(struct demeter_balloon_deflate, stop),\
-             offsetof(struct demeter_balloon_list, more)); }}\n"
+             offsetof(struct demeter_balloon_list, more),\
+             offsetof(struct demeter_balloon_prove, page)); }}\n"
         );
         std::fs::write(&source, text).unwrap();
         let program = dir.path().join("print");
@@ -124,12 +137,14 @@ mod tests {
             IOC_DEFLATE,
             IOC_LIST,
             IOC_ALLOW,
+            IOC_PROVE,
             u64::from(ABI),
             RANGES_MAX as u64,
             u64::from(RECLAIM),
             std::mem::offset_of!(Inflate, stop) as u64,
             std::mem::offset_of!(Deflate, stop) as u64,
             std::mem::offset_of!(List, more) as u64,
+            std::mem::offset_of!(Prove, page) as u64,
         ];
         assert_eq!(numbers, ours);
     }

@@ -2,7 +2,7 @@
 //! does not.
 
 use demeter_policy::{BLOCK_SIZE, ByteCount, NodeId, PAGE_SIZE};
-use demeter_proto::GpaRange;
+use demeter_proto::{GpaRange, Nonce};
 
 use super::{Balloon, Cursor, Stop, join};
 
@@ -42,6 +42,10 @@ pub fn conforms(balloon: &mut dyn Balloon, node: NodeId) {
 
     let (all, stop) = inflate(balloon, node, 1 << 50);
     assert_eq!(stop, Stop::NoMemory, "no node is that large");
+    let page = balloon.prove(node, Nonce([7; 16])).unwrap();
+    assert!(page.0.is_multiple_of(PAGE_SIZE), "{page} is no page");
+    let again = balloon.prove(node, Nonce([8; 16])).unwrap();
+    assert_eq!(again, page, "one page is enough");
     let everything = sum(&rest) + sum(&all);
     assert_eq!(held(balloon, node), everything);
     let listed = list(balloon, node);
@@ -51,6 +55,15 @@ pub fn conforms(balloon: &mut dyn Balloon, node: NodeId) {
         "nothing is told twice, nothing is left out"
     );
     assert_whole_pages_apart(&listed);
+    let own = GpaRange {
+        start: page,
+        bytes: ByteCount(PAGE_SIZE),
+    };
+    assert!(
+        !listed.iter().any(|held| is_in(&own, held)),
+        "its own page is held"
+    );
+    assert!(balloon.prove(NodeId(1022), Nonce([7; 16])).is_err());
 
     assert_eq!(deflate(balloon, node, 1 << 50), (everything, Stop::Empty));
     assert_eq!(held(balloon, node), 0);

@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use demeter_policy::{ByteCount, GuestPhysAddr, NodeId, PAGE_SIZE};
-use demeter_proto::GpaRange;
+use demeter_proto::{GpaRange, Nonce};
 
 use super::{
     Balloon, BalloonError, Cursor, Deflated, Inflated, Listed, NodeBalloon, Stop, abi, join,
@@ -182,6 +182,18 @@ impl Balloon for LiveBalloon {
         self.call(abi::IOC_ALLOW, &mut call, || {
             format!("give back {} bytes of node {node} by itself", bytes.0)
         })
+    }
+
+    fn prove(&mut self, node: NodeId, nonce: Nonce) -> Result<GuestPhysAddr, BalloonError> {
+        let mut call = abi::Prove {
+            node: node.0,
+            nonce: nonce.0,
+            ..Default::default()
+        };
+        self.call(abi::IOC_PROVE, &mut call, || {
+            format!("show whose memory node {node} is")
+        })?;
+        Ok(GuestPhysAddr(call.page))
     }
 
     fn stats(&mut self, node: NodeId) -> Result<NodeBalloon, BalloonError> {

@@ -18,8 +18,8 @@ mod watermarks;
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use demeter_policy::{ByteCount, NodeId};
-pub use demeter_proto::GpaRange;
+use demeter_policy::{ByteCount, GuestPhysAddr, NodeId};
+pub use demeter_proto::{GpaRange, Nonce};
 
 pub use live::LiveBalloon;
 
@@ -46,6 +46,10 @@ pub trait Balloon: Send {
     /// Lets the driver give back up to `bytes` of `node` by itself when the kernel runs out of
     /// memory, in total until the next call.
     fn allow_oom(&mut self, node: NodeId, bytes: ByteCount) -> Result<(), BalloonError>;
+
+    /// Writes `nonce` to the beginning of a page of the driver's own in `node`, which is never held,
+    /// and tells where that lies.
+    fn prove(&mut self, node: NodeId, nonce: Nonce) -> Result<GuestPhysAddr, BalloonError>;
 
     /// How much is held.
     fn stats(&mut self, node: NodeId) -> Result<NodeBalloon, BalloonError>;
@@ -149,8 +153,6 @@ fn join(mut ranges: Vec<GpaRange>) -> Vec<GpaRange> {
 
 #[cfg(test)]
 mod tests {
-    use demeter_policy::GuestPhysAddr;
-
     use super::*;
 
     #[test]

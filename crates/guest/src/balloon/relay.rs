@@ -19,7 +19,7 @@ use std::sync::mpsc::Sender;
 use std::time::Instant;
 
 use demeter_policy::{ByteCount, NodeId, PAGE_SIZE};
-use demeter_proto::{Done, GpaRange, Hello, Message, Outcome, Ranges, Resize};
+use demeter_proto::{Done, GpaRange, Hello, Message, Nonce, Outcome, Ranges, RequestId, Resize};
 use job::{Job, Kind, Progress, Request};
 
 use super::{Balloon, BalloonError, NodeBalloon, join};
@@ -159,6 +159,11 @@ impl Relay {
             _ if !self.welcomed => {}
             Message::Inflate(resize) => self.ask(Kind::Inflate, resize, out),
             Message::Deflate(resize) => self.ask(Kind::Deflate, resize, out),
+            Message::Prove {
+                request,
+                node,
+                nonce,
+            } => out.push(self.prove(request, node, nonce)),
             Message::List { request, node } => {
                 let bytes = ByteCount(0);
                 self.ask(
@@ -209,6 +214,37 @@ impl Relay {
                     self.make_room(node, bytes);
                 }
                 self.job = Some(job);
+            }
+        }
+    }
+
+    /// Has the driver show the nonce. Takes nothing and gives nothing, so it waits for no other
+    /// request.
+    fn prove(&mut self, id: RequestId, node: NodeId, nonce: Nonce) -> Message {
+        match self
+            .balloon()
+            .and_then(|balloon| balloon.prove(node, nonce))
+        {
+            Ok(page) => Message::Proof {
+                request: id,
+                node,
+                page,
+            },
+            Err(error) => {
+                let outcome = match error {
+                    BalloonError::Unavailable { .. } => Outcome::NoDriver,
+                    _ => Outcome::Refused,
+                };
+                tracing::warn!("{error}");
+                self.close();
+                Message::Done(Done {
+                    request: id,
+                    node,
+                    moved: ByteCount(0),
+                    held: ByteCount(0),
+                    outcome,
+                    reason: error.to_string(),
+                })
             }
         }
     }

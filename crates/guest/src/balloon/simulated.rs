@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use demeter_policy::{ByteCount, GuestPhysAddr, NodeId, PAGE_SIZE};
-use demeter_proto::GpaRange;
+use demeter_proto::{GpaRange, Nonce};
 
 use super::relay::Opener;
 use super::{Balloon, BalloonError, Cursor, Deflated, Inflated, Listed, NodeBalloon, Stop, join};
@@ -33,6 +33,9 @@ struct Node {
     reclaimable: BTreeSet<u64>,
     oom_returned: u64,
     oom_allowance: u64,
+    /// The page that is never held.
+    own_page: u64,
+    nonce: Option<Nonce>,
 }
 
 impl SimulatedBalloon {
@@ -46,9 +49,11 @@ impl SimulatedBalloon {
             reclaimable: BTreeSet::new(),
             oom_returned: 0,
             oom_allowance: 0,
+            own_page: first + pages,
+            nonce: None,
         };
         Self {
-            nodes: [node(256), node(256 + pages)],
+            nodes: [node(256), node(257 + pages)],
             event: false,
         }
     }
@@ -63,6 +68,12 @@ impl SimulatedBalloon {
     /// Spare pages of a node.
     pub fn spare(&self, node: NodeId) -> usize {
         self.nodes[node.0 as usize].spare.len()
+    }
+
+    /// The page and the nonce that were shown last.
+    pub fn shown(&self, node: NodeId) -> Option<(GuestPhysAddr, Nonce)> {
+        let node = &self.nodes[node.0 as usize];
+        Some((GuestPhysAddr(node.own_page * PAGE_SIZE), node.nonce?))
     }
 
     /// Programs give so many pages up.
@@ -179,6 +190,12 @@ impl Balloon for SimulatedBalloon {
         Ok(())
     }
 
+    fn prove(&mut self, node: NodeId, nonce: Nonce) -> Result<GuestPhysAddr, BalloonError> {
+        let node = self.node(node)?;
+        node.nonce = Some(nonce);
+        Ok(GuestPhysAddr(node.own_page * PAGE_SIZE))
+    }
+
     fn stats(&mut self, node: NodeId) -> Result<NodeBalloon, BalloonError> {
         let node = self.node(node)?;
         Ok(NodeBalloon {
@@ -236,6 +253,10 @@ impl Balloon for Shared {
 
     fn allow_oom(&mut self, node: NodeId, bytes: ByteCount) -> Result<(), BalloonError> {
         self.lock().allow_oom(node, bytes)
+    }
+
+    fn prove(&mut self, node: NodeId, nonce: Nonce) -> Result<GuestPhysAddr, BalloonError> {
+        self.lock().prove(node, nonce)
     }
 
     fn stats(&mut self, node: NodeId) -> Result<NodeBalloon, BalloonError> {

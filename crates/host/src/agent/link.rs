@@ -4,13 +4,13 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use demeter_proto::{Decoder, Hello, Message, SessionId, Stats, encode};
+use demeter_proto::{DecodeError, Decoder, Hello, Message, SessionId, Stats, encode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
-use super::{Foreign, GuestSession};
+use super::{GuestSession, NotHeard};
 use crate::process::PeerProcess;
 
 /// A guest that says nothing for so long is not there: its agent reports every second.
@@ -45,7 +45,9 @@ impl Key {
     fn of(message: &Message) -> Option<Self> {
         Some(match message {
             Message::Inflate(resize) | Message::Deflate(resize) => Self::Request(resize.request.0),
-            Message::List { request, .. } => Self::Request(request.0),
+            Message::List { request, .. }
+            | Message::Prove { request, .. }
+            | Message::Proof { request, .. } => Self::Request(request.0),
             Message::Inflated(ranges) | Message::Held(ranges) => Self::Request(ranges.request.0),
             Message::Done(done) => Self::Request(done.request.0),
             Message::Ping { nonce } | Message::Pong { nonce } => Self::Nonce(*nonce),
@@ -58,7 +60,7 @@ pub(super) struct Link {
     socket: PathBuf,
     /// Who must serve the socket.
     server: PeerProcess,
-    foreign: watch::Sender<Option<Foreign>>,
+    not_heard: watch::Sender<Option<NotHeard>>,
     asked: mpsc::Receiver<Question>,
     peer: watch::Sender<Option<GuestSession>>,
     stats: watch::Sender<Option<Stats>>,
@@ -70,7 +72,7 @@ impl Link {
     pub(super) fn new(
         socket: PathBuf,
         server: PeerProcess,
-        foreign: watch::Sender<Option<Foreign>>,
+        not_heard: watch::Sender<Option<NotHeard>>,
         asked: mpsc::Receiver<Question>,
         peer: watch::Sender<Option<GuestSession>>,
         stats: watch::Sender<Option<Stats>>,
@@ -78,7 +80,7 @@ impl Link {
         Self {
             socket,
             server,
-            foreign,
+            not_heard,
             asked,
             peer,
             stats,
@@ -113,21 +115,25 @@ impl Link {
     async fn connect(&self) -> io::Result<UnixStream> {
         let stream = UnixStream::connect(&self.socket).await?;
         let found = PeerProcess::of(&stream)?;
-        let foreign = (found != self.server).then(|| Foreign {
+        let foreign = (found != self.server).then(|| NotHeard::Foreign {
             socket: self.socket.clone(),
             found: found.pid,
             wanted: self.server.pid,
         });
         let refused = foreign.is_some();
-        self.foreign.send_if_modified(|known| {
-            let changed = *known != foreign;
-            *known = foreign;
-            changed
-        });
+        self.note(foreign);
         match refused {
             true => Err(io::ErrorKind::PermissionDenied.into()),
             false => Ok(stream),
         }
+    }
+
+    fn note(&self, why: Option<NotHeard>) {
+        self.not_heard.send_if_modified(|known| {
+            let changed = *known != why;
+            *known = why;
+            changed
+        });
     }
 
     /// Speaks with the guest until the connection breaks (an error) or nobody asks any more.
@@ -168,6 +174,9 @@ impl Link {
                                 }
                                 self.hear(&mut stream, message).await?;
                             }
+                            Err(DecodeError::Version(found)) => {
+                                self.note(Some(NotHeard::Version { found }));
+                            }
                             Err(error) => {
                                 tracing::debug!("{}: {error}", self.socket.display());
                             }
@@ -203,12 +212,15 @@ impl Link {
             }
             Message::Ping { nonce } => return write(stream, &Message::Pong { nonce }).await,
             Message::Inflated(_) | Message::Held(_) => self.answer(message, false).await,
-            Message::Done(_) | Message::Pong { .. } => self.answer(message, true).await,
+            Message::Done(_) | Message::Proof { .. } | Message::Pong { .. } => {
+                self.answer(message, true).await;
+            }
             // What only a host says.
             Message::Welcome { .. }
             | Message::Inflate(_)
             | Message::Deflate(_)
             | Message::List { .. }
+            | Message::Prove { .. }
             | Message::Allow { .. } => {}
         }
         Ok(())
@@ -227,6 +239,7 @@ impl Link {
     }
 
     fn meet(&mut self, hello: Hello) {
+        self.note(None);
         let peer = GuestSession {
             boot_id: hello.boot_id,
             session: hello.session,

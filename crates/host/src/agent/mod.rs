@@ -27,17 +27,33 @@ pub struct GuestSession {
     pub nodes: Vec<NodeTotal>,
 }
 
-/// The agent's socket is not the one of this VM.
+/// Why what comes from an agent's socket is not listened to.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the agent's socket {} belongs to process {found}, the VM is process {wanted}; give each VM its \
-     own agent socket, opened by its hypervisor itself (-chardev socket,path=..,server=on)",
-    socket.display()
-)]
-pub struct Foreign {
-    socket: PathBuf,
-    found: Pid,
-    wanted: Pid,
+pub enum NotHeard {
+    /// The agent's socket is not the one of this VM.
+    #[error(
+        "the agent's socket {} belongs to process {found}, the VM is process {wanted}; give each VM \
+         its own agent socket, opened by its hypervisor itself (-chardev socket,path=..,server=on)",
+        socket.display()
+    )]
+    Foreign {
+        /// The socket.
+        socket: PathBuf,
+        /// Who serves it.
+        found: Pid,
+        /// Who serves the VM's own socket.
+        wanted: Pid,
+    },
+    /// The agent is older or newer than this controller.
+    #[error(
+        "the guest's agent speaks version {found} of the protocol, this controller version \
+         {wanted}; install the same release of Demeter, and of its driver, in the guest and here",
+        wanted = demeter_proto::VERSION
+    )]
+    Version {
+        /// What it speaks.
+        found: u16,
+    },
 }
 
 /// Nobody is there, or not for long enough.
@@ -49,7 +65,7 @@ pub struct Away;
 #[derive(Debug)]
 pub struct Agent {
     questions: mpsc::Sender<Question>,
-    foreign: watch::Receiver<Option<Foreign>>,
+    not_heard: watch::Receiver<Option<NotHeard>>,
     peer: watch::Receiver<Option<GuestSession>>,
     stats: watch::Receiver<Option<Stats>>,
     /// The last request's id. Starts anywhere: a guest that still remembers the requests of a
@@ -67,18 +83,18 @@ impl Agent {
         let (questions, asked) = mpsc::channel(1);
         let (peer_sender, peer) = watch::channel(None);
         let (stats_sender, stats) = watch::channel(None);
-        let (foreign_sender, foreign) = watch::channel(None);
+        let (not_heard_sender, not_heard) = watch::channel(None);
         let link = Link::new(
             socket,
             server,
-            foreign_sender,
+            not_heard_sender,
             asked,
             peer_sender,
             stats_sender,
         );
         Self {
             questions,
-            foreign,
+            not_heard,
             peer,
             stats,
             request: first.0,
@@ -86,9 +102,9 @@ impl Agent {
         }
     }
 
-    /// Whether somebody else serves the socket, to look at and to wait for.
-    pub fn foreign(&self) -> watch::Receiver<Option<Foreign>> {
-        self.foreign.clone()
+    /// Why what comes from the socket is not listened to, to look at and to wait for.
+    pub fn not_heard(&self) -> watch::Receiver<Option<NotHeard>> {
+        self.not_heard.clone()
     }
 
     /// Who is there, to look at and to wait for.

@@ -1,18 +1,40 @@
 use std::path::Path;
+use std::sync::Mutex;
 use std::time::Duration;
 
-use demeter_policy::ByteCount;
-use demeter_proto::{Decoder, Hello, encode};
+use demeter_policy::{ByteCount, GuestPhysAddr, PAGE_SIZE};
+use demeter_proto::{Decoder, Hello, Nonce, encode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
 use super::*;
 
-/// The guest's end of a connection, for tests.
+/// Shows a nonce in a page of the guest's node; `None` if it cannot.
+pub(crate) type Prover = Box<dyn FnMut(NodeId, Nonce) -> Option<GuestPhysAddr> + Send>;
+
+/// The guest's end of a connection, for tests. It proves whose guest it is by itself.
 pub(crate) struct Pipe {
     stream: UnixStream,
     decoder: Decoder,
+    prover: Prover,
+}
+
+/// Pages from here on are shown in no file, but by [`shown`].
+const SHOWN_FROM: u64 = 1 << 46;
+
+static SHOWN: Mutex<Vec<Nonce>> = Mutex::new(vec![]);
+
+fn show(nonce: Nonce) -> GuestPhysAddr {
+    let mut all = SHOWN.lock().unwrap();
+    all.push(nonce);
+    GuestPhysAddr(SHOWN_FROM + (all.len() as u64 - 1) * PAGE_SIZE)
+}
+
+/// What is shown at such an address: what test doubles of a VM's memory have there, if it is one.
+pub(crate) fn shown(page: GuestPhysAddr) -> Option<Nonce> {
+    let index = page.0.checked_sub(SHOWN_FROM)? / PAGE_SIZE;
+    SHOWN.lock().unwrap().get(index as usize).copied()
 }
 
 impl Pipe {
@@ -22,7 +44,13 @@ impl Pipe {
         Self {
             stream,
             decoder: Decoder::default(),
+            prover: Box::new(|_, nonce| Some(show(nonce))),
         }
+    }
+
+    /// From now on it proves like this.
+    pub(crate) fn prove_by(&mut self, prover: Prover) {
+        self.prover = prover;
     }
 
     /// Waits for the host to connect, and lets it know this guest.
@@ -41,12 +69,28 @@ impl Pipe {
         let _ = self.stream.write_all(&bytes).await;
     }
 
-    /// What the host says next; `None` when it has hung up.
+    /// What the host says next, but for wanting a proof; `None` when it has hung up.
     pub(crate) async fn hear(&mut self) -> Option<Message> {
         let mut bytes = [0; 4096];
         loop {
-            if let Some(message) = self.decoder.next().unwrap() {
-                return Some(message);
+            match self.decoder.next().unwrap() {
+                Some(Message::Prove {
+                    request,
+                    node,
+                    nonce,
+                }) => {
+                    if let Some(page) = (self.prover)(node, nonce) {
+                        let proof = Message::Proof {
+                            request,
+                            node,
+                            page,
+                        };
+                        self.say(&proof).await;
+                    }
+                    continue;
+                }
+                Some(message) => return Some(message),
+                None => {}
             }
             match self.stream.read(&mut bytes).await {
                 Ok(read) if read > 0 => self.decoder.push(&bytes[..read]),
@@ -223,7 +267,7 @@ async fn a_socket_of_another_process_is_not_spoken_to() {
         },
     ] {
         let agent = Agent::connect(socket.clone(), other, RequestId(0));
-        let mut foreign = agent.foreign();
+        let mut foreign = agent.not_heard();
         let said = soon(foreign.wait_for(Option::is_some)).await.unwrap();
         let said = said.as_ref().unwrap().to_string();
         let own = std::process::id();
@@ -232,12 +276,33 @@ async fn a_socket_of_another_process_is_not_spoken_to() {
             "{said}"
         );
         // It introduces itself to nobody.
-        let (stream, _) = soon(listener.accept()).await.unwrap();
-        let mut pipe = Pipe {
-            stream,
-            decoder: Decoder::default(),
-        };
+        let mut pipe = Pipe::accept(&listener).await;
         assert_eq!(soon(pipe.hear()).await, None);
         assert!(agent.peer().borrow().is_none());
     }
+}
+
+#[tokio::test]
+async fn an_agent_of_another_version_is_told_apart_from_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let (listener, agent) = listen(dir.path());
+    let mut pipe = Pipe::accept(&listener).await;
+    // A whole frame of version 1: version, kind 1, checksum, no zero byte in between.
+    let mut frame = vec![1, 0, 1, 0];
+    frame.extend(crc32fast::hash(&frame).to_le_bytes());
+    assert!(!frame[4..].contains(&0));
+    let stuffed = [&[0, 2, 1, 2, 1, 5][..], &frame[4..], &[0]].concat();
+    pipe.stream.write_all(&stuffed).await.unwrap();
+    let mut not_heard = agent.not_heard();
+    // What is waited for must not stay borrowed: the link would wait for it.
+    let said = {
+        let why = soon(not_heard.wait_for(Option::is_some)).await.unwrap();
+        why.as_ref().unwrap().to_string()
+    };
+    assert!(said.contains("speaks version 1 of the protocol"), "{said}");
+    assert!(agent.peer().borrow().is_none());
+    // It was updated.
+    pipe.say(&Message::Hello(hello(1, 42))).await;
+    present(&agent, true).await;
+    assert_eq!(*agent.not_heard().borrow(), None);
 }

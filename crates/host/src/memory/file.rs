@@ -4,7 +4,7 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 
 use demeter_policy::{ByteCount, PAGE_SIZE};
@@ -88,6 +88,11 @@ impl MemoryFile {
         Ok(ByteCount(blocks.saturating_mul(BLOCK_BYTES)))
     }
 
+    /// Reads from the file. Takes no memory where there is a hole.
+    pub fn read(&self, offset: FileOffset, into: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(into, offset.0)
+    }
+
     /// Gives a part of the file back to the host; whoever reads there finds zeros, and whoever
     /// writes there gets new memory. The file stays as long as it is. Whole base pages only.
     pub fn punch(&self, offset: FileOffset, bytes: ByteCount) -> io::Result<()> {
@@ -103,8 +108,6 @@ impl MemoryFile {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::FileExt;
-
     use proptest::prelude::*;
 
     use super::*;

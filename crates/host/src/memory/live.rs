@@ -216,6 +216,13 @@ impl Backing for LiveBacking {
         file.punch(extent.offset, extent.len)
     }
 
+    fn read(&self, extent: Extent, into: &mut [u8]) -> io::Result<()> {
+        if into.len() as u64 > extent.len.0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        self.files.get(extent.tier).read(extent.offset, into)
+    }
+
     fn pinned_by(&self) -> io::Result<Option<String>> {
         process::pinned_by(&self.root, self.process.pid)
     }

@@ -6,6 +6,9 @@
 //! no page that a guest uses again.
 //!
 //! # Approach
+//! A new view of the guest begins with a proof that its agent is in this VM: the driver shows a
+//! number that was made up just now in a page of each node, and it is read from the file of the tier.
+//!
 //! Every range is checked when it is named: whole pages, in the VM's memory of that tier, not held
 //! already, within what was asked for. The first one that is not marks the guest as hostile, and
 //! nothing that the same answer named is touched. What is held is kept as a set of pages of the
@@ -24,6 +27,7 @@
 //! punched once more.
 //!
 //! # Properties
+//! - Nothing is punched on the word of an agent that is not in this VM.
 //! - Only pages that the guest named, that lie in its own memory of that tier, are punched.
 //! - Of what was held before a reset, no more is punched after it than one batch.
 //! - What is owned is the size of the tier's memory less what was checked and punched.
@@ -127,6 +131,9 @@ impl<B: Backing> Balloon<B> {
             held: held.map_or_else(PerTier::default, |view| view.held),
             oom_returned: self.oom_returned(),
         };
+        for tier in Tier::ALL {
+            self.prove(tier).await?;
+        }
         for tier in Tier::ALL {
             self.list(&mut view, tier).await?;
         }

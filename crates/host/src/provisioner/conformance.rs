@@ -187,7 +187,7 @@ async fn demeter_balloon_conforms() {
 
 async fn guest(vm: &FakeVm) -> (FakeGuest, Agent) {
     let socket = vm.folder().join("agent");
-    let guest = FakeGuest::new(socket.clone(), &vm.guest_ranges());
+    let guest = FakeGuest::new(vm, &vm.guest_ranges());
     let agent = Agent::connect(socket, own_process(), RequestId(7));
     agent.peer().wait_for(Option::is_some).await.unwrap();
     (guest, agent)

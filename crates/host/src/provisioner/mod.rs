@@ -59,8 +59,8 @@ pub enum ProvisionError {
     Timeout(String),
     /// The guest cannot do it at all.
     #[error(
-        "the guest's balloon driver is not loaded; load demeter_balloon in the guest, or give the \
-         VM `provisioner = \"virtio-mem\"`"
+        "the guest's balloon driver is not loaded, or not the one that came with its agent; load \
+         demeter_balloon of the same release in the guest, or give the VM `provisioner = \"virtio-mem\"`"
     )]
     NoDriver,
     /// The VM said no.

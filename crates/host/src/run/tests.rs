@@ -140,7 +140,7 @@ fn section(name: &str, vm: &FakeVm, more: &str) -> String {
 }
 
 fn guest(vm: &FakeVm) -> FakeGuest {
-    FakeGuest::new(vm.folder().join("agent"), &vm.guest_ranges())
+    FakeGuest::new(vm, &vm.guest_ranges())
 }
 
 fn backed(vm: &FakeVm, tier: Tier) -> u64 {
@@ -339,7 +339,7 @@ async fn a_liar_is_looked_at_twice_and_marked_once() {
     let vm = FakeVm::new(SIZE);
     let mut ranges = vm.guest_ranges();
     ranges[0].1.start.0 += 1 << 40;
-    let _liar = FakeGuest::new(vm.folder().join("agent"), &ranges);
+    let _liar = FakeGuest::new(&vm, &ranges);
     let host = Host::start(folder(), &section("db", &vm, "")).await;
     let db = host
         .until("db", "marked", |vm| {
@@ -364,4 +364,27 @@ async fn a_liar_is_looked_at_twice_and_marked_once() {
         (1, 2),
         "{events:#?}"
     );
+}
+
+#[tokio::test]
+async fn an_agent_in_another_vm_is_not_believed_whatever_serves_its_socket() {
+    // Both ports are served by the process that serves both VMs, as far as the kernel can tell.
+    let (one, other) = (FakeVm::new(SIZE), FakeVm::new(SIZE));
+    let _in_other = FakeGuest::proving(&one, &other, &one.guest_ranges());
+    let _in_one = FakeGuest::proving(&other, &one, &other.guest_ranges());
+    let vms = section("one", &one, "") + &section("other", &other, "");
+    let host = Host::start(folder(), &vms).await;
+    for name in ["one", "other"] {
+        let refused = |vm: &VmView| {
+            let problem = vm.problem.as_deref();
+            problem.is_some_and(|p| p.contains("does not speak for this VM"))
+        };
+        let vm = host.until(name, "refused", refused).await;
+        assert_eq!(vm.state, crate::view::VmState::Up, "nobody has lied");
+        assert_eq!(vm.owned, None);
+    }
+    for vm in [&one, &other] {
+        assert_eq!(backed(vm, Tier::Fast), 64 * MIB, "nothing is punched");
+        assert_eq!(backed(vm, Tier::Slow), 128 * MIB);
+    }
 }

@@ -1,17 +1,17 @@
 //! A guest's agent that behaves, with a driver that holds whole blocks.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, NodeId};
 use demeter_proto::{
-    Done, GpaRange, Message, NodeStats, Outcome, Permille, Ranges, RequestId, Resize, Stats,
+    Done, GpaRange, Message, NodeStats, Nonce, Outcome, Permille, Ranges, RequestId, Resize, Stats,
 };
 use tokio::net::UnixListener;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
+use super::FakeVm;
 use crate::agent::tests::{Pipe, hello};
 
 /// What the guest's driver has of a node: blocks by address, and whether they are held.
@@ -35,9 +35,14 @@ pub(crate) struct FakeGuest {
 }
 
 impl FakeGuest {
-    /// A guest whose nodes are made of these ranges. It serves what QEMU would: the host's end
-    /// of its port.
-    pub fn new(socket: PathBuf, ranges: &[(NodeId, GpaRange)]) -> Self {
+    /// A guest of this VM that believes its nodes to be made of these ranges. It serves what QEMU
+    /// would: the host's end of its port.
+    pub fn new(vm: &FakeVm, ranges: &[(NodeId, GpaRange)]) -> Self {
+        Self::proving(vm, vm, ranges)
+    }
+
+    /// A guest behind the port of `port` that in truth runs in `vm`.
+    pub fn proving(port: &FakeVm, vm: &FakeVm, ranges: &[(NodeId, GpaRange)]) -> Self {
         let mut state = State::default();
         for (node, range) in ranges {
             let blocks =
@@ -46,9 +51,11 @@ impl FakeGuest {
             node.extend(blocks.map(|block| (block, false)));
         }
         let state = Arc::new(Mutex::new(state));
-        let listener = UnixListener::bind(socket).unwrap();
+        let listener = UnixListener::bind(port.folder().join("agent")).unwrap();
         let rebooted = Arc::new(Notify::new());
-        let agent = tokio::spawn(serve(listener, state.clone(), rebooted.clone()));
+        let memory = vm.state.clone();
+        let prover = move |node, nonce| memory.lock().unwrap().show(node, nonce);
+        let agent = tokio::spawn(serve(listener, state.clone(), rebooted.clone(), prover));
         Self {
             state,
             rebooted,
@@ -95,9 +102,15 @@ impl Drop for FakeGuest {
     }
 }
 
-async fn serve(listener: UnixListener, state: Arc<Mutex<State>>, rebooted: Arc<Notify>) {
+async fn serve(
+    listener: UnixListener,
+    state: Arc<Mutex<State>>,
+    rebooted: Arc<Notify>,
+    prover: impl Fn(NodeId, Nonce) -> Option<GuestPhysAddr> + Clone + Send + 'static,
+) {
     loop {
         let mut pipe = Pipe::accept(&listener).await;
+        pipe.prove_by(Box::new(prover.clone()));
         let mut said = state.lock().unwrap().introduction();
         loop {
             for message in said {

@@ -127,6 +127,43 @@ fn answer(messages: &[Message]) -> (BTreeSet<u64>, &Done) {
 }
 
 #[test]
+fn a_nonce_is_shown_in_the_drivers_own_page() {
+    let prove = |node, byte| Message::Prove {
+        request: RequestId(9),
+        node,
+        nonce: Nonce([byte; 16]),
+    };
+    let mut case = Case::new(1000, false);
+    assert_eq!(case.tell(prove(FAST, 1)), [], "nobody was welcomed");
+    assert_eq!(case.balloon.lock().shown(FAST), None);
+    let mut case = Case::welcomed(1000, false);
+    case.tell(Message::Inflate(resize(1, FAST, 990)));
+    for (node, byte) in [(FAST, 1), (SLOW, 2), (FAST, 3)] {
+        let said = case.tell(prove(node, byte));
+        let (page, nonce) = case.balloon.lock().shown(node).unwrap();
+        assert_eq!(nonce, Nonce([byte; 16]));
+        let request = RequestId(9);
+        assert_eq!(
+            said,
+            [Message::Proof {
+                request,
+                node,
+                page
+            }]
+        );
+        assert!(!case.held(node).contains(&(page.0 / PAGE_SIZE)));
+    }
+    let said = case.tell(prove(NodeId(77), 4));
+    let [Message::Done(done)] = &said[..] else {
+        panic!("{said:?}");
+    };
+    assert_eq!(
+        (done.request, done.outcome),
+        (RequestId(9), Outcome::Refused)
+    );
+}
+
+#[test]
 fn nothing_is_done_before_this_session_is_welcomed() {
     let mut case = Case::new(1000, false);
     let mut out = vec![];

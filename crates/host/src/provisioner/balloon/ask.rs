@@ -1,7 +1,11 @@
 //! The questions that the balloon asks a guest, and what it does with the answers.
 
+use std::io;
+
 use demeter_policy::{ByteCount, NodeId, PAGE_SIZE, PhysRange, Tier};
-use demeter_proto::{GpaRange, Message, Outcome, Resize};
+use demeter_proto::{GpaRange, Message, Nonce, Outcome, Resize};
+
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::{Balloon, View};
 use crate::agent::{Answers, Away};
@@ -10,6 +14,39 @@ use crate::provisioner::ProvisionError;
 use crate::provisioner::held::HeldSet;
 
 impl<B: Backing> Balloon<B> {
+    /// Makes sure that the agent is in the VM whose memory this is: its driver shows what was made up
+    /// just now, in the very file that would be punched. Nothing that it says is believed before.
+    pub(super) async fn prove(&mut self, tier: Tier) -> Result<(), ProvisionError> {
+        let node = *self.nodes.get(tier);
+        let nonce = nonce().map_err(|source| ProvisionError::Backing { tier, source })?;
+        let question = |request| Message::Prove {
+            request,
+            node,
+            nonce,
+        };
+        let mut answers = self.agent.ask(question).await.map_err(|Away| away())?;
+        let page = match answers.next().await.map_err(|Away| away())? {
+            Message::Proof { page, node: of, .. } if of == node => page,
+            Message::Done(done) => {
+                fulfilled(done.outcome, done.reason)?;
+                return Err(ProvisionError::Refused(ELSEWHERE.into()));
+            }
+            _ => return Err(hostile("it answers what it was not asked")),
+        };
+        let page = PhysRange::new(page, ByteCount(PAGE_SIZE))
+            .filter(|page| page.start().0.is_multiple_of(PAGE_SIZE))
+            .and_then(|page| self.backing.resolve(tier, page).ok());
+        // Where another VM, or somebody in between, answers, it is no lie of this one.
+        let page = page.ok_or_else(|| ProvisionError::Refused(ELSEWHERE.into()))?;
+        let mut found = [0; 16];
+        let read = self.backing.read(page, &mut found);
+        read.map_err(|source| ProvisionError::Backing { tier, source })?;
+        match Nonce(found) == nonce {
+            true => Ok(()),
+            false => Err(ProvisionError::Refused(ELSEWHERE.into())),
+        }
+    }
+
     /// Asks what is held, and makes the view so.
     pub(super) async fn list(&mut self, view: &mut View, tier: Tier) -> Result<(), ProvisionError> {
         let node = *self.nodes.get(tier);
@@ -148,6 +185,21 @@ impl<B: Backing> Balloon<B> {
         let nothing = Message::Allow { oom: ByteCount(0) };
         self.agent.tell(nothing).await.map_err(|Away| away())
     }
+}
+
+/// Who cannot show a nonce in this VM's memory is not in it.
+const ELSEWHERE: &str = "the agent does not speak for this VM: it could not show in the VM's memory \
+                         what it was given; check that `agent` and `qmp` in the configuration are \
+                         sockets of the same VM";
+
+/// What nobody can guess.
+fn nonce() -> io::Result<Nonce> {
+    let mut nonce = [0; 16];
+    let mut filled = 0;
+    while filled < nonce.len() {
+        filled += getrandom(&mut nonce[filled..], GetRandomFlags::empty())?;
+    }
+    Ok(Nonce(nonce))
 }
 
 /// Why a request was not fulfilled whole; an error if it was not fulfilled at all.

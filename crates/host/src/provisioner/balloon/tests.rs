@@ -6,12 +6,12 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::{Arc, LazyLock, Mutex};
 
 use demeter_policy::{GuestPhysAddr, MIB, PAGE_SIZE, PhysRange};
-use demeter_proto::{Done, GpaRange, Outcome, Ranges, RequestId, Resize};
+use demeter_proto::{Done, GpaRange, Nonce, Outcome, Ranges, RequestId, Resize};
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::agent::tests::{Pipe, hello, own_process, soon};
+use crate::agent::tests::{Pipe, hello, own_process, shown, soon};
 use crate::backing::{Extent, FileOffset, NotInTier};
 
 /// Guest-physical start, length, tier, offset in its file; all in MiB. The first node has a hole.
@@ -85,6 +85,13 @@ impl Backing for TestBacking {
     }
 
     fn resolve(&self, tier: Tier, range: PhysRange) -> Result<Extent, NotInTier> {
+        if shown(range.start()).is_some() {
+            return Ok(Extent {
+                tier,
+                offset: FileOffset(range.start().0),
+                len: range.len(),
+            });
+        }
         let inside = |&&(start, len, of, _): &&(u64, u64, Tier, u64)| {
             let part = PhysRange::new(GuestPhysAddr(start * MIB), ByteCount(len * MIB)).unwrap();
             of == tier && part.covers(&range)
@@ -108,6 +115,17 @@ impl Backing for TestBacking {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
+    }
+
+    fn read(&self, extent: Extent, into: &mut [u8]) -> io::Result<()> {
+        match shown(GuestPhysAddr(extent.offset.0)) {
+            Some(nonce) => into.copy_from_slice(&nonce.0),
+            None => self
+                .0
+                .get(extent.tier)
+                .read_exact_at(into, extent.offset.0)?,
+        }
+        Ok(())
     }
 
     fn pinned_by(&self) -> io::Result<Option<String>> {
@@ -368,6 +386,42 @@ async fn memory_goes_back_to_the_host_and_comes_again() {
         driver.lock().unwrap().held[&NodeId(0)].len() as u64 * PIECE,
         7 * MIB
     );
+}
+
+#[tokio::test]
+async fn who_cannot_prove_whose_guest_it_is_changes_nothing() {
+    let proves: [fn(NodeId, Nonce) -> Option<GuestPhysAddr>; 4] = [
+        // Memory of the VM, in which something else lies.
+        |_, _| Some(GuestPhysAddr(0)),
+        // Of no VM, of the other tier, of no whole page.
+        |_, _| Some(GuestPhysAddr(1 << 40)),
+        |_, _| Some(GuestPhysAddr(16 * MIB)),
+        |_, _| Some(GuestPhysAddr(8)),
+    ];
+    for prove in proves {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let guest = tokio::spawn(async move {
+            let mut driver = Driver::new();
+            let mut pipe = Pipe::welcomed(&listener, hello(1, 1)).await;
+            pipe.prove_by(Box::new(prove));
+            while let Some(message) = pipe.hear().await {
+                for message in driver.answer(&message) {
+                    pipe.say(&message).await;
+                }
+            }
+        });
+        let memory = TestBacking::new();
+        let mut balloon = balloon(&memory, &socket).await;
+        let refused = balloon.set(Tier::Fast, mib(3), deadline()).await;
+        let Err(ProvisionError::Refused(why)) = refused else {
+            panic!("{refused:?}");
+        };
+        assert!(why.contains("does not speak for this VM"), "{why}");
+        assert!(memory.is_untouched());
+        guest.abort();
+    }
 }
 
 #[tokio::test]

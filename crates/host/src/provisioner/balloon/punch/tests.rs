@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::agent::Agent;
-use crate::agent::tests::{Pipe, hello, own_process, soon};
+use crate::agent::tests::{Pipe, hello, own_process, shown, soon};
 use crate::backing::NotInTier;
 use crate::provisioner::Provisioner;
 
@@ -52,6 +52,12 @@ impl Backing for Recorder {
         let delay = self.0.lock().unwrap().delay;
         std::thread::sleep(delay);
         self.0.lock().unwrap().holes.push(hole);
+        Ok(())
+    }
+
+    fn read(&self, extent: Extent, into: &mut [u8]) -> io::Result<()> {
+        let nonce = shown(GuestPhysAddr(extent.offset.0)).ok_or(io::ErrorKind::NotFound)?;
+        into.copy_from_slice(&nonce.0);
         Ok(())
     }
 
