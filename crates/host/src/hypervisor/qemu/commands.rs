@@ -2,6 +2,7 @@
 //! qapi/machine.json and qapi/misc.json).
 
 use demeter_policy::{ByteCount, GuestPhysAddr, NodeId};
+use demeter_proto::shown;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -26,7 +27,8 @@ impl Hypervisor for Qemu {
         }
         let memdevs: Vec<Memdev> = self.execute("query-memdev", json!({})).await?;
         let backend = |memdev: Memdev| MemoryBackend {
-            id: memdev.id,
+            // Shown in messages; one that changes so is nobody's in the configuration.
+            id: memdev.id.as_deref().map(shown),
             size: ByteCount(memdev.size),
             shared: memdev.share,
         };
@@ -70,7 +72,7 @@ impl Hypervisor for Qemu {
                 kind.starts_with("child<vfio-") || kind.starts_with("child<vhost-vdpa")
             };
             if let Some(device) = devices.into_iter().find(pins) {
-                return Ok(Some(device.name));
+                return Ok(Some(shown(&device.name)));
             }
         }
         Ok(None)

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use demeter_proto::shown;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -313,12 +314,12 @@ impl Qemu {
         &self.shared.size_change
     }
 
-    /// An answer that is not what it should be.
+    /// An answer that is not what it should be. `what` may hold parts of it.
     pub(super) fn unknown(&self, command: &'static str, what: String) -> QmpError {
         QmpError::Answer {
             path: self.shared.path.clone(),
             command,
-            what,
+            what: shown(&what),
         }
     }
 }

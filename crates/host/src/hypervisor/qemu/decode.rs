@@ -1,6 +1,7 @@
 //! Bytes from QEMU to messages. Total: whatever the bytes are, the answer is a message or an
 //! error, and no more than [`LINE_BYTES_MAX`] and what was pushed last are ever kept.
 
+use demeter_proto::shown;
 use serde_json::{Map, Value};
 
 use crate::hypervisor::Event;
@@ -113,19 +114,25 @@ fn message(line: &[u8]) -> Result<Message, DecodeError> {
         (Some(value), None, Some(id)) => Ok(Message::Return { id, value }),
         (None, Some(error), Some(id)) => Ok(Message::Error {
             id,
-            desc: error["desc"].as_str().unwrap_or("no reason given").into(),
+            desc: brief(
+                error["desc"].as_str().unwrap_or("no reason given"),
+                DESC_CHARS_MAX,
+            ),
         }),
         (None, None, _) if object.contains_key("QMP") => Ok(Message::Greeting),
         _ => {
-            let keys: Vec<_> = object.keys().take(4).map(|key| brief(key)).collect();
+            let keys: Vec<_> = object.keys().take(4).map(|key| brief(key, 20)).collect();
             Err(DecodeError::Unknown(keys.join(", ")))
         }
     }
 }
 
-/// The part of a foreign name that an error message can bear.
-fn brief(name: &str) -> String {
-    name.chars().take(20).collect()
+/// The longest reason that is kept.
+const DESC_CHARS_MAX: usize = 300;
+
+/// The part of foreign text that an error message can bear.
+fn brief(text: &str, chars_max: usize) -> String {
+    shown(&text.chars().take(chars_max).collect::<String>())
 }
 
 fn event(name: &Value) -> Notice {

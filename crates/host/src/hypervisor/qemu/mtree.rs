@@ -13,6 +13,7 @@
 //! ```
 
 use demeter_policy::{ByteCount, GuestPhysAddr, PhysRange};
+use demeter_proto::shown;
 
 /// The most ranges of memory that a VM may have.
 const RANGES_MAX: usize = 4096;
@@ -79,7 +80,7 @@ fn range(addresses: &str, region: &str) -> Option<RamRange> {
 
 /// The part of a foreign line that an error message can bear.
 fn brief(line: &str) -> String {
-    line.trim().chars().take(80).collect()
+    shown(&line.trim().chars().take(80).collect::<String>())
 }
 
 #[cfg(test)]
