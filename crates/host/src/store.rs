@@ -1,4 +1,5 @@
-//! What must survive the controller: what was wished for, and what was committed, on disk.
+//! What must survive the controller: what was wished for, what was committed, and who was caught lying,
+//! on disk.
 //!
 //! # Approach
 //! One small JSON file, written whole to a new file beside it, flushed, renamed over the old one,
@@ -16,6 +17,7 @@ use std::path::{Path, PathBuf};
 
 use demeter_policy::provision::Policy;
 use demeter_policy::{ByteCount, TierBytes};
+use demeter_proto::shown;
 use serde::{Deserialize, Serialize};
 
 use crate::VmName;
@@ -42,6 +44,8 @@ pub struct Ledger {
     pub policy: Option<Policy>,
     /// By VM.
     pub accounts: BTreeMap<VmName, Account>,
+    /// Why a VM is left alone, of those that were caught lying. Each has an account.
+    pub marks: BTreeMap<VmName, String>,
 }
 
 /// Why the file is not read or not written.
@@ -187,6 +191,8 @@ struct AccountText {
     /// Called `counted` before.
     #[serde(alias = "counted_slow_bytes")]
     committed_slow_bytes: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    marked: Option<String>,
 }
 
 impl From<&Ledger> for FileText {
@@ -197,6 +203,7 @@ impl From<&Ledger> for FileText {
                 desired_slow_bytes: account.desired.slow.0,
                 committed_fast_bytes: account.committed.fast.0,
                 committed_slow_bytes: account.committed.slow.0,
+                marked: ledger.marks.get(name).cloned(),
             };
             (name.clone(), text)
         };
@@ -209,7 +216,13 @@ impl From<&Ledger> for FileText {
 }
 
 impl FileText {
-    fn ledger(self) -> Ledger {
+    fn ledger(mut self) -> Ledger {
+        let marks = self.vms.iter_mut();
+        let marks = marks.filter_map(|(name, text)| {
+            // A person may have edited it.
+            Some((name.clone(), shown(&text.marked.take()?)))
+        });
+        let marks = marks.collect();
         let account = |(name, text): (VmName, AccountText)| {
             let account = Account {
                 desired: TierBytes {
@@ -226,6 +239,7 @@ impl FileText {
         Ledger {
             policy: self.policy,
             accounts: self.vms.into_iter().map(account).collect(),
+            marks,
         }
     }
 }

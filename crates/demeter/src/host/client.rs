@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use demeter_host::api::Problem;
 use demeter_http::AskError;
+use demeter_proto::shown;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -34,6 +35,12 @@ impl Client {
         Ok(())
     }
 
+    /// Tells to do something that needs no more words.
+    pub fn post(&self, path: &str) -> anyhow::Result<()> {
+        self.request(&format!("POST {path}"), "")?;
+        Ok(())
+    }
+
     /// The body of a good answer; a bad one is an error with its reason.
     fn request(&self, question: &str, body: &str) -> anyhow::Result<String> {
         let socket = self.socket.display();
@@ -49,7 +56,7 @@ impl Client {
             }
         };
         match serde_json::from_str::<Problem>(&body) {
-            Ok(problem) => bail!(problem.error),
+            Ok(problem) => bail!(shown(&problem.error)),
             Err(_) => bail!("{socket} answers {question} with HTTP status {status}"),
         }
     }

@@ -32,6 +32,7 @@ Examples:
   demeter host --config /etc/demeter/host.toml   runs the controller
   demeter host status                            what each VM has
   demeter host set db --fast-mib 2048            gives a VM another size
+  demeter host forgive db                        manages a VM again that was marked
   demeter host policy wss                        divides by working sets from now on
 
 The same over HTTP, on the controller's Unix socket:
@@ -66,6 +67,13 @@ enum Command {
     },
     /// Give a VM another size
     Set(SetArgs),
+    /// Manage a VM again whose guest was caught lying (`demeter host status` says why)
+    Forgive {
+        /// The VM
+        vm: String,
+        #[command(flatten)]
+        client: Client,
+    },
     /// Divide memory by another policy from now on
     Policy {
         /// How memory is divided
@@ -113,6 +121,7 @@ pub fn host(args: Args) -> anyhow::Result<()> {
         }
         Command::Set(args) => set(args),
         Command::Policy { policy, client } => client.put("/v1/policy", &PolicyChoice { policy }),
+        Command::Forgive { vm, client } => client.post(&format!("/v1/vms/{vm}/forgive")),
         Command::Watch { client } => watch(&client),
     }
 }

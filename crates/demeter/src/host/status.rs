@@ -2,6 +2,7 @@
 
 use demeter_host::view::{EventView, HostView, TierView};
 use demeter_policy::MIB;
+use demeter_proto::shown;
 
 /// The pool and a line per VM, as `demeter host status` prints them.
 pub fn text(view: &HostView) -> String {
@@ -56,7 +57,7 @@ pub fn text(view: &HostView) -> String {
     }
     for vm in &view.vms {
         if let Some(problem) = &vm.problem {
-            text += &format!("{}: {problem}\n", vm.name);
+            text += &format!("{}: {}\n", vm.name, shown(problem));
         }
     }
     text
@@ -80,7 +81,7 @@ pub fn event_line(event: &EventView) -> String {
     let s = event.time_ms / 1000;
     let vm = event.vm.as_deref().unwrap_or("-");
     let (h, m, s) = (s / 3600 % 24, s / 60 % 60, s % 60);
-    format!("{h:02}:{m:02}:{s:02}  {vm}  {}", event.text)
+    format!("{h:02}:{m:02}:{s:02}  {vm}  {}", shown(&event.text))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //!
 //! - `GET /v1/vms`: the [`HostView`] as JSON.
 //! - `PUT /v1/vms/{name}/tiers`: [`Tiers`]; what a VM shall have from now on.
+//! - `POST /v1/vms/{name}/forgive`: speaks with a VM again that was caught lying.
 //! - `PUT /v1/policy`: [`PolicyChoice`]; how memory is divided from now on.
 //! - `GET /v1/events?after=N`: the last events with numbers above N, oldest first.
 //! - `GET /metrics`: for Prometheus.
@@ -19,7 +20,7 @@ use axum::extract::{DefaultBodyLimit, Path, Query, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, put};
+use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use demeter_http::Limits;
 use demeter_policy::provision::Policy;
@@ -67,6 +68,13 @@ pub struct Problem {
 /// What somebody wants of the controller.
 #[derive(Debug)]
 pub enum Change {
+    /// A marked VM is to be spoken with again.
+    Forgive {
+        /// Which.
+        vm: VmName,
+        /// For the answer.
+        answer: oneshot::Sender<Result<(), ChangeError>>,
+    },
     /// Another size for a VM.
     SetTiers {
         /// Which.
@@ -125,6 +133,7 @@ fn router(handle: Handle) -> Router {
     Router::new()
         .route("/v1/vms", get(vms))
         .route("/v1/vms/{name}/tiers", put(set_tiers))
+        .route("/v1/vms/{name}/forgive", post(forgive))
         .route("/v1/policy", put(set_policy))
         .route("/v1/events", get(events))
         .route("/metrics", get(prometheus))
@@ -187,6 +196,13 @@ async fn set_tiers(
             };
             change(&handle, |answer| Change::SetTiers { vm, tiers, answer }).await
         }
+        Err(error) => problem(StatusCode::BAD_REQUEST, error),
+    }
+}
+
+async fn forgive(State(handle): State<Handle>, Path(name): Path<String>) -> Response {
+    match name.parse() {
+        Ok(vm) => change(&handle, |answer| Change::Forgive { vm, answer }).await,
         Err(error) => problem(StatusCode::BAD_REQUEST, error),
     }
 }

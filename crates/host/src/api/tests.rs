@@ -35,6 +35,13 @@ fn handle() -> Handle {
                     };
                     answer.send(result).unwrap();
                 }
+                Change::Forgive { vm, answer } => {
+                    let result = match vm.as_str() {
+                        "db" => Ok(()),
+                        _ => Err(ChangeError::Conflict("it is not marked".into())),
+                    };
+                    answer.send(result).unwrap();
+                }
                 Change::SetPolicy { policy, answer } => {
                     publish.send_modify(|view| Arc::make_mut(view).policy = policy);
                     answer.send(Ok(())).unwrap();
@@ -120,6 +127,9 @@ async fn what_is_asked_is_answered_or_refused_with_a_reason() {
             "422",
             "`static`, `shares`, `wss`",
         ),
+        ("POST /v1/vms/db/forgive", "", "204", ""),
+        ("POST /v1/vms/web/forgive", "", "409", "not marked"),
+        ("GET /v1/vms/db/forgive", "", "405", ""),
         ("PUT /v1/policy", "{\"policy\": \"wss\"}", "204", ""),
         ("GET /v1/vms", "", "200", "\"policy\":\"wss\""),
         ("POST /v1/vms", "", "405", ""),

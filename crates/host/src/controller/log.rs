@@ -67,6 +67,8 @@ pub enum What {
     Lost,
     /// Its hypervisor has ended.
     Gone,
+    /// Somebody lifted the mark.
+    Forgiven,
     /// The guest was reset.
     Reset,
     /// It claims what cannot be true, and is left alone.
@@ -100,6 +102,7 @@ impl fmt::Display for What {
             Self::Failed(reason) => write!(f, "failed: {reason}"),
             Self::Overdue => f.write_str("did not answer in time"),
             Self::Here => f.write_str("is here"),
+            Self::Forgiven => f.write_str("is managed again"),
             Self::Lost => f.write_str("does not answer any more"),
             Self::Gone => f.write_str("has ended"),
             Self::Reset => f.write_str("was reset"),

@@ -24,7 +24,8 @@
 //!
 //! A VM boots with all its memory and shrinks from there: what it is committed then is what it had
 //! before, or its first wish, and that it is not to touch more until it was shrunk is for its
-//! owner to see to. Whoever is caught lying is left alone, with all that was committed to it.
+//! owner to see to. Whoever is caught lying is left alone, with all that was committed to it, until its
+//! hypervisor has ended or somebody forgives it; the mark survives the controller, too.
 //!
 //! # Properties
 //! - The committed sum of a tier never exceeds its pool, whatever comes in, in any order.
@@ -131,6 +132,25 @@ impl Controller {
         Ok(())
     }
 
+    /// Leaves a VM alone, as a controller before this one had decided when it ended.
+    pub fn mark(&mut self, name: &VmName, reason: String) {
+        if let Some(vm) = self.vms.get_mut(name) {
+            vm.mark(reason);
+        }
+    }
+
+    /// Speaks with a VM again that was caught lying. Says whether it was; refused if there is none.
+    pub fn forgive(&mut self, now: Millis, name: &VmName) -> Result<bool, Refusal> {
+        let vm = self.vms.get_mut(name);
+        let vm = vm.ok_or_else(|| Refusal::Unknown(name.clone()))?;
+        let was_marked = vm.forgive();
+        if was_marked {
+            self.accounts_changed = true;
+            self.log.push(LogEntry::new(now, name, What::Forgiven));
+        }
+        Ok(was_marked)
+    }
+
     /// Changes what VMs shall have: all of `wishes`, or none of them.
     pub fn desire(&mut self, now: Millis, wishes: &[(VmName, TierBytes)]) -> Result<(), Refusal> {
         let mut desired: BTreeMap<&VmName, TierBytes> = BTreeMap::new();
@@ -171,11 +191,11 @@ impl Controller {
         let Some(vm) = self.vms.get_mut(name) else {
             return;
         };
-        let before = *vm.account();
+        let before = (*vm.account(), vm.hostile().is_some());
         if let Some(what) = vm.observe(now, observation) {
             self.log.push(LogEntry::new(now, name, what));
         }
-        self.accounts_changed |= before != *vm.account();
+        self.accounts_changed |= before != (*vm.account(), vm.hostile().is_some());
     }
 
     /// Finds out what is to be done now.
@@ -246,6 +266,12 @@ impl Controller {
     pub fn accounts(&self) -> BTreeMap<VmName, Account> {
         let account = |(name, vm): (&VmName, &Vm)| (name.clone(), *vm.account());
         self.vms.iter().map(account).collect()
+    }
+
+    /// Who is left alone, and why.
+    pub fn marks(&self) -> BTreeMap<VmName, String> {
+        let mark = |(name, vm): (&VmName, &Vm)| Some((name.clone(), vm.hostile()?.to_owned()));
+        self.vms.iter().filter_map(mark).collect()
     }
 
     fn check_pool(&self, tier: Tier, wished: u128) -> Result<(), Refusal> {

@@ -68,6 +68,8 @@ pub(super) struct Vm {
     limits: Limits,
     account: Account,
     state: State,
+    /// Whether it could be spoken to when it was heard of last, marked or not.
+    reachable: bool,
     owned: Option<TierBytes>,
     /// What it came to own when it was last told a target and did what it could. A VM that owns
     /// its target is told once nevertheless: its provisioner is to know what it is held to.
@@ -84,6 +86,7 @@ impl Vm {
             limits,
             account,
             state: State::Away,
+            reachable: false,
             owned: None,
             reached: PerTier::default(),
             flight: None,
@@ -121,6 +124,24 @@ impl Vm {
         }
     }
 
+    /// Leaves it alone from now on, as a controller before this one decided.
+    pub(super) fn mark(&mut self, reason: String) {
+        self.state = State::Hostile(reason);
+    }
+
+    /// Speaks with it again, if it was left alone; says whether it was.
+    pub(super) fn forgive(&mut self) -> bool {
+        let was_marked = self.hostile().is_some();
+        if was_marked {
+            self.disturbed();
+            self.state = match self.reachable {
+                true => State::Here,
+                false => State::Away,
+            };
+        }
+        was_marked
+    }
+
     pub(super) fn status(&self) -> VmStatus {
         VmStatus {
             state: self.state.clone(),
@@ -143,6 +164,11 @@ impl Vm {
     }
 
     pub(super) fn observe(&mut self, now: Millis, observation: Observation) -> Option<What> {
+        match observation {
+            Observation::Here => self.reachable = true,
+            Observation::Lost | Observation::Gone => self.reachable = false,
+            _ => {}
+        }
         match observation {
             Observation::Gone => {
                 self.state = State::Away;

@@ -71,6 +71,9 @@ impl Deciding {
                     refusal,
                 })?;
         }
+        for (name, reason) in ledger.marks {
+            controller.mark(&name, reason);
+        }
         for name in ledger.accounts.keys() {
             if !config.vms.contains_key(name) {
                 tracing::warn!(
@@ -157,6 +160,7 @@ impl Deciding {
     fn make(&mut self, change: Change) {
         let (answer, refusal) = match change {
             Change::SetTiers { vm, tiers, answer } => (answer, self.set_tiers(&vm, tiers).err()),
+            Change::Forgive { vm, answer } => (answer, self.forgive(&vm).err()),
             Change::SetPolicy { policy, answer } => {
                 self.policy = policy;
                 self.policy_chosen = true;
@@ -191,6 +195,14 @@ impl Deciding {
         self.controller
             .desire(self.now(), &[(name.clone(), wish)])
             .map_err(|refusal| ChangeError::Conflict(refusal.to_string()))
+    }
+
+    fn forgive(&mut self, name: &VmName) -> Result<(), ChangeError> {
+        match self.controller.forgive(self.now(), name) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(ChangeError::Conflict(format!("VM {name} is not marked"))),
+            Err(_) => Err(ChangeError::NoVm(name.clone())),
+        }
     }
 
     /// Wishes what the policy gives.
@@ -247,6 +259,7 @@ impl Deciding {
         let ledger = Ledger {
             policy: self.policy_chosen.then_some(self.policy),
             accounts: self.controller.accounts(),
+            marks: self.controller.marks(),
         };
         let failed = self
             .store

@@ -388,3 +388,36 @@ async fn an_agent_in_another_vm_is_not_believed_whatever_serves_its_socket() {
         assert_eq!(backed(vm, Tier::Slow), 128 * MIB);
     }
 }
+
+#[tokio::test]
+async fn a_mark_survives_the_controller_until_it_is_forgiven() {
+    let vm = FakeVm::new(SIZE);
+    let mut ranges = vm.guest_ranges();
+    ranges[0].1.start.0 += 1 << 40;
+    let liar = FakeGuest::new(&vm, &ranges);
+    let folder = folder();
+    let marked = |vm: &VmView| vm.state == crate::view::VmState::Marked;
+    let host = Host::start(folder.clone(), &section("db", &vm, "")).await;
+    let why = host.until("db", "marked", marked).await.problem;
+    drop(host);
+    drop(liar);
+    std::fs::remove_file(vm.folder().join("agent")).unwrap();
+
+    // An honest guest now; nobody knows.
+    let _guest = guest(&vm);
+    let host = Host::start(folder.clone(), &section("db", &vm, "")).await;
+    let still = host.until("db", "marked", marked).await;
+    assert_eq!(still.problem, why, "and for the same reason");
+    assert_eq!(backed(&vm, Tier::Fast), 64 * MIB);
+    let refused = host.ask("POST /v1/vms/nobody/forgive", "").await;
+    assert!(refused.starts_with("404"), "{refused}");
+    // Once it was heard of, it is spoken with as soon as that is allowed.
+    let forgiven = host.ask("POST /v1/vms/db/forgive", "").await;
+    assert!(forgiven.starts_with("204"), "{forgiven}");
+    host.until_owns("db", 32, 96).await;
+    let again = host.ask("POST /v1/vms/db/forgive", "").await;
+    assert!(again.starts_with("409"), "{again}");
+    drop(host);
+    let host = Host::start(folder, &section("db", &vm, "")).await;
+    host.until_owns("db", 32, 96).await;
+}

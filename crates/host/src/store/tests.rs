@@ -19,7 +19,16 @@ fn ledger() -> impl Strategy<Value = Ledger> {
         prop::option::of(policy),
         prop::collection::btree_map(name, account, 0..5),
     )
-        .prop_map(|(policy, accounts)| Ledger { policy, accounts })
+        .prop_map(|(policy, accounts): (_, BTreeMap<VmName, Account>)| {
+            let marked = accounts.keys().step_by(2);
+            Ledger {
+                policy,
+                marks: marked
+                    .map(|name| (name.clone(), "it lies".into()))
+                    .collect(),
+                accounts,
+            }
+        })
 }
 
 proptest! {
@@ -54,7 +63,7 @@ fn the_remains_of_a_killed_writer_change_nothing() {
     let path = dir.path().join("host.json");
     let ledger = Ledger {
         policy: Some(Policy::Wss),
-        accounts: BTreeMap::new(),
+        ..Ledger::default()
     };
     let (mut store, _) = Store::open(&path).unwrap();
     store.save(&ledger).unwrap();
