@@ -116,19 +116,29 @@ impl Collector for Snapshot {
             |vm| vm.pressure,
         )?;
 
-        let returned = Family::<VmLabel, Counter>::default();
-        for vm in &host.vms {
-            let label = VmLabel {
-                vm: vm.name.clone(),
-            };
-            returned.get_or_create(&label).inc_by(vm.returned_bytes);
-        }
-        returned.encode(encoder.encode_descriptor(
+        let mut counted = |name, help, unit: Option<&Unit>, of: fn(&VmView) -> u64| {
+            let family = Family::<VmLabel, Counter>::default();
+            for vm in &host.vms {
+                let label = VmLabel {
+                    vm: vm.name.clone(),
+                };
+                family.get_or_create(&label).inc_by(of(vm));
+            }
+            let kind = family.metric_type();
+            family.encode(encoder.encode_descriptor(name, help, unit, kind)?)
+        };
+        counted(
+            "vm_overruns",
+            "How often memory was touched that the VM was to leave alone",
+            None,
+            |vm| vm.overruns,
+        )?;
+        counted(
             "vm_returned",
             "Memory that went back to the host",
             Some(&Unit::Bytes),
-            returned.metric_type(),
-        )?)
+            |vm| vm.returned_bytes,
+        )
     }
 }
 
@@ -147,6 +157,7 @@ mod tests {
             state: VmState::Up,
             owned: Some(tiers(7, 8)),
             returned_bytes: 9,
+            overruns: 2,
             fast_hit: Some(0.5),
             ..VmView::default()
         };
@@ -169,6 +180,7 @@ mod tests {
             "demeter_host_vm_owned_bytes{vm=\"db\",tier=\"slow\"} 8",
             "demeter_host_vm_up{vm=\"web\"} 0.0",
             "demeter_host_vm_fast_hit_ratio{vm=\"db\"} 0.5",
+            "demeter_host_vm_overruns_total{vm=\"db\"} 2",
             "demeter_host_vm_returned_bytes_total{vm=\"db\"} 9",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");

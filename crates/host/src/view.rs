@@ -83,6 +83,12 @@ pub struct VmView {
     pub owned: Option<TierView>,
     /// What went back to the host since this program started.
     pub returned_bytes: u64,
+    /// How often memory was touched that the VM was to leave alone: it was taken back each time.
+    #[serde(default)]
+    pub overruns: u64,
+    /// How much that was, the last time.
+    #[serde(default)]
+    pub overrun: TierView,
     /// Share of sampled accesses that fast memory served, 0 to 1.
     pub fast_hit: Option<f64>,
     /// Memory in use again and again, as the guest estimates it.

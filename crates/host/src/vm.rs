@@ -9,10 +9,10 @@ use std::pin::pin;
 use std::time::Duration;
 
 use demeter_policy::provision::ProvisionerKind;
-use demeter_policy::{ByteCount, PerTier};
+use demeter_policy::{ByteCount, PerTier, Tier, TierBytes};
 use demeter_proto::{BootId, RequestId, Stats};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 use crate::VmName;
 use crate::agent::{Agent, GuestSession, NotHeard};
@@ -41,6 +41,9 @@ const FIRST_WORD: Duration = Duration::from_secs(2);
 /// How long after a change the VM is looked at anew.
 const SETTLE: Duration = Duration::from_millis(100);
 
+/// How often a VM's files are looked at for memory that it was to leave alone.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
 const NO_AGENT: &str = "the guest's agent is not there yet; run demeter guest in the VM, which \
                         needs a virtserialport named org.demeter.0";
 
@@ -51,6 +54,8 @@ pub(crate) enum News {
     Observation(Observation),
     /// So much went back to the host.
     Returned(ByteCount),
+    /// Somebody has touched so much memory that the VM was to leave alone.
+    Overrun(TierBytes),
     /// How the guest uses its memory.
     Usage(Stats),
     /// Why the VM cannot be managed; it is tried again.
@@ -322,6 +327,9 @@ impl VmTask {
         })
         .await?;
         let mut watch = Watch { events, guest };
+        let mut overrun = TierBytes::default();
+        let mut look_due = interval(LOOK_EVERY);
+        look_due.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let command = tokio::select! {
                 biased;
@@ -333,6 +341,14 @@ impl VmTask {
                     Err(cut) => return Ok(cut),
                 },
                 command = self.commands.recv() => command.ok_or(End::Stopped)?,
+                _ = look_due.tick() => {
+                    let before = std::mem::replace(&mut overrun, provisioner.overrun());
+                    // What cannot be taken back, such as a part of a huge page, is told once.
+                    if Tier::ALL.into_iter().any(|tier| overrun.get(tier) > before.get(tier)) {
+                        self.tell(News::Overrun(overrun)).await?;
+                    }
+                    continue;
+                }
             };
             let mut work = pin!(carry_out(&mut provisioner, &command));
             loop {

@@ -224,6 +224,22 @@ impl<B: Backing> Provisioner for Balloon<B> {
         "demeter-balloon"
     }
 
+    fn overrun(&self) -> TierBytes {
+        let Some(view) = &self.view else {
+            return TierBytes::default();
+        };
+        TierBytes::from_fn(|tier| {
+            let may_have = match tier {
+                Tier::Fast => self.owned(view, tier),
+                // What the driver may give back by itself is told a moment later.
+                Tier::Slow => self.owned(view, tier).max(self.ceiling.unwrap_or_default()),
+            };
+            // A file that does not answer shows nothing; whoever punches next hears of it.
+            let backed = self.backing.backed(tier).unwrap_or_default();
+            ByteCount(backed.0.saturating_sub(may_have.0))
+        })
+    }
+
     async fn actual(&mut self, deadline: Instant) -> Result<TierBytes, ProvisionError> {
         let ask = async {
             let view = self.view_anew().await?;

@@ -56,22 +56,30 @@ impl HeldSet {
         }
     }
 
-    /// The pages that are here and not in `other`, as runs of (offset, length), in order.
-    pub(super) fn runs_not_in(&self, other: &Self) -> Vec<(FileOffset, ByteCount)> {
-        let mut runs: Vec<(FileOffset, ByteCount)> = vec![];
-        for (block, bits) in &self.blocks {
-            for (word, bits) in bits.iter().enumerate() {
-                let mut left = bits & !other.word(*block, word);
-                while left != 0 {
-                    let first = left.trailing_zeros();
-                    let count = (left >> first).trailing_ones();
-                    let page = block * PAGES_PER_BLOCK + word as u64 * 64 + u64::from(first);
-                    push_run(&mut runs, page, count.into());
-                    left &= !mask(first, count);
-                }
+    /// The pages that are here and not in `other`, as runs of (offset, length), in order. They are made
+    /// as they are taken: of memory in single pages there are more than a list should hold.
+    pub(super) fn runs_not_in(
+        &self,
+        other: &Self,
+    ) -> impl Iterator<Item = (FileOffset, ByteCount)> + Send {
+        let words = self.blocks.iter().flat_map(move |(block, bits)| {
+            let left = move |(word, bits): (usize, &u64)| {
+                let first_page = block * PAGES_PER_BLOCK + word as u64 * 64;
+                (first_page, bits & !other.word(*block, word))
+            };
+            bits.iter().enumerate().map(left)
+        });
+        let mut parts = words
+            .flat_map(|(first_page, bits)| parts(first_page, bits))
+            .peekable();
+        std::iter::from_fn(move || {
+            let (page, mut count) = parts.next()?;
+            // What goes on in the next word is one run.
+            while let Some((_, more)) = parts.next_if(|part| part.0 == page + count) {
+                count += more;
             }
-        }
-        runs
+            Some((FileOffset(page * PAGE_SIZE), ByteCount(count * PAGE_SIZE)))
+        })
     }
 
     fn word(&self, block: u64, word: usize) -> u64 {
@@ -79,12 +87,14 @@ impl HeldSet {
     }
 }
 
-fn push_run(runs: &mut Vec<(FileOffset, ByteCount)>, page: u64, count: u64) {
-    let (offset, len) = (page * PAGE_SIZE, count * PAGE_SIZE);
-    match runs.last_mut() {
-        Some((start, run)) if start.0 + run.0 == offset => run.0 += len,
-        _ => runs.push((FileOffset(offset), ByteCount(len))),
-    }
+/// The runs of ones in a word: (page, count), where the word's first bit is `first_page`.
+fn parts(first_page: u64, mut left: u64) -> impl Iterator<Item = (u64, u64)> {
+    std::iter::from_fn(move || {
+        let first = (left != 0).then(|| left.trailing_zeros())?;
+        let count = (left >> first).trailing_ones();
+        left &= !mask(first, count);
+        Some((first_page + u64::from(first), count.into()))
+    })
 }
 
 /// `count` ones (1 to 64) from bit `first` on.
@@ -144,7 +154,7 @@ mod tests {
             let (mut held, plain) = both(&a);
             let (other, other_plain) = both(&b);
             prop_assert_eq!(held.total().0, plain.len() as u64 * PAGE_SIZE);
-            let runs = held.runs_not_in(&other);
+            let runs: Vec<_> = held.runs_not_in(&other).collect();
             let difference: BTreeSet<_> = plain.difference(&other_plain).copied().collect();
             prop_assert_eq!(pages_of(&runs), difference);
             // Runs are whole: no two of them touch.
@@ -152,7 +162,7 @@ mod tests {
             held.absorb(&other);
             let union: BTreeSet<_> = plain.union(&other_plain).copied().collect();
             prop_assert_eq!(held.total().0, union.len() as u64 * PAGE_SIZE);
-            prop_assert_eq!(pages_of(&held.runs_not_in(&HeldSet::default())), union);
+            prop_assert_eq!(pages_of(&held.runs_not_in(&HeldSet::default()).collect::<Vec<_>>()), union);
         }
     }
 }

@@ -20,6 +20,12 @@ pub trait Provisioner: Send {
     /// As it is called in configuration and metrics.
     fn name(&self) -> &'static str;
 
+    /// What the VM's files occupy beyond what it owns, as far as that is known without asking anybody:
+    /// memory that it was to leave alone and that somebody has touched. Quick; 0 where it is not known.
+    fn overrun(&self) -> TierBytes {
+        TierBytes::default()
+    }
+
     /// What the VM owns now, asked from it and not remembered.
     fn actual(
         &mut self,

@@ -139,6 +139,20 @@ impl Deciding {
                 self.controller.observe(now, name, observation);
             }
             News::Returned(bytes) => known.returned.0 += bytes.0,
+            News::Overrun(overrun) => {
+                known.overruns += 1;
+                known.overrun = overrun;
+                let [fast, slow] = Tier::ALL.map(|tier| overrun.get(tier).0 >> 10);
+                let what = format!(
+                    "memory that it was to leave alone was touched: {fast} KiB fast, {slow} KiB slow; \
+                     what is held is taken back"
+                );
+                tracing::warn!("VM {name}: {what}");
+                self.log.push(unix_ms(), Some(name.to_string()), what);
+                // Asked anew, the VM names what it holds, and that is punched again.
+                self.controller
+                    .observe(now, name, Observation::OwnedChanged);
+            }
             News::Usage(stats) => {
                 if known.used(&stats) {
                     self.controller
@@ -340,6 +354,8 @@ fn vm_view(name: &VmName, vm: VmStatus, known: &Known) -> VmView {
         committed: vm.committed.into(),
         owned: vm.owned.map(Into::into),
         returned_bytes: known.returned.0,
+        overruns: known.overruns,
+        overrun: known.overrun.into(),
         fast_hit: known.fast_hit,
         working_set_bytes: known.usage.and_then(|usage| Some(usage.working_set?.0)),
         pressure: known.pressure,

@@ -18,6 +18,9 @@ pub(super) struct Known {
     nodes: PerTier<NodeId>,
     /// What went back to the host.
     pub returned: ByteCount,
+    /// How often somebody touched memory that the VM was to leave alone, and how much last.
+    pub overruns: u64,
+    pub overrun: TierBytes,
     /// Why it cannot be managed.
     pub trouble: Option<String>,
     /// How it uses its memory, smoothed; `None` until it says so.
@@ -38,6 +41,8 @@ impl Known {
             provisioner: config.provisioner,
             nodes: config.nodes(),
             returned: ByteCount(0),
+            overruns: 0,
+            overrun: TierBytes::default(),
             trouble: None,
             usage: None,
             working_set: Smoothed::default(),

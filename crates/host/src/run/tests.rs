@@ -421,3 +421,34 @@ async fn a_mark_survives_the_controller_until_it_is_forgiven() {
     let host = Host::start(folder, &section("db", &vm, "")).await;
     host.until_owns("db", 32, 96).await;
 }
+
+#[tokio::test]
+async fn memory_that_is_touched_after_it_was_returned_is_taken_back_and_counted() {
+    use std::os::unix::fs::FileExt;
+    let vm = FakeVm::new(SIZE);
+    let _guest = guest(&vm);
+    let host = Host::start(folder(), &section("db", &vm, "")).await;
+    let before = host.until_owns("db", 32, 96).await;
+    assert_eq!(before.overruns, 0);
+    assert_eq!(backed(&vm, Tier::Fast), 32 * MIB);
+    // The guest's driver holds blocks from the first one on.
+    vm.file(Tier::Fast)
+        .write_all_at(&[1; MIB as usize], 0)
+        .unwrap();
+    let since = Instant::now();
+    let seen = host.until("db", "seen", |vm| vm.overruns > 0).await;
+    assert!(
+        since.elapsed() < Duration::from_secs(5),
+        "by the clock of a busy machine"
+    );
+    assert_eq!(seen.overrun.fast_bytes, MIB);
+    assert_eq!(seen.state, crate::view::VmState::Up);
+    let taken_back = async {
+        while backed(&vm, Tier::Fast) > 32 * MIB {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon(taken_back).await;
+    let after = host.until_owns("db", 32, 96).await;
+    assert_eq!(after.overruns, 1, "once is told once");
+}

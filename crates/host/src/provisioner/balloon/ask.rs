@@ -69,12 +69,13 @@ impl<B: Backing> Balloon<B> {
         let owned = self.backing.size(tier).0.saturating_sub(named.total().0);
         // Somebody may have touched held memory: the guest, or whoever read all of it on the host.
         let touched = self.backed(tier)?.0 > owned;
+        let nothing = HeldSet::default();
         let punched = match touched {
-            true => &HeldSet::default(),
+            true => &nothing,
             false => view.held.get(tier),
         };
         let runs = named.runs_not_in(punched);
-        self.punch(view.session, tier, &runs).await?;
+        self.punch(view.session, tier, runs).await?;
         *view.held.get_mut(tier) = named;
         Ok(())
     }
@@ -103,8 +104,9 @@ impl<B: Backing> Balloon<B> {
                 _ => return Err(hostile("it answers what it was not asked")),
             }
         };
-        self.punch(view.session, tier, &named.runs_not_in(&HeldSet::default()))
-            .await?;
+        let nothing = HeldSet::default();
+        let runs = named.runs_not_in(&nothing);
+        self.punch(view.session, tier, runs).await?;
         view.held.get_mut(tier).absorb(&named);
         Ok(reason)
     }

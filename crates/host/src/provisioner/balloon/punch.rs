@@ -48,7 +48,7 @@ impl<B: Backing> Balloon<B> {
         &mut self,
         session: SessionId,
         tier: Tier,
-        runs: &[(FileOffset, ByteCount)],
+        runs: impl Iterator<Item = (FileOffset, ByteCount)> + Send,
     ) -> Result<(), ProvisionError> {
         let mut holes = holes(tier, runs).peekable();
         while holes.peek().is_some() {
@@ -106,8 +106,11 @@ impl<B: Backing> Balloon<B> {
 }
 
 /// Runs of pages as holes of bounded length.
-fn holes(tier: Tier, runs: &[(FileOffset, ByteCount)]) -> impl Iterator<Item = Extent> {
-    runs.iter().flat_map(move |&(start, len)| {
+fn holes(
+    tier: Tier,
+    runs: impl Iterator<Item = (FileOffset, ByteCount)> + Send,
+) -> impl Iterator<Item = Extent> + Send {
+    runs.flat_map(move |(start, len)| {
         (0..len.0)
             .step_by(HOLE_MAX.0 as usize)
             .map(move |at| Extent {
