@@ -78,7 +78,10 @@ fn boot() -> String {
         .arg(kernel)
         .arg("-initrd")
         .arg(archive)
-        .args(["-append", "console=ttyS0 loglevel=4 panic=-1 rdinit=/init"])
+        .args([
+            "-append",
+            "console=ttyS0 loglevel=4 panic=-1 no_timer_check rdinit=/init",
+        ])
         .arg("-serial")
         .arg(format!("file:{}", console.display()))
         .args([
