@@ -126,6 +126,7 @@ pub fn guest(args: Args) -> anyhow::Result<()> {
         period: config.tuning.sample_period,
         latency_threshold_ns: config.tuning.latency_threshold_ns,
         epoch: config.tuning.epoch(),
+        cpu_percent: config.tracker_cpu_percent,
     };
     // Signals first: from here on an end is a clean one.
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot catch signals")?;
