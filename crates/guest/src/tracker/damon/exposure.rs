@@ -46,6 +46,16 @@ const SATURATED: f64 = 0.85;
 /// Part of the regions found accessed that may be saturated: with more, a shorter exposure is due.
 const SATURATED_PART: f64 = 0.05;
 
+/// Part of older evidence that is kept when new looks come, and when they contradict it.
+const KEPT: f64 = 0.5;
+const SURPRISED_KEPT: f64 = 0.125;
+
+/// Less than this part of the accesses that were expected where memory was hot contradicts that.
+const CONTRADICTION: f64 = 0.5;
+
+/// Fewer expected accesses tell nothing.
+const EXPECTED_MIN: f64 = 8.0;
+
 /// Evidence of fewer looks than this is forgotten.
 const LOOKS_MIN: f64 = 0.9;
 
@@ -83,6 +93,26 @@ struct Exposure {
     seen: BTreeMap<Key, Seen>,
 }
 
+impl Exposure {
+    /// Whether memory that was found accessed no longer is. Each region weighs as much as it was
+    /// accessed: what is seldom accessed is now found and now not, and means nothing.
+    fn is_contradicted_by(&self, looks: u32, regions: &[Region]) -> bool {
+        let (mut expected, mut found) = (0.0, 0.0);
+        for region in regions {
+            let Some(seen) = self.seen.get(&key_of(region)) else {
+                continue;
+            };
+            expected += f64::from(looks) * seen.share() * seen.share();
+            found += f64::from(region.accesses.min(looks)) * seen.share();
+        }
+        expected >= EXPECTED_MIN && found < CONTRADICTION * expected
+    }
+}
+
+fn key_of(region: &Region) -> Key {
+    (region.pid, region.range.start(), region.range.end())
+}
+
 /// How hot a region is, as far as known.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Heat {
@@ -93,31 +123,46 @@ struct Heat {
     is_saturated: bool,
 }
 
+/// What the policy shall hold of a region.
+#[derive(Debug, Clone, Copy)]
+struct Due {
+    key: Key,
+    /// Samples, of which the policy still holds so many.
+    wanted: f64,
+    held: f64,
+    /// The most that may be given at once.
+    most: f64,
+}
+
 /// What all exposures have found. See the module's text.
 #[derive(Debug, Clone, Default)]
 pub struct Exposures {
     /// Longest first.
     exposures: Vec<Exposure>,
-    /// Samples that the policy still holds.
-    held: BTreeMap<Key, f64>,
+    /// By region; what is wanted is out of date while `has_news`.
+    due: Vec<Due>,
+    has_news: bool,
 }
 
 impl Exposures {
     /// Takes what was found by `looks` looks, `interval` after each access bit was cleared. `rung`
-    /// is the exposure's number, longest first.
-    pub fn add(&mut self, rung: usize, interval: Duration, looks: u32, regions: &[Region]) {
+    /// is the exposure's number, longest first. Returns whether it contradicts what was known.
+    pub fn add(&mut self, rung: usize, interval: Duration, looks: u32, regions: &[Region]) -> bool {
+        self.has_news = true;
         if self.exposures.len() <= rung {
             self.exposures.resize_with(rung + 1, Exposure::default);
         }
         let exposure = &mut self.exposures[rung];
         exposure.interval = interval.max(Duration::from_micros(1));
+        let is_surprise = exposure.is_contradicted_by(looks, regions);
+        let kept = if is_surprise { SURPRISED_KEPT } else { KEPT };
         for seen in exposure.seen.values_mut() {
-            seen.looks /= 2.0;
-            seen.found /= 2.0;
+            seen.looks *= kept;
+            seen.found *= kept;
         }
         exposure.seen.retain(|_, seen| seen.looks >= LOOKS_MIN);
         for region in regions {
-            let key = (region.pid, region.range.start(), region.range.end());
+            let key = key_of(region);
             if exposure.seen.len() >= REGIONS_KEPT && !exposure.seen.contains_key(&key) {
                 continue;
             }
@@ -130,6 +175,7 @@ impl Exposures {
             seen.looks += f64::from(looks.max(1));
             seen.found += f64::from(region.accesses.min(looks));
         }
+        is_surprise
     }
 
     /// Whether so many regions are saturated at this rung that a shorter exposure is due.
@@ -153,7 +199,8 @@ impl Exposures {
         for exposure in &mut self.exposures {
             exposure.seen.retain(|(pid, ..), _| pids.contains(pid));
         }
-        self.held.retain(|(pid, ..), _| pids.contains(pid));
+        self.due.retain(|due| pids.contains(&due.key.0));
+        self.has_news = true;
     }
 
     /// Forgets everything.
@@ -164,6 +211,24 @@ impl Exposures {
     /// Appends at most `max` samples to `out`: what the policy lacks after it has forgotten half of
     /// what it held.
     pub fn samples(&mut self, max: usize, out: &mut Vec<Sample>) {
+        if std::mem::take(&mut self.has_news) {
+            self.settle_what_is_due();
+        }
+        let (mut owed, mut given, mut room) = (0.0, 0.0, max as f64);
+        for due in &mut self.due {
+            due.held /= 2.0;
+            // Rounding the running sum carries what one region loses on to the next.
+            owed += (due.wanted - due.held).max(0.0);
+            let count = (owed - given + 1e-9).round().clamp(0.0, due.most).min(room);
+            given += count;
+            room -= count;
+            due.held += count;
+            out.extend(spread(&due.key, count as u64));
+        }
+    }
+
+    /// Works out how many samples of each region the policy shall hold.
+    fn settle_what_is_due(&mut self) {
         let heats = self.heats();
         let (mut rates, mut found) = (0.0, 0.0);
         for heat in heats.values().filter(|h| !h.is_saturated) {
@@ -171,30 +236,24 @@ impl Exposures {
             found += heat.found;
         }
         let per_access = if rates > 0.0 { found / rates } else { 0.0 };
-        let mut held = BTreeMap::new();
-        let (mut due, mut given, first) = (0.0, 0.0, out.len());
-        for (key, heat) in heats {
+        let mut held = self.due.iter().map(|due| (due.key, due.held)).peekable();
+        let due = heats.into_iter().map(|(key, heat)| {
             // Where nothing else is accessed, what is saturated is as hot as was found.
             let wanted = match per_access {
                 0.0 => heat.found,
                 per_access => (heat.rate * per_access).min(heat.found),
             };
-            let kept = self.held.remove(&key).unwrap_or(0.0) / 2.0;
-            // Rounding the running sum carries what one region loses on to the next.
-            due += (wanted - kept).max(0.0);
-            let room = max.saturating_sub(out.len() - first) as f64;
-            let count = (due - given + 1e-9)
-                .round()
-                .clamp(0.0, heat.found.ceil())
-                .min(room);
-            given += count;
-            if kept + count > 0.0 {
-                held.insert(key, kept + count);
+            while held.next_if(|(other, _)| *other < key).is_some() {}
+            Due {
+                key,
+                wanted,
+                held: held
+                    .next_if(|(other, _)| *other == key)
+                    .map_or(0.0, |(_, held)| held),
+                most: heat.found.ceil(),
             }
-            out.extend(spread(&key, count as u64));
-        }
-        // What is no longer known is forgotten.
-        self.held = held;
+        });
+        self.due = due.collect();
     }
 
     /// Every region's heat, by the longest exposure that is not saturated.
@@ -336,6 +395,29 @@ mod tests {
             held = (decayed(held.0, &old), decayed(held.1, &new));
         }
         assert!(held.1 > 4.0 * held.0, "{held:?}");
+    }
+
+    #[test]
+    fn a_hot_set_that_jumps_is_a_surprise_and_chance_is_none() {
+        let blocks = |hot: std::ops::Range<u64>, luck: u64| -> Vec<Region> {
+            let accesses = |b: u64| match hot.contains(&b) {
+                true => 2 + (b * 7 + luck) % 3,
+                false => u64::from((b * 13 + luck).is_multiple_of(20)),
+            };
+            (0..400)
+                .map(|b| block(b + 1, accesses(b) as u32, PAGE_SIZE))
+                .collect()
+        };
+        let mut exposures = Exposures::default();
+        for luck in 0..6 {
+            assert!(!exposures.add(0, LONG, 4, &blocks(0..50, luck)));
+        }
+        assert!(exposures.add(0, LONG, 4, &blocks(200..250, 6)));
+        let samples = samples_of(&mut exposures);
+        let within = |b: u64| count(&samples, &block(b + 1, 0, PAGE_SIZE));
+        let (old, new): (usize, usize) = ((0..50).map(within).sum(), (200..250).map(within).sum());
+        assert!(new > 3 * old, "{new} {old}");
+        assert!(!exposures.add(0, LONG, 4, &blocks(200..250, 7)));
     }
 
     fn any_regions() -> impl Strategy<Value = Vec<Region>> {

@@ -13,6 +13,7 @@
 
 mod admin;
 mod aggregations;
+mod budget;
 mod cpu;
 mod exposure;
 mod page_size;
@@ -31,6 +32,7 @@ use super::{Drained, Settings, Tracker, TrackerError};
 use crate::maps::read_maps;
 use admin::Kdamond;
 use aggregations::Aggregations;
+use budget::Budget;
 use page_size::PageSizes;
 
 const NAME: &str = "damon";
@@ -83,12 +85,6 @@ const MAX_TARGETS: usize = 64;
 const REGIONS_MAX: u64 = 400;
 const REGIONS_MIN_PER_TARGET: u64 = 10;
 
-/// While the agent is calm, this part of the CPU bound is used.
-const CALM_PART: f64 = 0.2;
-
-/// The longest rest: after it a look is due, whatever the last one cost.
-const REST_MAX: Duration = Duration::from_secs(30);
-
 /// How often a start is tried again without the processes that went meanwhile.
 const START_ATTEMPTS: u32 = 5;
 
@@ -99,18 +95,17 @@ pub struct DamonTracker {
     root: PathBuf,
     kdamond: Kdamond,
     listen: Listen,
-    /// Share of one CPU that looking may take.
-    cpu_share: f64,
     epoch: Duration,
     wanted: Vec<Pid>,
     running: Option<Running>,
     exposures: Exposures,
-    /// No pass begins before.
-    rest_until: Instant,
+    budget: Budget,
     /// When the policy was last topped up.
     topped_up: Option<Instant>,
     paused: bool,
     calm: bool,
+    /// The last long pass contradicted what was known.
+    surprised: bool,
 }
 
 /// A pass under way.
@@ -137,15 +132,15 @@ impl DamonTracker {
             root: settings.root.clone(),
             kdamond,
             listen,
-            cpu_share: settings.cpu_percent / 100.0,
             epoch: settings.epoch,
             wanted: Vec::new(),
             running: None,
             exposures: Exposures::default(),
-            rest_until: Instant::now(),
+            budget: Budget::new(settings.cpu_percent),
             topped_up: None,
             paused: false,
             calm: false,
+            surprised: false,
         })
     }
 
@@ -228,8 +223,13 @@ impl DamonTracker {
         let asleep = running.started.elapsed().saturating_sub(cpu).as_secs_f64();
         let rounds = (asleep / pass.interval.as_secs_f64()).max(1.0);
         let interval = pass.interval + cpu.div_f64(2.0 * rounds);
-        self.exposures
+        let is_surprise = self
+            .exposures
             .add(running.rung, interval, pass.looks, &regions);
+        if is_surprise && running.rung == 0 {
+            tracing::debug!("what was hot no longer is");
+            self.surprised = true;
+        }
         Ok(true)
     }
 
@@ -269,6 +269,7 @@ impl DamonTracker {
         let Some(started) = self.running.as_ref().map(|running| running.started) else {
             return Ok(false);
         };
+        self.surprised = false;
         if !self.take(drained)? {
             let patience = PASSES[0].length() * PASS_PATIENCE;
             if started.elapsed() > patience.max(self.epoch * 2) {
@@ -278,7 +279,7 @@ impl DamonTracker {
         }
         let mut spent = self.end()?;
         for rung in 1..PASSES.len() {
-            let is_due = !self.calm || !self.exposures.knows(rung);
+            let is_due = !self.calm || self.surprised || !self.exposures.knows(rung);
             if !is_due || !self.exposures.is_saturated(rung - 1) {
                 break;
             }
@@ -288,10 +289,9 @@ impl DamonTracker {
             }
         }
         spent += cpu::of_this_thread().saturating_sub(own_before);
-        let share = self.cpu_share * if self.calm { CALM_PART } else { 1.0 };
-        let rest = spent.div_f64(share.max(1e-4)).min(REST_MAX);
-        self.rest_until = started + rest;
-        tracing::debug!(?spent, ?rest, "looked at accessed bits");
+        let is_calm = self.calm && !self.surprised;
+        self.budget.spend(started, spent, is_calm);
+        tracing::debug!(?spent, is_calm, "looked at accessed bits");
         Ok(true)
     }
 }
@@ -328,6 +328,9 @@ impl Tracker for DamonTracker {
     }
 
     fn set_calm(&mut self, calm: bool) {
+        if self.calm && !calm {
+            self.budget.wake();
+        }
         self.calm = calm;
     }
 
@@ -337,7 +340,7 @@ impl Tracker for DamonTracker {
             return Ok(drained);
         }
         let has_news = self.proceed(&mut drained)?;
-        if self.running.is_none() && Instant::now() >= self.rest_until {
+        if self.running.is_none() && self.budget.allows(Instant::now()) {
             self.start(0)?;
         }
         let is_due = self
