@@ -100,6 +100,8 @@ pub struct DamonTracker {
     running: Option<Running>,
     exposures: Exposures,
     budget: Budget,
+    /// CPU time of the agent's own that the budget has not been charged with.
+    unpaid: Duration,
     /// When the policy was last topped up.
     topped_up: Option<Instant>,
     paused: bool,
@@ -137,6 +139,7 @@ impl DamonTracker {
             running: None,
             exposures: Exposures::default(),
             budget: Budget::new(settings.cpu_percent),
+            unpaid: Duration::ZERO,
             topped_up: None,
             paused: false,
             calm: false,
@@ -180,6 +183,14 @@ impl DamonTracker {
             }
         }
         Ok(())
+    }
+
+    /// Begins a long pass, unless one is under way or the budget wants a rest.
+    fn start_when_due(&mut self) -> Result<(), TrackerError> {
+        match self.running.is_none() && self.budget.allows(Instant::now()) {
+            true => self.start(0),
+            false => Ok(()),
+        }
     }
 
     /// The regions that each target shall have at least, and all together at most.
@@ -265,7 +276,6 @@ impl DamonTracker {
     /// Takes what the long pass has found, follows it up with short ones, and rests. True when
     /// something was found.
     fn proceed(&mut self, drained: &mut Drained) -> Result<bool, TrackerError> {
-        let own_before = cpu::of_this_thread();
         let Some(started) = self.running.as_ref().map(|running| running.started) else {
             return Ok(false);
         };
@@ -273,7 +283,8 @@ impl DamonTracker {
         if !self.take(drained)? {
             let patience = PASSES[0].length() * PASS_PATIENCE;
             if started.elapsed() > patience.max(self.epoch * 2) {
-                self.end()?;
+                let spent = self.end()?;
+                self.unpaid += spent;
             }
             return Ok(false);
         }
@@ -288,7 +299,7 @@ impl DamonTracker {
                 None => break,
             }
         }
-        spent += cpu::of_this_thread().saturating_sub(own_before);
+        spent += std::mem::take(&mut self.unpaid);
         let is_calm = self.calm && !self.surprised;
         self.budget.spend(started, spent, is_calm);
         tracing::debug!(?spent, is_calm, "looked at accessed bits");
@@ -308,7 +319,7 @@ impl Tracker for DamonTracker {
     }
 
     fn set_targets(&mut self, targets: &[Pid]) -> Result<(), TrackerError> {
-        // A new start forgets the regions: not for nothing.
+        // A pass that is cut short is lost: not for nothing.
         if self.wanted == targets {
             return Ok(());
         }
@@ -321,9 +332,11 @@ impl Tracker for DamonTracker {
         }
         self.wanted = targets.to_vec();
         self.exposures.retain(targets);
+        let spent = self.end()?;
+        self.unpaid += spent;
         match self.paused {
             true => Ok(()),
-            false => self.start(0),
+            false => self.start_when_due(),
         }
     }
 
@@ -339,19 +352,19 @@ impl Tracker for DamonTracker {
         if self.paused {
             return Ok(drained);
         }
+        let before = cpu::of_this_thread();
         let has_news = self.proceed(&mut drained)?;
-        if self.running.is_none() && self.budget.allows(Instant::now()) {
-            self.start(0)?;
-        }
+        self.start_when_due()?;
         let is_due = self
             .topped_up
             .is_none_or(|at| at.elapsed() >= self.epoch / 2);
         if has_news || is_due {
-            let before = out.len();
+            let first = out.len();
             self.exposures.samples(max, out);
-            drained.taken = (out.len() - before) as u64;
+            drained.taken = (out.len() - first) as u64;
             self.topped_up = Some(Instant::now());
         }
+        self.unpaid += cpu::of_this_thread().saturating_sub(before);
         Ok(drained)
     }
 
@@ -364,7 +377,7 @@ impl Tracker for DamonTracker {
     fn resume(&mut self) -> Result<(), TrackerError> {
         if self.paused {
             self.paused = false;
-            self.start(0)?;
+            self.start_when_due()?;
         }
         Ok(())
     }
