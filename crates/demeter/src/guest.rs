@@ -188,7 +188,10 @@ fn introduce(
         eprintln!("  not {}: {}", passed.tracker, passed.why);
     }
     let tiers = config.tiers(&Topology::read(root)?)?;
-    eprintln!("memory: node {} is fast, node {} is slow", tiers.fast, tiers.slow);
+    eprintln!(
+        "memory: node {} is fast, node {} is slow",
+        tiers.fast, tiers.slow
+    );
     let targets = TargetFinder::new(root, config.targets()?).find()?;
     let names = targets.iter().take(NAMED);
     let names: Vec<_> = names.map(|t| format!("{} ({})", t.pid, t.comm)).collect();

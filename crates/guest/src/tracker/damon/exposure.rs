@@ -16,9 +16,11 @@
 //! not saturated is the most certain one. A region that is saturated in the shortest exposure has
 //! no upper bound: it counts as the hottest of all, since taking it for cold could do harm.
 //!
-//! Rates become samples, which the policy weighs by their number. So there are in all as many as
-//! there were looks that found an access, shared out by rate, and no region gets more than it had
-//! such looks. The policy forgets half of its samples in each epoch: [`Exposures::samples`]
+//! Rates become samples, which the policy weighs by their number. So the hottest regions have as many as
+//! there were looks that found an access, colder ones fewer by their rates, and no region more than it had
+//! such looks. A long pass that contradicts those before silences all until as many agree as are
+//! needed, and each contradiction doubles that number: a program that sweeps through its memory
+//! moves nothing. The policy forgets half of its samples in each epoch: [`Exposures::samples`]
 //! tops up what it still holds to what was seen, and what was seen is forgotten by halves, too, as new
 //! looks come.
 //!
@@ -28,6 +30,7 @@
 //!   accessed at the higher rate never has fewer samples (but for rounding), whatever their page sizes.
 //! - Nothing accessed yields nothing; without new looks the policy holds what was seen, to within a
 //!   sample a region, and no more.
+//! - While passes contradict each other the policy is told nothing.
 //! - There are never more regions than [`REGIONS_KEPT`] in an exposure.
 
 use std::collections::BTreeMap;
@@ -43,6 +46,12 @@ pub(super) const REGIONS_KEPT: usize = 8192;
 /// A share of looks from which on the rate cannot be told.
 const SATURATED: f64 = 0.85;
 
+/// A shorter exposure takes less than this part of the one before.
+const SHORTER: f64 = 0.7;
+
+/// Passes for which a region stays saturated.
+const SATURATED_FOR: u32 = 8;
+
 /// Part of the regions found accessed that may be saturated: with more, a shorter exposure is due.
 const SATURATED_PART: f64 = 0.05;
 
@@ -52,6 +61,14 @@ const SURPRISED_KEPT: f64 = 0.125;
 
 /// Less than this part of the accesses that were expected where memory was hot contradicts that.
 const CONTRADICTION: f64 = 0.5;
+
+/// Passes that must agree before the policy is told what they found. Each contradiction doubles
+/// them: memory that is hot for a moment only is not worth moving.
+const NEEDED_AT_FIRST: u32 = 1;
+const NEEDED_MAX: u32 = 32;
+
+/// From so many on, waiting for agreement is no hurry.
+const NEEDED_IN_VAIN: u32 = 8;
 
 /// Fewer expected accesses tell nothing.
 const EXPECTED_MIN: f64 = 8.0;
@@ -70,11 +87,21 @@ struct Seen {
     /// Looks, and those of them that found an access; older ones weigh less.
     looks: f64,
     found: f64,
+    /// For so many more passes it counts as saturated in the shortest exposure: what is so by chance
+    /// must not be hot in one pass and cold in the next.
+    saturated_for: u32,
 }
 
 impl Seen {
     fn share(&self) -> f64 {
         self.found / self.looks
+    }
+
+    /// The square of the true share, without bias: where few looks found an access, the square of
+    /// what they found is mostly chance.
+    fn share_squared(&self) -> f64 {
+        let variance = self.share() * (1.0 - self.share()) / (self.looks - 1.0).max(1.0);
+        self.share() * self.share() - variance
     }
 
     /// Accesses a second, over all entries, of a region that was looked at for `interval` each time.
@@ -99,10 +126,12 @@ impl Exposure {
     fn is_contradicted_by(&self, looks: u32, regions: &[Region]) -> bool {
         let (mut expected, mut found) = (0.0, 0.0);
         for region in regions {
-            let Some(seen) = self.seen.get(&key_of(region)) else {
+            // What was always found accessed was perhaps a hundred times, and will be again.
+            let known = self.seen.get(&key_of(region));
+            let Some(seen) = known.filter(|seen| seen.share() < SATURATED) else {
                 continue;
             };
-            expected += f64::from(looks) * seen.share() * seen.share();
+            expected += f64::from(looks) * seen.share_squared();
             found += f64::from(region.accesses.min(looks)) * seen.share();
         }
         expected >= EXPECTED_MIN && found < CONTRADICTION * expected
@@ -142,6 +171,45 @@ pub struct Exposures {
     /// By region; what is wanted is out of date while `has_news`.
     due: Vec<Due>,
     has_news: bool,
+    trust: Trust,
+}
+
+/// Whether what is found now can be expected to hold.
+#[derive(Debug, Clone, Copy)]
+struct Trust {
+    /// Long passes in a row that did not contradict those before.
+    agreed: u32,
+    /// So many are needed before the policy is told.
+    needed: u32,
+    /// Whether this long pass or the short ones after it have contradicted: they count as one.
+    is_surprised: bool,
+}
+
+impl Default for Trust {
+    fn default() -> Self {
+        Self {
+            agreed: 0,
+            needed: NEEDED_AT_FIRST,
+            is_surprised: false,
+        }
+    }
+}
+
+impl Trust {
+    fn agree(&mut self) {
+        self.is_surprised = false;
+        self.agreed += 1;
+        if self.agreed > self.needed {
+            self.needed = self.needed.saturating_sub(1).max(1);
+        }
+    }
+
+    fn contradict(&mut self) {
+        self.agreed = 0;
+        if !std::mem::replace(&mut self.is_surprised, true) {
+            self.needed = (self.needed * 2).min(NEEDED_MAX);
+        }
+    }
 }
 
 impl Exposures {
@@ -170,16 +238,46 @@ impl Exposures {
                 entries: 1.0,
                 looks: 0.0,
                 found: 0.0,
+                saturated_for: 0,
             });
             seen.entries = region.range.len().0 as f64 / region.page_bytes.max(1) as f64;
             seen.looks += f64::from(looks.max(1));
             seen.found += f64::from(region.accesses.min(looks));
+            seen.saturated_for = match seen.share() >= SATURATED {
+                true => SATURATED_FOR,
+                // No chance.
+                false if region.accesses.saturating_mul(2) <= looks => 0,
+                false => seen.saturated_for.saturating_sub(1),
+            };
+        }
+        if rung == 0 {
+            self.trust.agree();
+        }
+        if is_surprise {
+            self.trust.contradict();
         }
         is_surprise
     }
 
-    /// Whether so many regions are saturated at this rung that a shorter exposure is due.
+    /// Whether passes agree so often that the policy is told what they found.
+    pub(super) fn is_settled(&self) -> bool {
+        self.trust.agreed >= self.trust.needed
+    }
+
+    /// Whether the next pass may decide what the policy is told, and soon.
+    pub(super) fn is_urgent(&self) -> bool {
+        !self.is_settled() && self.trust.needed < NEEDED_IN_VAIN
+    }
+
+    /// Whether so many regions are saturated at this rung that a shorter exposure is due. Where
+    /// kdamond was too slow to make this one much shorter than the last, the next would be no
+    /// shorter either.
     pub fn is_saturated(&self, rung: usize) -> bool {
+        let interval = |rung: usize| self.exposures.get(rung).map(|e| e.interval);
+        let before = rung.checked_sub(1).and_then(interval);
+        if before.is_some_and(|before| interval(rung) > Some(before.mul_f64(SHORTER))) {
+            return false;
+        }
         let seen = self.exposures.get(rung).map(|e| e.seen.values());
         let (mut all, mut saturated) = (0.0, 0.0);
         for seen in seen.into_iter().flatten().filter(|s| s.found > 0.0) {
@@ -230,19 +328,14 @@ impl Exposures {
     /// Works out how many samples of each region the policy shall hold.
     fn settle_what_is_due(&mut self) {
         let heats = self.heats();
-        let (mut rates, mut found) = (0.0, 0.0);
-        for heat in heats.values().filter(|h| !h.is_saturated) {
-            rates += heat.rate;
-            found += heat.found;
-        }
-        let per_access = if rates > 0.0 { found / rates } else { 0.0 };
+        let per_access = if self.is_settled() {
+            samples_per_access(&heats)
+        } else {
+            0.0
+        };
         let mut held = self.due.iter().map(|due| (due.key, due.held)).peekable();
         let due = heats.into_iter().map(|(key, heat)| {
-            // Where nothing else is accessed, what is saturated is as hot as was found.
-            let wanted = match per_access {
-                0.0 => heat.found,
-                per_access => (heat.rate * per_access).min(heat.found),
-            };
+            let wanted = (heat.rate * per_access).min(heat.found);
             while held.next_if(|(other, _)| *other < key).is_some() {}
             Due {
                 key,
@@ -259,9 +352,13 @@ impl Exposures {
     /// Every region's heat, by the longest exposure that is not saturated.
     fn heats(&self) -> BTreeMap<Key, Heat> {
         let mut heats: BTreeMap<Key, Heat> = BTreeMap::new();
-        for Exposure { interval, seen } in &self.exposures {
+        for (rung, Exposure { interval, seen }) in self.exposures.iter().enumerate() {
+            let is_shortest = rung + 1 == self.exposures.len();
             for (&key, seen) in seen {
-                let is_saturated = seen.share() >= SATURATED;
+                let is_saturated = match is_shortest {
+                    true => seen.saturated_for > 0,
+                    false => seen.share() >= SATURATED,
+                };
                 let rate = seen.rate(*interval);
                 let heat = heats.entry(key).or_insert(Heat {
                     rate: 0.0,
@@ -282,6 +379,24 @@ impl Exposures {
         }
         heats
     }
+}
+
+/// Samples for an access a second: the hottest regions, with half of all that was found, get as many
+/// as there were looks that found an access, and colder ones fewer.
+fn samples_per_access(heats: &BTreeMap<Key, Heat>) -> f64 {
+    let density = |(key, heat): &(&Key, &Heat)| heat.rate / (key.2.0 - key.1.0).max(1) as f64;
+    let mut by_density: Vec<_> = heats.iter().filter(|(_, heat)| heat.rate > 0.0).collect();
+    by_density.sort_unstable_by(|a, b| density(b).total_cmp(&density(a)));
+    let half = by_density.iter().map(|(_, heat)| heat.found).sum::<f64>() / 2.0;
+    let (mut found, mut rate) = (0.0, 0.0);
+    for (_, heat) in by_density {
+        if found >= half {
+            break;
+        }
+        found += heat.found;
+        rate += heat.rate;
+    }
+    if rate > 0.0 { found / rate } else { 0.0 }
 }
 
 /// `count` samples in the middles of as many equal parts of a region.
@@ -413,11 +528,13 @@ mod tests {
             assert!(!exposures.add(0, LONG, 4, &blocks(0..50, luck)));
         }
         assert!(exposures.add(0, LONG, 4, &blocks(200..250, 6)));
+        assert_eq!(samples_of(&mut exposures), [], "once is not enough");
+        assert!(!exposures.add(0, LONG, 4, &blocks(200..250, 7)));
+        assert!(!exposures.add(0, LONG, 4, &blocks(200..250, 8)));
         let samples = samples_of(&mut exposures);
         let within = |b: u64| count(&samples, &block(b + 1, 0, PAGE_SIZE));
         let (old, new): (usize, usize) = ((0..50).map(within).sum(), (200..250).map(within).sum());
         assert!(new > 3 * old, "{new} {old}");
-        assert!(!exposures.add(0, LONG, 4, &blocks(200..250, 7)));
     }
 
     fn any_regions() -> impl Strategy<Value = Vec<Region>> {

@@ -54,7 +54,7 @@ impl Pass {
 
 /// Longest first. The first one ends within an epoch, kdamond's own work included; the others are
 /// waited for. Intervals are no round figures, so that they do not keep step with a program.
-const PASSES: [Pass; 3] = [
+const PASSES: [Pass; 4] = [
     Pass {
         interval: Duration::from_micros(80_021),
         looks: 4,
@@ -64,8 +64,12 @@ const PASSES: [Pass; 3] = [
         looks: 5,
     },
     Pass {
-        interval: Duration::from_micros(2003),
+        interval: Duration::from_micros(1499),
         looks: 5,
+    },
+    Pass {
+        interval: Duration::from_micros(251),
+        looks: 8,
     },
 ];
 
@@ -106,8 +110,6 @@ pub struct DamonTracker {
     topped_up: Option<Instant>,
     paused: bool,
     calm: bool,
-    /// The last long pass contradicted what was known.
-    surprised: bool,
 }
 
 /// A pass under way.
@@ -143,7 +145,6 @@ impl DamonTracker {
             topped_up: None,
             paused: false,
             calm: false,
-            surprised: false,
         })
     }
 
@@ -234,13 +235,8 @@ impl DamonTracker {
         let asleep = running.started.elapsed().saturating_sub(cpu).as_secs_f64();
         let rounds = (asleep / pass.interval.as_secs_f64()).max(1.0);
         let interval = pass.interval + cpu.div_f64(2.0 * rounds);
-        let is_surprise = self
-            .exposures
+        self.exposures
             .add(running.rung, interval, pass.looks, &regions);
-        if is_surprise && running.rung == 0 {
-            tracing::debug!("what was hot no longer is");
-            self.surprised = true;
-        }
         Ok(true)
     }
 
@@ -279,7 +275,6 @@ impl DamonTracker {
         let Some(started) = self.running.as_ref().map(|running| running.started) else {
             return Ok(false);
         };
-        self.surprised = false;
         if !self.take(drained)? {
             let patience = PASSES[0].length() * PASS_PATIENCE;
             if started.elapsed() > patience.max(self.epoch * 2) {
@@ -290,7 +285,7 @@ impl DamonTracker {
         }
         let mut spent = self.end()?;
         for rung in 1..PASSES.len() {
-            let is_due = !self.calm || self.surprised || !self.exposures.knows(rung);
+            let is_due = !self.calm || self.exposures.is_urgent() || !self.exposures.knows(rung);
             if !is_due || !self.exposures.is_saturated(rung - 1) {
                 break;
             }
@@ -300,7 +295,7 @@ impl DamonTracker {
             }
         }
         spent += std::mem::take(&mut self.unpaid);
-        let is_calm = self.calm && !self.surprised;
+        let is_calm = self.calm && !self.exposures.is_urgent();
         self.budget.spend(started, spent, is_calm);
         tracing::debug!(?spent, is_calm, "looked at accessed bits");
         Ok(true)
@@ -393,5 +388,7 @@ fn region_bounds(targets: u64, mapped_bytes: u64) -> (u64, u64) {
     (min, (min * targets).max(REGIONS_MAX))
 }
 
+#[cfg(test)]
+mod harm;
 #[cfg(test)]
 pub(super) mod tests;
