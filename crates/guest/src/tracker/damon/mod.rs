@@ -2,11 +2,11 @@
 //! has it, without a PMU.
 //!
 //! The kernel clears the accessed bit of one page of each region and looks again one sampling
-//! interval later. Each look costs microseconds, so looks are few and long: a pass of
-//! [`PASSES`]`[0]` tells hot small pages from cold ones; while many regions are always found accessed,
-//! as huge pages are, shorter passes follow at once. Then the tracker rests for as long as its CPU
-//! bound wants, and five times as long while the agent is calm: between passes there is no kdamond at
-//! work. exposure.rs says what can be made of the looks.
+//! interval later. Each look costs microseconds, so looks are few and long: a long pass tells hot
+//! small pages from cold ones; while many regions are always found accessed, as huge pages are,
+//! shorter passes follow at once. Then the tracker rests for as long as its CPU bound wants, and five
+//! times as long while the agent is calm: between passes there is no kdamond at work. exposure.rs
+//! says what can be made of the looks.
 //!
 //! One thing stays hidden: the kernel clears accessed bits without flushing the TLB. A page that
 //! never leaves the TLB during a pass looks untouched.
