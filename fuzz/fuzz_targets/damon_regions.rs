@@ -2,14 +2,16 @@
 //! limit.
 #![no_main]
 
-use demeter_guest::tracker::damon::{Format, Region, samples};
+use std::time::Duration;
+
+use demeter_guest::tracker::damon::{Exposures, Format, Region};
 use demeter_policy::{GuestVirtAddr, Pid, VirtRange};
 use libfuzzer_sys::fuzz_target;
 
 type Input<'a> = (&'a str, &'a [u8], Vec<(u64, u64, u32)>, u32, u16);
 
 fuzz_target!(|input: Input| {
-    let (format, record, regions, intervals, max) = input;
+    let (format, record, regions, looks, max) = input;
     let mut regions: Vec<Region> = regions
         .into_iter()
         .filter_map(|(start, end, accesses)| {
@@ -25,14 +27,14 @@ fuzz_target!(|input: Input| {
     if let Ok(format) = Format::parse(format) {
         regions.extend(format.region(record, &[Pid(1)]));
     }
-    let mut out = Vec::new();
-    samples(&regions, intervals, max.into(), &mut out);
-    assert!(out.len() <= max.into());
-    for sample in out {
-        assert!(
-            regions
-                .iter()
-                .any(|region| region.range.contains(sample.addr))
-        );
+    let mut exposures = Exposures::default();
+    for (rung, millis) in [(0, 80), (1, 10), (0, 80)] {
+        exposures.add(rung, Duration::from_millis(millis), looks, &regions);
+        let mut out = Vec::new();
+        exposures.samples(max.into(), &mut out);
+        assert!(out.len() <= max.into());
+        for sample in out {
+            assert!(regions.iter().any(|r| r.range.contains(sample.addr)));
+        }
     }
 });

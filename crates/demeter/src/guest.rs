@@ -10,11 +10,13 @@ use anyhow::Context;
 use demeter_guest::agent::{self, Agent, Command, Ended};
 use demeter_guest::balloon::link::{BesideAgent, Link};
 use demeter_guest::config::{BalloonMode, Config};
+use demeter_guest::nodes::Topology;
 use demeter_guest::pages::LivePages;
+use demeter_guest::probe;
 use demeter_guest::server::Server;
 use demeter_guest::status::StatusCell;
-use demeter_guest::tracker::{Choice, Settings, choose};
-use demeter_policy::Tuning;
+use demeter_guest::targets::TargetFinder;
+use demeter_guest::tracker::{Choice, PassedOver, Settings, choose};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -137,6 +139,7 @@ pub fn guest(args: Args) -> anyhow::Result<()> {
         period: config.tuning.sample_period,
         latency_threshold_ns: config.tuning.latency_threshold_ns,
         epoch: config.tuning.epoch(),
+        cpu_percent: config.tracker_cpu_percent,
     };
     // Signals first: from here on an end is a clean one.
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot catch signals")?;
@@ -236,15 +239,56 @@ fn start(
     status: &StatusCell,
 ) -> anyhow::Result<Agent> {
     let (tracker, passed_over) = choose(config.tracker, settings)?;
-    for passed in &passed_over {
-        tracing::info!("passed over: {}", passed.why);
-    }
-    tracing::info!("tracker: {}", tracker.name());
+    introduce(root, config, tracker.name(), &passed_over)?;
     status.update(|s| s.passed_over = passed_over.iter().map(|p| p.why.to_string()).collect());
     raise_priority();
     let pages = Box::new(LivePages::default());
     let (root, config) = (root.to_owned(), config.clone());
     Ok(Agent::new(root, config, tracker, pages, status.clone())?)
+}
+
+/// Says at the start, however little is logged, what the agent works with and what is in its way.
+fn introduce(
+    root: &Path,
+    config: &Config,
+    tracker: &str,
+    passed_over: &[PassedOver],
+) -> anyhow::Result<()> {
+    /// Targets that are named.
+    const NAMED: usize = 8;
+    let bound = match tracker {
+        "damon" => format!(
+            " (accessed bits, looked at by the kernel's DAMON, for at most {} % of a CPU)",
+            config.tracker_cpu_percent
+        ),
+        _ => String::new(),
+    };
+    eprintln!("tracker: {tracker}{bound}");
+    for passed in passed_over {
+        eprintln!("  not {}: {}", passed.tracker, passed.why);
+    }
+    let tiers = config.tiers(&Topology::read(root)?)?;
+    eprintln!(
+        "memory: node {} is fast, node {} is slow",
+        tiers.fast, tiers.slow
+    );
+    let targets = TargetFinder::new(root, config.targets()?).find()?;
+    let names = targets.iter().take(NAMED);
+    let names: Vec<_> = names.map(|t| format!("{} ({})", t.pid, t.comm)).collect();
+    match targets.len() {
+        0 => eprintln!("looking after: nothing yet"),
+        count if count > NAMED => eprintln!(
+            "looking after: {} and {} more",
+            names.join(", "),
+            count - NAMED
+        ),
+        _ => eprintln!("looking after: {}", names.join(", ")),
+    }
+    if probe::numa_balancing(root).is_some_and(|mode| mode != 0) {
+        let (what, mend) = probe::BALANCING_ADVICE;
+        eprintln!("warning: {what}; {mend}");
+    }
+    Ok(())
 }
 
 /// The relay beside the agent; without one the agent goes on.
@@ -262,13 +306,7 @@ fn link(root: &Path, status: &StatusCell, commands: &Sender<Command>) -> Option<
 /// Takes over the kdamond of an agent that was killed, and ends it. Where somebody else has DAMON, or
 /// nobody can, there is nothing to do.
 fn clean_up() {
-    let settings = Settings {
-        root: "/".into(),
-        period: Tuning::default().sample_period,
-        latency_threshold_ns: Tuning::default().latency_threshold_ns,
-        epoch: Tuning::default().epoch(),
-    };
-    match choose(Choice::Damon, &settings) {
+    match choose(Choice::Damon, &Settings::default()) {
         Ok(tracker) => drop(tracker),
         Err(error) => tracing::info!("nothing to clean up: {error}"),
     }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::nodes::{NodesError, Topology};
 use crate::prober::Tiers;
 use crate::targets::TargetSpec;
-use crate::tracker::Choice;
+use crate::tracker::{CPU_PERCENT, Choice};
 
 /// The agent's configuration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -26,6 +26,8 @@ pub struct Config {
 
     /// Where samples come from.
     pub tracker: Choice,
+    /// The most of one CPU that a tracker without hardware's help (damon) may take, %.
+    pub tracker_cpu_percent: f64,
     /// The fast node, where the system does not tell.
     pub fast_node: Option<u32>,
     /// The slow node, where the system does not tell.
@@ -56,6 +58,7 @@ impl Default for Config {
             all: false,
             resident_min_mib: 64,
             tracker: Choice::Auto,
+            tracker_cpu_percent: CPU_PERCENT,
             fast_node: None,
             slow_node: None,
             balloon: BalloonMode::Auto,
@@ -105,6 +108,9 @@ pub enum ConfigError {
     /// No target, or several kinds of them.
     #[error("configuration: give exactly one of pids (--pid), cgroup (--cgroup) and all (--all)")]
     Targets,
+    /// A tracker that may take nothing, or more than a CPU.
+    #[error("configuration: tracker_cpu_percent = {0} is out of bounds; give 0.1 to 100")]
+    TrackerCpu(f64),
     /// A recording of no size.
     #[error("configuration: record_max_mib = {0} is out of bounds; give 4 to 1048576")]
     RecordMax(u64),
@@ -133,6 +139,9 @@ impl Config {
         self.tuning.check()?;
         if !(4..=1 << 20).contains(&self.record_max_mib) {
             return Err(ConfigError::RecordMax(self.record_max_mib));
+        }
+        if !(0.1..=100.0).contains(&self.tracker_cpu_percent) {
+            return Err(ConfigError::TrackerCpu(self.tracker_cpu_percent));
         }
         match (self.fast_node, self.slow_node) {
             (None, None) => {}
@@ -226,6 +235,11 @@ mod tests {
                 "tuning.alpha = nan",
                 "[tuning] alpha = NaN is out of bounds",
             ),
+            (
+                "tracker_cpu_percent = 0.0",
+                "tracker_cpu_percent = 0 is out of bounds; give 0.1 to 100",
+            ),
+            ("tracker_cpu_percent = nan", "tracker_cpu_percent = NaN"),
             ("record_max_mib = 3", "record_max_mib = 3 is out of bounds"),
             ("fast_node = 1", "fast_node and slow_node"),
             ("fast_node = 1\nslow_node = 1", "fast_node and slow_node"),

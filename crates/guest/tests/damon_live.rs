@@ -50,18 +50,6 @@ impl Drop for Killed {
     }
 }
 
-/// CPU seconds of a process: fields 14 and 15 of its stat file, in ticks of 10 ms.
-fn cpu_s(pid: &str) -> f64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let fields = stat.rsplit(')').next().unwrap().split_whitespace();
-    let ticks: f64 = fields
-        .skip(11)
-        .take(2)
-        .map(|field| field.parse::<f64>().unwrap())
-        .sum();
-    ticks / 100.0
-}
-
 #[test]
 #[ignore = "needs root, DAMON for itself and a minute"]
 fn a_hot_eighth_stands_out() {
@@ -91,8 +79,6 @@ fn a_hot_eighth_stands_out() {
     let admin = Path::new("/sys/kernel/mm/damon/admin/kdamonds");
     let mut tracker = DamonTracker::new(&Settings::default()).unwrap();
     tracker.set_targets(&[pid]).unwrap();
-    let kdamond = fs::read_to_string(admin.join("0/pid")).unwrap();
-    let (mut own_before, mut kdamond_before) = (cpu_s("self"), cpu_s(kdamond.trim()));
     let mut found = Vec::new();
     for epoch in 1..=EPOCHS {
         std::thread::sleep(EPOCH);
@@ -103,18 +89,14 @@ fn a_hot_eighth_stands_out() {
         let within = |range: VirtRange| out.iter().filter(|s| range.contains(s.addr)).count();
         let (in_hot, in_array) = (within(hot), within(array));
         let ratio = in_hot as f64 * 7.0 / (in_array - in_hot).max(1) as f64;
-        let (own, theirs) = (cpu_s("self"), cpu_s(kdamond.trim()));
         println!(
             "epoch {epoch}: {} samples, {in_hot} of {in_array} hot, density {ratio:.1} to 1; \
-             drain {took:?}, agent {:.2} s, kdamond {:.2} s; {drained:?}",
+             drain {took:?}; {drained:?}",
             out.len(),
-            own - own_before,
-            theirs - kdamond_before,
         );
-        (own_before, kdamond_before) = (own, theirs);
         found.push(ratio);
     }
-    // The decision is made in the first epochs; later the TLB hides what stays in it.
+    // The decision is made in the first epochs.
     let decided = found.iter().take(4).sum::<f64>() / 4.0;
     assert!(
         decided >= 1.5,

@@ -151,7 +151,7 @@ pub fn probe(root: &Path) -> ProbeReport {
             .collect(),
         permissions: Permissions::read(root),
         thp: line("sys/kernel/mm/transparent_hugepage/enabled").and_then(|text| chosen(&text)),
-        numa_balancing: line("proc/sys/kernel/numa_balancing").and_then(|text| text.parse().ok()),
+        numa_balancing: numa_balancing(root),
         demotion_enabled: line("sys/kernel/mm/numa/demotion_enabled")
             .map(|text| matches!(text.as_str(), "true" | "1")),
         damon: root.join("sys/kernel/mm/damon/admin").exists(),
@@ -160,6 +160,18 @@ pub fn probe(root: &Path) -> ProbeReport {
     };
     report.advice = advice(&report, topology.err(), order.err());
     report
+}
+
+/// What is wrong where the kernel balances, and what to do.
+pub const BALANCING_ADVICE: (&str, &str) = (
+    "the kernel moves pages between nodes as well (numa_balancing) and will undo Demeter's work",
+    "sysctl kernel.numa_balancing=0",
+);
+
+/// `kernel.numa_balancing`; stock kernels boot with 1 where there are several nodes.
+pub fn numa_balancing(root: &Path) -> Option<u32> {
+    let text = fs::read_to_string(root.join("proc/sys/kernel/numa_balancing")).ok()?;
+    text.trim().parse().ok()
 }
 
 /// The word in brackets, as in `always [madvise] never`.
@@ -211,13 +223,8 @@ fn advice(
         );
     }
     if report.numa_balancing.is_some_and(|mode| mode != 0) {
-        add(
-            false,
-            "the kernel moves pages between nodes as well (numa_balancing) and will undo \
-             Demeter's work"
-                .into(),
-            "sysctl kernel.numa_balancing=0",
-        );
+        let (what, mend) = BALANCING_ADVICE;
+        add(false, what.into(), mend);
     }
     if report.one_kernel_tier && report.order.is_some() {
         add(

@@ -46,6 +46,10 @@ pub trait Tracker: Send {
     /// was sound before the fault has been appended.
     fn drain(&mut self, out: &mut Vec<Sample>, max: usize) -> Result<Drained, TrackerError>;
 
+    /// Whether the caller finds nothing to do: news can wait, and a tracker that costs CPU looks
+    /// seldom.
+    fn set_calm(&mut self, _calm: bool) {}
+
     /// Stop observing until `resume`: no CPU is spent, what was observed meanwhile is dropped.
     fn pause(&mut self) -> Result<(), TrackerError>;
 
@@ -53,8 +57,11 @@ pub trait Tracker: Send {
     fn resume(&mut self) -> Result<(), TrackerError>;
 }
 
+/// Default of [`Settings::cpu_percent`].
+pub const CPU_PERCENT: f64 = 5.0;
+
 /// What every tracker is made from.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
     /// Where `/proc` and `/sys` are found: `/`, or a directory that stands in for it.
     pub root: PathBuf,
@@ -64,6 +71,8 @@ pub struct Settings {
     pub latency_threshold_ns: u32,
     /// Time between two drains.
     pub epoch: Duration,
+    /// The most that a tracker without hardware's help may take of one CPU, %.
+    pub cpu_percent: f64,
 }
 
 impl Default for Settings {
@@ -74,6 +83,7 @@ impl Default for Settings {
             period: tuning.sample_period,
             latency_threshold_ns: tuning.latency_threshold_ns,
             epoch: tuning.epoch(),
+            cpu_percent: CPU_PERCENT,
         }
     }
 }

@@ -7,7 +7,6 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use demeter_policy::Pid;
 
 use super::super::TrackerError;
 use super::super::lock::try_lock;
-use super::{AGGREGATION, NAME, SAMPLE};
+use super::{NAME, Pass};
 
 const ADMIN_DIR: &str = "sys/kernel/mm/damon/admin/kdamonds";
 
@@ -25,13 +24,9 @@ const BUSY_WAIT: Duration = Duration::from_millis(10);
 
 const INTERVALS_DIR: &str = "0/contexts/0/monitoring_attrs/intervals";
 
-/// Between two looks at a page of each region, over which looks are counted, and between two
-/// looks at the mappings.
-const INTERVALS: [(&str, Duration); 3] = [
-    ("sample_us", SAMPLE),
-    ("aggr_us", AGGREGATION),
-    ("update_us", Duration::from_secs(1)),
-];
+/// Between two looks at the mappings, microseconds. No round figure: it tells our settings from
+/// others'.
+const UPDATE_US: u64 = 1_000_003;
 
 /// The kdamond; dropping it removes it.
 pub(super) struct Kdamond {
@@ -91,19 +86,24 @@ impl Kdamond {
         self.set("0/contexts/0/operations", "vaddr")
     }
 
-    /// Starts to observe these processes and returns the kdamond's thread. Fails with EINVAL if
-    /// one of them has gone.
+    /// Starts a pass over these processes and returns the kdamond's thread. `regions` are the least
+    /// for each process and the most for all. Fails with EINVAL if one of them has gone.
     pub(super) fn start(
         &self,
         targets: &[Pid],
-        regions: &RangeInclusive<u32>,
+        regions: (u64, u64),
+        pass: &Pass,
     ) -> Result<Pid, TrackerError> {
-        for (file, interval) in INTERVALS {
-            self.set(&format!("{INTERVALS_DIR}/{file}"), interval.as_micros())?;
+        for (file, us) in [
+            ("sample_us", pass.interval.as_micros()),
+            ("aggr_us", pass.length().as_micros()),
+            ("update_us", UPDATE_US.into()),
+        ] {
+            self.set(&format!("{INTERVALS_DIR}/{file}"), us)?;
         }
         let regions_dir = "0/contexts/0/monitoring_attrs/nr_regions";
-        self.set(&format!("{regions_dir}/max"), regions.end())?;
-        self.set(&format!("{regions_dir}/min"), regions.start())?;
+        self.set(&format!("{regions_dir}/max"), regions.1)?;
+        self.set(&format!("{regions_dir}/min"), regions.0)?;
         self.set("0/contexts/0/targets/nr_targets", targets.len())?;
         for (index, pid) in targets.iter().enumerate() {
             self.set(&format!("0/contexts/0/targets/{index}/pid_target"), pid)?;
@@ -158,12 +158,10 @@ fn is_ours(dir: &Path, kdamonds: &str) -> bool {
     let is = |file: &str, value: &str| read(&dir.join(file)).is_ok_and(|text| text == value);
     kdamonds == "1"
         && is("0/contexts/0/operations", "vaddr")
-        && INTERVALS.iter().all(|(file, interval)| {
-            is(
-                &format!("{INTERVALS_DIR}/{file}"),
-                &interval.as_micros().to_string(),
-            )
-        })
+        && is(
+            &format!("{INTERVALS_DIR}/update_us"),
+            &UPDATE_US.to_string(),
+        )
 }
 
 fn read(path: &Path) -> Result<String, TrackerError> {

@@ -1,46 +1,93 @@
 //! The tracker on DAMON, the kernel's monitor of data accesses: works in any guest whose kernel
-//! has it, at a coarser grain than load samples.
+//! has it, without a PMU.
 //!
-//! The kernel clears a page's accessed bit and looks again one sampling interval later; regions.rs
-//! says what can be made of it. One thing blurs it beyond repair: the kernel does not flush the
-//! TLB, so a page that stays in it looks untouched. Where huge pages are hot and processes rarely
-//! switch, the counts are a weak hint.
+//! The kernel clears the accessed bit of one page of each region and looks again one sampling
+//! interval later. Each look costs microseconds, so looks are few and long: a long pass tells hot
+//! small pages from cold ones; while many regions are always found accessed, as huge pages are,
+//! shorter passes follow at once. Then the tracker rests for as long as its CPU bound wants, and five
+//! times as long while the agent is calm: between passes there is no kdamond at work. exposure.rs
+//! says what can be made of the looks.
+//!
+//! One thing stays hidden: the kernel clears accessed bits without flushing the TLB. A page that
+//! never leaves the TLB during a pass looks untouched.
 
 mod admin;
 mod aggregations;
+mod budget;
+mod cpu;
+mod exposure;
 mod page_size;
 mod regions;
 
-use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use demeter_policy::{GuestVirtAddr, Pid, Sample};
+use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, Pid, Sample};
 
 pub use aggregations::Format;
-pub use regions::{Region, samples};
+pub use exposure::Exposures;
+pub use regions::Region;
 
 use super::{Drained, Settings, Tracker, TrackerError};
+use crate::maps::read_maps;
 use admin::Kdamond;
 use aggregations::Aggregations;
+use budget::Budget;
 use page_size::PageSizes;
 
 const NAME: &str = "damon";
 
-/// Between two looks at a page of each region: not a round figure, so that it does not keep step
-/// with a program's own period.
-const SAMPLE: Duration = Duration::from_micros(5003);
-/// Looks that are counted before regions are reported, merged and split again.
-const LOOKS: u32 = 20;
-const AGGREGATION: Duration = Duration::from_micros(5003 * LOOKS as u64);
+/// How a pass looks at regions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Pass {
+    /// From clearing an accessed bit to looking at it.
+    interval: Duration,
+    /// Looks at each region.
+    looks: u32,
+}
+
+impl Pass {
+    fn length(&self) -> Duration {
+        self.interval * self.looks
+    }
+}
+
+/// Longest first. The first one ends within an epoch, kdamond's own work included; the others are
+/// waited for. Intervals are no round figures, so that they do not keep step with a program.
+const PASSES: [Pass; 4] = [
+    Pass {
+        interval: Duration::from_micros(80_021),
+        looks: 4,
+    },
+    Pass {
+        interval: Duration::from_micros(10_007),
+        looks: 5,
+    },
+    Pass {
+        interval: Duration::from_micros(1499),
+        looks: 5,
+    },
+    Pass {
+        interval: Duration::from_micros(251),
+        looks: 8,
+    },
+];
+
+/// A pass that has reported nothing after so many times its length has no target left, or a
+/// kernel that is too busy.
+const PASS_PATIENCE: u32 = 8;
+
+/// Looks at a short pass's ring, in vain, before it is given up.
+const SHORT_PASS_WAITS: u32 = 20;
+const SHORT_PASS_WAIT: Duration = Duration::from_millis(5);
 
 /// Most processes that are watched; the first win.
 const MAX_TARGETS: usize = 64;
-/// Regions cost a look each per sampling interval. The least number, over all targets, sets the
-/// grain from the start; above it DAMON splits where counts differ.
-const MIN_REGIONS: u32 = 40;
-const MIN_REGIONS_PER_TARGET: u32 = 10;
-const MAX_REGIONS: u32 = 80;
+
+/// Regions, over all targets: one for each block where memory is small enough, so that none is split or merged;
+/// else DAMON adapts their sizes.
+const REGIONS_MAX: u64 = 400;
+const REGIONS_MIN_PER_TARGET: u64 = 10;
 
 /// How often a start is tried again without the processes that went meanwhile.
 const START_ATTEMPTS: u32 = 5;
@@ -52,12 +99,24 @@ pub struct DamonTracker {
     root: PathBuf,
     kdamond: Kdamond,
     listen: Listen,
+    epoch: Duration,
     wanted: Vec<Pid>,
     running: Option<Running>,
+    exposures: Exposures,
+    budget: Budget,
+    /// CPU time of the agent's own that the budget has not been charged with.
+    unpaid: Duration,
+    /// When the policy was last topped up.
+    topped_up: Option<Instant>,
     paused: bool,
+    calm: bool,
 }
 
+/// A pass under way.
 struct Running {
+    rung: usize,
+    started: Instant,
+    kdamond: Pid,
     aggregations: Aggregations,
     /// In the kdamond's order.
     targets: Vec<Pid>,
@@ -77,9 +136,15 @@ impl DamonTracker {
             root: settings.root.clone(),
             kdamond,
             listen,
+            epoch: settings.epoch,
             wanted: Vec::new(),
             running: None,
+            exposures: Exposures::default(),
+            budget: Budget::new(settings.cpu_percent),
+            unpaid: Duration::ZERO,
+            topped_up: None,
             paused: false,
+            calm: false,
         })
     }
 
@@ -88,10 +153,9 @@ impl DamonTracker {
         self.kdamond.stop()
     }
 
-    /// Starts to watch what is wanted and alive.
-    fn start(&mut self) -> Result<(), TrackerError> {
-        let mut attempt = 1;
-        loop {
+    /// Begins a pass over what is wanted and alive.
+    fn start(&mut self, rung: usize) -> Result<(), TrackerError> {
+        for attempt in 1.. {
             self.stop()?;
             let mut targets = self.wanted.clone();
             targets.retain(|pid| self.root.join(format!("proc/{pid}/maps")).exists());
@@ -99,23 +163,142 @@ impl DamonTracker {
             if targets.is_empty() {
                 return Ok(());
             }
+            let regions = self.regions(&targets);
             let started = self
                 .kdamond
-                .start(&targets, &region_bounds(targets.len()))
-                .and_then(|kdamond| (self.listen)(&self.root, kdamond));
+                .start(&targets, regions, &PASSES[rung])
+                .and_then(|kdamond| Ok((kdamond, (self.listen)(&self.root, kdamond)?)));
             match started {
-                Ok(aggregations) => {
+                Ok((kdamond, aggregations)) => {
                     self.running = Some(Running {
+                        rung,
+                        started: Instant::now(),
+                        kdamond,
                         aggregations,
                         targets,
                     });
-                    return Ok(());
+                    break;
                 }
                 Err(error) if attempt == START_ATTEMPTS => return Err(error),
                 Err(error) => tracing::debug!(%error, "a target may have ended: trying again"),
             }
-            attempt += 1;
         }
+        Ok(())
+    }
+
+    /// Begins a long pass, unless one is under way or the budget wants a rest.
+    fn start_when_due(&mut self) -> Result<(), TrackerError> {
+        match self.running.is_none() && self.budget.allows(Instant::now()) {
+            true => self.start(0),
+            false => Ok(()),
+        }
+    }
+
+    /// The regions that each target shall have at least, and all together at most.
+    fn regions(&self, targets: &[Pid]) -> (u64, u64) {
+        let mapped = |&pid: &Pid| {
+            let vmas = read_maps(&self.root, pid).unwrap_or_default();
+            vmas.iter().map(|vma| vma.range.len().0).sum::<u64>()
+        };
+        region_bounds(targets.len() as u64, targets.iter().map(mapped).sum())
+    }
+
+    /// Takes what the pass under way has found; false while that is nothing.
+    fn take(&mut self, drained: &mut Drained) -> Result<bool, TrackerError> {
+        let Some(running) = &self.running else {
+            return Ok(false);
+        };
+        let (mut regions, lost, rejected) =
+            running
+                .aggregations
+                .take(&running.targets)
+                .map_err(|what| TrackerError::Corrupt {
+                    tracker: NAME,
+                    what,
+                })?;
+        drained.lost += lost;
+        drained.rejected += rejected;
+        if regions.is_empty() {
+            return Ok(false);
+        }
+        // DAMON reports target after target.
+        for regions in regions.chunk_by_mut(|a, b| a.pid == b.pid) {
+            let pages = PageSizes::of(&self.root, regions[0].pid);
+            for region in regions.iter_mut().filter(|region| region.accesses > 0) {
+                let middle = region.range.start().0 + region.range.len().0 / 2;
+                region.page_bytes = pages.at(GuestVirtAddr(middle));
+            }
+        }
+        let pass = PASSES[running.rung];
+        let cpu = cpu::of(&self.root, running.kdamond).unwrap_or_default();
+        // A bit is cleared some time before the interval begins: kdamond goes through all regions.
+        let asleep = running.started.elapsed().saturating_sub(cpu).as_secs_f64();
+        let rounds = (asleep / pass.interval.as_secs_f64()).max(1.0);
+        let interval = pass.interval + cpu.div_f64(2.0 * rounds);
+        self.exposures
+            .add(running.rung, interval, pass.looks, &regions);
+        Ok(true)
+    }
+
+    /// Ends a pass. Returns the CPU time that kdamond has spent in it.
+    fn end(&mut self) -> Result<Duration, TrackerError> {
+        let kdamond = self.running.as_ref().map(|running| running.kdamond);
+        let spent = kdamond.and_then(|pid| cpu::of(&self.root, pid));
+        self.stop()?;
+        Ok(spent.unwrap_or_default())
+    }
+
+    /// A short pass, waited for. Returns what kdamond has spent, nothing where nothing was found.
+    fn look(
+        &mut self,
+        rung: usize,
+        drained: &mut Drained,
+    ) -> Result<Option<Duration>, TrackerError> {
+        self.start(rung)?;
+        std::thread::sleep(PASSES[rung].length());
+        for _ in 0..SHORT_PASS_WAITS {
+            if self.running.is_none() {
+                break;
+            }
+            if self.take(drained)? {
+                return self.end().map(Some);
+            }
+            std::thread::sleep(SHORT_PASS_WAIT);
+        }
+        self.stop()?;
+        Ok(None)
+    }
+
+    /// Takes what the long pass has found, follows it up with short ones, and rests. True when
+    /// something was found.
+    fn proceed(&mut self, drained: &mut Drained) -> Result<bool, TrackerError> {
+        let Some(started) = self.running.as_ref().map(|running| running.started) else {
+            return Ok(false);
+        };
+        if !self.take(drained)? {
+            let patience = PASSES[0].length() * PASS_PATIENCE;
+            if started.elapsed() > patience.max(self.epoch * 2) {
+                let spent = self.end()?;
+                self.unpaid += spent;
+            }
+            return Ok(false);
+        }
+        let mut spent = self.end()?;
+        for rung in 1..PASSES.len() {
+            let is_due = !self.calm || self.exposures.is_urgent() || !self.exposures.knows(rung);
+            if !is_due || !self.exposures.is_saturated(rung - 1) {
+                break;
+            }
+            match self.look(rung, drained)? {
+                Some(more) => spent += more,
+                None => break,
+            }
+        }
+        spent += std::mem::take(&mut self.unpaid);
+        let is_calm = self.calm && !self.exposures.is_urgent();
+        self.budget.spend(started, spent, is_calm);
+        tracing::debug!(?spent, is_calm, "looked at accessed bits");
+        Ok(true)
     }
 }
 
@@ -131,7 +314,7 @@ impl Tracker for DamonTracker {
     }
 
     fn set_targets(&mut self, targets: &[Pid]) -> Result<(), TrackerError> {
-        // A new start forgets the regions: not for nothing.
+        // A pass that is cut short is lost: not for nothing.
         if self.wanted == targets {
             return Ok(());
         }
@@ -143,61 +326,69 @@ impl Tracker for DamonTracker {
             );
         }
         self.wanted = targets.to_vec();
-        if self.paused { Ok(()) } else { self.start() }
+        self.exposures.retain(targets);
+        let spent = self.end()?;
+        self.unpaid += spent;
+        match self.paused {
+            true => Ok(()),
+            false => self.start_when_due(),
+        }
+    }
+
+    fn set_calm(&mut self, calm: bool) {
+        if self.calm && !calm {
+            self.budget.wake();
+        }
+        self.calm = calm;
     }
 
     fn drain(&mut self, out: &mut Vec<Sample>, max: usize) -> Result<Drained, TrackerError> {
-        let Some(Running {
-            aggregations,
-            targets,
-        }) = &self.running
-        else {
-            return Ok(Drained::default());
-        };
-        let (mut regions, lost, rejected) =
-            aggregations
-                .take(targets)
-                .map_err(|what| TrackerError::Corrupt {
-                    tracker: NAME,
-                    what,
-                })?;
-        // DAMON reports target after target.
-        for regions in regions.chunk_by_mut(|a, b| a.pid == b.pid) {
-            let pages = PageSizes::of(&self.root, regions[0].pid);
-            for region in regions.iter_mut().filter(|region| region.accesses > 0) {
-                let middle = region.range.start().0 + region.range.len().0 / 2;
-                region.page_bytes = pages.at(GuestVirtAddr(middle));
-            }
+        let mut drained = Drained::default();
+        if self.paused {
+            return Ok(drained);
         }
-        let before = out.len();
-        samples(&regions, LOOKS, max, out);
-        Ok(Drained {
-            taken: (out.len() - before) as u64,
-            lost,
-            rejected,
-        })
+        let before = cpu::of_this_thread();
+        let has_news = self.proceed(&mut drained)?;
+        self.start_when_due()?;
+        let is_due = self
+            .topped_up
+            .is_none_or(|at| at.elapsed() >= self.epoch / 2);
+        if has_news || is_due {
+            let first = out.len();
+            self.exposures.samples(max, out);
+            drained.taken = (out.len() - first) as u64;
+            self.topped_up = Some(Instant::now());
+        }
+        self.unpaid += cpu::of_this_thread().saturating_sub(before);
+        Ok(drained)
     }
 
     fn pause(&mut self) -> Result<(), TrackerError> {
         self.paused = true;
+        self.exposures.clear();
         self.stop()
     }
 
     fn resume(&mut self) -> Result<(), TrackerError> {
         if self.paused {
             self.paused = false;
-            self.start()?;
+            self.start_when_due()?;
         }
         Ok(())
     }
 }
 
-/// How many regions a kdamond keeps: at least so many for each target, at most so many for all.
-fn region_bounds(targets: usize) -> RangeInclusive<u32> {
-    let targets = u32::try_from(targets).unwrap_or(u32::MAX).max(1);
-    let min = (MIN_REGIONS / targets).max(MIN_REGIONS_PER_TARGET);
-    min..=MAX_REGIONS.max(min.saturating_mul(targets).saturating_mul(2))
+/// How many regions a kdamond keeps of so many targets with so many mapped bytes: at least so many
+/// for each target, at most so many for all. DAMON splits regions while there are fewer than half
+/// of the most.
+fn region_bounds(targets: u64, mapped_bytes: u64) -> (u64, u64) {
+    let targets = targets.max(1);
+    let blocks = mapped_bytes.div_ceil(BLOCK_SIZE).min(REGIONS_MAX);
+    let min = (blocks / targets).max(REGIONS_MIN_PER_TARGET);
+    (min, (min * targets).max(REGIONS_MAX))
 }
 
+#[cfg(test)]
+mod harm;
 #[cfg(test)]
 pub(super) mod tests;

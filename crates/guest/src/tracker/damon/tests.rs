@@ -105,6 +105,8 @@ fn open_ring(root: &Path) -> File {
 pub(in crate::tracker) fn tracker(root: &Path) -> Result<DamonTracker, TrackerError> {
     let settings = Settings {
         root: root.into(),
+        // Nothing is topped up while a test runs.
+        epoch: Duration::from_secs(3600),
         ..Settings::default()
     };
     DamonTracker::with_listener(&settings, |root, _kdamond| {
@@ -187,9 +189,14 @@ fn no_damon_says_what_to_use() {
 
 #[test]
 fn region_bounds_hold_for_any_number_of_targets() {
-    for targets in [0, 1, 2, 16, MAX_TARGETS] {
-        let bounds = region_bounds(targets);
-        assert!(bounds.start() >= &3 && bounds.start() <= bounds.end());
-        assert!(*bounds.end() >= 2 * *bounds.start() * targets as u32);
+    for targets in [0, 1, 2, 16, MAX_TARGETS as u64] {
+        for mapped in [0, 1, 800 << 20, u64::MAX] {
+            let (min, max) = region_bounds(targets, mapped);
+            // The kernel takes no less than three, and no fewer at the most than at the least.
+            assert!(min >= 3 && min * targets <= max);
+        }
     }
+    // Small memory has a region for each block, and DAMON splits none of them.
+    let (min, max) = region_bounds(1, 800 << 20);
+    assert!(min == 400 && min >= max / 2);
 }

@@ -1,0 +1,110 @@
+//! When looking may go on, so that it keeps within a share of one CPU.
+//!
+//! What is not spent is saved, up to a bound: at the start, and when memory that was hot is no
+//! longer, passes follow one another at once. Afterwards each is paid for by a rest.
+//!
+//! Property: in any time t no more is spent than share x t, what may be saved, and one pass.
+
+use std::time::{Duration, Instant};
+
+/// While the agent is calm, this part of the share is used.
+const CALM_PART: f64 = 0.2;
+
+/// CPU time that may be saved.
+const SAVED_MAX: Duration = Duration::from_millis(750);
+
+/// The longest rest of a calm agent: after it a look is due, whatever the last one cost.
+const CALM_REST_MAX: Duration = Duration::from_secs(20);
+
+/// CPU time to spend.
+#[derive(Debug)]
+pub(super) struct Budget {
+    /// Of one CPU; more than zero.
+    share: f64,
+    /// CPU time that is there to spend, seconds; below zero it is owed.
+    saved_s: f64,
+    /// Until when saving is counted in.
+    saved_at: Instant,
+    /// A calm agent rests until then.
+    calm_until: Instant,
+}
+
+impl Budget {
+    /// A full budget of so much of one CPU.
+    pub(super) fn new(percent: f64) -> Self {
+        let now = Instant::now();
+        Self {
+            share: (percent / 100.0).max(1e-3),
+            saved_s: SAVED_MAX.as_secs_f64(),
+            saved_at: now,
+            calm_until: now,
+        }
+    }
+
+    /// Whether the next pass may begin.
+    pub(super) fn allows(&mut self, now: Instant) -> bool {
+        self.save(now);
+        self.saved_s > 0.0 && now >= self.calm_until
+    }
+
+    /// Pays for what was looked at since `started`.
+    pub(super) fn spend(&mut self, started: Instant, spent: Duration, is_calm: bool) {
+        self.saved_s -= spent.as_secs_f64();
+        let rest = spent.div_f64(self.share * CALM_PART).min(CALM_REST_MAX);
+        self.calm_until = if is_calm { started + rest } else { started };
+    }
+
+    /// The agent is no longer calm.
+    pub(super) fn wake(&mut self) {
+        self.calm_until = self.saved_at;
+    }
+
+    fn save(&mut self, now: Instant) {
+        let saved = now.saturating_duration_since(self.saved_at).as_secs_f64() * self.share;
+        self.saved_s = (self.saved_s + saved).min(SAVED_MAX.as_secs_f64());
+        self.saved_at = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_calm_agent_spends_a_fifth_until_it_wakes() {
+        let mut budget = Budget::new(5.0);
+        let start = Instant::now();
+        budget.spend(start, Duration::from_millis(100), true);
+        assert!(!budget.allows(start + Duration::from_millis(9900)));
+        assert!(budget.allows(start + Duration::from_millis(10_100)));
+        budget.spend(start, Duration::from_millis(100), true);
+        budget.wake();
+        assert!(budget.allows(start + Duration::from_millis(10_200)));
+    }
+
+    proptest! {
+        #[test]
+        fn no_more_is_spent_than_the_share_and_what_was_saved(
+            passes in prop::collection::vec((1u64..400, 1u64..3000, any::<bool>()), 1..200),
+            percent in 0.1f64..100.0,
+        ) {
+            let mut budget = Budget::new(percent);
+            let start = budget.saved_at;
+            let (mut now, mut spent, mut last) = (start, 0.0, 0.0);
+            for (cost_ms, wait_ms, is_calm) in passes {
+                now += Duration::from_millis(wait_ms);
+                if !budget.allows(now) {
+                    continue;
+                }
+                let bound = (now - start).as_secs_f64() * percent / 100.0;
+                prop_assert!(spent - last <= bound + SAVED_MAX.as_secs_f64() + 1e-6);
+                let cost = Duration::from_millis(cost_ms);
+                budget.spend(now, cost, is_calm);
+                last = cost.as_secs_f64();
+                spent += last;
+            }
+        }
+    }
+}

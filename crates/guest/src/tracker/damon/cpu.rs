@@ -1,0 +1,51 @@
+//! CPU time that was spent.
+
+use std::path::Path;
+use std::time::Duration;
+
+use demeter_policy::Pid;
+
+/// What a thread has spent since it began: the first field of its `schedstat`, nanoseconds
+/// (Documentation/scheduler/sched-stats.rst). Nothing where the kernel does not tell.
+pub(super) fn of(root: &Path, thread: Pid) -> Option<Duration> {
+    let text = std::fs::read_to_string(root.join(format!("proc/{thread}/schedstat"))).ok()?;
+    let nanos = text.split_whitespace().next()?.parse().ok()?;
+    Some(Duration::from_nanos(nanos))
+}
+
+/// What this thread has spent.
+pub(super) fn of_this_thread() -> Duration {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the kernel writes to `time`, which outlives the call.
+    let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) } != 0;
+    if failed {
+        return Duration::ZERO;
+    }
+    let nanos = u32::try_from(time.tv_nsec).unwrap_or(0);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), nanos)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_field_is_what_counts() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(root.path().join("proc/7")).unwrap();
+        std::fs::write(root.path().join("proc/7/schedstat"), "2500000 7 3\n").unwrap();
+        assert_eq!(of(root.path(), Pid(7)), Some(Duration::from_micros(2500)));
+        assert_eq!(of(root.path(), Pid(8)), None);
+    }
+
+    #[test]
+    fn this_thread_spends_what_it_spends() {
+        let before = of_this_thread();
+        while of_this_thread() == before {
+            std::hint::spin_loop();
+        }
+    }
+}

@@ -1,0 +1,619 @@
+//! How hot regions are, from looks at their accessed bits over short and long times.
+//!
+//! # Problem
+//! DAMON clears the accessed bit of one page of a region and looks again one sampling interval
+//! later. Found set, the bit says "once or more". So one interval cannot serve all memory: a huge
+//! page is hit 512 times as often as a small one of the same heat. What is always found accessed
+//! has an unknown heat, and a cold huge page may look as hot as a hot small one, or hotter. Taken at face
+//! value this exchanges the wrong memory, and for ever. And an estimate from five looks is not
+//! worth as much as hundreds of samples.
+//!
+//! # Approach
+//! As a photographer does: several exposures. Regions are looked at with a long interval, and
+//! again with shorter ones while many of them are always found accessed. Accesses that arrive
+//! independently at a rate r leave an interval T untouched with probability exp(-rT): a share f of
+//! looks that found an access stands for r = -ln(1 - f) / T per page. The longest exposure that is
+//! not saturated is the most certain one. A region that is saturated in the shortest exposure has
+//! no upper bound: it counts as the hottest of all, since taking it for cold could do harm.
+//!
+//! Rates become samples, which the policy weighs by their number. So the hottest regions have as many as
+//! there were looks that found an access, colder ones fewer by their rates, and no region more than it had
+//! such looks. A long pass that contradicts those before silences all until as many agree as are
+//! needed, and each contradiction doubles that number: a program that sweeps through its memory
+//! moves nothing. The policy forgets half of its samples in each epoch: [`Exposures::samples`]
+//! tops up what it still holds to what was seen, and what was seen is forgotten by halves, too, as new
+//! looks come.
+//!
+//! # Properties
+//! - A region has at most as many samples as it had looks that found an access; samples lie inside it.
+//! - Of two regions of one size that had as many looks and are not saturated, the one that is
+//!   accessed at the higher rate never has fewer samples (but for rounding), whatever their page sizes.
+//! - Nothing accessed yields nothing; without new looks the policy holds what was seen, to within a
+//!   sample a region, and no more.
+//! - While passes contradict each other the policy is told nothing.
+//! - There are never more regions than [`REGIONS_KEPT`] in an exposure.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use demeter_policy::{GuestVirtAddr, Pid, Sample, VirtRange};
+
+use super::regions::Region;
+
+/// Regions remembered for each exposure.
+pub(super) const REGIONS_KEPT: usize = 8192;
+
+/// A share of looks from which on the rate cannot be told.
+const SATURATED: f64 = 0.85;
+
+/// A shorter exposure takes less than this part of the one before.
+const SHORTER: f64 = 0.7;
+
+/// Passes for which a region stays saturated.
+const SATURATED_FOR: u32 = 8;
+
+/// Part of the regions found accessed that may be saturated: with more, a shorter exposure is due.
+const SATURATED_PART: f64 = 0.05;
+
+/// Part of older evidence that is kept when new looks come, and when they contradict it.
+const KEPT: f64 = 0.5;
+const SURPRISED_KEPT: f64 = 0.125;
+
+/// Less than this part of the accesses that were expected where memory was hot contradicts that.
+const CONTRADICTION: f64 = 0.5;
+
+/// Passes that must agree before the policy is told what they found. Each contradiction doubles
+/// them: memory that is hot for a moment only is not worth moving.
+const NEEDED_AT_FIRST: u32 = 1;
+const NEEDED_MAX: u32 = 32;
+
+/// From so many on, waiting for agreement is no hurry.
+const NEEDED_IN_VAIN: u32 = 8;
+
+/// Fewer expected accesses tell nothing.
+const EXPECTED_MIN: f64 = 8.0;
+
+/// Evidence of fewer looks than this is forgotten.
+const LOOKS_MIN: f64 = 0.9;
+
+/// A region of a process, in order of address.
+type Key = (Pid, GuestVirtAddr, GuestVirtAddr);
+
+/// What looks at a region found.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Seen {
+    /// Pages that each of its page-table entries stands for: its size in entries.
+    entries: f64,
+    /// Looks, and those of them that found an access; older ones weigh less.
+    looks: f64,
+    found: f64,
+    /// For so many more passes it counts as saturated in the shortest exposure: what is so by chance
+    /// must not be hot in one pass and cold in the next.
+    saturated_for: u32,
+}
+
+impl Seen {
+    fn share(&self) -> f64 {
+        self.found / self.looks
+    }
+
+    /// The square of the true share, without bias: where few looks found an access, the square of
+    /// what they found is mostly chance.
+    fn share_squared(&self) -> f64 {
+        let variance = self.share() * (1.0 - self.share()) / (self.looks - 1.0).max(1.0);
+        self.share() * self.share() - variance
+    }
+
+    /// Accesses a second, over all entries, of a region that was looked at for `interval` each time.
+    /// One look too few to be sure counts as half a look that found nothing.
+    fn rate(&self, interval: Duration) -> f64 {
+        let untouched = (self.looks - self.found).max(0.5);
+        let per_look = (self.looks.max(1.0) / untouched).ln().max(0.0);
+        self.entries * per_look / interval.as_secs_f64()
+    }
+}
+
+/// Looks with one interval.
+#[derive(Debug, Clone, Default)]
+struct Exposure {
+    interval: Duration,
+    seen: BTreeMap<Key, Seen>,
+}
+
+impl Exposure {
+    /// Whether memory that was found accessed no longer is. Each region weighs as much as it was
+    /// accessed: what is seldom accessed is now found and now not, and means nothing.
+    fn is_contradicted_by(&self, looks: u32, regions: &[Region]) -> bool {
+        let (mut expected, mut found) = (0.0, 0.0);
+        for region in regions {
+            // What was always found accessed was perhaps a hundred times, and will be again.
+            let known = self.seen.get(&key_of(region));
+            let Some(seen) = known.filter(|seen| seen.share() < SATURATED) else {
+                continue;
+            };
+            expected += f64::from(looks) * seen.share_squared();
+            found += f64::from(region.accesses.min(looks)) * seen.share();
+        }
+        expected >= EXPECTED_MIN && found < CONTRADICTION * expected
+    }
+}
+
+fn key_of(region: &Region) -> Key {
+    (region.pid, region.range.start(), region.range.end())
+}
+
+/// How hot a region is, as far as known.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Heat {
+    /// Accesses a second.
+    rate: f64,
+    /// Looks that found an access.
+    found: f64,
+    is_saturated: bool,
+}
+
+/// What the policy shall hold of a region.
+#[derive(Debug, Clone, Copy)]
+struct Due {
+    key: Key,
+    /// Samples, of which the policy still holds so many.
+    wanted: f64,
+    held: f64,
+    /// The most that may be given at once.
+    most: f64,
+}
+
+/// What all exposures have found. See the module's text.
+#[derive(Debug, Clone, Default)]
+pub struct Exposures {
+    /// Longest first.
+    exposures: Vec<Exposure>,
+    /// By region; what is wanted is out of date while `has_news`.
+    due: Vec<Due>,
+    has_news: bool,
+    trust: Trust,
+}
+
+/// Whether what is found now can be expected to hold.
+#[derive(Debug, Clone, Copy)]
+struct Trust {
+    /// Long passes in a row that did not contradict those before.
+    agreed: u32,
+    /// So many are needed before the policy is told.
+    needed: u32,
+    /// Whether this long pass or the short ones after it have contradicted: they count as one.
+    is_surprised: bool,
+}
+
+impl Default for Trust {
+    fn default() -> Self {
+        Self {
+            agreed: 0,
+            needed: NEEDED_AT_FIRST,
+            is_surprised: false,
+        }
+    }
+}
+
+impl Trust {
+    fn agree(&mut self) {
+        self.is_surprised = false;
+        self.agreed += 1;
+        if self.agreed > self.needed {
+            self.needed = self.needed.saturating_sub(1).max(1);
+        }
+    }
+
+    fn contradict(&mut self) {
+        self.agreed = 0;
+        if !std::mem::replace(&mut self.is_surprised, true) {
+            self.needed = (self.needed * 2).min(NEEDED_MAX);
+        }
+    }
+}
+
+impl Exposures {
+    /// Takes what was found by `looks` looks, `interval` after each access bit was cleared. `rung`
+    /// is the exposure's number, longest first. Returns whether it contradicts what was known.
+    pub fn add(&mut self, rung: usize, interval: Duration, looks: u32, regions: &[Region]) -> bool {
+        self.has_news = true;
+        if self.exposures.len() <= rung {
+            self.exposures.resize_with(rung + 1, Exposure::default);
+        }
+        let exposure = &mut self.exposures[rung];
+        exposure.interval = interval.max(Duration::from_micros(1));
+        let is_surprise = exposure.is_contradicted_by(looks, regions);
+        let kept = if is_surprise { SURPRISED_KEPT } else { KEPT };
+        for seen in exposure.seen.values_mut() {
+            seen.looks *= kept;
+            seen.found *= kept;
+        }
+        exposure.seen.retain(|_, seen| seen.looks >= LOOKS_MIN);
+        for region in regions {
+            let key = key_of(region);
+            if exposure.seen.len() >= REGIONS_KEPT && !exposure.seen.contains_key(&key) {
+                continue;
+            }
+            let seen = exposure.seen.entry(key).or_insert(Seen {
+                entries: 1.0,
+                looks: 0.0,
+                found: 0.0,
+                saturated_for: 0,
+            });
+            seen.entries = region.range.len().0 as f64 / region.page_bytes.max(1) as f64;
+            seen.looks += f64::from(looks.max(1));
+            seen.found += f64::from(region.accesses.min(looks));
+            seen.saturated_for = match seen.share() >= SATURATED {
+                true => SATURATED_FOR,
+                // No chance.
+                false if region.accesses.saturating_mul(2) <= looks => 0,
+                false => seen.saturated_for.saturating_sub(1),
+            };
+        }
+        if rung == 0 {
+            self.trust.agree();
+        }
+        if is_surprise {
+            self.trust.contradict();
+        }
+        is_surprise
+    }
+
+    /// Whether passes agree so often that the policy is told what they found.
+    pub(super) fn is_settled(&self) -> bool {
+        self.trust.agreed >= self.trust.needed
+    }
+
+    /// Whether the next pass may decide what the policy is told, and soon.
+    pub(super) fn is_urgent(&self) -> bool {
+        !self.is_settled() && self.trust.needed < NEEDED_IN_VAIN
+    }
+
+    /// Whether so many regions are saturated at this rung that a shorter exposure is due. Where
+    /// kdamond was too slow to make this one much shorter than the last, the next would be no
+    /// shorter either.
+    pub fn is_saturated(&self, rung: usize) -> bool {
+        let interval = |rung: usize| self.exposures.get(rung).map(|e| e.interval);
+        let before = rung.checked_sub(1).and_then(interval);
+        if before.is_some_and(|before| interval(rung) > Some(before.mul_f64(SHORTER))) {
+            return false;
+        }
+        let seen = self.exposures.get(rung).map(|e| e.seen.values());
+        let (mut all, mut saturated) = (0.0, 0.0);
+        for seen in seen.into_iter().flatten().filter(|s| s.found > 0.0) {
+            all += 1.0;
+            saturated += f64::from(u8::from(seen.share() >= SATURATED));
+        }
+        saturated > SATURATED_PART * all
+    }
+
+    /// Whether there were looks with this exposure.
+    pub(super) fn knows(&self, rung: usize) -> bool {
+        self.exposures.get(rung).is_some_and(|e| !e.seen.is_empty())
+    }
+
+    /// Forgets all other processes.
+    pub(super) fn retain(&mut self, pids: &[Pid]) {
+        for exposure in &mut self.exposures {
+            exposure.seen.retain(|(pid, ..), _| pids.contains(pid));
+        }
+        self.due.retain(|due| pids.contains(&due.key.0));
+        self.has_news = true;
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Appends at most `max` samples to `out`: what the policy lacks after it has forgotten half of
+    /// what it held.
+    pub fn samples(&mut self, max: usize, out: &mut Vec<Sample>) {
+        if std::mem::take(&mut self.has_news) {
+            self.settle_what_is_due();
+        }
+        let (mut owed, mut given, mut room) = (0.0, 0.0, max as f64);
+        for due in &mut self.due {
+            due.held /= 2.0;
+            // Rounding the running sum carries what one region loses on to the next.
+            owed += (due.wanted - due.held).max(0.0);
+            let count = (owed - given + 1e-9).round().clamp(0.0, due.most).min(room);
+            given += count;
+            room -= count;
+            due.held += count;
+            out.extend(spread(&due.key, count as u64));
+        }
+    }
+
+    /// Works out how many samples of each region the policy shall hold.
+    fn settle_what_is_due(&mut self) {
+        let heats = self.heats();
+        let per_access = if self.is_settled() {
+            samples_per_access(&heats)
+        } else {
+            0.0
+        };
+        let mut held = self.due.iter().map(|due| (due.key, due.held)).peekable();
+        let due = heats.into_iter().map(|(key, heat)| {
+            let wanted = (heat.rate * per_access).min(heat.found);
+            while held.next_if(|(other, _)| *other < key).is_some() {}
+            Due {
+                key,
+                wanted,
+                held: held
+                    .next_if(|(other, _)| *other == key)
+                    .map_or(0.0, |(_, held)| held),
+                most: heat.found.ceil(),
+            }
+        });
+        self.due = due.collect();
+    }
+
+    /// Every region's heat, by the longest exposure that is not saturated.
+    fn heats(&self) -> BTreeMap<Key, Heat> {
+        let mut heats: BTreeMap<Key, Heat> = BTreeMap::new();
+        for (rung, Exposure { interval, seen }) in self.exposures.iter().enumerate() {
+            let is_shortest = rung + 1 == self.exposures.len();
+            for (&key, seen) in seen {
+                let is_saturated = match is_shortest {
+                    true => seen.saturated_for > 0,
+                    false => seen.share() >= SATURATED,
+                };
+                let rate = seen.rate(*interval);
+                let heat = heats.entry(key).or_insert(Heat {
+                    rate: 0.0,
+                    found: 0.0,
+                    is_saturated: true,
+                });
+                if heat.is_saturated {
+                    // A saturated exposure is a lower bound for the shorter ones.
+                    heat.rate = heat.rate.max(rate);
+                    heat.found = heat.found.max(seen.found);
+                    heat.is_saturated = is_saturated;
+                }
+            }
+        }
+        let hottest = heats.values().map(|h| h.rate).fold(0.0, f64::max);
+        for heat in heats.values_mut().filter(|h| h.is_saturated) {
+            heat.rate = hottest;
+        }
+        heats
+    }
+}
+
+/// Samples for an access a second: the hottest regions, with half of all that was found, get as many
+/// as there were looks that found an access, and colder ones fewer.
+fn samples_per_access(heats: &BTreeMap<Key, Heat>) -> f64 {
+    let density = |(key, heat): &(&Key, &Heat)| heat.rate / (key.2.0 - key.1.0).max(1) as f64;
+    let mut by_density: Vec<_> = heats.iter().filter(|(_, heat)| heat.rate > 0.0).collect();
+    by_density.sort_unstable_by(|a, b| density(b).total_cmp(&density(a)));
+    let half = by_density.iter().map(|(_, heat)| heat.found).sum::<f64>() / 2.0;
+    let (mut found, mut rate) = (0.0, 0.0);
+    for (_, heat) in by_density {
+        if found >= half {
+            break;
+        }
+        found += heat.found;
+        rate += heat.rate;
+    }
+    if rate > 0.0 { found / rate } else { 0.0 }
+}
+
+/// `count` samples in the middles of as many equal parts of a region.
+fn spread(&(pid, start, end): &Key, count: u64) -> impl Iterator<Item = Sample> {
+    let len = VirtRange::new(start, end).map_or(0, |range| u128::from(range.len().0));
+    (0..count).map(move |part| {
+        let offset = len * (2 * u128::from(part) + 1) / (2 * u128::from(count));
+        Sample {
+            pid,
+            addr: GuestVirtAddr(start.0 + offset as u64),
+            weight: 1,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use demeter_policy::{MIB, PAGE_SIZE};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_millis(80);
+    const SHORT: Duration = Duration::from_millis(10);
+
+    fn region(start: u64, len: u64, accesses: u32, page_bytes: u64) -> Region {
+        let range = VirtRange::new(GuestVirtAddr(start), GuestVirtAddr(start + len)).unwrap();
+        Region {
+            pid: Pid(1),
+            range,
+            accesses,
+            page_bytes,
+        }
+    }
+
+    fn block(number: u64, accesses: u32, page_bytes: u64) -> Region {
+        region(number * 2 * MIB, 2 * MIB, accesses, page_bytes)
+    }
+
+    fn samples_of(exposures: &mut Exposures) -> Vec<Sample> {
+        let mut out = Vec::new();
+        exposures.samples(100_000, &mut out);
+        out
+    }
+
+    fn count(samples: &[Sample], region: &Region) -> usize {
+        let inside = |s: &&Sample| region.range.contains(s.addr);
+        samples.iter().filter(inside).count()
+    }
+
+    /// Regions as four looks find them that are accessed at this rate a page.
+    fn found(rate: f64, interval: Duration) -> u32 {
+        (4.0 * (1.0 - (-rate * interval.as_secs_f64()).exp())).round() as u32
+    }
+
+    #[test]
+    fn hot_small_pages_outweigh_cold_huge_ones_that_are_always_accessed() {
+        // 90 % of 450,000 updates a second in 50 blocks of small pages, and 1/8 of the rest in as
+        // many huge ones: 9000 and 125 a second in each block.
+        let hot: Vec<_> = (0..50)
+            .map(|b| block(b, found(9000.0 / 512.0, LONG), PAGE_SIZE))
+            .collect();
+        let cold = |interval| (50..100).map(move |b| block(b, found(125.0, interval), 2 * MIB));
+        let mut exposures = Exposures::default();
+        let all: Vec<_> = hot.clone().into_iter().chain(cold(LONG)).collect();
+        exposures.add(0, LONG, 4, &all);
+        assert!(exposures.is_saturated(0));
+        let all: Vec<_> = (0..50)
+            .map(|b| block(b, 1, PAGE_SIZE))
+            .chain(cold(SHORT))
+            .collect();
+        exposures.add(1, SHORT, 4, &all);
+        assert!(!exposures.is_saturated(1));
+
+        let samples = samples_of(&mut exposures);
+        let in_hot: usize = hot.iter().map(|r| count(&samples, r)).sum();
+        assert!(in_hot >= 100, "{in_hot}");
+        assert!(
+            in_hot > 20 * (samples.len() - in_hot),
+            "{in_hot} of {}",
+            samples.len()
+        );
+    }
+
+    #[test]
+    fn what_is_saturated_in_all_exposures_is_never_the_colder_one() {
+        let mut exposures = Exposures::default();
+        let (huge, small) = (block(1, 4, 2 * MIB), block(2, 2, PAGE_SIZE));
+        exposures.add(0, LONG, 4, &[huge, small]);
+        exposures.add(1, SHORT, 4, &[huge, small]);
+        let samples = samples_of(&mut exposures);
+        assert!(count(&samples, &huge) >= count(&samples, &small));
+    }
+
+    #[test]
+    fn what_moves_away_is_forgotten() {
+        let mut exposures = Exposures::default();
+        exposures.add(
+            0,
+            LONG,
+            4,
+            &[block(1, 3, PAGE_SIZE), block(2, 0, PAGE_SIZE)],
+        );
+        samples_of(&mut exposures);
+        let (old, new) = (block(1, 0, PAGE_SIZE), block(2, 3, PAGE_SIZE));
+        let mut held = (0.0, 0.0);
+        for _ in 0..4 {
+            exposures.add(0, LONG, 4, &[old, new]);
+            let samples = samples_of(&mut exposures);
+            let decayed = |held: f64, region| held / 2.0 + count(&samples, region) as f64;
+            held = (decayed(held.0, &old), decayed(held.1, &new));
+        }
+        assert!(held.1 > 4.0 * held.0, "{held:?}");
+    }
+
+    #[test]
+    fn a_hot_set_that_jumps_is_a_surprise_and_chance_is_none() {
+        let blocks = |hot: std::ops::Range<u64>, luck: u64| -> Vec<Region> {
+            let accesses = |b: u64| match hot.contains(&b) {
+                true => 2 + (b * 7 + luck) % 3,
+                false => u64::from((b * 13 + luck).is_multiple_of(20)),
+            };
+            (0..400)
+                .map(|b| block(b + 1, accesses(b) as u32, PAGE_SIZE))
+                .collect()
+        };
+        let mut exposures = Exposures::default();
+        for luck in 0..6 {
+            assert!(!exposures.add(0, LONG, 4, &blocks(0..50, luck)));
+        }
+        assert!(exposures.add(0, LONG, 4, &blocks(200..250, 6)));
+        assert_eq!(samples_of(&mut exposures), [], "once is not enough");
+        assert!(!exposures.add(0, LONG, 4, &blocks(200..250, 7)));
+        assert!(!exposures.add(0, LONG, 4, &blocks(200..250, 8)));
+        let samples = samples_of(&mut exposures);
+        let within = |b: u64| count(&samples, &block(b + 1, 0, PAGE_SIZE));
+        let (old, new): (usize, usize) = ((0..50).map(within).sum(), (200..250).map(within).sum());
+        assert!(new > 3 * old, "{new} {old}");
+    }
+
+    fn any_regions() -> impl Strategy<Value = Vec<Region>> {
+        let parts = (1u64..1 << 34, 0u32..8, any::<bool>());
+        prop::collection::vec(parts, 0..60).prop_map(|sizes| {
+            let mut next = PAGE_SIZE;
+            let place = |(len, accesses, is_huge)| {
+                let page_bytes = if is_huge { 2 * MIB } else { PAGE_SIZE };
+                let region = region(next, len, accesses, page_bytes);
+                next += len;
+                region
+            };
+            sizes.into_iter().map(place).collect()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn samples_lie_inside_and_are_no_more_than_was_found(
+            passes in prop::collection::vec((0usize..3, any_regions()), 0..6),
+            looks in 1u32..6,
+            max in 0usize..300,
+        ) {
+            let mut exposures = Exposures::default();
+            for (rung, regions) in &passes {
+                let interval = LONG / (1 + *rung as u32 * 7);
+                exposures.add(*rung, interval, looks, regions);
+                let mut samples = Vec::new();
+                exposures.samples(max, &mut samples);
+                prop_assert!(samples.len() <= max);
+                let all = || passes.iter().flat_map(|(_, regions)| regions);
+                for sample in &samples {
+                    prop_assert!(all().any(|r| r.range.contains(sample.addr)));
+                }
+                // All passes together find no more than twice the looks of one.
+                for region in regions {
+                    let here = samples.iter().filter(|s| s.addr == region.range.start()).count();
+                    prop_assert!(here <= 2 * looks as usize);
+                }
+            }
+        }
+
+        #[test]
+        fn the_policy_holds_what_was_seen(regions in any_regions(), looks in 4u32..8) {
+            let mut exposures = Exposures::default();
+            exposures.add(0, LONG, looks, &regions);
+            let mut held = vec![0.0; regions.len()];
+            let mut first = Vec::new();
+            for epoch in 0..12 {
+                let samples = samples_of(&mut exposures);
+                for (held, region) in held.iter_mut().zip(&regions) {
+                    let new = count(&samples, region) as f64;
+                    *held = *held / 2.0 + new;
+                    prop_assert!(*held <= f64::from(region.accesses.min(looks)).ceil() + 2.0);
+                    prop_assert!(region.accesses > 0 || new == 0.0);
+                }
+                if epoch == 0 {
+                    first = held.clone();
+                }
+            }
+            let (was, is): (f64, f64) = (first.iter().sum(), held.iter().sum());
+            prop_assert!((was - is).abs() <= 1.0 + regions.len() as f64, "{was} {is}");
+        }
+
+        #[test]
+        fn the_hotter_of_two_blocks_has_no_fewer_samples(
+            found in prop::array::uniform2(0u32..=16),
+            huge in prop::array::uniform2(any::<bool>()),
+        ) {
+            // Enough looks to leave rounding behind, and few enough of them that found an access.
+            const LOOKS: u32 = 20;
+            let page = |huge| if huge { 2 * MIB } else { PAGE_SIZE };
+            let [a, b] = [0, 1].map(|i| block(i as u64 + 1, found[i], page(huge[i])));
+            let mut exposures = Exposures::default();
+            exposures.add(0, LONG, LOOKS, &[a, b]);
+            let samples = samples_of(&mut exposures);
+            let rate = |r: &Region| f64::from(r.accesses) / r.page_bytes as f64;
+            let (hot, cold) = if rate(&a) >= rate(&b) { (a, b) } else { (b, a) };
+            prop_assert!(count(&samples, &hot) + 1 >= count(&samples, &cold));
+        }
+    }
+}
