@@ -1,21 +1,41 @@
 //! A scenario in the lab: one VM, or several side by side, for each system; one result for all.
 
 use std::io;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use demeter_outcome::{RunResult, SystemResult, less_none};
-use demeter_scenario::{Place, Scenario};
+use demeter_outcome::{RunResult, SystemResult, best, less_none, middle};
+use demeter_scenario::{Place, Scenario, Settings};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::error::Error;
 use crate::link::Report;
 use crate::provision;
 use crate::timeline::VmTimeline;
-use crate::vm::Lab;
+use crate::vm::{Lab, run_name};
 
 /// Most virtual CPUs: what the plugin's shared page has rings for.
 const VCPUS_MAX: u32 = 16;
+
+/// How often each system runs.
+#[derive(Debug, Clone, Copy)]
+pub struct Repetition {
+    /// Runs of each, with a seed each; the one in the middle counts.
+    pub repeat: NonZeroU32,
+    /// How often a run is made again that the host disturbed.
+    pub retries: u32,
+}
+
+impl Default for Repetition {
+    /// Once.
+    fn default() -> Self {
+        Self {
+            repeat: NonZeroU32::MIN,
+            retries: 0,
+        }
+    }
+}
 
 /// A run, perhaps one that ended early.
 #[derive(Debug)]
@@ -41,6 +61,7 @@ impl LabRun {
 /// killed and the run ends with [`Error::Interrupted`]. What only the simulator knows is refused.
 pub fn run(
     scenario: &Scenario,
+    repetition: Repetition,
     lab: &Lab,
     stop: &AtomicBool,
     progress: &mut dyn FnMut(&str, &Report),
@@ -48,7 +69,7 @@ pub fn run(
     let mut systems = vec![];
     let ended = refuse_the_simulated(scenario).and_then(|()| match &scenario.provision {
         Some(provision) => provision::run(scenario, provision, lab, stop, progress, &mut systems),
-        None => run_systems(scenario, lab, stop, progress, &mut systems),
+        None => run_systems(scenario, repetition, lab, stop, progress, &mut systems),
     });
     less_none(&mut systems);
     let result = RunResult {
@@ -75,24 +96,89 @@ fn refuse_the_simulated(scenario: &Scenario) -> Result<(), Error> {
     Ok(())
 }
 
-/// One VM for each system. What was measured is in `results` even when one fails.
+/// A system's runs under one of its settings.
+struct Runs {
+    settings: Settings,
+    /// One of each round.
+    results: Vec<SystemResult>,
+}
+
+/// One VM for each system, settings and round. A round has each of them once, so that a machine
+/// that changes its speed meanwhile changes it for all. What was measured is in `results` even when
+/// one fails.
 fn run_systems(
     scenario: &Scenario,
+    repetition: Repetition,
     lab: &Lab,
     stop: &AtomicBool,
     progress: &mut dyn FnMut(&str, &Report),
     results: &mut Vec<SystemResult>,
 ) -> Result<(), Error> {
+    let mut all: Vec<Runs> = scenario.settings_to_run().map(Runs::new).collect();
+    let ended = (0..repetition.repeat.get()).try_for_each(|round| {
+        let mut scenario = scenario.clone();
+        scenario.seed = scenario.seed.wrapping_add(round.into());
+        all.iter_mut().try_for_each(|runs| {
+            let settings = &runs.settings;
+            let result = run_quietly(&scenario, settings, repetition.retries, lab, stop, progress)?;
+            runs.results.push(result);
+            Ok(())
+        })
+    });
     for &system in &scenario.systems {
-        let mut timeline = VmTimeline::default();
-        let name = system.to_string();
-        lab.run_vm(scenario, system, stop, &mut |report| {
+        let of_system = all.iter_mut().filter(|runs| runs.settings.system == system);
+        let middles = of_system.filter_map(|runs| middle(std::mem::take(&mut runs.results)));
+        results.extend(best(middles.collect()));
+    }
+    ended
+}
+
+impl Runs {
+    fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            results: vec![],
+        }
+    }
+}
+
+/// One VM, and while the host disturbs it more of them, up to `retries`: the least disturbed
+/// counts.
+fn run_quietly(
+    scenario: &Scenario,
+    settings: &Settings,
+    retries: u32,
+    lab: &Lab,
+    stop: &AtomicBool,
+    progress: &mut dyn FnMut(&str, &Report),
+) -> Result<SystemResult, Error> {
+    let name = run_name(settings);
+    let mut run = || {
+        let mut timeline = VmTimeline::new(scenario.machine.vcpus);
+        lab.run_vm(scenario, settings, stop, &mut |report| {
             progress(&name, &report);
             timeline.add(report)
         })?;
-        results.push(timeline.summarise(&name).ok_or(Error::Incomplete(name))?);
+        let result = timeline.summarise(&settings.system.to_string());
+        let result = result.ok_or_else(|| Error::Incomplete(name.clone()))?;
+        Ok(SystemResult {
+            settings: Some(settings.name.clone()).filter(|name| !name.is_empty()),
+            ..result
+        })
+    };
+    let mut kept = run()?;
+    for left in (0..retries).rev() {
+        if !kept.metadata.is_disturbed() {
+            break;
+        }
+        let percent = kept.metadata.noise() * 100.0;
+        tracing::warn!("{name}: the host took {percent:.0} % of its time: run again ({left} left)");
+        let again = run()?;
+        if again.metadata.noise() < kept.metadata.noise() {
+            kept = again;
+        }
     }
-    Ok(())
+    Ok(kept)
 }
 
 /// A flag that SIGINT and SIGTERM set, for [`run`].

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use demeter_lab::link::Report;
-use demeter_lab::{Error, Lab, VmFault};
+use demeter_lab::{Error, Lab, Repetition, VmFault};
 use demeter_outcome::RunResult;
 use demeter_scenario::{Scenario, System};
 
@@ -68,6 +68,7 @@ impl Fake {
     fn run(&self) -> Result<RunResult, Error> {
         let outcome = demeter_lab::run(
             &self.scenario,
+            Repetition::default(),
             &self.lab,
             &AtomicBool::new(false),
             &mut |_, _| {},
@@ -185,10 +186,16 @@ fn a_failed_job_brings_its_reason_and_the_agents_log() {
 fn a_stop_kills_the_vm() {
     let fake = Fake::new(&format!("{BOOTED}\nexec sleep 1000"));
     let stop = AtomicBool::new(false);
-    let outcome = demeter_lab::run(&fake.scenario, &fake.lab, &stop, &mut |_, report| {
-        assert!(matches!(report, Report::Booted { .. }));
-        stop.store(true, Ordering::Relaxed);
-    });
+    let outcome = demeter_lab::run(
+        &fake.scenario,
+        Repetition::default(),
+        &fake.lab,
+        &stop,
+        &mut |_, report| {
+            assert!(matches!(report, Report::Booted { .. }));
+            stop.store(true, Ordering::Relaxed);
+        },
+    );
     assert!(
         matches!(outcome.ended, Err(Error::Interrupted)),
         "{outcome:?}"
@@ -222,7 +229,13 @@ fn an_emulator_that_does_not_load_the_plugin_is_told_before_the_kernel_is_sought
         ..fake.lab.clone()
     };
     let stop = AtomicBool::new(false);
-    let outcome = demeter_lab::run(&fake.scenario, &lab, &stop, &mut |_, _| {});
+    let outcome = demeter_lab::run(
+        &fake.scenario,
+        Repetition::default(),
+        &lab,
+        &stop,
+        &mut |_, _| {},
+    );
     let said = outcome.ended.unwrap_err().to_string();
     assert!(
         said.contains(says) && said.contains("DEMETER_QEMU"),
@@ -279,6 +292,7 @@ fn what_was_measured_before_a_vm_failed_is_kept() {
     fake.scenario.systems = vec![System::None, System::Oracle];
     let outcome = demeter_lab::run(
         &fake.scenario,
+        Repetition::default(),
         &fake.lab,
         &AtomicBool::new(false),
         &mut |_, _| {},
@@ -299,6 +313,7 @@ fn what_is_missing_is_named_before_anything_starts() {
         change(&mut fake);
         let outcome = demeter_lab::run(
             &fake.scenario,
+            Repetition::default(),
             &fake.lab,
             &AtomicBool::new(false),
             &mut |_, _| {},

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use demeter_guest::recording::{Reader, replay};
-use demeter_lab::Lab;
 use demeter_lab::link::Report;
+use demeter_lab::{Lab, Repetition};
 use demeter_outcome::{RunResult, SystemResult};
 use demeter_scenario::{Scenario, System};
 
@@ -20,9 +20,15 @@ fn run(scenario: &str, keep_logs: Option<PathBuf>) -> RunResult {
         ..Lab::from_env().unwrap()
     };
     let stop = AtomicBool::new(false);
-    let run = demeter_lab::run(&scenario, &lab, &stop, &mut |system, report| {
-        eprintln!("{system}: {report:?}");
-    });
+    let run = demeter_lab::run(
+        &scenario,
+        Repetition::default(),
+        &lab,
+        &stop,
+        &mut |system, report| {
+            eprintln!("{system}: {report:?}");
+        },
+    );
     run.whole().unwrap_or_else(|e| panic!("{e}"))
 }
 
@@ -66,11 +72,17 @@ fn real_programs_run_side_by_side_and_each_has_its_figure() {
     };
     let mut means = vec![];
     let stop = AtomicBool::new(false);
-    let run = demeter_lab::run(&scenario, &lab, &stop, &mut |_, report| {
-        if let Report::Done { programs, .. } = report {
-            means.clone_from(programs);
-        }
-    });
+    let run = demeter_lab::run(
+        &scenario,
+        Repetition::default(),
+        &lab,
+        &stop,
+        &mut |_, report| {
+            if let Report::Done { programs, .. } = report {
+                means.clone_from(programs);
+            }
+        },
+    );
     let result = run.whole().unwrap_or_else(|e| panic!("{e}"));
     assert!(result.systems[0].cpu_s["workload_user"] > 0.0, "{result:?}");
     let figures: Vec<_> = means

@@ -16,7 +16,7 @@ systems = ["linux", "linux"] -> systems: "linux" stands twice; remove one
 systems = ["tpp"] -> tpp
 machine.vcpus = 0 -> machine.vcpus = 0: must be 1 to 64
 machine.vcpus = 65 -> machine.vcpus = 65: must be 1 to 64
-machine.thp = "maybe" -> unknown variant `maybe`, expected `always` or `never`
+machine.thp = "maybe" -> unknown variant `maybe`, expected one of `always`, `madvise`, `never`
 machine.fast.usable_mib = 0 -> machine.fast.usable_mib = 0: must be 1 to 16777216
 machine.fast.latency_ns = 0 -> machine.fast.latency_ns = 0: must be 1 to 1000000
 machine.fast.bandwidth_gbps = 0 -> machine.fast.bandwidth_gbps = 0: must be 1 to 10000

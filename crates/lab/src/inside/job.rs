@@ -1,4 +1,4 @@
-//! One job from start to end: fill memory, switch the system on, watch, switch off, verify.
+//! One job from start to end: switch the system on, fill memory, watch, switch off, verify.
 //!
 //! Everything happens on one thread that is woken by the workload's own events; there is no
 //! timer that could disagree with it, and the watching costs the same under every system.
@@ -49,8 +49,9 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
     if !job.launches.is_empty() {
         loopback::up().map_err(Fault::io("switch on", "the loopback interface"))?;
     }
+    let rival = rivals::start(root, &job.settings)?;
     let mut workload = Workload::new(root, job)?;
-    let outcome = course(link, job, &mut workload, relay);
+    let outcome = course(link, job, &mut workload, relay, rival);
     for log in workload.logs(&outcome) {
         link.send(&Report::Program(log))?;
     }
@@ -63,6 +64,7 @@ fn course(
     job: &Job,
     workload: &mut Workload,
     mut relay: Option<Agent>,
+    rival: Box<dyn Rival>,
 ) -> Result<(), Fault> {
     let root = Path::new("/");
     let hot = workload.fill()?;
@@ -71,15 +73,15 @@ fn course(
     }
     let delay = Delay::arm(root)?;
     let has_driver = relay.is_some();
-    if job.system.has_agent()
+    if job.settings.system.has_agent()
         && let Some(relay) = relay.take()
     {
         // The agent takes over: the host's port has room for one.
         relay.stop()?;
     }
-    let outcome = watch(link, job, workload, hot);
+    let outcome = watch(link, job, workload, hot, rival);
     drop(delay);
-    if job.system.has_agent() || has_driver {
+    if job.settings.system.has_agent() || has_driver {
         link.send(&Report::AgentLog {
             text: agent::log_tail(),
         })?;
@@ -98,6 +100,7 @@ fn watch(
     job: &Job,
     workload: &mut Workload,
     hot: Option<VirtRange>,
+    mut rival: Box<dyn Rival>,
 ) -> Result<(), Fault> {
     let root = Path::new("/");
     let watched = |hot| Observer::new(workload.target(), hot);
@@ -106,8 +109,8 @@ fn watch(
     counters.follow(Pid(std::process::id()), "observer");
     counters.follow_workload(&workload.pids());
     counters.follow_kernel_threads()?;
-    let before = counters.read()?;
-    let mut rival = rivals::start(root, job.system, workload.target())?;
+    let before = read_totals(&counters, rival.as_mut())?;
+    rival.begin(workload.target())?;
     if let Some(pid) = rival.pid() {
         counters.follow(pid, "agent");
     }

@@ -269,7 +269,7 @@ fn command_line(job: &Job) -> Result<(&'static str, Vec<String>), Fault> {
     let mut option = |name: &str, value: String| args.extend([format!("--{name}"), value]);
     option("duration", scenario.duration_s.to_string());
     option("seed", scenario.seed.to_string());
-    if job.system == System::Oracle {
+    if job.settings.system == System::Oracle {
         option("place-hot", "0".into());
     }
     let program = match &scenario.workload {

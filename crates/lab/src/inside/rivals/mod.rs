@@ -1,5 +1,9 @@
 //! The systems under test, each behind the trait [`Rival`]: what is switched on for it, and switched
 //! off again. A rival is a file here and a line of [`starter`].
+//!
+//! A rival is switched on before any memory is filled, as an administrator would from boot. That
+//! matters: a full fast node whose pages may not be demoted is given up by kswapd after 16 vain
+//! rounds, and a kernel that switches demotion on later hardly ever wakes it again.
 
 mod damon;
 mod demeter;
@@ -10,17 +14,23 @@ use std::fmt;
 use std::path::Path;
 
 use demeter_policy::Pid;
-use demeter_scenario::System;
+use demeter_scenario::{Settings, System};
 
 use super::agent::Agent;
 use super::fault::Fault;
 use crate::link::Totals;
 use damon::Damon;
+use demeter::Demeter;
 use linux::Linux;
 use unmanaged::Unmanaged;
 
 /// A system that is switched on.
 pub trait Rival: fmt::Debug {
+    /// The timed phase begins; process `target`, with its descendants, is the workload.
+    fn begin(&mut self, _target: Pid) -> Result<(), Fault> {
+        Ok(())
+    }
+
     /// The process that it is, when it is one.
     fn pid(&self) -> Option<Pid> {
         None
@@ -39,27 +49,28 @@ pub trait Rival: fmt::Debug {
     fn stop(self: Box<Self>) -> Result<(), Fault>;
 }
 
-/// Switches a system on for a process, below a root (`/` in a VM).
-type Start = fn(&Path, Pid) -> Result<Box<dyn Rival>, Fault>;
+/// Switches a system on below a root (`/` in a VM), with settings.
+type Start = fn(&Path, &Settings) -> Result<Box<dyn Rival>, Fault>;
 
 /// How a system is switched on; nothing for one that the lab does not run.
 fn starter(system: System) -> Option<Start> {
     Some(match system {
         System::None | System::Oracle => |_, _| Ok(Box::new(Unmanaged)),
-        System::Linux => |root, _| Ok(Box::new(Linux::start(root)?)),
-        System::Damon => |root, _| Ok(Box::new(Damon::start(root)?)),
-        System::Demeter | System::DemeterDamon => |_, pid| Ok(Box::new(Agent::start(pid)?)),
+        System::Linux => |root, settings| Ok(Box::new(Linux::start(root, settings)?)),
+        System::Damon => |root, settings| Ok(Box::new(Damon::start(root, settings)?)),
+        System::Demeter | System::DemeterDamon => |_, _| Ok(Box::<Demeter>::default()),
         _ => return None,
     })
 }
 
-/// Switches `system` on for process `pid`, below `root` (`/` in a VM).
-pub fn start(root: &Path, system: System, pid: Pid) -> Result<Box<dyn Rival>, Fault> {
+/// Switches on the system that `settings` are for, below `root` (`/` in a VM).
+pub fn start(root: &Path, settings: &Settings) -> Result<Box<dyn Rival>, Fault> {
+    let system = settings.system;
     let start = starter(system).ok_or_else(|| Fault::Unsupported {
         what: format!("no real VM runs {system}"),
         mend: "run the scenario with --on sim",
     })?;
-    start(root, pid)
+    start(root, settings)
 }
 
 #[cfg(test)]
@@ -79,7 +90,7 @@ mod tests {
     #[test]
     fn without_management_nothing_moves() {
         let root = tempfile::tempdir().unwrap();
-        let mut none = start(root.path(), System::None, Pid(1)).unwrap();
+        let mut none = start(root.path(), &Settings::new(System::None, "")).unwrap();
         assert_eq!(none.moved_bytes(&Totals::default()), Some((0, 0)));
     }
 }
