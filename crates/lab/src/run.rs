@@ -114,13 +114,23 @@ fn run_systems(
     progress: &mut dyn FnMut(&str, &Report),
     results: &mut Vec<SystemResult>,
 ) -> Result<(), Error> {
+    let (vcpus, cores) = (scenario.machine.vcpus as usize, host_cores());
+    let retries = if vcpus > cores {
+        tracing::warn!(
+            "{vcpus} virtual CPUs share the {cores} cores of this machine: all runs are disturbed, \
+             and none is made again for it"
+        );
+        0
+    } else {
+        repetition.retries
+    };
     let mut all: Vec<Runs> = scenario.settings_to_run().map(Runs::new).collect();
     let ended = (0..repetition.repeat.get()).try_for_each(|round| {
         let mut scenario = scenario.clone();
         scenario.seed = scenario.seed.wrapping_add(round.into());
         all.iter_mut().try_for_each(|runs| {
             let settings = &runs.settings;
-            let result = run_quietly(&scenario, settings, repetition.retries, lab, stop, progress)?;
+            let result = run_quietly(&scenario, settings, retries, lab, stop, progress)?;
             runs.results.push(result);
             Ok(())
         })
@@ -131,6 +141,11 @@ fn run_systems(
         results.extend(best(middles.collect()));
     }
     ended
+}
+
+/// Cores that this process may use; all there could be where the system does not say.
+fn host_cores() -> usize {
+    std::thread::available_parallelism().map_or(usize::MAX, usize::from)
 }
 
 impl Runs {

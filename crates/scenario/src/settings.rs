@@ -166,3 +166,40 @@ impl Scenario {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn a_system_runs_under_each_of_its_settings_or_once_as_it_is() {
+        let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/ci.toml");
+        let mut scenario = Scenario::load(&shipped).unwrap();
+        scenario.systems = vec![System::None, System::Linux];
+        let small = Settings {
+            thp: Some(Thp::Never),
+            ..Settings::new(System::Linux, "small")
+        };
+        // DAMON does not run, and so its settings do not.
+        scenario.settings = vec![
+            small.clone(),
+            Settings::new(System::Damon, "often"),
+            Settings::new(System::Linux, "huge"),
+        ];
+        scenario.check().unwrap();
+        let runs: Vec<_> = scenario.settings_to_run().collect();
+        let names: Vec<_> = runs.iter().map(|s| (s.system, s.name.as_str())).collect();
+        assert_eq!(
+            names,
+            [
+                (System::None, ""),
+                (System::Linux, "small"),
+                (System::Linux, "huge")
+            ]
+        );
+        let thp = |settings| scenario.under(settings).machine.thp;
+        assert_eq!([thp(&small), thp(&runs[0])], [Thp::Never, Thp::Always]);
+    }
+}
