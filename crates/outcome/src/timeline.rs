@@ -209,7 +209,8 @@ fn since(from: Option<u64>, to: Option<u64>) -> Option<u64> {
 
 /// The share of the time between two moments that the host took.
 fn noise(from: &Moment, to: &Moment) -> Option<f64> {
-    let (lag_ps, length_ps) = (since(from.lag_ps, to.lag_ps)?, to.at_ps - from.at_ps);
+    let lag_ps = since(from.lag_ps, to.lag_ps)?;
+    let length_ps = to.at_ps.saturating_sub(from.at_ps);
     // Two clocks that are read one after the other.
     (length_ps > 0).then(|| (lag_ps as f64 / length_ps as f64).min(1.0))
 }

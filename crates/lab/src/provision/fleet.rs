@@ -117,7 +117,7 @@ pub fn run(run: Run, progress: &mut dyn FnMut(&str, &Report)) -> Result<FleetTim
         timeline: FleetTimeline {
             vms: names
                 .into_iter()
-                .map(|n| (n, VmTimeline::default()))
+                .map(|n| (n, VmTimeline::new(run.scenario.machine.vcpus)))
                 .collect(),
             ..FleetTimeline::default()
         },
