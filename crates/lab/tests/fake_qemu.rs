@@ -2,6 +2,7 @@
 //! says so and leaves nothing behind.
 
 use std::fs;
+use std::num::NonZeroU32;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -342,4 +343,58 @@ fn what_is_missing_is_named_before_anything_starts() {
     assert!(old.contains("version 5.2"), "{old}");
     let huge = said(|fake| fake.scenario.machine.slow.usable_mib = 1 << 24);
     assert!(huge.contains("MiB available"), "{huge}");
+}
+
+/// A full report in whose first run the host takes six of the first vCPU's twelve seconds, as the
+/// plugin counts them.
+fn disturbed_once() -> String {
+    let report = full_report();
+    let (start, rest) = report.split_once('\n').unwrap();
+    // 6,000,000,000 ns.
+    let lag = r"'\0\274\240\145\1\0\0\0'";
+    format!(
+        "{start}\n\
+         if [ ! -e \"$0.ran\" ]; then\n\
+         touch \"$0.ran\"\n\
+         until grep -q start \"${{shared%/*}}/reports.jsonl\"; do :; done\n\
+         printf {lag} | dd of=\"$shared\" bs=8 seek=517 conv=notrunc 2>/dev/null\n\
+         fi\n\
+         {rest}"
+    )
+}
+
+#[test]
+fn all_systems_run_in_turn_and_a_disturbed_run_is_made_again() {
+    let mut fake = Fake::new(&disturbed_once());
+    fake.scenario.systems = vec![System::None, System::Oracle];
+    let repetition = Repetition {
+        repeat: NonZeroU32::new(2).unwrap(),
+        retries: 1,
+    };
+    let mut order = vec![];
+    let outcome = demeter_lab::run(
+        &fake.scenario,
+        repetition,
+        &fake.lab,
+        &AtomicBool::new(false),
+        &mut |run, report| {
+            if let Report::Start { .. } = report {
+                order.push(run.to_owned());
+            }
+        },
+    );
+    let result = outcome.whole().unwrap();
+    assert_eq!(order, ["none", "none", "oracle", "none", "oracle"]);
+    for system in &result.systems {
+        assert_eq!(system.repeats.map(|repeats| repeats.runs), Some(2));
+        assert_eq!(system.metadata.host_noise, Some(0.0));
+    }
+}
+
+#[test]
+fn a_run_that_stays_disturbed_says_so() {
+    let result = Fake::new(&disturbed_once()).run().unwrap();
+    let metadata = &result.systems[0].metadata;
+    assert_eq!(metadata.host_noise, Some(0.5));
+    assert!(metadata.is_disturbed());
 }

@@ -40,10 +40,11 @@ impl RunResult {
 
 fn system(of_system: &SystemResult, place: &Place) -> Checked {
     run(of_system, place)?;
-    place.each("other_settings", &of_system.other_settings, run)
+    // As deep as the decoder goes at most.
+    place.each("other_settings", &of_system.other_settings, system)
 }
 
-/// What one run of a system says.
+/// What a run of a system says.
 fn run(system: &SystemResult, place: &Place) -> Checked {
     place.amounts([
         ("elapsed_s", system.elapsed_s),
