@@ -26,7 +26,7 @@ fn run(scenario: &Scenario, keep_logs: Option<PathBuf>) -> RunResult {
     };
     let stop = AtomicBool::new(false);
     let run = demeter_lab::run(
-        &scenario,
+        scenario,
         Repetition::default(),
         &lab,
         &stop,
