@@ -9,7 +9,7 @@ use anyhow::Context;
 use crate::shell;
 
 /// The command, and the workloads that it expects beside itself.
-const BINARIES: [&str; 6] = ["demeter", "graph", "gups", "kvload", "memlat", "sweep"];
+pub const BINARIES: [&str; 6] = ["demeter", "graph", "gups", "kvload", "memlat", "sweep"];
 
 /// Builds the binaries and puts them into target/release.
 pub fn build() -> anyhow::Result<()> {

@@ -1,6 +1,7 @@
 //! The project's task runner: `make TARGET` or `cargo xtask TASK`.
 
 mod build;
+mod deb;
 mod demo;
 mod fresh;
 mod fuzz;
@@ -16,6 +17,8 @@ use clap::Parser;
 enum Task {
     /// Build static release binaries into target/release
     Build,
+    /// Build Debian packages into target/deb: the command with its units, and the driver for DKMS
+    Deb,
     /// Run the demo scenario in the lab and report it
     Demo,
     /// Run all checks and tests
@@ -36,6 +39,7 @@ enum Task {
 fn main() -> ExitCode {
     let done = match Task::parse() {
         Task::Build => build::build(),
+        Task::Deb => deb::deb(),
         Task::Demo => demo::demo(),
         Task::Test => test::test(),
         Task::Fuzz => fuzz::fuzz(),

@@ -24,6 +24,10 @@ enum Place {
     Lab,
     /// On the simulator.
     Sim,
+    /// On this machine's own fast and slow node, as root. What the scenario says of latency and
+    /// bandwidth is then this machine's; all but so much of fast memory is held, and the kernel's
+    /// settings are as before at the end.
+    Here,
 }
 
 /// Options of `demeter run`.
@@ -71,6 +75,12 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     scenario.duration_s = args.duration.unwrap_or(scenario.duration_s);
     scenario.check()?;
     let stop = stop_on_signals().context("cannot catch signals")?;
+    let lab = || {
+        Lab::from_env().map(|lab| Lab {
+            keep_logs: args.keep_logs.clone(),
+            ..lab
+        })
+    };
     let (result, ended) = match args.on {
         Place::Lab => {
             if args.repeat.get() > 1 && scenario.provision.is_some() {
@@ -80,11 +90,16 @@ pub fn run(args: Args) -> anyhow::Result<()> {
                 repeat: args.repeat,
                 retries: args.retries,
             };
-            let lab = Lab {
-                keep_logs: args.keep_logs,
-                ..Lab::from_env()?
-            };
-            let run = demeter_lab::run(&scenario, repetition, &lab, &stop, &mut show);
+            let run = demeter_lab::run(&scenario, repetition, &lab()?, &stop, &mut show);
+            (run.result, run.ended)
+        }
+        Place::Here => {
+            if args.repeat.get() > 1 {
+                bail!(
+                    "--repeat is for the lab and the simulator; run it several times with --seed"
+                );
+            }
+            let run = demeter_lab::run_here(&scenario, &lab()?, &stop, &mut show);
             (run.result, run.ended)
         }
         Place::Sim => {

@@ -25,7 +25,7 @@ pub fn systems(args: &Args) -> anyhow::Result<()> {
 
 fn table(rows: &[&Row]) -> String {
     let line = |name, places: &str, source, about| {
-        format!("{name:<18}  {places:<14}  {source:<18}  {about}\n")
+        format!("{name:<18}  {places:<20}  {source:<18}  {about}\n")
     };
     let rows = rows
         .iter()

@@ -337,7 +337,7 @@ fn meminfo_bytes(meminfo: &str, key: &str) -> Option<ByteCount> {
 
 /// A list of the kernel's, such as `0-3,7`. Numbers above 1023 (the most nodes that Linux can
 /// have) are left out, so that a wild range costs nothing.
-pub(crate) fn parse_list(text: &str) -> Vec<u32> {
+pub fn parse_list(text: &str) -> Vec<u32> {
     const MAX: u32 = 1023;
     text.trim()
         .split(',')

@@ -27,6 +27,24 @@ pub enum Error {
         /// The emulator.
         qemu: PathBuf,
     },
+    /// This machine cannot do it, or not now.
+    #[error("{what}; {mend}")]
+    Unfit {
+        /// What stands against it.
+        what: String,
+        /// What the person can do.
+        mend: String,
+    },
+    /// A run on this machine went wrong.
+    #[error("{system}: {what}{}", last_words(said))]
+    Here {
+        /// What ran.
+        system: System,
+        /// What went wrong.
+        what: String,
+        /// The last line that the agent said, where it was the agent.
+        said: String,
+    },
     /// Only the simulator can do it: which workload, or what else.
     #[error("the lab cannot run {0}: use --on sim")]
     SimOnly(&'static str),
@@ -75,8 +93,8 @@ pub enum Error {
         /// The folder with its console log and the agent's.
         logs: PathBuf,
     },
-    /// A VM said that it had finished but not what it had measured.
-    #[error("{0}: the VM finished without a full report; build all programs anew")]
+    /// A run said that it had finished but not what it had measured.
+    #[error("{0}: it finished without a full report; build all programs anew")]
     Incomplete(String),
     /// The host controller does not do what the run needs.
     #[error("the host controller {0}; --keep-logs keeps its log")]

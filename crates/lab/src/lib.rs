@@ -2,10 +2,11 @@
 //!
 //! [`run()`] takes a scenario, boots a VM for each of its systems ([`Lab`]) and makes one result
 //! of what they report ([`link`]). What happens in such a VM is in [`inside`], the programs that
-//! are measured there in [`workload`]. A [`Recorder`] runs a program without a VM and hears of every
+//! are measured there in [`workload`]. [`run_here()`] does the same on this machine's own two nodes. A [`Recorder`] runs a program without a VM and hears of every
 //! access that it makes.
 
 mod error;
+mod here;
 pub mod inside;
 pub mod link;
 mod program;
@@ -19,5 +20,5 @@ pub mod workload;
 pub use error::{Error, VmFault};
 pub use program::Launch;
 pub use record::{Recorded, Recorder, Recording};
-pub use run::{LabRun, Repetition, run, stop_on_signals};
+pub use run::{LabRun, Repetition, run, run_here, stop_on_signals};
 pub use vm::{Initramfs, Lab};

@@ -169,6 +169,9 @@ pub struct ProgramFigure {
     pub unit: String,
     /// The figure; none where there was nothing to make it of.
     pub value: Option<f64>,
+    /// Whether it is how long the program took to its end, in seconds, and no speed.
+    #[serde(default)]
+    pub is_elapsed: bool,
 }
 
 /// What one program has printed last.

@@ -9,7 +9,9 @@ use demeter_outcome::{RunResult, SystemResult, best, less_none, middle};
 use demeter_scenario::{Place, Scenario, Settings};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::error::Error;
+use crate::error::{Error, VmFault};
+use crate::here::Here;
+use crate::inside::Fault;
 use crate::link::Report;
 use crate::provision;
 use crate::timeline::VmTimeline;
@@ -69,12 +71,57 @@ pub fn run(
     let mut systems = vec![];
     let ended = refuse_the_simulated(scenario).and_then(|()| match &scenario.provision {
         Some(provision) => provision::run(scenario, provision, lab, stop, progress, &mut systems),
-        None => run_systems(scenario, repetition, lab, stop, progress, &mut systems),
+        None => run_systems(
+            scenario,
+            repetition,
+            progress,
+            &mut systems,
+            &mut |scenario, settings, say| lab.run_vm(scenario, settings, stop, say),
+        ),
     });
+    finished(scenario, "lab", systems, ended)
+}
+
+/// The same on this machine's own two nodes, without a VM: its CPUs, its memory, its kernel, whose
+/// settings are as before at the end. Of `lab` it takes the folders.
+///
+/// # Errors
+/// What only VMs or the simulator can do is refused, and so is a machine without two tiers, with too
+/// little free memory, or that an agent manages already.
+pub fn run_here(
+    scenario: &Scenario,
+    lab: &Lab,
+    stop: &AtomicBool,
+    progress: &mut dyn FnMut(&str, &Report),
+) -> LabRun {
+    let mut systems = vec![];
+    let ended = Here::new(scenario, lab, stop).and_then(|mut here| {
+        // The knobs of rivals are not among the settings that this machine lends.
+        let as_it_is = Scenario {
+            settings: vec![],
+            ..scenario.clone()
+        };
+        let once = Repetition::default();
+        let measure: &mut Measure<'_> = &mut |_, settings, say| {
+            here.run(settings.system, &mut |report| {
+                say(report).map_err(|fault| Fault::Workload(fault.to_string()))
+            })
+        };
+        run_systems(&as_it_is, once, progress, &mut systems, measure)
+    });
+    finished(scenario, "here", systems, ended)
+}
+
+fn finished(
+    scenario: &Scenario,
+    on: &str,
+    mut systems: Vec<SystemResult>,
+    ended: Result<(), Error>,
+) -> LabRun {
     less_none(&mut systems);
     let result = RunResult {
         systems,
-        ..scenario.empty_result("lab")
+        ..scenario.empty_result(on)
     };
     LabRun { result, ended }
 }
@@ -96,6 +143,12 @@ fn refuse_the_simulated(scenario: &Scenario) -> Result<(), Error> {
     Ok(())
 }
 
+/// Takes the reports of a run.
+type Say<'a> = dyn FnMut(Report) -> Result<(), VmFault> + 'a;
+
+/// Makes one run of a scenario.
+type Measure<'a> = dyn FnMut(&Scenario, &Settings, &mut Say<'_>) -> Result<(), Error> + 'a;
+
 /// A system's runs under one of its settings.
 struct Runs {
     settings: Settings,
@@ -103,16 +156,15 @@ struct Runs {
     results: Vec<SystemResult>,
 }
 
-/// One VM for each system, settings and round. A round has each of them once, so that a machine
+/// One run for each system, settings and round. A round has each of them once, so that a machine
 /// that changes its speed meanwhile changes it for all. What was measured is in `results` even when
 /// one fails.
 fn run_systems(
     scenario: &Scenario,
     repetition: Repetition,
-    lab: &Lab,
-    stop: &AtomicBool,
     progress: &mut dyn FnMut(&str, &Report),
     results: &mut Vec<SystemResult>,
+    measure: &mut Measure<'_>,
 ) -> Result<(), Error> {
     let (vcpus, cores) = (scenario.machine.vcpus as usize, host_cores());
     let retries = if vcpus > cores {
@@ -130,7 +182,7 @@ fn run_systems(
         scenario.seed = scenario.seed.wrapping_add(round.into());
         all.iter_mut().try_for_each(|runs| {
             let settings = &runs.settings;
-            let result = run_quietly(&scenario, settings, retries, lab, stop, progress)?;
+            let result = run_quietly(&scenario, settings, retries, progress, measure)?;
             runs.results.push(result);
             Ok(())
         })
@@ -157,20 +209,19 @@ impl Runs {
     }
 }
 
-/// One VM, and while the host disturbs it more of them, up to `retries`: the least disturbed
+/// One run, and while the host disturbs it more of them, up to `retries`: the least disturbed
 /// counts.
 fn run_quietly(
     scenario: &Scenario,
     settings: &Settings,
     retries: u32,
-    lab: &Lab,
-    stop: &AtomicBool,
     progress: &mut dyn FnMut(&str, &Report),
+    measure: &mut Measure<'_>,
 ) -> Result<SystemResult, Error> {
     let name = run_name(settings);
     let mut run = || {
         let mut timeline = VmTimeline::new(scenario.machine.vcpus);
-        lab.run_vm(scenario, settings, stop, &mut |report| {
+        measure(scenario, settings, &mut |report| {
             progress(&name, &report);
             timeline.add(report)
         })?;

@@ -138,6 +138,8 @@ struct Reading {
     name: String,
     unit: Unit,
     value: Option<f64>,
+    /// Whether it is how long all of the work took, and no speed.
+    is_elapsed: bool,
 }
 
 /// Of one of our own programs what it says itself; else the figures of real programs.
@@ -152,12 +154,14 @@ fn readings(rate: Option<Rate>, programs: Vec<ProgramFigure>) -> Vec<Reading> {
             name: String::new(),
             unit,
             value: Some(value),
+            is_elapsed: false,
         }
     });
     let programs = programs.into_iter().map(|program| Reading {
         name: program.name,
         unit: Unit::new(program.unit),
         value: program.value,
+        is_elapsed: program.is_elapsed,
     });
     own.into_iter().chain(programs).collect()
 }
@@ -171,13 +175,11 @@ impl Reading {
         })
     }
 
-    /// Programs tell in seconds how long they took; all other figures are speeds.
     fn meter(self) -> Meter {
-        let is_elapsed = self.unit.name() == "s";
         Meter {
             name: self.name,
-            elapsed_s: self.value.filter(|_| is_elapsed),
-            unit: (!is_elapsed).then_some(self.unit),
+            elapsed_s: self.value.filter(|_| self.is_elapsed),
+            unit: (!self.is_elapsed).then_some(self.unit),
         }
     }
 }
@@ -315,10 +317,13 @@ mod tests {
                 name: name.into(),
                 unit: unit.into(),
                 value,
+                is_elapsed: name == "gcc",
             };
             vec![
                 figure("redis", "requests/s", requests),
                 figure("gcc", "s", seconds),
+                // Seconds for each query, which is a speed.
+                figure("sqlite", "s", Some(0.5)),
             ]
         };
         let mut timeline = VmTimeline::default();
@@ -345,13 +350,16 @@ mod tests {
         };
         timeline.add(done).unwrap();
         let result = timeline.summarise("none").unwrap();
-        let [redis, gcc] = &result.workloads[..] else {
+        let [redis, gcc, sqlite] = &result.workloads[..] else {
             panic!("{result:?}");
         };
         assert_eq!((redis.name.as_str(), gcc.name.as_str()), ("redis", "gcc"));
         let speed = redis.speed.as_ref().unwrap();
         assert_eq!((speed.unit.name(), speed.mean), ("requests/s", Some(45.0)));
         assert_eq!((&gcc.speed, gcc.elapsed_s), (&None, Some(2.5)));
+        let speed = sqlite.speed.as_ref().unwrap();
+        assert_eq!((speed.unit.name(), speed.mean), ("s", Some(0.5)));
+        assert_eq!(sqlite.elapsed_s, None);
         assert_eq!(result.hot_in_fast_final, None);
     }
 }

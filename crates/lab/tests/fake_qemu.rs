@@ -5,12 +5,13 @@ use std::fs;
 use std::num::NonZeroU32;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use demeter_lab::link::Report;
 use demeter_lab::{Error, Lab, Repetition, VmFault};
 use demeter_outcome::RunResult;
-use demeter_scenario::{Scenario, System};
+use demeter_scenario::{Scenario, System, Workload};
 
 /// A lab whose emulator is a script.
 struct Fake {
@@ -397,4 +398,43 @@ fn a_run_that_stays_disturbed_says_so() {
     let metadata = &result.systems[0].metadata;
     assert_eq!(metadata.host_noise, Some(0.5));
     assert!(metadata.is_disturbed());
+}
+
+#[test]
+fn a_program_that_misses_a_library_is_named_before_anything_boots() {
+    let mut fake = Fake::new("exit 1");
+    let folder = fake.folder.path();
+    fs::write(folder.join("gone.c"), "int gone(void) { return 0; }").unwrap();
+    fs::write(
+        folder.join("reader.c"),
+        "int gone(void); int main(void) { return gone(); }",
+    )
+    .unwrap();
+    let cc = |args: &[&str]| {
+        let made = Command::new("cc").args(args).current_dir(folder).status();
+        assert!(made.unwrap().success(), "cc {args:?}");
+    };
+    cc(&["-shared", "-fPIC", "-o", "libgone.so", "gone.c"]);
+    cc(&["-o", "reader", "reader.c", "-L.", "-lgone"]);
+    fs::remove_file(folder.join("libgone.so")).unwrap();
+    let programs = format!(
+        "[[program]]\ncommand = [{:?}]\n",
+        folder.join("reader").display().to_string()
+    );
+    fake.scenario.workload = Workload::Program(toml::from_str(&programs).unwrap());
+    let stop = AtomicBool::new(false);
+    let outcome = demeter_lab::run(
+        &fake.scenario,
+        Repetition::default(),
+        &fake.lab,
+        &stop,
+        &mut |_, _| {},
+    );
+    let said = outcome.whole().unwrap_err().to_string();
+    assert!(
+        said.starts_with("program reader: ") && said.contains("needs libgone.so"),
+        "{said}"
+    );
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(!fake.folder.path().join("pid").exists(), "a VM was booted");
 }

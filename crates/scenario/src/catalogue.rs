@@ -15,6 +15,8 @@ pub enum Place {
     Sim,
     /// In the lab's VMs: `demeter run --on lab`.
     Lab,
+    /// On this machine's own two nodes: `demeter run --on here`.
+    Here,
     /// On a real guest, managed by `demeter guest`.
     Live,
 }
@@ -92,21 +94,21 @@ catalogue! {
         name: "none",
         about: "nobody manages: pages stay where first touch put them",
         source: "",
-        runs_on: &[P::Sim, P::Lab],
+        runs_on: &[P::Sim, P::Lab, P::Here],
         color: Some(C::Grey),
     }
     Oracle {
         name: "oracle",
         about: "the hot set lies in fast memory from the start: the limit",
         source: "",
-        runs_on: &[P::Sim, P::Lab],
+        runs_on: &[P::Sim, P::Lab, P::Here],
         color: Some(C::Ink),
     }
     Linux {
         name: "linux",
         about: "Linux's own: numa_balancing=2, and demotion by reclaim",
         source: "Linux 6.7",
-        runs_on: &[P::Sim, P::Lab],
+        runs_on: &[P::Sim, P::Lab, P::Here],
         color: Some(C::Vermilion),
     }
     Damon {
@@ -141,14 +143,14 @@ catalogue! {
         name: "demeter",
         about: "Demeter on hardware's samples",
         source: "this project",
-        runs_on: &[P::Sim, P::Lab, P::Live],
+        runs_on: &[P::Sim, P::Lab, P::Here, P::Live],
         color: Some(C::Blue),
     }
     DemeterDamon {
         name: "demeter-damon",
         about: "Demeter on the DAMON tracker: what a stock cloud guest gets",
         source: "this project",
-        runs_on: &[P::Lab, P::Live],
+        runs_on: &[P::Lab, P::Here, P::Live],
         color: Some(C::Purple),
     }
     DemeterWorker {
@@ -186,6 +188,7 @@ impl fmt::Display for Place {
         f.write_str(match self {
             Self::Sim => "sim",
             Self::Lab => "lab",
+            Self::Here => "here",
             Self::Live => "live",
         })
     }

@@ -1,5 +1,6 @@
 //! Why a simulation cannot start or go on.
 
+use demeter_policy::engine::Misuse;
 use demeter_scenario::System;
 
 use crate::guest::OutOfMemory;
@@ -61,6 +62,9 @@ pub enum SimError {
         /// What is allowed.
         hours_max: f64,
     },
+    /// The agent told the engine something else than it had asked for: an error in the simulator.
+    #[error("the simulated agent: {0}; please report the scenario")]
+    Agent(#[from] Misuse),
     /// One access faults for ever: an error in the simulator.
     #[error("an access faults for ever; please report the scenario")]
     Stuck,

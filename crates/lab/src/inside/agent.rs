@@ -2,18 +2,18 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use demeter_policy::Pid;
 
 use super::fault::Fault;
 use super::init::Link;
-use crate::link::{AGENT_CONFIG_PATH, AGENT_RECORDING_PATH, AGENT_SOCKET_PATH, Report, to_hex};
-
-/// Where the agent's output goes, first that of a mere relay.
-const LOG_PATH: &str = "/run/demeter/agent.log";
+use super::testbed::Testbed;
+use crate::link::{AGENT_RECORDING_PATH, Report, to_hex};
+use crate::vm::dies_with_this_thread;
 
 /// How much of the end of the log reaches the host, bytes.
 const LOG_TAIL_BYTES: u64 = 64 * 1024;
@@ -30,10 +30,11 @@ const STATUS_LIMIT: Duration = Duration::from_millis(500);
 /// While nothing moves, one of so many calls really asks.
 const QUIET_CALLS: u32 = 5;
 
-/// A running agent; killed when dropped.
+/// A running agent; ended when dropped, and killed where it does not end.
 #[derive(Debug)]
 pub struct Agent {
     child: Child,
+    socket: PathBuf,
     moved_bytes: Option<(u64, u64)>,
     /// Calls since the figures were last seen to change.
     quiet: u32,
@@ -42,18 +43,19 @@ pub struct Agent {
 impl Agent {
     /// Starts the agent with process `target` as its only target. Where the VM has a port for it,
     /// it serves the host's requests as well.
-    pub fn start(target: Pid) -> Result<Self, Fault> {
-        Self::spawn(&["--config", AGENT_CONFIG_PATH, "--pid", &target.to_string()])
+    pub fn start(bed: &Testbed<'_>, target: Pid) -> Result<Self, Fault> {
+        let config = bed.agent_config.to_string_lossy();
+        Self::spawn(bed, &["--config", &config, "--pid", &target.to_string()])
     }
 
     /// Starts an agent that manages nothing and only serves the host's requests.
-    pub fn start_relay() -> Result<Self, Fault> {
-        Self::spawn(&["--relay-only"])
+    pub fn start_relay(bed: &Testbed<'_>) -> Result<Self, Fault> {
+        Self::spawn(bed, &["--relay-only"])
     }
 
     /// Starts an agent whose configuration names its targets, and that serves the host's requests.
-    pub fn start_for_all() -> Result<Self, Fault> {
-        Self::spawn(&["--config", AGENT_CONFIG_PATH])
+    pub fn start_for_all(bed: &Testbed<'_>) -> Result<Self, Fault> {
+        Self::spawn(bed, &["--config", &bed.agent_config.to_string_lossy()])
     }
 
     /// Kills it without warning.
@@ -63,23 +65,29 @@ impl Agent {
         let _ = self.child.wait();
     }
 
-    fn spawn(args: &[&str]) -> Result<Self, Fault> {
+    fn spawn(bed: &Testbed<'_>, args: &[&str]) -> Result<Self, Fault> {
+        let path = &bed.agent_log;
         let log = File::options()
             .create(true)
             .append(true)
-            .open(LOG_PATH)
-            .map_err(Fault::io("create", LOG_PATH))?;
-        let stderr = log.try_clone().map_err(Fault::io("duplicate", LOG_PATH))?;
-        let child = Command::new("/bin/demeter")
+            .open(path)
+            .map_err(Fault::io("create", path))?;
+        let stderr = log.try_clone().map_err(Fault::io("duplicate", path))?;
+        let program = bed.programs.join("demeter");
+        let mut command = Command::new(&program);
+        command
             .args(["guest", "-v"])
             .args(args)
             .stdin(Stdio::null())
             .stdout(log)
             .stderr(stderr)
-            .spawn()
-            .map_err(Fault::io("start", "/bin/demeter guest"))?;
+            // Ctrl-C is for whoever measures, who then stops it.
+            .process_group(0);
+        dies_with_this_thread(&mut command);
+        let child = command.spawn().map_err(Fault::io("start", &program))?;
         Ok(Self {
             child,
+            socket: bed.agent_socket.clone(),
             moved_bytes: None,
             quiet: 0,
         })
@@ -112,7 +120,7 @@ impl Agent {
             self.quiet += 1;
             return self.moved_bytes;
         }
-        match ask_moved(Path::new(AGENT_SOCKET_PATH)) {
+        match ask_moved(&self.socket) {
             moved if moved.is_some() && moved == self.moved_bytes => self.quiet += 1,
             Some(moved) => {
                 self.moved_bytes = Some(moved);
@@ -126,38 +134,44 @@ impl Agent {
     /// Tells it to end, and waits for that.
     pub fn stop(mut self) -> Result<(), Fault> {
         self.check()?;
+        match self.end()? {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => Err(Fault::AgentDied(status)),
+            None => Err(Fault::AgentStuck(STOP_LIMIT)),
+        }
+    }
+
+    /// Tells it to end; returns how it did, if it did in time. It must not have been waited for.
+    fn end(&mut self) -> Result<Option<ExitStatus>, Fault> {
         // SAFETY: a signal to our own child, which has not been waited for, so that its number
         // is still its own.
         unsafe { libc::kill(self.child.id() as libc::pid_t, libc::SIGTERM) };
         let deadline = Instant::now() + STOP_LIMIT;
         while Instant::now() < deadline {
-            if let Some(status) = self
-                .child
-                .try_wait()
-                .map_err(Fault::io("wait for", "the agent"))?
-            {
-                return if status.success() {
-                    Ok(())
-                } else {
-                    Err(Fault::AgentDied(status))
-                };
+            let status = self.child.try_wait();
+            if let Some(status) = status.map_err(Fault::io("wait for", "the agent"))? {
+                return Ok(Some(status));
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        Err(Fault::AgentStuck(STOP_LIMIT))
+        Ok(None)
     }
 }
 
 impl Drop for Agent {
     fn drop(&mut self) {
+        // What it has set up in the kernel is its own to take down.
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = self.end();
+        }
         self.kill();
     }
 }
 
 /// The end of the agent's log; empty when there is none.
-pub fn log_tail() -> String {
+pub fn log_tail(bed: &Testbed<'_>) -> String {
     let tail = || -> std::io::Result<Vec<u8>> {
-        let mut log = File::open(LOG_PATH)?;
+        let mut log = File::open(&bed.agent_log)?;
         let length = log.metadata()?.len();
         log.seek(SeekFrom::Start(length.saturating_sub(LOG_TAIL_BYTES)))?;
         let mut bytes = Vec::new();

@@ -19,6 +19,7 @@ use super::modules;
 use super::observer::Observer;
 use super::rivals::{self, Rival};
 use super::rounds;
+use super::testbed::Testbed;
 use super::ticker::Ticker;
 use super::workload::{Next, Workload};
 use super::zones::node_free_mib;
@@ -29,12 +30,13 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
     if job.rounds {
         return rounds::run(link, job);
     }
-    let root = Path::new("/");
+    let bed = Testbed::vm();
+    let root = &bed.root;
     kernel::prepare(root, job.scenario.machine.thp)?;
     modules::load_all(root)?;
     let has_driver = job.provisioner == Some(ProvisionerKind::DemeterBalloon);
-    let mut relay = has_driver.then(Agent::start_relay).transpose()?;
-    link.send(&booted(root)?)?;
+    let mut relay = has_driver.then(|| Agent::start_relay(&bed)).transpose()?;
+    link.send(&booted(&bed)?)?;
     if job.provisioner.is_some() {
         link.wait_for_go()?;
         link.send(&Report::Sized {
@@ -49,9 +51,9 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
     if !job.launches.is_empty() {
         loopback::up().map_err(Fault::io("switch on", "the loopback interface"))?;
     }
-    let rival = rivals::start(root, &job.settings)?;
-    let mut workload = Workload::new(root, job)?;
-    let outcome = course(link, job, &mut workload, relay, rival);
+    let rival = rivals::start(&bed, &job.settings)?;
+    let mut workload = Workload::new(&bed, job)?;
+    let outcome = course(link, &bed, job, &mut workload, relay, rival);
     for log in workload.logs(&outcome) {
         link.send(&Report::Program(log))?;
     }
@@ -61,17 +63,14 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
 /// Everything from filling memory on.
 fn course(
     link: &mut Link,
+    bed: &Testbed<'_>,
     job: &Job,
-    workload: &mut Workload,
+    workload: &mut Workload<'_>,
     mut relay: Option<Agent>,
     rival: Box<dyn Rival>,
 ) -> Result<(), Fault> {
-    let root = Path::new("/");
-    let hot = workload.fill()?;
-    for pid in workload.pids() {
-        kernel::forget_accesses(root, pid)?;
-    }
-    let delay = Delay::arm(root)?;
+    let hot = fill(bed, workload)?;
+    let delay = Delay::arm(&bed.root)?;
     let has_driver = relay.is_some();
     if job.settings.system.has_agent()
         && let Some(relay) = relay.take()
@@ -79,11 +78,18 @@ fn course(
         // The agent takes over: the host's port has room for one.
         relay.stop()?;
     }
-    let outcome = watch(link, job, workload, hot, rival);
+    let outcome = watch(bed, workload, hot, rival, &mut |report| {
+        let may_be_resized = job.provisioner.is_some() && matches!(report, Report::Start { .. });
+        link.send(&report)?;
+        match may_be_resized {
+            true => link.wait_for_go(),
+            false => Ok(()),
+        }
+    });
     drop(delay);
     if job.settings.system.has_agent() || has_driver {
         link.send(&Report::AgentLog {
-            text: agent::log_tail(),
+            text: agent::log_tail(bed),
         })?;
         agent::send_recording(link)?;
     }
@@ -94,34 +100,42 @@ fn course(
     Ok(())
 }
 
-/// The timed phase, under the job's system.
-fn watch(
-    link: &mut Link,
-    job: &Job,
-    workload: &mut Workload,
+/// Waits until the workload has filled its memory, whose accesses then do not count. Returns its hot
+/// set where that is known.
+pub fn fill(bed: &Testbed<'_>, workload: &mut Workload<'_>) -> Result<Option<VirtRange>, Fault> {
+    let hot = workload.fill()?;
+    for pid in workload.pids() {
+        kernel::forget_accesses(&bed.root, pid)?;
+    }
+    Ok(hot)
+}
+
+/// The timed phase, under a rival that is on. Hands all reports from [`Report::Start`] to [`Report::Done`] to
+/// `say`.
+pub fn watch(
+    bed: &Testbed<'_>,
+    workload: &mut Workload<'_>,
     hot: Option<VirtRange>,
     mut rival: Box<dyn Rival>,
+    say: &mut dyn FnMut(Report) -> Result<(), Fault>,
 ) -> Result<(), Fault> {
-    let root = Path::new("/");
-    let watched = |hot| Observer::new(workload.target(), hot);
+    let root = &bed.root;
+    let watched = |hot| Observer::new(workload.target(), hot, bed.fast);
     let mut observer = hot.map(watched);
     let mut counters = Counters::new(root);
     counters.follow(Pid(std::process::id()), "observer");
     counters.follow_workload(&workload.pids());
     counters.follow_kernel_threads()?;
     let before = read_totals(&counters, rival.as_mut())?;
-    rival.begin(workload.target())?;
+    rival.begin(bed, workload.target())?;
     if let Some(pid) = rival.pid() {
         counters.follow(pid, "agent");
     }
     counters.follow_kernel_threads()?;
-    link.send(&Report::Start {
+    say(Report::Start {
         hot_in_fast: hot_in_fast(&mut observer)?,
         totals: before,
     })?;
-    if job.provisioner.is_some() {
-        link.wait_for_go()?;
-    }
     workload.go()?;
     let mut first = true;
     let (t_s, speed) = loop {
@@ -134,7 +148,7 @@ fn watch(
                     counters.follow_kernel_threads()?;
                 }
                 counters.follow_workload(&workload.pids());
-                link.send(&Report::Interval(Interval {
+                say(Report::Interval(Interval {
                     t_s,
                     rate: speed.rate,
                     programs: speed.programs,
@@ -143,15 +157,15 @@ fn watch(
                 }))?;
             }
             Next::Shift(t_s, hot) => {
-                observer = Some(Observer::new(workload.target(), hot));
-                link.send(&Report::Shift { t_s })?;
+                observer = Some(Observer::new(workload.target(), hot, bed.fast));
+                say(Report::Shift { t_s })?;
             }
             Next::Done(t_s, speed) => break (t_s, speed),
         }
     };
     let totals = read_totals(&counters, rival.as_mut())?;
     rival.stop()?;
-    link.send(&Report::Done {
+    say(Report::Done {
         t_s,
         rate: speed.rate,
         programs: speed.programs,
@@ -171,12 +185,12 @@ fn read_totals(counters: &Counters, rival: &mut dyn Rival) -> Result<Totals, Fau
     Ok(totals)
 }
 
-/// What the VM says of itself when it is up.
-pub fn booted(root: &Path) -> Result<Report, Fault> {
+/// What the machine says of itself before anything runs on it.
+pub fn booted(bed: &Testbed<'_>) -> Result<Report, Fault> {
     Ok(Report::Booted {
-        kernel: kernel_release(root)?,
-        fast_free_mib: node_free_mib(root, 0)?,
-        slow_free_mib: node_free_mib(root, 1)?,
+        kernel: kernel_release(&bed.root)?,
+        fast_free_mib: node_free_mib(&bed.root, bed.fast.0)?,
+        slow_free_mib: node_free_mib(&bed.root, bed.slow.0)?,
     })
 }
 

@@ -17,6 +17,9 @@ pub const WATERMARK_SCALE_FACTOR: &str = "proc/sys/vm/watermark_scale_factor";
 /// Mode of transparent huge pages.
 const THP: &str = "sys/kernel/mm/transparent_hugepage/enabled";
 
+/// All that is ever changed: whoever lends a machine wants it back.
+pub const SETTINGS: [&str; 3] = [NUMA_BALANCING, DEMOTION, THP];
+
 /// Sets the mode of transparent huge pages, and switches off the balancing between nodes that the
 /// kernel boots with, which no system but `linux` wants.
 pub fn prepare(root: &Path, thp: Thp) -> Result<(), Fault> {

@@ -1,4 +1,5 @@
-//! What runs inside a lab VM: its init process and the parts that watch a system at work.
+//! What runs beside the workload: a lab VM's init process, and the parts that watch a system at work,
+//! in a VM and on this machine (`testbed`).
 
 mod agent;
 mod control_page;
@@ -6,17 +7,18 @@ mod counters;
 mod delay;
 mod fault;
 mod init;
-mod job;
-mod kernel;
+pub(crate) mod job;
+pub(crate) mod kernel;
 mod layout;
 mod loopback;
 mod modules;
 mod observer;
-mod rivals;
+pub(crate) mod rivals;
 mod rounds;
+pub(crate) mod testbed;
 mod ticker;
-mod workload;
-mod zones;
+pub(crate) mod workload;
+pub(crate) mod zones;
 
 pub(crate) use fault::Fault;
 pub use init::init;

@@ -11,24 +11,23 @@ use super::fault::Fault;
 /// the size of the hot set. One call of the kernel takes as many.
 const SAMPLES_MAX: u64 = 1600;
 
-/// The node of the fast tier in every lab VM.
-const FAST_NODE: NodeId = NodeId(0);
-
 /// Watches one hot set.
 #[derive(Debug)]
 pub struct Observer {
     pid: Pid,
+    fast: NodeId,
     kernel: LivePages,
     pages: Vec<GuestVirtAddr>,
     states: Vec<PageState>,
 }
 
 impl Observer {
-    /// Watches `hot` of process `pid`.
-    pub fn new(pid: Pid, hot: VirtRange) -> Self {
+    /// Watches `hot` of process `pid`; `fast` is the node of the fast tier.
+    pub fn new(pid: Pid, hot: VirtRange, fast: NodeId) -> Self {
         let pages: Vec<_> = sampled_pages(hot).map(GuestVirtAddr).collect();
         Self {
             pid,
+            fast,
             kernel: LivePages::default(),
             states: Vec::with_capacity(pages.len()),
             pages,
@@ -43,7 +42,7 @@ impl Observer {
             what: format!("see where the hot set of process {} lies", self.pid),
             source: io::Error::other(error),
         })?;
-        let in_fast = |state: &&PageState| **state == PageState::On(FAST_NODE);
+        let in_fast = |state: &&PageState| **state == PageState::On(self.fast);
         let fast = self.states.iter().filter(in_fast).count();
         Ok(fast as f64 / self.pages.len() as f64)
     }
@@ -87,6 +86,7 @@ mod tests {
         let mut observer = Observer::new(
             Pid(std::process::id()),
             range(touched.as_ptr() as u64, touched.len() as u64 - PAGE_SIZE),
+            NodeId(0),
         );
         // On a machine with several nodes this test may run on any of them.
         match observer.hot_in_fast() {
@@ -94,7 +94,9 @@ mod tests {
             Err(fault) => assert!(fault.to_string().contains("hot set")),
         }
         let never_mapped = range(PAGE_SIZE, PAGE_SIZE);
-        if let Ok(share) = Observer::new(Pid(std::process::id()), never_mapped).hot_in_fast() {
+        if let Ok(share) =
+            Observer::new(Pid(std::process::id()), never_mapped, NodeId(0)).hot_in_fast()
+        {
             assert_eq!(share, 0.0);
         }
     }

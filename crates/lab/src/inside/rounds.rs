@@ -2,12 +2,12 @@
 //! agent that the host has killed now and then. How it ends is up to the host, which kills and
 //! resets the whole VM as well.
 
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::agent::Agent;
 use super::fault::Fault;
 use super::init::{Link, Orders};
+use super::testbed::Testbed;
 use super::workload::OwnProgram;
 use super::{job, kernel, modules};
 use crate::link::{Job, KILL_AGENT, Report};
@@ -15,14 +15,15 @@ use crate::workload::Event;
 
 /// Runs rounds until the VM is gone.
 pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
-    let root = Path::new("/");
+    let bed = Testbed::vm();
+    let root = &bed.root;
     kernel::prepare(root, job.scenario.machine.thp)?;
     modules::load_all(root)?;
-    let agent = Arc::new(Mutex::new(Agent::start_for_all()?));
+    let agent = Arc::new(Mutex::new(Agent::start_for_all(&bed)?));
     obey(link.orders()?, Arc::clone(&agent));
-    link.send(&job::booted(root)?)?;
+    link.send(&job::booted(&bed)?)?;
     loop {
-        let mut workload = OwnProgram::start(job)?;
+        let mut workload = OwnProgram::start(&bed, job)?;
         let verified = loop {
             match workload.next_event()? {
                 Event::Ready { .. } | Event::Done { .. } => workload.go()?,
@@ -48,7 +49,7 @@ fn obey(mut orders: Orders, agent: Arc<Mutex<Agent>>) {
             }
             let mut agent = agent.lock().unwrap_or_else(PoisonError::into_inner);
             agent.kill();
-            match Agent::start_for_all() {
+            match Agent::start_for_all(&Testbed::vm()) {
                 Ok(another) => *agent = another,
                 Err(fault) => {
                     // The next check finds no agent, and the console says why.

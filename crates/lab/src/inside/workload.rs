@@ -1,26 +1,29 @@
 //! The workload, whatever it is: one of our own programs, with its arguments, its events and the
 //! words that let it go on; or real programs, which know nothing of us.
 
-use std::io::Write;
-use std::path::Path;
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use demeter_policy::{GuestVirtAddr, Pid, VirtRange};
 use demeter_scenario::{System, Workload as Kind};
 
 use super::fault::Fault;
+use super::testbed::{Limits, Testbed};
 use crate::link::{Job, LineReader, ProgramFigure, ProgramLog};
 use crate::program::{Bounds, Programs, Step};
+use crate::vm::dies_with_this_thread;
 use crate::workload::{Event, Rate};
 
 /// What a system manages the memory of. Its processes are gone when this is dropped.
 #[derive(Debug)]
-pub enum Workload {
+pub enum Workload<'a> {
     /// One of our own programs.
-    Own(OwnProgram),
+    Own(OwnProgram<'a>),
     /// Real programs.
-    Programs(Programs<'static>),
+    Programs(Programs<'a>),
 }
 
 /// How fast a workload was.
@@ -43,18 +46,22 @@ pub enum Next {
     Done(f64, Speed),
 }
 
-impl Workload {
+impl<'a> Workload<'a> {
     /// What the job names; nothing of it runs yet but one of our own programs.
-    pub fn new(root: &Path, job: &Job) -> Result<Self, Fault> {
+    pub fn new(bed: &Testbed<'a>, job: &Job) -> Result<Self, Fault> {
         let Kind::Program(programs) = &job.scenario.workload else {
-            return Ok(Self::Own(OwnProgram::start(job)?));
+            return Ok(Self::Own(OwnProgram::start(bed, job)?));
         };
         let bounds = Bounds {
             warm_up: Duration::from_secs(programs.warm_up_s),
             duration: Duration::from_secs(job.scenario.duration_s),
-            stop: None,
+            stop: bed.limits.stop,
         };
-        Ok(Self::Programs(Programs::new(root, &job.launches, bounds)?))
+        Ok(Self::Programs(Programs::new(
+            &bed.root,
+            &job.launches,
+            bounds,
+        )?))
     }
 
     /// Waits until it has filled its memory. Returns its hot set where that is known.
@@ -142,23 +149,30 @@ impl From<Rate> for Speed {
 
 /// One of our own programs that was started and not yet waited for; killed when dropped.
 #[derive(Debug)]
-pub struct OwnProgram {
+pub struct OwnProgram<'a> {
     child: Child,
     stdin: ChildStdin,
     verifies: bool,
-    events: LineReader<ChildStdout>,
+    events: LineReader<Patient>,
+    limits: Limits<'a>,
+    started: Instant,
 }
 
-impl OwnProgram {
+impl<'a> OwnProgram<'a> {
     /// Starts the job's workload, which first fills its memory.
-    pub fn start(job: &Job) -> Result<Self, Fault> {
-        let (program, args) = command_line(job)?;
-        let mut child = Command::new(program)
+    pub fn start(bed: &Testbed<'a>, job: &Job) -> Result<Self, Fault> {
+        let (program, args) = command_line(bed, job)?;
+        let program = bed.programs.join(program);
+        let mut command = Command::new(&program);
+        command
             .args(args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .spawn()
-            .map_err(Fault::io("start", program))?;
+            // Ctrl-C is for whoever measures, who then ends it.
+            .process_group(0);
+        dies_with_this_thread(&mut command);
+        let started = Instant::now();
+        let mut child = command.spawn().map_err(Fault::io("start", &program))?;
         match (child.stdin.take(), child.stdout.take()) {
             (Some(stdin), Some(stdout)) => {
                 let verifies = matches!(job.scenario.workload, Kind::Gups(_));
@@ -166,7 +180,12 @@ impl OwnProgram {
                     child,
                     stdin,
                     verifies,
-                    events: LineReader::new(stdout),
+                    events: LineReader::new(Patient {
+                        output: stdout,
+                        tick: bed.limits.tick(),
+                    }),
+                    limits: bed.limits,
+                    started,
                 })
             }
             _ => Err(Fault::Workload("has no pipes".into())),
@@ -210,13 +229,16 @@ impl OwnProgram {
         }
     }
 
-    /// Waits for its next event. The host's time limit bounds the wait.
+    /// Waits for its next event. The limits bound the wait; a VM's is bounded by its host.
     pub fn next_event(&mut self) -> Result<Event, Fault> {
-        let line = self
-            .events
-            .next_line()
-            .map_err(Fault::io("read from", "the workload"))?;
-        match line {
+        let line = loop {
+            self.limits.check(self.started)?;
+            match self.events.next_line() {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                line => break line,
+            }
+        };
+        match line.map_err(Fault::io("read from", "the workload"))? {
             Some(line) => serde_json::from_str(&line)
                 .map_err(|e| Fault::Workload(format!("said {line:?}, which is no event: {e}"))),
             None => {
@@ -224,9 +246,7 @@ impl OwnProgram {
                     .child
                     .wait()
                     .map_err(Fault::io("wait for", "the workload"))?;
-                Err(Fault::Workload(format!(
-                    "ended early ({status}); see console.log"
-                )))
+                Err(Fault::Workload(format!("ended early ({status})")))
             }
         }
     }
@@ -239,7 +259,33 @@ impl OwnProgram {
     }
 }
 
-impl Drop for OwnProgram {
+/// What a workload says, waited for so long at a time.
+#[derive(Debug)]
+struct Patient {
+    output: ChildStdout,
+    tick: Option<Duration>,
+}
+
+impl Read for Patient {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        if let Some(tick) = self.tick {
+            let mut waited = libc::pollfd {
+                fd: self.output.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            // SAFETY: one structure of ours, which the kernel fills.
+            match unsafe { libc::poll(&raw mut waited, 1, tick.as_millis() as libc::c_int) } {
+                0 => return Err(io::ErrorKind::WouldBlock.into()),
+                ready if ready < 0 => return Err(io::Error::last_os_error()),
+                _ => {}
+            }
+        }
+        self.output.read(bytes)
+    }
+}
+
+impl Drop for OwnProgram<'_> {
     fn drop(&mut self) {
         // Both fail only when it has ended already, which is as well.
         let _ = self.child.kill();
@@ -263,14 +309,14 @@ fn hot_range(start: u64, bytes: u64) -> Result<VirtRange, Fault> {
         })
 }
 
-fn command_line(job: &Job) -> Result<(&'static str, Vec<String>), Fault> {
+fn command_line(bed: &Testbed<'_>, job: &Job) -> Result<(&'static str, Vec<String>), Fault> {
     let scenario = &job.scenario;
     let mut args: Vec<String> = Vec::new();
     let mut option = |name: &str, value: String| args.extend([format!("--{name}"), value]);
     option("duration", scenario.duration_s.to_string());
     option("seed", scenario.seed.to_string());
     if job.settings.system == System::Oracle {
-        option("place-hot", "0".into());
+        option("place-hot", bed.fast.to_string());
     }
     let program = match &scenario.workload {
         Kind::Gups(gups) => {
@@ -288,12 +334,12 @@ fn command_line(job: &Job) -> Result<(&'static str, Vec<String>), Fault> {
                 args.push("--reverse".into());
             }
             args.push("--verify".into());
-            "/bin/gups"
+            "gups"
         }
         Kind::Memlat(memlat) => {
             option("size", format!("{}MiB", memlat.size_mib));
             option("cold", format!("{}MiB", memlat.cold_mib));
-            "/bin/memlat"
+            "memlat"
         }
         other => {
             let kind = other.kind();

@@ -208,6 +208,7 @@ impl Member {
             name: self.launch.name.clone(),
             unit: unit.into(),
             value,
+            is_elapsed: self.launch.figure == Figure::Time,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -161,6 +162,59 @@ pub fn into_vm(
     Ok(launches)
 }
 
+/// Says how to start the programs of a scenario where they lie on this machine. Each works in a new
+/// folder of its name in `work`, in which it finds its data by links.
+pub fn in_place(
+    finder: &Finder<'_>,
+    scenario: &Scenario,
+    programs: &Programs,
+    work: &Path,
+) -> Result<Vec<Launch>, Error> {
+    let in_tree = |dir: &str| {
+        finder
+            .tree
+            .as_ref()
+            .map(|tree| tree.at_root(Path::new(dir)))
+    };
+    let unpacked = BIN_DIRS.iter().filter_map(|dir| in_tree(dir));
+    let path = unpacked.chain(BIN_DIRS.iter().map(PathBuf::from));
+    let path: Vec<String> = path.map(|dir| dir.display().to_string()).collect();
+    let mut launches = vec![];
+    for program in &programs.programs {
+        let mut dirs = BTreeSet::new();
+        let mut resolve = |word: &str| -> Result<PathBuf, Error> {
+            let file = finder.find(program, word)?;
+            // What the system has, its loader finds by itself.
+            let of_packages = finder
+                .needed(program, &file)?
+                .into_iter()
+                .filter(|library| {
+                    let tree = finder.tree.as_ref();
+                    tree.is_some_and(|tree| tree.place(library).is_some())
+                });
+            dirs.extend(of_packages.filter_map(|l| Some(l.parent()?.display().to_string())));
+            Ok(file)
+        };
+        let file = resolve(&program.command[0])?;
+        let figure = with_command(&program.figure, &mut resolve)?;
+        let folder = work.join(program.name());
+        fs::create_dir_all(&folder).map_err(Error::io("create", &folder))?;
+        for data in &program.files {
+            if !data.is_file() {
+                return Err(missing_data(program, data));
+            }
+            let link = folder.join(data.file_name().unwrap_or_default());
+            let data = std::path::absolute(data).map_err(Error::io("find", data))?;
+            symlink(data, &link).map_err(Error::io("create", &link))?;
+        }
+        let mut launch = launch(scenario, program, file, folder, figure);
+        let dirs: Vec<String> = dirs.into_iter().collect();
+        set_environment(&mut launch, &path.join(":"), &dirs.join(":"));
+        launches.push(launch);
+    }
+    Ok(launches)
+}
+
 /// A file of the packages, at its place, or a link as a link.
 fn add_as_it_is(initramfs: &mut Initramfs, tree: &Tree, file: &Path) -> Result<(), Error> {
     let place = tree.place(file).unwrap_or_default();
@@ -252,5 +306,59 @@ fn missing_data(program: &Program, data: &Path) -> Error {
             data.display()
         ),
         mend: "files are named relative to the current folder".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use demeter_scenario::Workload;
+
+    use super::*;
+
+    /// A scenario with these programs.
+    fn scenario(programs: &str) -> (Scenario, Programs) {
+        let text = format!(
+            "name = \"x\"\nduration_s = 9\nseed = 7\nsystems = [\"none\"]\n[machine]\nvcpus = 1\n\
+             fast = {{ usable_mib = 1, latency_ns = 80, bandwidth_gbps = 50 }}\n\
+             slow = {{ usable_mib = 1, latency_ns = 250, bandwidth_gbps = 20 }}\n\
+             [workload]\nkind = \"program\"\n{programs}"
+        );
+        let scenario: Scenario = toml::from_str(&text).unwrap();
+        let Workload::Program(programs) = scenario.workload.clone() else {
+            panic!("{scenario:?}")
+        };
+        (scenario, programs)
+    }
+
+    #[test]
+    fn in_place_a_program_has_its_folder_its_data_and_nothing_of_ours() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path().join("data");
+        fs::write(&data, "text").unwrap();
+        let (scenario, programs) = scenario(&format!(
+            "[[workload.program]]\ncommand = [\"sh\", \"-c\", \"{{seed}}\"]\nfiles = [{data:?}]\n\
+             env = {{ LANG = \"de\" }}\n"
+        ));
+        let own = folder.path().join("own");
+        let finder = Finder {
+            own: &own,
+            tree: None,
+        };
+        let work = folder.path().join("work");
+        let launches = in_place(&finder, &scenario, &programs, &work).unwrap();
+        let [launch] = &launches[..] else {
+            panic!("{launches:?}")
+        };
+        assert!(launch.file.is_absolute() && launch.file.ends_with("sh"));
+        assert_eq!(launch.args, ["-c", "7"]);
+        assert_eq!(launch.folder, work.join("sh"));
+        assert_eq!(fs::read(work.join("sh/data")).unwrap(), b"text");
+        assert_eq!((launch.env["LANG"].as_str(), launch.env.len()), ("de", 3));
+        assert!(launch.env["PATH"].contains("/usr/bin"));
+
+        fs::remove_file(data).unwrap();
+        let again = folder.path().join("again");
+        let said = in_place(&finder, &scenario, &programs, &again).unwrap_err();
+        assert!(said.to_string().contains("there is no file"), "{said}");
     }
 }

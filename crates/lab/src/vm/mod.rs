@@ -17,6 +17,7 @@ mod qemu;
 mod tool;
 mod tree;
 
+pub(crate) use bring::{Finder, in_place};
 pub(crate) use child::{Orders, VmChild, dies_with_this_thread};
 pub(crate) use elastic::{Elastic, agent_socket, qmp_socket, reset};
 pub use initramfs::Initramfs;

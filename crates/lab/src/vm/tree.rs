@@ -74,8 +74,13 @@ impl Tree {
 
     /// Where a file of the packages lies now, by its path when they are installed.
     pub fn file(&self, path: &Path) -> Option<PathBuf> {
-        let file = self.root.join(path.strip_prefix("/").unwrap_or(path));
+        let file = self.at_root(path);
         file.is_file().then_some(file)
+    }
+
+    /// Where something of the packages lies now, if it is there, by its path when they are installed.
+    pub fn at_root(&self, path: &Path) -> PathBuf {
+        self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
     /// The path of one of its files when the packages are installed; none for other files.

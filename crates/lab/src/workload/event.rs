@@ -66,6 +66,18 @@ pub enum Event {
     },
 }
 
+impl Event {
+    /// [`Self::Ready`] with an array that is hot as a whole.
+    pub(crate) fn all_hot(start: u64, bytes: u64) -> Self {
+        Self::Ready {
+            start,
+            bytes,
+            hot_start: start,
+            hot_bytes: bytes,
+        }
+    }
+}
+
 /// How fast operations were.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -61,13 +61,7 @@ pub fn run(args: &Memlat) -> Result<(), Error> {
     }
     chain::link(chased.words(), &mut Rng::new(args.common.seed, 0));
 
-    let (start, bytes) = (chased.start(), args.size.bytes);
-    output.say(&Event::Ready {
-        start,
-        bytes,
-        hot_start: start,
-        hot_bytes: bytes,
-    })?;
+    output.say(&Event::all_hot(chased.start(), args.size.bytes))?;
     args.common.wait_if_held(&waiter)?;
     let total = timed::run(
         &args.common.schedule(vec![]),

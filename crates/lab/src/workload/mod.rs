@@ -28,4 +28,5 @@ pub(crate) use demeter_scenario::rng;
 pub use args::run_program;
 pub use error::Error;
 pub use event::{Event, Rate};
+pub(crate) use region::bind;
 pub use size::{Size, SizeError};

@@ -1,7 +1,10 @@
 //! Anonymous memory whose placement and order of first touch we decide.
 
+use std::io;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
+
+use demeter_policy::NodeId;
 
 use super::Error;
 
@@ -72,32 +75,43 @@ impl Region {
     /// Has pages of the byte offsets `range` (widened to whole pages) come from `node` by
     /// preference, when they are touched: mbind(2) with MPOL_PREFERRED.
     pub(crate) fn prefer_node(&self, range: &Range<u64>, node: u32) -> Result<(), Error> {
-        let Some(mask) = 1u64.checked_shl(node) else {
+        if node >= u64::BITS {
             return Err(Error::Arguments(format!(
                 "--place-hot {node}: nodes go from 0 to 63"
             )));
-        };
+        }
         let start = self.start() + range.start / PAGE_BYTES * PAGE_BYTES;
         let end = self.start() + range.end.next_multiple_of(PAGE_BYTES);
-        // SAFETY: mbind reads one word of mask and changes no memory, only where pages of a range
-        // inside our own mapping come from. The kernel takes one bit less than `maxnode` says.
-        let done = unsafe {
-            libc::syscall(
-                libc::SYS_mbind,
-                start,
-                end - start,
-                libc::MPOL_PREFERRED,
-                &raw const mask,
-                u64::from(u64::BITS) + 1,
-                0,
-            )
-        };
-        if done != 0 {
-            let what =
-                format!("--place-hot {node}: mbind refused the node (numactl -H lists them)");
-            return Err(Error::last_os(what));
-        }
-        Ok(())
+        let bound = bind(start, end - start, NodeId(node), libc::MPOL_PREFERRED);
+        bound.map_err(|source| Error::System {
+            what: format!("--place-hot {node}: mbind refused the node (numactl -H lists them)"),
+            source,
+        })
+    }
+}
+
+/// Says where the pages of a range of ours come from when they are touched: mbind(2) with `mode`, to
+/// one of the nodes from 0 to 63.
+pub(crate) fn bind(start: u64, bytes: u64, node: NodeId, mode: libc::c_int) -> io::Result<()> {
+    let mask = 1u64
+        .checked_shl(node.0)
+        .ok_or(io::ErrorKind::InvalidInput)?;
+    // SAFETY: mbind reads one word of mask and changes no memory, only where pages come from. The
+    // kernel takes one bit less than `maxnode` says.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_mbind,
+            start,
+            bytes,
+            mode,
+            &raw const mask,
+            u64::from(u64::BITS) + 1,
+            0,
+        )
+    };
+    match done {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -54,13 +54,7 @@ pub fn run(args: &Sweep) -> Result<(), Error> {
             }
         }
     }
-    let (start, bytes) = (region.start(), args.size.bytes);
-    output.say(&Event::Ready {
-        start,
-        bytes,
-        hot_start: start,
-        hot_bytes: bytes,
-    })?;
+    output.say(&Event::all_hot(region.start(), args.size.bytes))?;
     alone::run(&args.common, &waiter, Rate::mops, |control| {
         sweep(region.words(), args.write, expected, control)
     })

@@ -19,6 +19,7 @@ use super::block_counters::Blocks;
 use super::paper_ranges::Paper;
 use super::sequential::Sequential;
 use super::{Context, Manager, NEVER_PS};
+use crate::error::SimError;
 use crate::guest::Guest;
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
@@ -64,6 +65,8 @@ pub(crate) struct Agent<S: Strategy> {
     strategy: fn(&AgentSettings, ByteCount) -> S,
     /// None before the start.
     engine: Option<Engine<S>>,
+    /// What the engine was told that it had not asked for: an error in this module.
+    misuse: Option<Misuse>,
     samples: Vec<GuestVirtAddr>,
     next_epoch_ps: u64,
     /// Samples so far.
@@ -136,6 +139,7 @@ impl<S: Strategy> Agent<S> {
             traits,
             strategy,
             engine: None,
+            misuse: None,
             samples: vec![],
             next_epoch_ps: 0,
             samples_seen: 0,
@@ -163,7 +167,11 @@ impl<S: Strategy> Agent<S> {
                 self.next_epoch_ps = self.next_epoch_ps.max(ready_ps);
             })
         };
-        told.expect("the engine is told what it asks for");
+        if let Err(misuse) = told {
+            // Without an engine there is no further turn.
+            self.misuse = Some(misuse);
+            return NEVER_PS;
+        }
         let (now_ps, stage) = (actor.now_ps(), engine.stage());
         self.engine = Some(engine);
         if stage == Stage::Asleep {
@@ -369,6 +377,10 @@ impl<S: Strategy> Manager for Agent<S> {
 
     fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {
         self.act(ctx.guest, &mut ctx.actor)
+    }
+
+    fn fault(&mut self) -> Option<SimError> {
+        self.misuse.take().map(SimError::from)
     }
 
     fn take_samples(&mut self, records: &[Record]) {

@@ -8,6 +8,7 @@ use std::fmt;
 use demeter_policy::{ByteCount, GuestPhysAddr, GuestVirtAddr};
 
 use super::AgentSettings;
+use crate::error::SimError;
 use crate::guest::{Guest, Watermarks};
 use crate::hypervisor::{Backing, Hypervisor};
 use crate::machine::actor::Actor;
@@ -100,6 +101,11 @@ pub(crate) trait Manager: fmt::Debug {
     /// Its turn: an epoch, a scan, a batch of moves. Returns when the next one is due.
     fn turn(&mut self, _ctx: &mut Context<'_>) -> u64 {
         NEVER_PS
+    }
+
+    /// What ended its last turn early, if something did: an error in the simulator.
+    fn fault(&mut self) -> Option<SimError> {
+        None
     }
 
     /// Takes what a sampling unit recorded.

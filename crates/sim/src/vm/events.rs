@@ -88,6 +88,9 @@ impl<P: Program> Vm<P> {
         let on = self.idle_at(now_ps).unwrap_or(on);
         let (manager, mut ctx) = self.manager_on(on, host);
         let due_ps = manager.turn(&mut ctx);
+        if let Some(fault) = manager.fault() {
+            return Err(fault);
+        }
         // What took longer than its period is not made up for.
         let after_ps = self.hardware.vcpus[on].clock_ps;
         self.manager_due_ps = due_ps.max(after_ps);

@@ -2,15 +2,15 @@
 
 use demeter_policy::Pid;
 
-use super::{Agent, Fault, Rival, Totals};
+use super::{Agent, Fault, Rival, Testbed, Totals};
 
 /// The agent, once there is a process to manage.
 #[derive(Debug, Default)]
 pub struct Demeter(Option<Agent>);
 
 impl Rival for Demeter {
-    fn begin(&mut self, target: Pid) -> Result<(), Fault> {
-        self.0 = Some(Agent::start(target)?);
+    fn begin(&mut self, bed: &Testbed<'_>, target: Pid) -> Result<(), Fault> {
+        self.0 = Some(Agent::start(bed, target)?);
         Ok(())
     }
 

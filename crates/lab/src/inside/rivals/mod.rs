@@ -11,13 +11,13 @@ mod linux;
 mod unmanaged;
 
 use std::fmt;
-use std::path::Path;
 
 use demeter_policy::Pid;
 use demeter_scenario::{Settings, System};
 
 use super::agent::Agent;
 use super::fault::Fault;
+use super::testbed::Testbed;
 use crate::link::Totals;
 use damon::Damon;
 use demeter::Demeter;
@@ -27,7 +27,7 @@ use unmanaged::Unmanaged;
 /// A system that is switched on.
 pub trait Rival: fmt::Debug {
     /// The timed phase begins; process `target`, with its descendants, is the workload.
-    fn begin(&mut self, _target: Pid) -> Result<(), Fault> {
+    fn begin(&mut self, _bed: &Testbed<'_>, _target: Pid) -> Result<(), Fault> {
         Ok(())
     }
 
@@ -49,28 +49,28 @@ pub trait Rival: fmt::Debug {
     fn stop(self: Box<Self>) -> Result<(), Fault>;
 }
 
-/// Switches a system on below a root (`/` in a VM), with settings.
-type Start = fn(&Path, &Settings) -> Result<Box<dyn Rival>, Fault>;
+/// Switches a system on with settings.
+type Start = fn(&Testbed<'_>, &Settings) -> Result<Box<dyn Rival>, Fault>;
 
 /// How a system is switched on; nothing for one that the lab does not run.
 fn starter(system: System) -> Option<Start> {
     Some(match system {
         System::None | System::Oracle => |_, _| Ok(Box::new(Unmanaged)),
-        System::Linux => |root, settings| Ok(Box::new(Linux::start(root, settings)?)),
-        System::Damon => |root, settings| Ok(Box::new(Damon::start(root, settings)?)),
+        System::Linux => |bed, settings| Ok(Box::new(Linux::start(&bed.root, settings)?)),
+        System::Damon => |bed, settings| Ok(Box::new(Damon::start(&bed.root, settings)?)),
         System::Demeter | System::DemeterDamon => |_, _| Ok(Box::<Demeter>::default()),
         _ => return None,
     })
 }
 
-/// Switches on the system that `settings` are for, below `root` (`/` in a VM).
-pub fn start(root: &Path, settings: &Settings) -> Result<Box<dyn Rival>, Fault> {
+/// Switches on the system that `settings` are for.
+pub fn start(bed: &Testbed<'_>, settings: &Settings) -> Result<Box<dyn Rival>, Fault> {
     let system = settings.system;
     let start = starter(system).ok_or_else(|| Fault::Unsupported {
         what: format!("no real VM runs {system}"),
         mend: "run the scenario with --on sim",
     })?;
-    start(root, settings)
+    start(bed, settings)
 }
 
 #[cfg(test)]
@@ -89,8 +89,7 @@ mod tests {
 
     #[test]
     fn without_management_nothing_moves() {
-        let root = tempfile::tempdir().unwrap();
-        let mut none = start(root.path(), &Settings::new(System::None, "")).unwrap();
+        let mut none = start(&Testbed::vm(), &Settings::new(System::None, "")).unwrap();
         assert_eq!(none.moved_bytes(&Totals::default()), Some((0, 0)));
     }
 }

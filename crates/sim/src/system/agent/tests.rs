@@ -146,3 +146,22 @@ fn epochs_come_at_their_time_and_every_second_one_is_left_out_when_nothing_moves
     assert_eq!(gaps[2..5], [1, 1, 1], "{gaps:?}");
     assert_eq!(gaps[20..], [2, 2, 2, 2], "{gaps:?}");
 }
+
+#[test]
+fn a_misused_engine_ends_the_simulation_instead_of_the_process() {
+    let mut rig = SimulatedRig::new(&demeter_policy::engine::conformance::hot_set(
+        10,
+        10,
+        2..6,
+        0,
+    ));
+    let agent = &mut rig.agent;
+    rig.bench.act(|guest, actor| agent.act(guest, actor));
+    assert!(agent.fault().is_none());
+    // Its next turn is then one too many.
+    agent.engine.as_mut().unwrap().push(Input::Epoch).unwrap();
+    agent.next_epoch_ps = 0;
+    let due_ps = rig.bench.act(|guest, actor| agent.act(guest, actor));
+    assert_eq!(due_ps, NEVER_PS);
+    assert!(matches!(agent.fault(), Some(SimError::Agent(_))));
+}

@@ -1,0 +1,72 @@
+//! The CPUs that a scenario's workload may use.
+
+use std::io;
+
+/// This thread, and all that it starts, on some CPUs; dropped, it is where it was.
+#[derive(Debug)]
+pub struct Pinned {
+    before: Vec<u32>,
+}
+
+impl Pinned {
+    /// Keeps this thread on `cpus`.
+    pub fn to(cpus: &[u32]) -> io::Result<Self> {
+        let before = allowed()?;
+        pin(cpus)?;
+        Ok(Self { before })
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // A CPU that was taken offline meanwhile is the kernel's to replace.
+        let _ = pin(&self.before);
+    }
+}
+
+/// The CPUs that this thread may use.
+pub fn allowed() -> io::Result<Vec<u32>> {
+    // SAFETY: a set of CPUs is plain bits; the kernel fills it.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        if libc::sched_getaffinity(0, size_of_val(&set), &raw mut set) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let cpus = 0..libc::CPU_SETSIZE as usize;
+        Ok(cpus
+            .filter(|&cpu| libc::CPU_ISSET(cpu, &set))
+            .map(|cpu| cpu as u32)
+            .collect())
+    }
+}
+
+fn pin(cpus: &[u32]) -> io::Result<()> {
+    // SAFETY: a set of CPUs is plain bits; numbers beyond it are left out.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        for &cpu in cpus.iter().filter(|&&cpu| (cpu as i32) < libc::CPU_SETSIZE) {
+            libc::CPU_SET(cpu as usize, &mut set);
+        }
+        match libc::sched_setaffinity(0, size_of_val(&set), &raw const set) {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_is_pinned_for_a_while() {
+        let before = allowed().unwrap();
+        let one = [*before.last().unwrap()];
+        let pinned = Pinned::to(&one).unwrap();
+        assert_eq!(allowed().unwrap(), one);
+        let child = std::thread::spawn(|| allowed().unwrap()).join().unwrap();
+        assert_eq!(child, one, "what it starts is pinned, too");
+        drop(pinned);
+        assert_eq!(allowed().unwrap(), before);
+    }
+}

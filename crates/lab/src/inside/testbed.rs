@@ -1,0 +1,81 @@
+//! The machine under test, as whoever measures sees it: a lab VM from inside, or this machine.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use demeter_policy::NodeId;
+
+use super::fault::Fault;
+use crate::link::{AGENT_CONFIG_PATH, AGENT_SOCKET_PATH};
+
+/// Where things are on the machine under test.
+#[derive(Debug)]
+pub struct Testbed<'a> {
+    /// Where `/proc` and `/sys` are.
+    pub root: PathBuf,
+    /// The node of the fast tier.
+    pub fast: NodeId,
+    /// The node of the slow tier.
+    pub slow: NodeId,
+    /// Folder with our own programs, the agent among them.
+    pub programs: PathBuf,
+    /// The agent's configuration.
+    pub agent_config: PathBuf,
+    /// The agent's socket, as the configuration names it.
+    pub agent_socket: PathBuf,
+    /// Where the agent's output goes.
+    pub agent_log: PathBuf,
+    /// What ends the run early.
+    pub limits: Limits<'a>,
+}
+
+/// What ends a run early. A VM has none of it: its host kills it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Limits<'a> {
+    /// The person's wish to stop.
+    pub stop: Option<&'a AtomicBool>,
+    /// How long a workload of ours may take, from its start to its last event.
+    pub workload: Option<Duration>,
+}
+
+/// Between two looks at whether to stop.
+const TICK: Duration = Duration::from_millis(100);
+
+impl Testbed<'_> {
+    /// A lab VM, from inside.
+    pub fn vm() -> Self {
+        Self {
+            root: "/".into(),
+            fast: NodeId(0),
+            slow: NodeId(1),
+            programs: "/bin".into(),
+            agent_config: AGENT_CONFIG_PATH.into(),
+            agent_socket: AGENT_SOCKET_PATH.into(),
+            agent_log: "/run/demeter/agent.log".into(),
+            limits: Limits::default(),
+        }
+    }
+}
+
+impl Limits<'_> {
+    /// How long a wait may last before it looks at the limits; nothing where there are none: a VM
+    /// wakes no oftener than its workload has it wake.
+    pub fn tick(&self) -> Option<Duration> {
+        (self.stop.is_some() || self.workload.is_some()).then_some(TICK)
+    }
+
+    /// Fails when a workload that was started then has to end.
+    pub fn check(&self, started: Instant) -> Result<(), Fault> {
+        if self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
+            return Err(Fault::Interrupted);
+        }
+        match self.workload {
+            Some(limit) if started.elapsed() >= limit => Err(Fault::Workload(format!(
+                "did not end within {} s (duration_s and lab.timeout_s)",
+                limit.as_secs()
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
