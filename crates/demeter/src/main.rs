@@ -20,6 +20,7 @@ mod sweep;
 mod systems;
 mod top;
 mod trace;
+mod tune;
 
 use std::process::ExitCode;
 
@@ -56,6 +57,8 @@ enum Command {
     Report(report::Args),
     /// Run a scenario over a grid of its parameters on the simulator
     Sweep(sweep::Args),
+    /// Find the best settings of a rival for a scenario
+    Tune(tune::Args),
     /// List the systems that scenarios can compare, and where each runs
     Systems(systems::Args),
     /// Hold two results of one scenario against each other, case by case
@@ -89,6 +92,7 @@ fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Probe(args) => probe::probe(&args),
         Command::Report(args) => report::report(&args),
         Command::Sweep(args) => sweep::sweep(&args),
+        Command::Tune(args) => tune::tune(args),
         Command::Systems(args) => systems::systems(&args),
         Command::Compare(args) => compare::compare(&args),
         Command::Trace(args) => trace::trace(&args),

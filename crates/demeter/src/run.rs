@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use clap::ValueEnum;
 use demeter_lab::link::{ProgramFigure, Report};
 use demeter_lab::workload::Rate;
-use demeter_lab::{Lab, stop_on_signals};
+use demeter_lab::{Lab, Repetition, stop_on_signals};
 use demeter_scenario::{Scenario, System};
 
 use crate::output;
@@ -50,10 +50,13 @@ pub struct Args {
     /// Seconds of the timed phase instead of the scenario's
     #[arg(long, value_name = "S")]
     duration: Option<u64>,
-    /// Seeds for each system on the simulator: the scenario's and those that follow it; the run
-    /// in the middle is shown
+    /// Seeds for each system: the scenario's and those that follow it; the run in the middle is
+    /// shown. In the lab all systems run once before any runs again
     #[arg(long, value_name = "N", default_value = "1")]
     repeat: NonZeroU32,
+    /// In the lab, run again up to so many times what the host disturbed; the least disturbed counts
+    #[arg(long, value_name = "N", default_value = "1")]
+    retries: u32,
     /// Keep the logs of every VM here, not only those of failed ones, and the agent's recording for
     /// `demeter replay`
     #[arg(long, value_name = "DIR")]
@@ -80,17 +83,21 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     };
     let (result, ended) = match args.on {
         Place::Lab => {
-            if args.repeat.get() > 1 {
-                bail!(
-                    "--repeat is for the simulator; give --on sim, or run the lab several times with --seed"
-                );
+            if args.repeat.get() > 1 && scenario.provision.is_some() {
+                bail!("--repeat is not for VMs side by side; run them several times with --seed");
             }
-            let run = demeter_lab::run(&scenario, &lab()?, &stop, &mut show);
+            let repetition = Repetition {
+                repeat: args.repeat,
+                retries: args.retries,
+            };
+            let run = demeter_lab::run(&scenario, repetition, &lab()?, &stop, &mut show);
             (run.result, run.ended)
         }
         Place::Here => {
             if args.repeat.get() > 1 {
-                bail!("--repeat is for the simulator; run it several times with --seed");
+                bail!(
+                    "--repeat is for the lab and the simulator; run it several times with --seed"
+                );
             }
             let run = demeter_lab::run_here(&scenario, &lab()?, &stop, &mut show);
             (run.result, run.ended)
@@ -133,7 +140,7 @@ fn leave_out_those_without_a_model(scenario: &mut Scenario) {
 }
 
 /// One line of progress on standard error.
-fn show(run: &str, report: &Report) {
+pub(crate) fn show(run: &str, report: &Report) {
     let line = match report {
         Report::Booted {
             kernel,

@@ -31,7 +31,10 @@
  * That time counts from when the vCPU's previous miss was done, so that what the emulator itself
  * needed meanwhile is part of it: as long as the emulator is faster than the machine that it
  * stands for, its own noise does not show. A vCPU that is behind by more than SLACK_NS, because it
- * did something else, does not catch up.
+ * did something else, does not catch up. When it is behind by more than LAG_NS_MIN and was not
+ * halted, that something was not the guest's: nothing that a guest does goes so long without a
+ * miss. So the host ran something else than this vCPU, and the time is counted as `lag_ns`. What
+ * slows a vCPU down without stopping it, such as a lower clock, is not seen.
  *
  * While `period` is not 0, every period-th load that user code does at a user address, that
  * misses the filter and whose modelled latency is at least `threshold_ns`, becomes a record.
@@ -64,13 +67,14 @@
 /* Short delays are saved up until they are worth two readings of the clock. */
 #define SPIN_NS_MIN 200u
 #define SLACK_NS 50000u
+#define LAG_NS_MIN 500000u
 
 struct vcpu {
 	struct filter filter;
 	struct streams streams;
 	struct ring_writer ring;
 	uint64_t owed_ticks; /* cost of misses that the clock was not read for yet */
-	uint64_t due_ticks;  /* when the misses before those are done */
+	uint64_t due_ticks;  /* when the misses before those are done; 0: not known */
 	uint32_t loads_since_sample;
 } __attribute__((aligned(64)));
 
@@ -79,7 +83,8 @@ static struct tier tiers[2]; /* by node */
 static struct layout layouts[REPORTINGS];
 static const struct layout *layout; /* the one that fits; NULL while none is known to */
 static struct demeter_control *control;
-static uint64_t spin_ticks_min, slack_ticks;
+static uint64_t spin_ticks_min, slack_ticks, lag_ticks_min;
+static double ns_per_tick;
 
 /* A miss of `ticks`: waits until it is done, now or together with the next ones. */
 static void pay(struct vcpu *vcpu, uint64_t ticks)
@@ -87,13 +92,26 @@ static void pay(struct vcpu *vcpu, uint64_t ticks)
 	vcpu->owed_ticks += ticks;
 	if (vcpu->owed_ticks < spin_ticks_min)
 		return;
-	uint64_t start = __rdtsc() - slack_ticks;
-	if (vcpu->due_ticks < start)
+	uint64_t now = __rdtsc();
+	uint64_t start = now - slack_ticks;
+	if (vcpu->due_ticks < start) {
+		uint64_t late_ticks = now - vcpu->due_ticks;
+
+		if (vcpu->due_ticks && late_ticks > lag_ticks_min)
+			ring_count_lag(&vcpu->ring, (uint64_t)((double)late_ticks * ns_per_tick));
 		vcpu->due_ticks = start;
+	}
 	vcpu->due_ticks += vcpu->owed_ticks;
 	vcpu->owed_ticks = 0;
 	while (__rdtsc() < vcpu->due_ticks)
 		;
+}
+
+/* The vCPU was halted: nobody took that time from it. */
+static void on_resume(qemu_plugin_id_t id, unsigned int index)
+{
+	(void)id;
+	vcpus[index].due_ticks = 0;
 }
 
 /* An access of the instruction at `ip` missed the filter. */
@@ -307,6 +325,8 @@ static void set_costs(const struct arguments *arguments)
 	};
 	spin_ticks_min = (uint64_t)(SPIN_NS_MIN * ticks_per_ns);
 	slack_ticks = (uint64_t)(SLACK_NS * ticks_per_ns);
+	lag_ticks_min = (uint64_t)(LAG_NS_MIN * ticks_per_ns);
+	ns_per_tick = 1 / ticks_per_ns;
 }
 
 /* Makes the shared file, empty but for its header, and the rings' writers. */
@@ -366,5 +386,6 @@ QEMU_PLUGIN_EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_
 	if (!share(arguments.shm, (unsigned int)info->system.smp_vcpus))
 		return 1;
 	qemu_plugin_register_vcpu_tb_trans_cb(id, on_translate);
+	qemu_plugin_register_vcpu_resume_cb(id, on_resume);
 	return 0;
 }

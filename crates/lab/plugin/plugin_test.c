@@ -23,6 +23,11 @@ void qemu_plugin_register_vcpu_tb_trans_cb(qemu_plugin_id_t id, qemu_plugin_vcpu
 	translate = cb;
 }
 
+void qemu_plugin_register_vcpu_resume_cb(qemu_plugin_id_t id, qemu_plugin_vcpu_simple_cb_t cb)
+{
+	(void)id, (void)cb;
+}
+
 void qemu_plugin_register_vcpu_mem_cb(struct qemu_plugin_insn *insn, qemu_plugin_vcpu_mem_cb_t cb,
 				      enum qemu_plugin_cb_flags flags, enum qemu_plugin_mem_rw rw,
 				      void *userdata)
@@ -411,6 +416,35 @@ static void test_delay(void)
 	control->armed = 0;
 }
 
+/* Needs what test_answers found out. */
+static void test_lag(void)
+{
+	const struct ring_writer *ring = &vcpus[1].ring;
+	struct vcpu *vcpu = &vcpus[1];
+	uint64_t gva = 0x7e8000000000;
+
+	control->armed = 1;
+	reported_address = 4096;
+	/* The first miss is after nothing. */
+	on_access(1, 0, gva += 4096, NULL);
+	assert(!ring->shared->lag_ns);
+	/* Behind for some reason of its own; then by so much that it was stopped. */
+	vcpu->due_ticks = __rdtsc() - lag_ticks_min / 2;
+	uint64_t before = ring->lag_ns;
+	on_access(1, 0, gva += 4096, NULL);
+	vcpu->due_ticks = __rdtsc() - 10 * lag_ticks_min;
+	on_access(1, 0, gva += 4096, NULL);
+	/* A tenth less for the measured clock. */
+	assert(ring->lag_ns - before >= 9ull * LAG_NS_MIN && ring->shared->lag_ns == ring->lag_ns);
+	/* It was halted, for however long. */
+	vcpu->due_ticks = 1;
+	before = ring->lag_ns;
+	on_resume(1, 1);
+	on_access(1, 0, gva += 4096, NULL);
+	assert(ring->lag_ns == before && vcpu->due_ticks > 1);
+	control->armed = 0;
+}
+
 int main(int argc, char **argv)
 {
 	if (argc != 2)
@@ -424,6 +458,7 @@ int main(int argc, char **argv)
 	test_answers();
 	test_samples();
 	test_delay();
+	test_lag();
 	test_what_fits_no_layout();
 	return 0;
 }

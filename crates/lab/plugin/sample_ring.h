@@ -21,6 +21,7 @@ struct ring_writer {
 	uint64_t dropped;
 	uint64_t misses;
 	uint64_t strays;
+	uint64_t lag_ns;
 };
 
 /* The ring of `vcpu` in the shared memory that begins at `base`. */
@@ -43,6 +44,13 @@ static inline void ring_count_miss(struct ring_writer *ring, bool is_stray)
 		return;
 	ring->strays++;
 	__atomic_store_n(&ring->shared->strays, ring->strays, __ATOMIC_RELAXED);
+}
+
+/* Counts time that the host took from the vCPU. */
+static inline void ring_count_lag(struct ring_writer *ring, uint64_t ns)
+{
+	ring->lag_ns += ns;
+	__atomic_store_n(&ring->shared->lag_ns, ring->lag_ns, __ATOMIC_RELAXED);
 }
 
 /* Appends a record, or counts it as dropped when the reader has left no room. */

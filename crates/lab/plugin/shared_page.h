@@ -56,7 +56,8 @@ struct demeter_ring {
 	uint64_t dropped;        /* plugin: samples lost because the ring was full */
 	uint64_t misses;         /* plugin: cache misses while armed or sampling */
 	uint64_t strays;         /* plugin: those of them that fell in no tier */
-	uint64_t reserved[3];
+	uint64_t lag_ns;         /* plugin: time in which the host ran something else while armed */
+	uint64_t reserved[2];
 };
 
 struct demeter_record {

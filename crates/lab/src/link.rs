@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Read};
 
 use demeter_policy::provision::ProvisionerKind;
-use demeter_scenario::{Scenario, System};
+use demeter_scenario::{Scenario, Settings};
 use serde::{Deserialize, Serialize};
 
 use crate::program::Launch;
@@ -49,8 +49,8 @@ pub const LINE_MAX_BYTES: usize = 256 * 1024;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Job {
-    /// The system that manages memory in this VM.
-    pub system: System,
+    /// The system that manages memory in this VM, and how it is set up.
+    pub settings: Settings,
     /// The scenario that it runs.
     pub scenario: Scenario,
     /// What changes its memory from outside. It then waits for [`GO`] after [`Report::Booted`]
@@ -91,7 +91,7 @@ pub enum Report {
         /// Share of the hot set in fast memory, 0 to 1; none where nobody knows the hot set.
         #[serde(default)]
         hot_in_fast: Option<f64>,
-        /// Counters just before the system was switched on.
+        /// Counters just before the timed phase.
         totals: Totals,
     },
     /// An interval of the timed phase has passed.
@@ -198,6 +198,21 @@ pub struct Totals {
     pub promoted_bytes: Option<u64>,
     /// Bytes moved from fast to slow memory, likewise.
     pub demoted_bytes: Option<u64>,
+    /// Time in which the host ran something else than this VM's CPUs, all together, seconds. The
+    /// VM does not know; its host puts it in.
+    #[serde(default)]
+    pub lag_s: f64,
+}
+
+impl Report {
+    /// The counters in it, if it has any.
+    pub(crate) fn totals_mut(&mut self) -> Option<&mut Totals> {
+        match self {
+            Self::Start { totals, .. } | Self::Done { totals, .. } => Some(totals),
+            Self::Interval(interval) => Some(&mut interval.totals),
+            _ => None,
+        }
+    }
 }
 
 /// Bytes as hexadecimal digits, two for each.

@@ -1,11 +1,12 @@
 //! A scenario in the lab: one VM, or several side by side, for each system; one result for all.
 
 use std::io;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use demeter_outcome::{RunResult, SystemResult, less_none};
-use demeter_scenario::{Place, Scenario, System};
+use demeter_outcome::{RunResult, SystemResult, best, less_none, middle};
+use demeter_scenario::{Place, Scenario, Settings};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::error::{Error, VmFault};
@@ -14,10 +15,29 @@ use crate::inside::Fault;
 use crate::link::Report;
 use crate::provision;
 use crate::timeline::VmTimeline;
-use crate::vm::Lab;
+use crate::vm::{Lab, run_name};
 
 /// Most virtual CPUs: what the plugin's shared page has rings for.
 const VCPUS_MAX: u32 = 16;
+
+/// How often each system runs.
+#[derive(Debug, Clone, Copy)]
+pub struct Repetition {
+    /// Runs of each, with a seed each; the one in the middle counts.
+    pub repeat: NonZeroU32,
+    /// How often a run is made again that the host disturbed.
+    pub retries: u32,
+}
+
+impl Default for Repetition {
+    /// Once.
+    fn default() -> Self {
+        Self {
+            repeat: NonZeroU32::MIN,
+            retries: 0,
+        }
+    }
+}
 
 /// A run, perhaps one that ended early.
 #[derive(Debug)]
@@ -43,6 +63,7 @@ impl LabRun {
 /// killed and the run ends with [`Error::Interrupted`]. What only the simulator knows is refused.
 pub fn run(
     scenario: &Scenario,
+    repetition: Repetition,
     lab: &Lab,
     stop: &AtomicBool,
     progress: &mut dyn FnMut(&str, &Report),
@@ -50,9 +71,13 @@ pub fn run(
     let mut systems = vec![];
     let ended = refuse_the_simulated(scenario).and_then(|()| match &scenario.provision {
         Some(provision) => provision::run(scenario, provision, lab, stop, progress, &mut systems),
-        None => run_systems(scenario, progress, &mut systems, &mut |system, say| {
-            lab.run_vm(scenario, system, stop, say)
-        }),
+        None => run_systems(
+            scenario,
+            repetition,
+            progress,
+            &mut systems,
+            &mut |scenario, settings, say| lab.run_vm(scenario, settings, stop, say),
+        ),
     });
     finished(scenario, "lab", systems, ended)
 }
@@ -71,11 +96,18 @@ pub fn run_here(
 ) -> LabRun {
     let mut systems = vec![];
     let ended = Here::new(scenario, lab, stop).and_then(|mut here| {
-        run_systems(scenario, progress, &mut systems, &mut |system, say| {
-            here.run(system, &mut |report| {
+        // The knobs of rivals are not among the settings that this machine lends.
+        let as_it_is = Scenario {
+            settings: vec![],
+            ..scenario.clone()
+        };
+        let once = Repetition::default();
+        let measure: &mut Measure<'_> = &mut |_, settings, say| {
+            here.run(settings.system, &mut |report| {
                 say(report).map_err(|fault| Fault::Workload(fault.to_string()))
             })
-        })
+        };
+        run_systems(&as_it_is, once, progress, &mut systems, measure)
     });
     finished(scenario, "here", systems, ended)
 }
@@ -114,23 +146,105 @@ fn refuse_the_simulated(scenario: &Scenario) -> Result<(), Error> {
 /// Takes the reports of a run.
 type Say<'a> = dyn FnMut(Report) -> Result<(), VmFault> + 'a;
 
-/// Measures one system after the other. What was measured is in `results` even when one fails.
+/// Makes one run of a scenario.
+type Measure<'a> = dyn FnMut(&Scenario, &Settings, &mut Say<'_>) -> Result<(), Error> + 'a;
+
+/// A system's runs under one of its settings.
+struct Runs {
+    settings: Settings,
+    /// One of each round.
+    results: Vec<SystemResult>,
+}
+
+/// One run for each system, settings and round. A round has each of them once, so that a machine
+/// that changes its speed meanwhile changes it for all. What was measured is in `results` even when
+/// one fails.
 fn run_systems(
     scenario: &Scenario,
+    repetition: Repetition,
     progress: &mut dyn FnMut(&str, &Report),
     results: &mut Vec<SystemResult>,
-    measure: &mut dyn FnMut(System, &mut Say<'_>) -> Result<(), Error>,
+    measure: &mut Measure<'_>,
 ) -> Result<(), Error> {
+    let (vcpus, cores) = (scenario.machine.vcpus as usize, host_cores());
+    let retries = if vcpus > cores {
+        tracing::warn!(
+            "{vcpus} virtual CPUs share the {cores} cores of this machine: all runs are disturbed, \
+             and none is made again for it"
+        );
+        0
+    } else {
+        repetition.retries
+    };
+    let mut all: Vec<Runs> = scenario.settings_to_run().map(Runs::new).collect();
+    let ended = (0..repetition.repeat.get()).try_for_each(|round| {
+        let mut scenario = scenario.clone();
+        scenario.seed = scenario.seed.wrapping_add(round.into());
+        all.iter_mut().try_for_each(|runs| {
+            let settings = &runs.settings;
+            let result = run_quietly(&scenario, settings, retries, progress, measure)?;
+            runs.results.push(result);
+            Ok(())
+        })
+    });
     for &system in &scenario.systems {
-        let mut timeline = VmTimeline::default();
-        let name = system.to_string();
-        measure(system, &mut |report| {
+        let of_system = all.iter_mut().filter(|runs| runs.settings.system == system);
+        let middles = of_system.filter_map(|runs| middle(std::mem::take(&mut runs.results)));
+        results.extend(best(middles.collect()));
+    }
+    ended
+}
+
+/// Cores that this process may use; all there could be where the system does not say.
+fn host_cores() -> usize {
+    std::thread::available_parallelism().map_or(usize::MAX, usize::from)
+}
+
+impl Runs {
+    fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            results: vec![],
+        }
+    }
+}
+
+/// One run, and while the host disturbs it more of them, up to `retries`: the least disturbed
+/// counts.
+fn run_quietly(
+    scenario: &Scenario,
+    settings: &Settings,
+    retries: u32,
+    progress: &mut dyn FnMut(&str, &Report),
+    measure: &mut Measure<'_>,
+) -> Result<SystemResult, Error> {
+    let name = run_name(settings);
+    let mut run = || {
+        let mut timeline = VmTimeline::new(scenario.machine.vcpus);
+        measure(scenario, settings, &mut |report| {
             progress(&name, &report);
             timeline.add(report)
         })?;
-        results.push(timeline.summarise(&name).ok_or(Error::Incomplete(name))?);
+        let result = timeline.summarise(&settings.system.to_string());
+        let result = result.ok_or_else(|| Error::Incomplete(name.clone()))?;
+        Ok(SystemResult {
+            settings: Some(settings.name.clone()).filter(|name| !name.is_empty()),
+            ..result
+        })
+    };
+    let mut kept = run()?;
+    for left in (0..retries).rev() {
+        if !kept.metadata.is_disturbed() {
+            break;
+        }
+        let percent = kept.metadata.noise() * 100.0;
+        tracing::warn!("{name}: the host took {percent:.0} % of its time: run again ({left} left)");
+        let again = run()?;
+        if again.metadata.noise() < kept.metadata.noise() {
+            kept = again;
+        }
     }
-    Ok(())
+    Ok(kept)
 }
 
 /// A flag that SIGINT and SIGTERM set, for [`run`].

@@ -15,14 +15,28 @@ const SLACK_PS: u64 = 50_000_000_000;
 /// What one VM has reported so far.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct VmTimeline {
+    vcpus: u32,
     timeline: Timeline,
     is_done: bool,
     verify_errors: Option<u64>,
 }
 
 impl VmTimeline {
+    /// That of a VM with so many CPUs.
+    pub fn new(vcpus: u32) -> Self {
+        Self {
+            vcpus,
+            ..Self::default()
+        }
+    }
+
     /// Takes the next report. Reports that nothing is computed from are passed over.
     pub fn add(&mut self, report: Report) -> Result<(), VmFault> {
+        let vcpus = f64::from(self.vcpus.max(1));
+        let moment = |at_ps, work, hot_in_fast, mut totals: Totals| {
+            totals.lag_s /= vcpus;
+            moment(at_ps, work, hot_in_fast, totals)
+        };
         let moments = &mut self.timeline.moments;
         match report {
             Report::Start {
@@ -110,6 +124,7 @@ fn moment(at_ps: u64, work: Vec<Work>, hot_in_fast: Option<f64>, totals: Totals)
         counters: totals.vmstat,
         promoted_bytes: totals.promoted_bytes,
         demoted_bytes: totals.demoted_bytes,
+        lag_ps: Some(picoseconds(totals.lag_s)),
     }
 }
 
@@ -185,6 +200,7 @@ mod tests {
             vmstat: [("pgscan_kswapd".into(), pages)].into(),
             promoted_bytes: promoted,
             demoted_bytes: promoted,
+            lag_s: system_s,
         }
     }
 
@@ -200,7 +216,7 @@ mod tests {
 
     /// Nine seconds with these speeds, and a hundredth of a second after them.
     fn timeline(speeds: [f64; 9]) -> VmTimeline {
-        let mut timeline = VmTimeline::default();
+        let mut timeline = VmTimeline::new(2);
         let start = Report::Start {
             hot_in_fast: Some(0.0),
             totals: totals(5.0, 0.0, 7, None),
@@ -249,6 +265,9 @@ mod tests {
         near(result.moved_steady_bytes_per_s, 20.0);
         assert_eq!((result.series.len(), result.series[8].t_s), (9, 9.02));
         near(result.hot_in_fast_final, 0.9);
+        // Of two CPUs: 0.05 s a second together.
+        near(result.metadata.host_noise, 0.025);
+        near(result.metadata.host_noise_steady, 0.025);
     }
 
     #[test]

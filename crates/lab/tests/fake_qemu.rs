@@ -2,13 +2,14 @@
 //! says so and leaves nothing behind.
 
 use std::fs;
+use std::num::NonZeroU32;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use demeter_lab::link::Report;
-use demeter_lab::{Error, Lab, VmFault};
+use demeter_lab::{Error, Lab, Repetition, VmFault};
 use demeter_outcome::RunResult;
 use demeter_scenario::{Scenario, System, Workload};
 
@@ -69,6 +70,7 @@ impl Fake {
     fn run(&self) -> Result<RunResult, Error> {
         let outcome = demeter_lab::run(
             &self.scenario,
+            Repetition::default(),
             &self.lab,
             &AtomicBool::new(false),
             &mut |_, _| {},
@@ -186,10 +188,16 @@ fn a_failed_job_brings_its_reason_and_the_agents_log() {
 fn a_stop_kills_the_vm() {
     let fake = Fake::new(&format!("{BOOTED}\nexec sleep 1000"));
     let stop = AtomicBool::new(false);
-    let outcome = demeter_lab::run(&fake.scenario, &fake.lab, &stop, &mut |_, report| {
-        assert!(matches!(report, Report::Booted { .. }));
-        stop.store(true, Ordering::Relaxed);
-    });
+    let outcome = demeter_lab::run(
+        &fake.scenario,
+        Repetition::default(),
+        &fake.lab,
+        &stop,
+        &mut |_, report| {
+            assert!(matches!(report, Report::Booted { .. }));
+            stop.store(true, Ordering::Relaxed);
+        },
+    );
     assert!(
         matches!(outcome.ended, Err(Error::Interrupted)),
         "{outcome:?}"
@@ -223,7 +231,13 @@ fn an_emulator_that_does_not_load_the_plugin_is_told_before_the_kernel_is_sought
         ..fake.lab.clone()
     };
     let stop = AtomicBool::new(false);
-    let outcome = demeter_lab::run(&fake.scenario, &lab, &stop, &mut |_, _| {});
+    let outcome = demeter_lab::run(
+        &fake.scenario,
+        Repetition::default(),
+        &lab,
+        &stop,
+        &mut |_, _| {},
+    );
     let said = outcome.ended.unwrap_err().to_string();
     assert!(
         said.contains(says) && said.contains("DEMETER_QEMU"),
@@ -280,6 +294,7 @@ fn what_was_measured_before_a_vm_failed_is_kept() {
     fake.scenario.systems = vec![System::None, System::Oracle];
     let outcome = demeter_lab::run(
         &fake.scenario,
+        Repetition::default(),
         &fake.lab,
         &AtomicBool::new(false),
         &mut |_, _| {},
@@ -300,6 +315,7 @@ fn what_is_missing_is_named_before_anything_starts() {
         change(&mut fake);
         let outcome = demeter_lab::run(
             &fake.scenario,
+            Repetition::default(),
             &fake.lab,
             &AtomicBool::new(false),
             &mut |_, _| {},
@@ -330,6 +346,60 @@ fn what_is_missing_is_named_before_anything_starts() {
     assert!(huge.contains("MiB available"), "{huge}");
 }
 
+/// A full report in whose first run the host takes six of the first vCPU's twelve seconds, as the
+/// plugin counts them.
+fn disturbed_once() -> String {
+    let report = full_report();
+    let (start, rest) = report.split_once('\n').unwrap();
+    // 6,000,000,000 ns.
+    let lag = r"'\0\274\240\145\1\0\0\0'";
+    format!(
+        "{start}\n\
+         if [ ! -e \"$0.ran\" ]; then\n\
+         touch \"$0.ran\"\n\
+         until grep -q start \"${{shared%/*}}/reports.jsonl\"; do :; done\n\
+         printf {lag} | dd of=\"$shared\" bs=8 seek=517 conv=notrunc 2>/dev/null\n\
+         fi\n\
+         {rest}"
+    )
+}
+
+#[test]
+fn all_systems_run_in_turn_and_a_disturbed_run_is_made_again() {
+    let mut fake = Fake::new(&disturbed_once());
+    fake.scenario.systems = vec![System::None, System::Oracle];
+    let repetition = Repetition {
+        repeat: NonZeroU32::new(2).unwrap(),
+        retries: 1,
+    };
+    let mut order = vec![];
+    let outcome = demeter_lab::run(
+        &fake.scenario,
+        repetition,
+        &fake.lab,
+        &AtomicBool::new(false),
+        &mut |run, report| {
+            if let Report::Start { .. } = report {
+                order.push(run.to_owned());
+            }
+        },
+    );
+    let result = outcome.whole().unwrap();
+    assert_eq!(order, ["none", "none", "oracle", "none", "oracle"]);
+    for system in &result.systems {
+        assert_eq!(system.repeats.map(|repeats| repeats.runs), Some(2));
+        assert_eq!(system.metadata.host_noise, Some(0.0));
+    }
+}
+
+#[test]
+fn a_run_that_stays_disturbed_says_so() {
+    let result = Fake::new(&disturbed_once()).run().unwrap();
+    let metadata = &result.systems[0].metadata;
+    assert_eq!(metadata.host_noise, Some(0.5));
+    assert!(metadata.is_disturbed());
+}
+
 #[test]
 fn a_program_that_misses_a_library_is_named_before_anything_boots() {
     let mut fake = Fake::new("exit 1");
@@ -353,7 +423,13 @@ fn a_program_that_misses_a_library_is_named_before_anything_boots() {
     );
     fake.scenario.workload = Workload::Program(toml::from_str(&programs).unwrap());
     let stop = AtomicBool::new(false);
-    let outcome = demeter_lab::run(&fake.scenario, &fake.lab, &stop, &mut |_, _| {});
+    let outcome = demeter_lab::run(
+        &fake.scenario,
+        Repetition::default(),
+        &fake.lab,
+        &stop,
+        &mut |_, _| {},
+    );
     let said = outcome.whole().unwrap_err().to_string();
     assert!(
         said.starts_with("program reader: ") && said.contains("needs libgone.so"),

@@ -5,14 +5,19 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use demeter_guest::recording::{Reader, replay};
-use demeter_lab::Lab;
 use demeter_lab::link::Report;
+use demeter_lab::{Lab, Repetition};
 use demeter_outcome::{RunResult, SystemResult};
-use demeter_scenario::{Scenario, System};
+use demeter_scenario::{Scenario, Settings, System, Thp, Workload};
 
-fn run(scenario: &str, keep_logs: Option<PathBuf>) -> RunResult {
+/// One of the scenarios that we ship.
+fn shipped(scenario: &str) -> Scenario {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
+    Scenario::load(&folder.join(scenario)).unwrap()
+}
+
+fn run(scenario: &Scenario, keep_logs: Option<PathBuf>) -> RunResult {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let scenario = Scenario::load(&root.join("scenarios").join(scenario)).unwrap();
     // An emulated CPU needs optimised programs: `make test` has built them.
     let lab = Lab {
         programs: root.join("target/release"),
@@ -20,15 +25,21 @@ fn run(scenario: &str, keep_logs: Option<PathBuf>) -> RunResult {
         ..Lab::from_env().unwrap()
     };
     let stop = AtomicBool::new(false);
-    let run = demeter_lab::run(&scenario, &lab, &stop, &mut |system, report| {
-        eprintln!("{system}: {report:?}");
-    });
+    let run = demeter_lab::run(
+        scenario,
+        Repetition::default(),
+        &lab,
+        &stop,
+        &mut |system, report| {
+            eprintln!("{system}: {report:?}");
+        },
+    );
     run.whole().unwrap_or_else(|e| panic!("{e}"))
 }
 
 #[test]
 fn memory_is_taken_given_and_taken_again_and_no_data_is_lost() {
-    let result = run("ci-balloon.toml", None);
+    let result = run(&shipped("ci-balloon.toml"), None);
     let [system] = &result.systems[..] else {
         panic!("{result:?}")
     };
@@ -59,18 +70,24 @@ fn memory_is_taken_given_and_taken_again_and_no_data_is_lost() {
 #[test]
 fn real_programs_run_side_by_side_and_each_has_its_figure() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let scenario = Scenario::load(&root.join("scenarios/ci-program.toml")).unwrap();
+    let scenario = shipped("ci-program.toml");
     let lab = Lab {
         programs: root.join("target/release"),
         ..Lab::from_env().unwrap()
     };
     let mut means = vec![];
     let stop = AtomicBool::new(false);
-    let run = demeter_lab::run(&scenario, &lab, &stop, &mut |_, report| {
-        if let Report::Done { programs, .. } = report {
-            means.clone_from(programs);
-        }
-    });
+    let run = demeter_lab::run(
+        &scenario,
+        Repetition::default(),
+        &lab,
+        &stop,
+        &mut |_, report| {
+            if let Report::Done { programs, .. } = report {
+                means.clone_from(programs);
+            }
+        },
+    );
     let result = run.whole().unwrap_or_else(|e| panic!("{e}"));
     assert!(result.systems[0].cpu_s["workload_user"] > 0.0, "{result:?}");
     let figures: Vec<_> = means
@@ -87,7 +104,7 @@ fn real_programs_run_side_by_side_and_each_has_its_figure() {
 #[test]
 fn the_agent_moves_the_hot_set_and_loses_no_data() {
     let logs = tempfile::tempdir().unwrap();
-    let result = run("ci.toml", Some(logs.path().into()));
+    let result = run(&shipped("ci.toml"), Some(logs.path().into()));
     let of = |system: System| -> &SystemResult {
         let name = system.to_string();
         result
@@ -129,4 +146,36 @@ fn the_agent_moves_the_hot_set_and_loses_no_data() {
     assert!(replayed.is_ended, "the agent was stopped");
     let promoted = Some(replayed.figures.promoted.0);
     assert!(promoted >= demeter.bytes_promoted, "{replayed:?}");
+}
+
+#[test]
+fn every_vcpu_is_sampled_and_a_rival_runs_as_it_was_set_up() {
+    let mut scenario = shipped("ci.toml");
+    scenario.systems = vec![System::Linux, System::Demeter];
+    scenario.machine.vcpus = 2;
+    let Workload::Gups(gups) = &mut scenario.workload else {
+        panic!("{:?}", scenario.workload)
+    };
+    gups.threads = 2;
+    scenario.settings = vec![Settings {
+        thp: Some(Thp::Never),
+        scan_size_mib: Some(64),
+        ..Settings::new(System::Linux, "small pages")
+    }];
+    let result = run(&scenario, None);
+    let [linux, demeter] = &result.systems[..] else {
+        panic!("{result:?}")
+    };
+    assert_eq!(linux.settings.as_deref(), Some("small pages"));
+    // kswapd demotes from the first page on that does not fit, so that there is room to promote to.
+    assert!(
+        linux.bytes_promoted > Some(0) && linux.counters["pgdemote_kswapd"] > 0,
+        "{linux:?}"
+    );
+    assert_eq!(linux.counters["thp_fault_alloc"], 0, "{linux:?}");
+    assert!(demeter.hot_in_fast_final >= Some(0.9), "{demeter:?}");
+    for system in &result.systems {
+        assert_eq!(system.verify_errors, Some(0), "{}", system.name);
+        assert!(system.metadata.host_noise.is_some(), "{}", system.name);
+    }
 }

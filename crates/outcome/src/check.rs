@@ -38,7 +38,14 @@ impl RunResult {
     }
 }
 
-fn system(system: &SystemResult, place: &Place) -> Checked {
+fn system(of_system: &SystemResult, place: &Place) -> Checked {
+    run(of_system, place)?;
+    // As deep as the decoder goes at most.
+    place.each("other_settings", &of_system.other_settings, system)
+}
+
+/// What a run of a system says.
+fn run(system: &SystemResult, place: &Place) -> Checked {
     place.amounts([
         ("elapsed_s", system.elapsed_s),
         ("t90_s", system.t90_s),
@@ -50,6 +57,8 @@ fn system(system: &SystemResult, place: &Place) -> Checked {
         ("mgmt_cpu_steady_s", system.mgmt_cpu_steady_s),
     ])?;
     place.share("metadata.host_noise", system.metadata.host_noise)?;
+    let steady = system.metadata.host_noise_steady;
+    place.share("metadata.host_noise_steady", steady)?;
     place.share("hot_in_fast_final", system.hot_in_fast_final)?;
     for (cause, &s) in &system.cpu_s {
         place.amounts([(format!("cpu_s.{cause}").as_str(), Some(s))])?;

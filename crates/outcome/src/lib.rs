@@ -25,10 +25,10 @@ pub use figure::{Figure, UnknownFigure};
 pub use file::{ContentError, Error, FILE_BYTES_MAX, write_file};
 pub use names::{CAUSES, COUNTERS, OTHER_SYSTEM, Role, VMSTAT_PREFIXES, role};
 pub use provisioning::{CrashFigures, Provisioning, Resize};
-pub use runs::{NONE, less_none, together};
+pub use runs::{NONE, best, less_none, middle, together};
 pub use schema::{
-    Case, Metadata, Point, Published, Repeats, RunResult, SCHEMA, Speed, SystemResult, Tail,
-    WorkloadResult,
+    Case, HOST_NOISE_MAX, Metadata, Point, Published, Repeats, RunResult, SCHEMA, Speed,
+    SystemResult, Tail, WorkloadResult,
 };
 pub use timeline::{Meter, Moment, Timeline, Work};
 pub use unit::Unit;

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use crate::schema::{Repeats, SystemResult};
+use crate::schema::{Repeats, Speed, SystemResult};
 
 /// The system whose memory nobody manages.
 pub const NONE: &str = "none";
@@ -26,10 +26,48 @@ pub fn less_none(systems: &mut [SystemResult]) {
     let baseline = none.map(|n| (n.mgmt_cpu_s, n.mgmt_cpu_steady_s));
     let (whole, steady) = baseline.unwrap_or_default();
     let less = |of: Option<f64>, baseline: Option<f64>| Some(of? - baseline?);
+    let subtract = |run: &mut SystemResult| {
+        run.mgmt_cpu_s = less(run.mgmt_cpu_s, whole);
+        run.mgmt_cpu_steady_s = less(run.mgmt_cpu_steady_s, steady);
+    };
     for system in systems {
-        system.mgmt_cpu_s = less(system.mgmt_cpu_s, whole);
-        system.mgmt_cpu_steady_s = less(system.mgmt_cpu_steady_s, steady);
+        subtract(system);
+        system.other_settings.iter_mut().for_each(subtract);
     }
+}
+
+/// Of a system's runs under different settings the best, which has the others with it. Better is:
+/// done earlier, else faster; of several workloads their geometric mean counts. Where nothing was
+/// measured the first is taken.
+pub fn best(mut runs: Vec<SystemResult>) -> Option<SystemResult> {
+    let scores: Vec<f64> = runs.iter().map(|run| score(run).unwrap_or(0.0)).collect();
+    let ahead = |best: usize, other: usize| {
+        if scores[other] > scores[best] {
+            other
+        } else {
+            best
+        }
+    };
+    let best = (0..runs.len()).reduce(ahead)?;
+    let mut kept = runs.remove(best);
+    kept.other_settings = runs;
+    Some(kept)
+}
+
+/// How good a run was, only to compare it with others of the same work.
+fn score(run: &SystemResult) -> Option<f64> {
+    let of = |elapsed_s: Option<f64>, speed: &Option<Speed>| {
+        let speed = speed.as_ref();
+        let mean = || Some((speed?.mean?, speed?.unit.is_time()));
+        let (figure, less_is_better) = elapsed_s.map(|s| (s, true)).or_else(mean)?;
+        (figure > 0.0).then(|| if less_is_better { 1.0 / figure } else { figure })
+    };
+    if run.workloads.is_empty() || run.elapsed_s.is_some() {
+        return of(run.elapsed_s, &run.speed);
+    }
+    let logs = (run.workloads.iter()).map(|w| of(w.elapsed_s, &w.speed).map(f64::ln));
+    let sum: f64 = logs.sum::<Option<f64>>()?;
+    Some((sum / run.workloads.len() as f64).exp())
 }
 
 /// The figure by which runs of one system are put in order.
@@ -40,7 +78,7 @@ fn main_figure(result: &SystemResult) -> Option<f64> {
 /// Of the runs of one system the one in the middle (of an even number, the lower one), with what
 /// the others gave. A run whose work did not end has no elapsed time and is left out where others
 /// have one.
-fn middle(mut runs: Vec<SystemResult>) -> Option<SystemResult> {
+pub fn middle(mut runs: Vec<SystemResult>) -> Option<SystemResult> {
     if runs.len() > 1 && runs.iter().any(|run| run.elapsed_s.is_some()) {
         runs.retain(|run| run.elapsed_s.is_some());
     }
@@ -65,7 +103,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Speed, Unit};
+    use crate::{Speed, Unit, WorkloadResult};
 
     proptest! {
         #[test]
@@ -112,5 +150,49 @@ mod tests {
             (systems[0].mgmt_cpu_s, systems[0].mgmt_cpu_steady_s),
             (None, None)
         );
+    }
+
+    #[test]
+    fn the_best_settings_are_those_of_the_best_run() {
+        let run = |settings: &str, elapsed_s, unit: &str, mean| SystemResult {
+            settings: Some(settings.into()),
+            elapsed_s,
+            speed: Some(Speed::new(Unit::new(unit), mean, None)),
+            ..SystemResult::default()
+        };
+        let of = |runs: Vec<SystemResult>| {
+            let best = best(runs).unwrap();
+            let others: Vec<_> = (best.other_settings.into_iter())
+                .map(|other| other.settings.unwrap())
+                .collect();
+            (best.settings.unwrap(), others.join(" "))
+        };
+        let told = |best: &str, others: &str| (best.to_owned(), others.to_owned());
+        // A throughput, a latency, a time for the work, nothing.
+        let [a, b, c] = [("a", 1.0), ("b", 3.0), ("c", 2.0)]
+            .map(|(name, mean)| ["Mops", "ns"].map(|unit| run(name, None, unit, Some(mean))));
+        let unit = |i: usize| [&a, &b, &c].map(|runs| runs[i].clone()).to_vec();
+        assert_eq!(of(unit(0)), told("b", "a c"));
+        assert_eq!(of(unit(1)), told("a", "b c"));
+        let timed = vec![
+            run("a", Some(5.0), "Mops", Some(9.0)),
+            run("b", Some(4.0), "Mops", None),
+        ];
+        assert_eq!(of(timed), told("b", "a"));
+        let nothing = vec![run("a", None, "Mops", None), run("b", None, "Mops", None)];
+        assert_eq!(of(nothing), told("a", "b"));
+        // Several workloads: 2 and 2 are better than 1 and 3.
+        let several = |settings: &str, means: [f64; 2]| SystemResult {
+            settings: Some(settings.into()),
+            workloads: (means.iter())
+                .map(|&mean| WorkloadResult {
+                    speed: Some(Speed::new(Unit::MOPS, mean, None)),
+                    ..WorkloadResult::default()
+                })
+                .collect(),
+            ..SystemResult::default()
+        };
+        let several = vec![several("a", [1.0, 3.0]), several("b", [2.0, 2.0])];
+        assert_eq!(of(several), told("b", "a"));
     }
 }

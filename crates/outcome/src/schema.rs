@@ -116,6 +116,13 @@ impl Published {
 pub struct SystemResult {
     /// The system's name, as in the scenario.
     pub name: String,
+    /// The name of the settings under which it ran, where the scenario has some: those under which
+    /// the system was best.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settings: Option<String>,
+    /// What it did under its other settings, in the scenario's order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_settings: Vec<Self>,
     /// What tells how the run was made, not what came of it.
     #[serde(default, skip_serializing_if = "Metadata::is_empty")]
     pub metadata: Metadata,
@@ -207,12 +214,30 @@ pub struct Metadata {
     /// Real pages that one page of the simulator stands for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scale: Option<u64>,
-    /// Share of the time in which the host ran something else than the VM, 0 to 1.
+    /// Share of the timed phase in which the host ran something else than the VM's CPUs, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_noise: Option<f64>,
+    /// The same of the last third.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_noise_steady: Option<f64>,
 }
 
+/// A run is disturbed when the host took more than this share of its time, or of its last third.
+pub const HOST_NOISE_MAX: f64 = 0.03;
+
 impl Metadata {
+    /// The larger share of the time that the host took, of all of it and of the last third; 0 where
+    /// nobody looked.
+    pub fn noise(&self) -> f64 {
+        let shares = [self.host_noise, self.host_noise_steady];
+        shares.into_iter().flatten().fold(0.0, f64::max)
+    }
+
+    /// Whether the host did so much else that the figures do not count.
+    pub fn is_disturbed(&self) -> bool {
+        self.noise() > HOST_NOISE_MAX
+    }
+
     fn is_empty(&self) -> bool {
         *self == Self::default()
     }

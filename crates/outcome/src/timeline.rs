@@ -16,7 +16,7 @@
 use std::collections::BTreeMap;
 
 use crate::names::{CAUSES, Role};
-use crate::schema::{Point, Speed, SystemResult, WorkloadResult};
+use crate::schema::{Metadata, Point, Speed, SystemResult, WorkloadResult};
 use crate::unit::Unit;
 
 /// Share of the hot set in fast memory at which a system has found it.
@@ -68,6 +68,9 @@ pub struct Moment {
     pub promoted_bytes: Option<u64>,
     /// The same for slow memory.
     pub demoted_bytes: Option<u64>,
+    /// Time in which the host ran something else than a virtual CPU that was not halted, their
+    /// mean; none where nobody looked.
+    pub lag_ps: Option<u64>,
 }
 
 /// A workload's work so far.
@@ -115,6 +118,11 @@ impl Timeline {
         let shift_ps = self.shift_ps.unwrap_or(u64::MAX);
         Some(SystemResult {
             name: name.into(),
+            metadata: Metadata {
+                host_noise: noise(start, end),
+                host_noise_steady: noise(steady, end),
+                ..Metadata::default()
+            },
             elapsed_s,
             hot_in_fast_final: end.hot_in_fast,
             t90_s: self.found(0, shift_ps),
@@ -197,6 +205,14 @@ fn managed_s(from: &Moment, to: &Moment) -> f64 {
 
 fn since(from: Option<u64>, to: Option<u64>) -> Option<u64> {
     Some(to?.saturating_sub(from.unwrap_or(0)))
+}
+
+/// The share of the time between two moments that the host took.
+fn noise(from: &Moment, to: &Moment) -> Option<f64> {
+    let lag_ps = since(from.lag_ps, to.lag_ps)?;
+    let length_ps = to.at_ps.saturating_sub(from.at_ps);
+    // Two clocks that are read one after the other.
+    (length_ps > 0).then(|| (lag_ps as f64 / length_ps as f64).min(1.0))
 }
 
 fn moved_per_s(from: &Moment, to: &Moment) -> Option<f64> {

@@ -4,7 +4,8 @@ mod common;
 
 use common::{any_case, any_published, any_system, coordinates, elements, pictures};
 use demeter_outcome::{
-    CrashFigures, Point, Provisioning, Resize, RunResult, Speed, SystemResult, Unit, WorkloadResult,
+    CrashFigures, Metadata, Point, Provisioning, Resize, RunResult, Speed, SystemResult, Unit,
+    WorkloadResult,
 };
 use demeter_report::{html, table, throughput_svg};
 use proptest::prelude::*;
@@ -181,6 +182,43 @@ fn the_table_compares_with_the_oracle() {
     assert_eq!(row, expected);
     let unit = html(&result);
     assert!(unit.contains("million updates per second"));
+}
+
+#[test]
+fn what_must_be_known_of_a_figure_is_marked() {
+    let run = |name: &str, mops, noise| SystemResult {
+        speed: Some(Speed::new(Unit::MOPS, mops, mops)),
+        metadata: Metadata {
+            host_noise_steady: Some(noise),
+            ..Metadata::default()
+        },
+        ..system(name, 1)
+    };
+    let best = SystemResult {
+        settings: Some("small pages".into()),
+        other_settings: vec![system("linux", 1)],
+        ..run("linux", 2.1, 0.01)
+    };
+    let marked = table(&result(vec![run("oracle", 2.0, 0.05), best]));
+    let line = |start: &str| marked.lines().find(|line| line.starts_with(start)).unwrap();
+    line("oracle* ");
+    assert!(
+        line("linux (small pages) ").contains(" 105.0^ "),
+        "{marked}"
+    );
+    for note in [
+        "In brackets",
+        "* Disturbed",
+        "(at most 5 %)",
+        "^ More than the oracle",
+    ] {
+        assert!(marked.replace('\n', " ").contains(note), "{note}: {marked}");
+    }
+    let plain = table(&result(vec![
+        run("oracle", 2.0, 0.01),
+        run("linux", 2.0, 0.0),
+    ]));
+    assert!(!plain.contains(['^', '*']), "{plain}");
 }
 
 #[test]

@@ -51,6 +51,7 @@ impl Scenario {
         })?;
         within("duration_s", self.duration_s, 1..=DURATION_MAX_S)?;
         self.check_systems()?;
+        self.check_settings()?;
         check_machine(&self.machine)?;
         self.workload.check(self.duration_s)?;
         self.check_oracle()?;
@@ -190,6 +191,7 @@ mod tests {
             workload: Workload::Gups(gups()),
             provision: None,
             agent: Tuning::default(),
+            settings: vec![],
             vary: vec![],
             published: vec![],
             lab: Lab::default(),

@@ -12,6 +12,7 @@ mod provision_check;
 mod result;
 pub mod rng;
 mod scenario;
+mod settings;
 mod vary;
 mod workload;
 
@@ -19,6 +20,7 @@ pub use catalogue::{Color, Place, Row, System, UnknownSystem};
 pub use grid::{Axis, Grid, NoAxis, Point};
 pub use provision::{Crashes, Provision, Provisioner, ResizeCycle, Variant, Vm};
 pub use scenario::{Cpu, Error, Lab, Machine, Scenario, Sim, Thp, Tier};
+pub use settings::Settings;
 pub use vary::{Case, Published};
 pub use workload::{
     App, Figure, Gups, Memlat, Number, Phase, Program, Programs, Ready, Silo, SiloMix, Trace,

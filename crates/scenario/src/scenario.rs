@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use demeter_policy::Tuning;
 use serde::{Deserialize, Serialize};
 
-use crate::{Provision, Published, System, Workload};
+use crate::{Provision, Published, Settings, System, Workload};
 
 /// A scenario: one workload on one machine under several systems.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -33,6 +33,10 @@ pub struct Scenario {
     /// How the agent is tuned: the keys of `[tuning]` in its own configuration.
     #[serde(default)]
     pub agent: Tuning,
+    /// How rivals are set up. In the lab a system runs under each of its settings, and the best is
+    /// shown.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub settings: Vec<Settings>,
     /// Keys that take several values in turn, dotted as in `demeter sweep`: every combination of
     /// a table's values is a case of its own. Only the simulator runs cases.
     #[serde(default)]
@@ -76,6 +80,8 @@ pub enum Thp {
     /// Wherever possible: Debian's default.
     #[default]
     Always,
+    /// For programs that ask for them.
+    Madvise,
     /// Only 4 KiB pages.
     Never,
 }

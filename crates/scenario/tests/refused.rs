@@ -14,9 +14,16 @@ duration_s = "60" -> invalid type: string "60", expected u64
 systems = [] -> systems: name at least one, such as "demeter"
 systems = ["linux", "linux"] -> systems: "linux" stands twice; remove one
 systems = ["tpp"] -> tpp
+settings = [{ system = "linux", name = "" }] -> settings: name = "": give 1 to 80 characters
+settings = [{ system = "linux", name = "a", scan_size_mib = 0 }] -> settings "a": scan_size_mib = 0: must be 1 to
+settings = [{ system = "linux", name = "a", sample_ms = 5 }] -> settings "a": sample_ms: linux has no such knob; remove it
+settings = [{ system = "damon", name = "a", scan_size_mib = 5 }] -> settings "a": scan_size_mib: damon has no such knob
+settings = [{ system = "linux", name = "a", scan_period_min_ms = 9, scan_period_max_ms = 8 }] -> is above scan_period_max_ms: swap them
+settings = [{ system = "linux", name = "a" }, { system = "linux", name = "a" }] -> settings: "a" of linux stands twice; rename one
+settings = [{ system = "linux", name = "a", thp = "maybe" }] -> unknown variant `maybe`
 machine.vcpus = 0 -> machine.vcpus = 0: must be 1 to 64
 machine.vcpus = 65 -> machine.vcpus = 65: must be 1 to 64
-machine.thp = "maybe" -> unknown variant `maybe`, expected `always` or `never`
+machine.thp = "maybe" -> unknown variant `maybe`, expected one of `always`, `madvise`, `never`
 machine.fast.usable_mib = 0 -> machine.fast.usable_mib = 0: must be 1 to 16777216
 machine.fast.latency_ns = 0 -> machine.fast.latency_ns = 0: must be 1 to 1000000
 machine.fast.bandwidth_gbps = 0 -> machine.fast.bandwidth_gbps = 0: must be 1 to 10000

@@ -79,7 +79,7 @@ fn simulate<P: Program>(
         metadata: Metadata {
             event_log_hash: Some(digest.0),
             scale: Some(1 << setup.k),
-            host_noise: None,
+            ..Metadata::default()
         },
         tail: world.latencies().tail(),
         ..result.ok_or(SimError::Stuck)?

@@ -107,7 +107,8 @@ impl Setup {
             huge_pages: machine.thp == Thp::Always,
             host_pages: match scenario.sim.host_thp {
                 Thp::Always => PageSize::Huge,
-                Thp::Never => PageSize::Base,
+                // The hypervisor does not ask for them.
+                Thp::Madvise | Thp::Never => PageSize::Base,
             },
             timed_fill: scenario.sim.timed_fill,
             vcpus: machine.vcpus,

@@ -51,6 +51,7 @@ impl<P: Program> World<P> {
             promoted_bytes,
             demoted_bytes,
             hot_in_fast: self.hot_in_fast(at_ps),
+            lag_ps: None,
         }
     }
 

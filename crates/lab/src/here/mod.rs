@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use demeter_guest::config::{BalloonMode, Config};
 use demeter_guest::tracker::Choice;
-use demeter_scenario::{Scenario, System, Workload as Kind};
+use demeter_scenario::{Scenario, Settings, System, Workload as Kind};
 
 use self::ballast::Ballast;
 use self::cpus::Pinned;
@@ -27,6 +27,7 @@ use self::machine::Machine;
 use self::settings::Lent;
 use crate::error::Error;
 use crate::inside::job::{booted, fill, watch};
+use crate::inside::rivals::{self, Rival};
 use crate::inside::testbed::{Limits, Testbed};
 use crate::inside::workload::Workload;
 use crate::inside::zones::node_free_mib;
@@ -96,7 +97,7 @@ impl<'a> Here<'a> {
         let config = self.agent_config(&bed, system)?;
         fs::write(&bed.agent_config, config).map_err(Error::io("write", &bed.agent_config))?;
         let job = Job {
-            system,
+            settings: Settings::new(system, ""),
             scenario: self.scenario.clone(),
             provisioner: None,
             rounds: false,
@@ -177,8 +178,9 @@ fn measure(
     job: &Job,
     say: &mut dyn FnMut(Report) -> Result<(), Fault>,
 ) -> Result<(), Fault> {
+    let rival = rivals::start(bed, &job.settings)?;
     let mut workload = Workload::new(bed, job)?;
-    let outcome = course(bed, job, &mut workload, say);
+    let outcome = course(bed, &mut workload, rival, say);
     for log in workload.logs(&outcome) {
         say(Report::Program(log))?;
     }
@@ -187,12 +189,19 @@ fn measure(
 
 fn course(
     bed: &Testbed<'_>,
-    job: &Job,
     workload: &mut Workload<'_>,
+    rival: Box<dyn Rival>,
     say: &mut dyn FnMut(Report) -> Result<(), Fault>,
 ) -> Result<(), Fault> {
-    let hot = fill(bed, workload)?;
-    watch(bed, job.system, workload, hot, say)?;
+    let hot = match fill(bed, workload) {
+        Ok(hot) => hot,
+        Err(fault) => {
+            // The first fault is what is told.
+            let _ = rival.stop();
+            return Err(fault);
+        }
+    };
+    watch(bed, workload, hot, rival, say)?;
     match workload.verify()? {
         Some((words, errors)) => say(Report::Verified { words, errors }),
         None => Ok(()),

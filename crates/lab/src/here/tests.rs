@@ -27,7 +27,7 @@ impl Fake {
         fs::set_permissions(&gups, fs::Permissions::from_mode(0o755)).unwrap();
         let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/ci.toml");
         let job = Job {
-            system: System::None,
+            settings: Settings::new(System::None, ""),
             scenario: Scenario::load(&shipped).unwrap(),
             provisioner: None,
             rounds: false,

@@ -62,6 +62,7 @@ fn mount_all() -> Result<(), Fault> {
         ("tmpfs", "/tmp"),
         ("cgroup2", "/sys/fs/cgroup"),
         ("tracefs", "/sys/kernel/tracing"),
+        ("debugfs", "/sys/kernel/debug"),
     ] {
         mount(kind, target).map_err(Fault::io("mount", target))?;
     }

@@ -1,4 +1,4 @@
-//! One job from start to end: fill memory, switch the system on, watch, switch off, verify.
+//! One job from start to end: switch the system on, fill memory, watch, switch off, verify.
 //!
 //! Everything happens on one thread that is woken by the workload's own events; there is no
 //! timer that could disagree with it, and the watching costs the same under every system.
@@ -7,7 +7,6 @@ use std::path::Path;
 
 use demeter_policy::provision::ProvisionerKind;
 use demeter_policy::{Pid, VirtRange};
-use demeter_scenario::System;
 
 use super::agent::{self, Agent};
 use super::counters::Counters;
@@ -52,8 +51,9 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
     if !job.launches.is_empty() {
         loopback::up().map_err(Fault::io("switch on", "the loopback interface"))?;
     }
+    let rival = rivals::start(&bed, &job.settings)?;
     let mut workload = Workload::new(&bed, job)?;
-    let outcome = course(link, &bed, job, &mut workload, relay);
+    let outcome = course(link, &bed, job, &mut workload, relay, rival);
     for log in workload.logs(&outcome) {
         link.send(&Report::Program(log))?;
     }
@@ -67,17 +67,18 @@ fn course(
     job: &Job,
     workload: &mut Workload<'_>,
     mut relay: Option<Agent>,
+    rival: Box<dyn Rival>,
 ) -> Result<(), Fault> {
     let hot = fill(bed, workload)?;
     let delay = Delay::arm(&bed.root)?;
     let has_driver = relay.is_some();
-    if job.system.has_agent()
+    if job.settings.system.has_agent()
         && let Some(relay) = relay.take()
     {
         // The agent takes over: the host's port has room for one.
         relay.stop()?;
     }
-    let outcome = watch(bed, job.system, workload, hot, &mut |report| {
+    let outcome = watch(bed, workload, hot, rival, &mut |report| {
         let may_be_resized = job.provisioner.is_some() && matches!(report, Report::Start { .. });
         link.send(&report)?;
         match may_be_resized {
@@ -86,7 +87,7 @@ fn course(
         }
     });
     drop(delay);
-    if job.system.has_agent() || has_driver {
+    if job.settings.system.has_agent() || has_driver {
         link.send(&Report::AgentLog {
             text: agent::log_tail(bed),
         })?;
@@ -109,13 +110,13 @@ pub fn fill(bed: &Testbed<'_>, workload: &mut Workload<'_>) -> Result<Option<Vir
     Ok(hot)
 }
 
-/// The timed phase, under `system`. Hands all reports from [`Report::Start`] to [`Report::Done`] to
+/// The timed phase, under a rival that is on. Hands all reports from [`Report::Start`] to [`Report::Done`] to
 /// `say`.
 pub fn watch(
     bed: &Testbed<'_>,
-    system: System,
     workload: &mut Workload<'_>,
     hot: Option<VirtRange>,
+    mut rival: Box<dyn Rival>,
     say: &mut dyn FnMut(Report) -> Result<(), Fault>,
 ) -> Result<(), Fault> {
     let root = &bed.root;
@@ -125,8 +126,8 @@ pub fn watch(
     counters.follow(Pid(std::process::id()), "observer");
     counters.follow_workload(&workload.pids());
     counters.follow_kernel_threads()?;
-    let before = counters.read()?;
-    let mut rival = rivals::start(bed, system, workload.target())?;
+    let before = read_totals(&counters, rival.as_mut())?;
+    rival.begin(bed, workload.target())?;
     if let Some(pid) = rival.pid() {
         counters.follow(pid, "agent");
     }

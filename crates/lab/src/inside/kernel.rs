@@ -12,6 +12,8 @@ use super::fault::Fault;
 const NUMA_BALANCING: &str = "proc/sys/kernel/numa_balancing";
 /// Whether reclaim demotes pages to a slower tier instead of dropping them.
 const DEMOTION: &str = "sys/kernel/mm/numa/demotion_enabled";
+/// Free memory at which kswapd wakes and ends, ten-thousandths of a node.
+pub const WATERMARK_SCALE_FACTOR: &str = "proc/sys/vm/watermark_scale_factor";
 /// Mode of transparent huge pages.
 const THP: &str = "sys/kernel/mm/transparent_hugepage/enabled";
 
@@ -19,8 +21,7 @@ const THP: &str = "sys/kernel/mm/transparent_hugepage/enabled";
 pub const SETTINGS: [&str; 3] = [NUMA_BALANCING, DEMOTION, THP];
 
 /// Sets the mode of transparent huge pages, and switches off the balancing between nodes that the
-/// kernel boots with: it would spend hint faults, and split huge pages, on memory that is still
-/// being filled.
+/// kernel boots with, which no system but `linux` wants.
 pub fn prepare(root: &Path, thp: Thp) -> Result<(), Fault> {
     write(root, THP, thp.into())?;
     set_tiering(root, false)
@@ -38,7 +39,8 @@ pub fn set_tiering(root: &Path, on: bool) -> Result<(), Fault> {
     write(root, DEMOTION, if on { "1" } else { "0" })
 }
 
-fn write(root: &Path, path: &str, value: &str) -> Result<(), Fault> {
+/// Writes one of the kernel's settings below `root`.
+pub fn write(root: &Path, path: &str, value: &str) -> Result<(), Fault> {
     let path = root.join(path);
     fs::write(&path, value).map_err(Fault::io("write", &path))
 }
@@ -50,7 +52,7 @@ pub(super) mod tests {
     /// A kernel whose settings are not known yet.
     pub fn machine() -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
-        for file in [NUMA_BALANCING, DEMOTION, THP] {
+        for file in [NUMA_BALANCING, DEMOTION, THP, WATERMARK_SCALE_FACTOR] {
             let path = root.path().join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "?").unwrap();

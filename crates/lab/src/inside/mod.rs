@@ -13,7 +13,7 @@ mod layout;
 mod loopback;
 mod modules;
 mod observer;
-mod rivals;
+pub(crate) mod rivals;
 mod rounds;
 pub(crate) mod testbed;
 mod ticker;

@@ -315,7 +315,7 @@ fn command_line(bed: &Testbed<'_>, job: &Job) -> Result<(&'static str, Vec<Strin
     let mut option = |name: &str, value: String| args.extend([format!("--{name}"), value]);
     option("duration", scenario.duration_s.to_string());
     option("seed", scenario.seed.to_string());
-    if job.system == System::Oracle {
+    if job.settings.system == System::Oracle {
         option("place-hot", bed.fast.to_string());
     }
     let program = match &scenario.workload {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use demeter_host::view::{TierView, VmState, VmView};
 use demeter_outcome::{CrashFigures, Provisioning, SystemResult};
-use demeter_scenario::Crashes;
+use demeter_scenario::{Crashes, Settings};
 use strum::VariantArray;
 
 use super::controller::Controller;
@@ -51,9 +51,12 @@ pub fn run(
         return Err(Error::Incomplete(run.name.into()));
     };
     let system = run.scenario.systems[0];
-    let mut vm = run
-        .lab
-        .prepare(run.name, run.scenario, system, Some(provisioner))?;
+    let mut vm = run.lab.prepare(
+        run.name,
+        run.scenario,
+        &Settings::new(system, ""),
+        Some(provisioner),
+    )?;
     vm.limit = Duration::from_secs(crashes.recovery_s) * (crashes.cycles + 1) * 2;
     let Some(elastic) = vm.elastic().cloned() else {
         return Err(Error::Incomplete(run.name.into()));

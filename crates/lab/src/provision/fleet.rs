@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use demeter_host::view::{HostView, TierView, VmView};
 use demeter_outcome::Resize;
 use demeter_policy::provision::Policy;
-use demeter_scenario::{Provision, Scenario, Variant};
+use demeter_scenario::{Provision, Scenario, Settings, Variant};
 
 use super::controller::Controller;
 use super::resize_cycle::CycleState;
@@ -82,9 +82,12 @@ pub fn run(run: Run, progress: &mut dyn FnMut(&str, &Report)) -> Result<FleetTim
             _ => format!("{} {name}", run.name),
         };
         let system = run.scenario.systems[0];
-        let mut vm = run
-            .lab
-            .prepare(&label, &scenario, system, run.variant.provisioner.kind())?;
+        let mut vm = run.lab.prepare(
+            &label,
+            &scenario,
+            &Settings::new(system, ""),
+            run.variant.provisioner.kind(),
+        )?;
         // Memory that was never backed cannot be seen to come back.
         vm.prealloc = run.provision.vms.len() < 2;
         prepared.push(vm);
@@ -114,7 +117,7 @@ pub fn run(run: Run, progress: &mut dyn FnMut(&str, &Report)) -> Result<FleetTim
         timeline: FleetTimeline {
             vms: names
                 .into_iter()
-                .map(|n| (n, VmTimeline::default()))
+                .map(|n| (n, VmTimeline::new(run.scenario.machine.vcpus)))
                 .collect(),
             ..FleetTimeline::default()
         },

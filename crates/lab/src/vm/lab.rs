@@ -8,7 +8,7 @@ use std::time::Duration;
 use demeter_guest::config::Config;
 use demeter_guest::tracker::Choice;
 use demeter_policy::provision::ProvisionerKind;
-use demeter_scenario::{Scenario, System, Workload};
+use demeter_scenario::{Scenario, Settings, System, Workload};
 
 use super::bring::{self, Finder};
 use super::elastic::{self, Elastic, Module};
@@ -72,28 +72,29 @@ impl Lab {
         })
     }
 
-    /// Runs `system` of `scenario` in a VM and hands each report to `on_report` as it comes.
+    /// Runs the system that `settings` are for in a VM of `scenario` and hands each report to `on_report` as it comes.
     /// Returns after [`Report::Finished`]; nothing of the VM is left behind but logs.
     pub fn run_vm(
         &self,
         scenario: &Scenario,
-        system: System,
+        settings: &Settings,
         stop: &AtomicBool,
         on_report: &mut dyn FnMut(Report) -> Result<(), VmFault>,
     ) -> Result<(), Error> {
-        let vm = self.prepare(&system.to_string(), scenario, system, None)?;
+        let vm = self.prepare(&run_name(settings), scenario, settings, None)?;
         vm.listen(vm.start()?, stop, on_report)
     }
 
-    /// Makes everything that a VM for `system` of `scenario` needs. With a provisioner its memory
+    /// Makes everything that a VM of `scenario` needs for the system that `settings` are for. With a provisioner its memory
     /// can be changed from outside. `run` is its name in messages and of its logs.
     pub(crate) fn prepare(
         &self,
         run: &str,
         scenario: &Scenario,
-        system: System,
+        settings: &Settings,
         provisioner: Option<ProvisionerKind>,
     ) -> Result<PreparedVm, Error> {
+        let scenario = &scenario.under(settings);
         let mut initramfs = self.initramfs()?;
         let launches = match &scenario.workload {
             Workload::Program(programs) => {
@@ -103,7 +104,7 @@ impl Lab {
             _ => vec![],
         };
         let job = Job {
-            system,
+            settings: settings.clone(),
             scenario: scenario.clone(),
             provisioner,
             rounds: scenario
@@ -197,6 +198,14 @@ impl Lab {
     }
 }
 
+/// The name of a system's run: with that of its settings, where they have one.
+pub fn run_name(settings: &Settings) -> String {
+    match &settings.name[..] {
+        "" => settings.system.to_string(),
+        name => format!("{} {name}", settings.system),
+    }
+}
+
 /// The agent's configuration: tuned as the scenario says, with the tracker that the system stands
 /// for. Where nobody tells it which processes are its own, it looks after all. `record`: whether it
 /// records, too.
@@ -204,7 +213,7 @@ fn agent_config(job: &Job, record: bool) -> String {
     let config = Config {
         all: job.rounds,
         resident_min_mib: RESIDENT_MIN_MIB,
-        tracker: match job.system {
+        tracker: match job.settings.system {
             System::DemeterDamon => Choice::Damon,
             _ => Choice::Lab,
         },
@@ -228,7 +237,7 @@ mod tests {
             let mut scenario = Scenario::load(&shipped).unwrap();
             scenario.agent.sample_period = 2047;
             let job = Job {
-                system,
+                settings: Settings::new(system, "test"),
                 scenario,
                 provisioner: None,
                 rounds,

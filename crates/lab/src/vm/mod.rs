@@ -2,6 +2,7 @@
 
 mod bring;
 mod child;
+mod counts;
 mod elastic;
 mod elf;
 mod initramfs;
@@ -13,7 +14,6 @@ mod package;
 pub(crate) mod plugin;
 mod prepared;
 mod qemu;
-mod strays;
 mod tool;
 mod tree;
 
@@ -22,5 +22,6 @@ pub(crate) use child::{Orders, VmChild, dies_with_this_thread};
 pub(crate) use elastic::{Elastic, agent_socket, qmp_socket, reset};
 pub use initramfs::Initramfs;
 pub use lab::Lab;
+pub(crate) use lab::run_name;
 pub(crate) use memory::{NodeSizes, check_host};
 pub(crate) use prepared::PreparedVm;

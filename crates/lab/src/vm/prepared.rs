@@ -11,7 +11,7 @@ use demeter_scenario::Scenario;
 use super::child::VmChild;
 use super::elastic::Elastic;
 use super::memory::{NodeSizes, check_host};
-use super::{qemu, strays};
+use super::{counts, qemu};
 use crate::error::{Error, VmFault};
 use crate::link::{Report, from_hex};
 
@@ -113,7 +113,7 @@ impl PreparedVm {
         match &outcome {
             Ok(()) => {
                 vm.finish();
-                outcome = strays::check(self.folder());
+                outcome = counts::check(self.folder());
             }
             Err(_) => drop(vm),
         }
@@ -170,7 +170,10 @@ fn listen(
 ) -> Result<(), VmFault> {
     let mut reports = File::create(folder.join("reports.jsonl")).map_err(VmFault::Log)?;
     loop {
-        let report = vm.next_report(stop)?;
+        let mut report = vm.next_report(stop)?;
+        if let Some(totals) = report.totals_mut() {
+            totals.lag_s = counts::lag_s(folder)?;
+        }
         if let Report::AgentRecording { hex } = &report {
             append(&folder.join(RECORDING), hex)?;
             continue;

@@ -5,9 +5,9 @@ use std::process::Command;
 
 use demeter_scenario::Machine;
 
+use super::counts::SHARED;
 use super::elastic::Elastic;
 use super::memory::NodeSizes;
-use super::strays::SHARED;
 use super::tool;
 use crate::error::Error;
 use crate::link::PORT_NAME;
@@ -25,10 +25,11 @@ const SHARED_MIB: u64 = 4;
 
 /// What the kernel is told. A panic ends the VM, as `-no-reboot` says; `nokaslr` keeps the kernel
 /// in the same node every time; `init_on_alloc=0` because Debian's kernels clear every page that
-/// is allocated, those that a balloon takes and gives away unread as well; behind `--` stands the
-/// first process's own argument.
+/// is allocated, those that a balloon takes and gives away unread as well; `no_timer_check` because
+/// on a busy host the emulated timer looks broken to it; behind `--` stands the first process's own
+/// argument.
 const KERNEL_ARGS: &str = "console=ttyS0 loglevel=5 panic=-1 nokaslr init_on_alloc=0 \
-                           rdinit=/bin/demeter -- lab-init";
+                           no_timer_check rdinit=/bin/demeter -- lab-init";
 
 const MEND: &str = "apt-get install qemu-system-x86, or set DEMETER_QEMU to a qemu-system-x86_64";
 const MEND_USER: &str = "apt-get install qemu-user, or set DEMETER_QEMU_USER to a qemu-x86_64";

@@ -29,6 +29,7 @@ fn timeline(hot: [f64; 10]) -> Timeline {
             kswapd_scanned: 3 + 2 * i,
             promoted_bytes: (i > 0).then_some(i * 10),
             demoted_bytes: Some(i * 20),
+            lag_ps: Some(i * i * S / 100),
         }
     };
     Timeline {
@@ -45,6 +46,12 @@ fn timeline(hot: [f64; 10]) -> Timeline {
 fn figures_of_the_whole_phase_and_of_its_last_third() {
     let hot = [0.0, 0.0, 0.5, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.95];
     let result = timeline(hot).summarise("x").unwrap();
+    let noise = [
+        result.metadata.host_noise,
+        result.metadata.host_noise_steady,
+    ];
+    assert_eq!(noise, [Some(0.09), Some(0.15)]);
+    assert!(result.metadata.is_disturbed());
     assert_eq!(
         (result.mean(), result.steady()),
         (Some(9.0), Some((81.0 - 36.0) / 3.0))

@@ -21,7 +21,7 @@ const COUNTERS_MAX: usize = 100;
 pub(super) fn figures(result: &RunResult) -> Markup {
     let (tables, explanation) = summary::tables(result);
     html! {
-        (section("Figures", explanation))
+        (section("Figures", &explanation))
         @for of_group in &tables { (table("figures", of_group)) }
     }
 }

@@ -14,7 +14,7 @@ use crate::text::summary;
 pub fn table(result: &RunResult) -> String {
     let (tables, explanation) = summary::tables(result);
     let mut parts: Vec<String> = tables.iter().map(Table::text).collect();
-    parts.push(wrap(explanation));
+    parts.push(wrap(&explanation));
     // Of cases, the page has it.
     let sides = Some(Side::all(result)).filter(|_| result.cases.is_empty());
     if let Some(table) = sides.and_then(|sides| flush_table(&sides)) {

@@ -3,48 +3,79 @@
 //! One kdamond for each node, as DAMON's authors lay tiering out: the slow node's promotes its
 //! hot regions, the fast node's demotes its cold ones. Interface: Documentation/admin-guide/mm/
 //! damon/usage.rst of the kernel; `migrate_*` exists since 6.11.
+//!
+//! A kernel that tunes DAMON itself (intervals since 6.15, quotas by the use of a node since 6.16)
+//! is asked to, with the figures of damo's `scripts/mem_tier.sh`. An older one, as Debian's 6.12,
+//! is set by hand.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use demeter_policy::MIB;
+use demeter_scenario::Settings;
+
 use super::{Fault, Rival, Totals};
+use crate::inside::kernel;
 use crate::inside::zones::node_range;
 
 const ADMIN: &str = "sys/kernel/mm/damon/admin/kdamonds";
 
-/// Between two looks at a region's accessed bit, and between two verdicts, microseconds: four
-/// times DAMON's defaults. A look walks the reverse map, which costs an emulated CPU many times
-/// what it costs hardware; at the defaults kdamond takes most of the CPU from the workload.
-const SAMPLE_US: u64 = 20_000;
-const AGGREGATION_US: u64 = 400_000;
-const UPDATE_US: u64 = 4_000_000;
+/// Microseconds in a millisecond.
+const US_PER_MS: u64 = 1000;
 
-/// Looks that make one verdict: the most accesses that a region can show.
-const ACCESSES_MAX: u64 = AGGREGATION_US / SAMPLE_US;
+/// Looks that make one verdict: DAMON's default, and the most accesses that a region can show.
+const LOOKS: u64 = 20;
 
-/// Regions for each node: from the start small enough to tell a hot set of a tenth of memory, and
-/// at most so many that a round of looks stays a few milliseconds.
-const REGIONS_MIN: u64 = 50;
-const REGIONS_MAX: u64 = 300;
+/// By hand, time between two looks at a region's accessed bit, milliseconds: four times DAMON's
+/// default. A look walks the reverse map, which costs an emulated CPU many times what it costs
+/// hardware; at the default kdamond takes most of the CPU from the workload.
+const SAMPLE_MS: u32 = 20;
 
-/// Bytes that either scheme may move a second. Enough to bring a hot set of 100 MiB over in a
+/// Verdicts after which regions are laid out anew.
+const VERDICTS_PER_UPDATE: u64 = 10;
+
+/// By hand, regions for each node: from the start small enough to tell a hot set of a tenth of
+/// memory, and at most so many that a round of looks stays a few milliseconds.
+const REGIONS: (u64, u64) = (50, 300);
+
+/// By hand, MiB that either scheme may move a second. Enough to bring a hot set of 100 MiB over in a
 /// few seconds; hotter (colder) regions go first.
-const QUOTA_BYTES_PER_S: u64 = 64 << 20;
+const RATE_MIB_PER_S: u32 = 64;
 
-/// Hot: accessed in at least a tenth of the looks. Cold: in at most a twentieth, for two seconds.
-/// A look sees one page of a region for one sampling interval, so that even memory which takes
-/// most of the traffic seldom shows in every look.
-const HOT_ACCESSES_MIN: u64 = ACCESSES_MAX / 10;
-const COLD_ACCESSES_MAX: u64 = ACCESSES_MAX / 20;
-const COLD_AGE_MIN: u64 = 2_000_000 / AGGREGATION_US;
+/// By hand, hot: accessed in at least a tenth of the looks. Cold: in at most a twentieth, for two
+/// seconds. A look sees one page of a region for one sampling interval, so that even memory which
+/// takes most of the traffic seldom shows in every look.
+const HOT_ACCESSES_MIN: u64 = LOOKS / 10;
+const COLD_ACCESSES_MAX: u64 = LOOKS / 20;
+const COLD_US: u64 = 2_000_000;
+
+/// damo's figures for a kernel that tunes itself: looks that find 4 % of all they could, over three
+/// verdicts, each look after 5 ms to 10 s; quotas of 200 MB a second, for each scheme less as its
+/// goal is nearer.
+const GOAL: [(&str, u64); 4] = [
+    ("access_bp", 400),
+    ("aggrs", 3),
+    ("min_sample_us", 5_000),
+    ("max_sample_us", 10_000_000),
+];
+const TUNED_RATE_MIB_PER_S: u32 = 200;
+const TUNED_REGIONS: (u64, u64) = (10, 1000);
+const APPLY_US: u64 = 1_000_000;
 
 /// One kdamond: what it does to which node.
 struct Scheme {
     node: u32,
     action: &'static str,
     target_node: u32,
+    /// Accesses by hand, of [`LOOKS`].
     accesses: (u64, u64),
-    age_min: u64,
+    /// Shortest time that a region has been so, by hand, microseconds.
+    age_min_us: u64,
+    /// The same as damo has it, in hundredths of all that can be; any age.
+    tuned_percent: (u64, u64),
+    /// Where the kernel can, the use of the fast node that it works towards, ten-thousandths.
+    goal: (&'static str, u64),
     /// Look at each page once more before it moves, because a region's verdict comes from one
     /// page: promote only pages accessed since, demote only others.
     moves_young: bool,
@@ -56,7 +87,9 @@ const SCHEMES: [Scheme; 2] = [
         action: "migrate_hot",
         target_node: 0,
         accesses: (HOT_ACCESSES_MIN, u64::MAX),
-        age_min: 0,
+        age_min_us: 0,
+        tuned_percent: (5, 100),
+        goal: ("node_mem_used_bp", 9970),
         moves_young: true,
     },
     Scheme {
@@ -64,7 +97,9 @@ const SCHEMES: [Scheme; 2] = [
         action: "migrate_cold",
         target_node: 1,
         accesses: (0, COLD_ACCESSES_MAX),
-        age_min: COLD_AGE_MIN,
+        age_min_us: COLD_US,
+        tuned_percent: (0, 0),
+        goal: ("node_mem_free_bp", 50),
         moves_young: false,
     },
 ];
@@ -77,13 +112,22 @@ pub struct Damon {
 
 impl Damon {
     /// Starts both kdamonds.
-    pub fn start(root: &Path) -> Result<Self, Fault> {
+    pub fn start(root: &Path, settings: &Settings) -> Result<Self, Fault> {
+        if let Some(factor) = settings.watermark_scale_factor {
+            kernel::write(root, kernel::WATERMARK_SCALE_FACTOR, &factor.to_string())?;
+        }
         let damon = Self {
             admin: root.join(ADMIN),
         };
         damon.write("nr_kdamonds", SCHEMES.len())?;
         for (i, scheme) in SCHEMES.iter().enumerate() {
-            damon.set_up(i, scheme, node_range(root, scheme.node)?)?;
+            let node = node_range(root, scheme.node)?;
+            damon.write(format!("{i}/contexts/nr_contexts"), 1)?;
+            let context = Context {
+                damon: &damon,
+                folder: format!("{i}/contexts/0"),
+            };
+            context.set_up(scheme, settings, node)?;
         }
         for i in 0..SCHEMES.len() {
             damon.write(format!("{i}/state"), "on")?;
@@ -91,56 +135,98 @@ impl Damon {
         Ok(damon)
     }
 
-    fn set_up(&self, i: usize, scheme: &Scheme, range: (u64, u64)) -> Result<(), Fault> {
-        self.write(format!("{i}/contexts/nr_contexts"), 1)?;
-        let context = |file: &str| format!("{i}/contexts/0/{file}");
-        self.write(context("operations"), "paddr")?;
-        self.write(context("monitoring_attrs/intervals/sample_us"), SAMPLE_US)?;
-        self.write(
-            context("monitoring_attrs/intervals/aggr_us"),
-            AGGREGATION_US,
-        )?;
-        self.write(context("monitoring_attrs/intervals/update_us"), UPDATE_US)?;
-        self.write(context("monitoring_attrs/nr_regions/max"), REGIONS_MAX)?;
-        self.write(context("monitoring_attrs/nr_regions/min"), REGIONS_MIN)?;
-        self.write(context("targets/nr_targets"), 1)?;
-        self.write(context("targets/0/regions/nr_regions"), 1)?;
-        self.write(context("targets/0/regions/0/start"), range.0)?;
-        self.write(context("targets/0/regions/0/end"), range.1)?;
-        self.write(context("schemes/nr_schemes"), 1)?;
-        let of_scheme = |file: &str| context(&format!("schemes/0/{file}"));
-        self.write(of_scheme("action"), scheme.action)?;
-        self.write(of_scheme("target_nid"), scheme.target_node)?;
-        self.write(of_scheme("access_pattern/sz/min"), 0)?;
-        self.write(of_scheme("access_pattern/sz/max"), u64::MAX)?;
-        self.write(
-            of_scheme("access_pattern/nr_accesses/min"),
-            scheme.accesses.0,
-        )?;
-        self.write(
-            of_scheme("access_pattern/nr_accesses/max"),
-            scheme.accesses.1,
-        )?;
-        self.write(of_scheme("access_pattern/age/min"), scheme.age_min)?;
-        self.write(of_scheme("access_pattern/age/max"), u64::MAX)?;
-        self.write(of_scheme("quotas/bytes"), QUOTA_BYTES_PER_S)?;
-        self.write(of_scheme("quotas/reset_interval_ms"), 1000)?;
-        self.write(of_scheme("filters/nr_filters"), 1)?;
-        self.write(of_scheme("filters/0/type"), "young")?;
-        // What a filter of 6.12 matches is left out.
-        let left_out = if scheme.moves_young { "N" } else { "Y" };
-        self.write(of_scheme("filters/0/matching"), left_out)
-    }
-
     fn write(&self, file: impl AsRef<Path>, value: impl ToString) -> Result<(), Fault> {
         let path = self.admin.join(file);
         fs::write(&path, value.to_string()).map_err(|source| match source.kind() {
-            std::io::ErrorKind::NotFound | std::io::ErrorKind::InvalidInput => Fault::Unsupported {
+            ErrorKind::NotFound | ErrorKind::InvalidInput => Fault::Unsupported {
                 what: format!("cannot write {}: {source}", path.display()),
                 mend: "DAMON needs a kernel with CONFIG_DAMON_SYSFS and migrate_hot: 6.11 or newer",
             },
             _ => Fault::io("write", &path)(source),
         })
+    }
+}
+
+/// One kdamond's context, its folder in sysfs.
+struct Context<'a> {
+    damon: &'a Damon,
+    folder: String,
+}
+
+impl Context<'_> {
+    fn write(&self, file: &str, value: impl ToString) -> Result<(), Fault> {
+        self.damon.write(format!("{}/{file}", self.folder), value)
+    }
+
+    fn set_up(&self, scheme: &Scheme, settings: &Settings, node: (u64, u64)) -> Result<(), Fault> {
+        let intervals = "monitoring_attrs/intervals";
+        let goal = format!("{intervals}/intervals_goal");
+        let can_tune = self.damon.admin.join(&self.folder).join(&goal).exists();
+        let is_tuned = can_tune && settings.sample_ms.is_none();
+        let sample_us = u64::from(settings.sample_ms.unwrap_or(SAMPLE_MS)) * US_PER_MS;
+        let verdict_us = sample_us * LOOKS;
+        self.write("operations", "paddr")?;
+        self.write(&format!("{intervals}/sample_us"), sample_us)?;
+        self.write(&format!("{intervals}/aggr_us"), verdict_us)?;
+        let update_us = verdict_us * VERDICTS_PER_UPDATE;
+        self.write(&format!("{intervals}/update_us"), update_us)?;
+        for (file, value) in GOAL.iter().filter(|_| is_tuned) {
+            self.write(&format!("{goal}/{file}"), value)?;
+        }
+        let (regions_min, regions_max) = if is_tuned { TUNED_REGIONS } else { REGIONS };
+        self.write("monitoring_attrs/nr_regions/max", regions_max)?;
+        self.write("monitoring_attrs/nr_regions/min", regions_min)?;
+        self.write("targets/nr_targets", 1)?;
+        self.write("targets/0/regions/nr_regions", 1)?;
+        self.write("targets/0/regions/0/start", node.0)?;
+        self.write("targets/0/regions/0/end", node.1)?;
+
+        self.write("schemes/nr_schemes", 1)?;
+        let of_scheme = |file: &str, value: &dyn ToString| {
+            self.write(&format!("schemes/0/{file}"), value.to_string())
+        };
+        of_scheme("action", &scheme.action)?;
+        of_scheme("target_nid", &scheme.target_node)?;
+        of_scheme("access_pattern/sz/min", &0)?;
+        of_scheme("access_pattern/sz/max", &u64::MAX)?;
+        let (accesses, age_min, rate) = if is_tuned {
+            let (least, most) = scheme.tuned_percent;
+            let accesses = (LOOKS * least / 100, LOOKS * most / 100);
+            (accesses, 0, TUNED_RATE_MIB_PER_S)
+        } else {
+            let age_min = scheme.age_min_us.div_ceil(verdict_us);
+            (scheme.accesses, age_min, RATE_MIB_PER_S)
+        };
+        of_scheme("access_pattern/nr_accesses/min", &accesses.0)?;
+        of_scheme("access_pattern/nr_accesses/max", &accesses.1)?;
+        of_scheme("access_pattern/age/min", &age_min)?;
+        of_scheme("access_pattern/age/max", &u64::MAX)?;
+        let rate = u64::from(settings.rate_mib_per_s.unwrap_or(rate)) * MIB;
+        of_scheme("quotas/bytes", &rate)?;
+        of_scheme("quotas/reset_interval_ms", &1000)?;
+        if is_tuned {
+            of_scheme("apply_interval_us", &APPLY_US)?;
+            self.set_goal(scheme)?;
+        }
+        of_scheme("filters/nr_filters", &1)?;
+        of_scheme("filters/0/type", &"young")?;
+        // What a filter matches is left out.
+        let left_out = if scheme.moves_young { "N" } else { "Y" };
+        of_scheme("filters/0/matching", &left_out)
+    }
+
+    /// The use of the fast node to work towards, where the kernel knows how; else the quota alone
+    /// holds.
+    fn set_goal(&self, scheme: &Scheme) -> Result<(), Fault> {
+        let goals = "schemes/0/quotas/goals";
+        let (metric, value) = scheme.goal;
+        self.write(&format!("{goals}/nr_goals"), 1)?;
+        match self.write(&format!("{goals}/0/target_metric"), metric) {
+            Err(Fault::Unsupported { .. }) => return self.write(&format!("{goals}/nr_goals"), 0),
+            written => written?,
+        }
+        self.write(&format!("{goals}/0/target_value"), value)?;
+        self.write(&format!("{goals}/0/nid"), 0)
     }
 }
 
@@ -159,15 +245,88 @@ impl Rival for Damon {
 
 #[cfg(test)]
 mod tests {
+    use demeter_scenario::System;
+
     use super::*;
 
     #[test]
     fn a_kernel_without_damon_is_told_of() {
         let root = tempfile::tempdir().unwrap();
-        let said = Damon::start(root.path()).unwrap_err().to_string();
+        let settings = Settings::new(System::Damon, "");
+        let said = Damon::start(root.path(), &settings)
+            .unwrap_err()
+            .to_string();
         assert!(
             said.contains("nr_kdamonds") && said.contains("6.11"),
             "{said}"
         );
+    }
+
+    /// A context in which every file is there, and what was written to it.
+    fn set_up(settings: &Settings, can_tune: bool) -> impl Fn(&str) -> String {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("0");
+        for inner in [
+            "monitoring_attrs/intervals",
+            "monitoring_attrs/nr_regions",
+            "targets/0/regions/0",
+            "schemes/0/access_pattern/sz",
+            "schemes/0/access_pattern/nr_accesses",
+            "schemes/0/access_pattern/age",
+            "schemes/0/quotas/goals/0",
+            "schemes/0/filters/0",
+        ] {
+            fs::create_dir_all(folder.join(inner)).unwrap();
+        }
+        if can_tune {
+            fs::create_dir(folder.join("monitoring_attrs/intervals/intervals_goal")).unwrap();
+        }
+        let admin = root.path().into();
+        let context = Context {
+            damon: &Damon { admin },
+            folder: "0".into(),
+        };
+        context.set_up(&SCHEMES[0], settings, (0, 4096)).unwrap();
+        move |file| {
+            let _kept = &root;
+            fs::read_to_string(folder.join(file)).unwrap_or_default()
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_tunes_itself_is_asked_to() {
+        let (goal, metric) = (
+            "monitoring_attrs/intervals/intervals_goal/access_bp",
+            "schemes/0/quotas/goals/0/target_metric",
+        );
+        let as_it_is = Settings::new(System::Damon, "");
+        let written = set_up(&as_it_is, true);
+        assert_eq!(
+            (written(goal), written(metric)),
+            ("400".into(), "node_mem_used_bp".into())
+        );
+        assert_eq!(written("schemes/0/access_pattern/nr_accesses/min"), "1");
+
+        let written = set_up(&as_it_is, false);
+        assert_eq!((written(goal), written(metric)), Default::default());
+        assert_eq!(written("schemes/0/access_pattern/nr_accesses/min"), "2");
+    }
+
+    #[test]
+    fn intervals_that_are_set_are_not_tuned() {
+        let settings = Settings {
+            sample_ms: Some(7),
+            rate_mib_per_s: Some(3),
+            ..Settings::new(System::Damon, "often")
+        };
+        let written = set_up(&settings, true);
+        let intervals = "monitoring_attrs/intervals";
+        assert_eq!(
+            written(&format!("{intervals}/intervals_goal/access_bp")),
+            ""
+        );
+        assert_eq!(written(&format!("{intervals}/sample_us")), "7000");
+        assert_eq!(written(&format!("{intervals}/aggr_us")), "140000");
+        assert_eq!(written("schemes/0/quotas/bytes"), (3 << 20).to_string());
     }
 }

@@ -2,22 +2,31 @@
 
 use demeter_policy::Pid;
 
-use super::{Agent, Fault, Rival, Totals};
+use super::{Agent, Fault, Rival, Testbed, Totals};
 
-impl Rival for Agent {
+/// The agent, once there is a process to manage.
+#[derive(Debug, Default)]
+pub struct Demeter(Option<Agent>);
+
+impl Rival for Demeter {
+    fn begin(&mut self, bed: &Testbed<'_>, target: Pid) -> Result<(), Fault> {
+        self.0 = Some(Agent::start(bed, target)?);
+        Ok(())
+    }
+
     fn pid(&self) -> Option<Pid> {
-        Some(Agent::pid(self))
+        self.0.as_ref().map(Agent::pid)
     }
 
     fn check(&mut self) -> Result<(), Fault> {
-        Agent::check(self)
+        self.0.as_mut().map_or(Ok(()), Agent::check)
     }
 
     fn moved_bytes(&mut self, _totals: &Totals) -> Option<(u64, u64)> {
-        Agent::moved_bytes(self)
+        self.0.as_mut().map_or(Some((0, 0)), Agent::moved_bytes)
     }
 
     fn stop(self: Box<Self>) -> Result<(), Fault> {
-        Agent::stop(*self)
+        self.0.map_or(Ok(()), Agent::stop)
     }
 }

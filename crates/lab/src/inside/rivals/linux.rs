@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use demeter_policy::PAGE_SIZE;
+use demeter_scenario::Settings;
 
 use super::{Fault, Rival, Totals};
 use crate::inside::kernel;
@@ -11,14 +12,36 @@ use crate::inside::kernel;
 /// The memory tiers that the kernel made of the nodes.
 const TIERS: &str = "sys/devices/virtual/memory_tiering";
 
+/// Most memory promoted a second, MiB.
+const PROMOTE_RATE: &str = "proc/sys/kernel/numa_balancing_promote_rate_limit_MBps";
+
+/// What is marked for hint faults, and when; only debugfs has it (Documentation/admin-guide/sysctl/
+/// kernel.rst, "numa_balancing", of kernels before 5.13 describes the knobs).
+const SCAN: &str = "sys/kernel/debug/sched/numa_balancing";
+
 /// The kernel's tiering, switched on below this root.
 #[derive(Debug)]
 pub struct Linux(PathBuf);
 
 impl Linux {
     /// Switches it on.
-    pub fn start(root: &Path) -> Result<Self, Fault> {
+    pub fn start(root: &Path, settings: &Settings) -> Result<Self, Fault> {
         check_tiers(root)?;
+        let scan = |file: &str| format!("{SCAN}/{file}");
+        for (file, value) in [
+            (
+                kernel::WATERMARK_SCALE_FACTOR.to_owned(),
+                settings.watermark_scale_factor,
+            ),
+            (PROMOTE_RATE.to_owned(), settings.rate_mib_per_s),
+            (scan("scan_size_mb"), settings.scan_size_mib),
+            (scan("scan_period_max_ms"), settings.scan_period_max_ms),
+            (scan("scan_period_min_ms"), settings.scan_period_min_ms),
+        ] {
+            if let Some(value) = value {
+                kernel::write(root, &file, &value.to_string())?;
+            }
+        }
         kernel::set_tiering(root, true)?;
         Ok(Self(root.into()))
     }
@@ -64,8 +87,14 @@ fn check_tiers(root: &Path) -> Result<(), Fault> {
 
 #[cfg(test)]
 mod tests {
+    use demeter_scenario::System;
+
     use super::*;
     use crate::inside::kernel::tests::{machine, tiering};
+
+    fn as_it_is() -> Settings {
+        Settings::new(System::Linux, "as it is")
+    }
 
     fn tiered(tiers: &[&str]) -> tempfile::TempDir {
         let root = machine();
@@ -80,16 +109,40 @@ mod tests {
     #[test]
     fn the_kernels_tiering_is_on_only_while_it_runs() {
         let root = tiered(&["0\n", "1\n"]);
-        let linux = Box::new(Linux::start(root.path()).unwrap());
+        let linux = Box::new(Linux::start(root.path(), &as_it_is()).unwrap());
         assert_eq!(tiering(root.path()), ("2".into(), "1".into()));
         linux.stop().unwrap();
         assert_eq!(tiering(root.path()), ("0".into(), "0".into()));
     }
 
     #[test]
+    fn settings_reach_the_kernel_and_what_they_do_not_name_stays() {
+        let root = tiered(&["0\n", "1\n"]);
+        let knob = |file: &str| {
+            let path = root.path().join(SCAN).join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, "as booted").unwrap();
+            path
+        };
+        let (size, period) = (knob("scan_size_mb"), knob("scan_period_min_ms"));
+        let settings = Settings {
+            scan_size_mib: Some(64),
+            watermark_scale_factor: Some(100),
+            ..as_it_is()
+        };
+        Linux::start(root.path(), &settings).unwrap();
+        let watermarks = root.path().join(kernel::WATERMARK_SCALE_FACTOR);
+        for (path, value) in [(size, "64"), (watermarks, "100"), (period, "as booted")] {
+            assert_eq!(fs::read_to_string(path).unwrap(), value);
+        }
+    }
+
+    #[test]
     fn one_tier_is_told_of() {
         let root = tiered(&["0-1\n", "\n"]);
-        let said = Linux::start(root.path()).unwrap_err().to_string();
+        let said = Linux::start(root.path(), &as_it_is())
+            .unwrap_err()
+            .to_string();
         assert!(
             said.contains("one memory tier") && said.contains("6.7"),
             "{said}"
@@ -108,7 +161,7 @@ mod tests {
             totals.vmstat.insert(name.into(), pages);
         }
         let root = tiered(&["0\n", "1\n"]);
-        let mut linux = Linux::start(root.path()).unwrap();
+        let mut linux = Linux::start(root.path(), &as_it_is()).unwrap();
         assert_eq!(linux.moved_bytes(&totals), Some((3 * 4096, 7 * 4096)));
     }
 }

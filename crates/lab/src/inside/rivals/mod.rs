@@ -1,5 +1,9 @@
 //! The systems under test, each behind the trait [`Rival`]: what is switched on for it, and switched
 //! off again. A rival is a file here and a line of [`starter`].
+//!
+//! A rival is switched on before any memory is filled, as an administrator would from boot. That
+//! matters: a full fast node whose pages may not be demoted is given up by kswapd after 16 vain
+//! rounds, and a kernel that switches demotion on later hardly ever wakes it again.
 
 mod damon;
 mod demeter;
@@ -9,18 +13,24 @@ mod unmanaged;
 use std::fmt;
 
 use demeter_policy::Pid;
-use demeter_scenario::System;
+use demeter_scenario::{Settings, System};
 
 use super::agent::Agent;
 use super::fault::Fault;
 use super::testbed::Testbed;
 use crate::link::Totals;
 use damon::Damon;
+use demeter::Demeter;
 use linux::Linux;
 use unmanaged::Unmanaged;
 
 /// A system that is switched on.
 pub trait Rival: fmt::Debug {
+    /// The timed phase begins; process `target`, with its descendants, is the workload.
+    fn begin(&mut self, _bed: &Testbed<'_>, _target: Pid) -> Result<(), Fault> {
+        Ok(())
+    }
+
     /// The process that it is, when it is one.
     fn pid(&self) -> Option<Pid> {
         None
@@ -39,27 +49,28 @@ pub trait Rival: fmt::Debug {
     fn stop(self: Box<Self>) -> Result<(), Fault>;
 }
 
-/// Switches a system on for a process.
-type Start = fn(&Testbed<'_>, Pid) -> Result<Box<dyn Rival>, Fault>;
+/// Switches a system on with settings.
+type Start = fn(&Testbed<'_>, &Settings) -> Result<Box<dyn Rival>, Fault>;
 
 /// How a system is switched on; nothing for one that the lab does not run.
 fn starter(system: System) -> Option<Start> {
     Some(match system {
         System::None | System::Oracle => |_, _| Ok(Box::new(Unmanaged)),
-        System::Linux => |bed, _| Ok(Box::new(Linux::start(&bed.root)?)),
-        System::Damon => |bed, _| Ok(Box::new(Damon::start(&bed.root)?)),
-        System::Demeter | System::DemeterDamon => |bed, pid| Ok(Box::new(Agent::start(bed, pid)?)),
+        System::Linux => |bed, settings| Ok(Box::new(Linux::start(&bed.root, settings)?)),
+        System::Damon => |bed, settings| Ok(Box::new(Damon::start(&bed.root, settings)?)),
+        System::Demeter | System::DemeterDamon => |_, _| Ok(Box::<Demeter>::default()),
         _ => return None,
     })
 }
 
-/// Switches `system` on for process `pid`.
-pub fn start(bed: &Testbed<'_>, system: System, pid: Pid) -> Result<Box<dyn Rival>, Fault> {
+/// Switches on the system that `settings` are for.
+pub fn start(bed: &Testbed<'_>, settings: &Settings) -> Result<Box<dyn Rival>, Fault> {
+    let system = settings.system;
     let start = starter(system).ok_or_else(|| Fault::Unsupported {
         what: format!("no real VM runs {system}"),
         mend: "run the scenario with --on sim",
     })?;
-    start(bed, pid)
+    start(bed, settings)
 }
 
 #[cfg(test)]
@@ -78,7 +89,7 @@ mod tests {
 
     #[test]
     fn without_management_nothing_moves() {
-        let mut none = start(&Testbed::vm(), System::None, Pid(1)).unwrap();
+        let mut none = start(&Testbed::vm(), &Settings::new(System::None, "")).unwrap();
         assert_eq!(none.moved_bytes(&Totals::default()), Some((0, 0)));
     }
 }

@@ -11,7 +11,7 @@ use crate::measure::Measure;
 use crate::shape::{self, Group};
 use crate::text::clean;
 use crate::text::grid::{Column, Row, Table};
-use crate::text::number::short;
+use crate::text::number::{percent, short};
 
 pub(super) const EXPLANATION: &str = "A block of rows for each case, its settings before them. An oracle had \
      its hot set placed in fast memory from the start; management CPU is what a system costs on top of \
@@ -79,7 +79,7 @@ fn figures(group: &Group) -> Figures {
         figures.add("all runs", "min..max", |_, s| extremes(s));
     }
     if any(is_oracle) {
-        figures.add("% of", "oracle", of_oracle);
+        figures.add("% of", "oracle", |c, s| of_oracle(c, s).map(percent));
     } else if any(is_none) {
         figures.add("times", "none", times_none);
     }

@@ -1,6 +1,7 @@
 //! The figures that people compare, as text: what the terminal's table and the page's both show.
 
 mod cases;
+mod marks;
 mod provisioned;
 
 use std::collections::BTreeSet;
@@ -71,7 +72,7 @@ const EXPLANATION: &str = "The end (steady) is the last third of the run; an ora
 
 /// The tables of a result, of its systems and of each group of its cases (at least one), and how
 /// to read them.
-pub(crate) fn tables(result: &RunResult) -> (Vec<Table>, &'static str) {
+pub(crate) fn tables(result: &RunResult) -> (Vec<Table>, String) {
     let groups: Vec<Group> = Group::all(result);
     let (of_systems, explanation) = of_systems(result);
     if groups.is_empty() {
@@ -81,11 +82,11 @@ pub(crate) fn tables(result: &RunResult) -> (Vec<Table>, &'static str) {
     let of_cases = groups.iter().map(|group| cases::table(result, group));
     (
         of_systems.into_iter().chain(of_cases).collect(),
-        cases::EXPLANATION,
+        cases::EXPLANATION.into(),
     )
 }
 
-fn of_systems(result: &RunResult) -> (Table, &'static str) {
+fn of_systems(result: &RunResult) -> (Table, String) {
     let systems = &result.systems;
     let context = Context {
         systems,
@@ -101,7 +102,8 @@ fn of_systems(result: &RunResult) -> (Table, &'static str) {
         columns: figures.0.into_iter().map(|(column, _)| column).collect(),
         left_out: systems.len().saturating_sub(ROWS_MAX),
     };
-    (table, explanation)
+    let notes = marks::notes(systems, |system| of_oracle(&context, system));
+    (table, format!("{explanation}{notes}"))
 }
 
 /// A system's share of the oracle's performance over the last third: 1 is as good as the oracle.
@@ -120,7 +122,7 @@ fn figures(context: &Context, shifts: bool) -> Figures {
     let has_workloads = any(|s| !s.workloads.is_empty());
     let mut figures = Figures::default();
 
-    figures.add("", "system", |_, s| Some(clean::name(&s.name)));
+    figures.add("", "system", |_, s| Some(marks::name(s)));
     if is_fixed {
         figures.add("elapsed", "s", |_, s| s.elapsed_s.map(short));
     }
@@ -133,10 +135,12 @@ fn figures(context: &Context, shifts: bool) -> Figures {
         add_speed(&mut figures, context.systems, !is_fixed);
     }
     if any(is_oracle) && (is_fixed || !has_workloads) {
-        figures.add("% of oracle", "mean", of_oracle);
+        figures.add("% of oracle", "mean", |c, s| {
+            of_oracle(c, s).map(marks::of_oracle)
+        });
         if !is_fixed {
             figures.add("% of oracle", "end", |c, s| {
-                steady_of_oracle(c.systems, s).map(percent)
+                steady_of_oracle(c.systems, s).map(marks::of_oracle)
             });
         }
     } else if any(is_none) && (is_fixed || !has_workloads) {
@@ -223,10 +227,10 @@ fn add_tail(figures: &mut Figures) {
     figures.add(group, "p99.9", |_, s| Some(short(s.tail?.p999_ns)));
 }
 
-/// A system's share of the oracle's performance, in percent.
-fn of_oracle(context: &Context, system: &SystemResult) -> Option<String> {
+/// A system's share of the oracle's performance.
+fn of_oracle(context: &Context, system: &SystemResult) -> Option<f64> {
     let oracle = context.peer("oracle")?;
-    context.measure.speed(system, oracle).map(percent)
+    context.measure.speed(system, oracle)
 }
 
 /// How many times as fast as `none` a system is.

@@ -1,4 +1,5 @@
-//! What the emulator's plugin counted: cache misses, and those of them that fell in no tier.
+//! What the emulator's plugin counted: cache misses, those of them that fell in no tier, and how long
+//! the host ran something else than the VM.
 //!
 //! The guest can write to these counts too: a wrong one spoils its own run, no more.
 
@@ -19,12 +20,15 @@ const MISSES_PER_STRAY: u64 = 100;
 const CONTROL_BYTES: u64 = 4096;
 const RING_BYTES: u64 = 64 + 4096 * 32;
 const VCPUS_MAX: u64 = 16;
-/// Offset of `misses` in a ring's header; `strays` follows.
+/// Offsets in a ring's header.
 const MISSES_AT: u64 = 24;
+const STRAYS_AT: u64 = 32;
+const LAG_NS_AT: u64 = 40;
 
 /// Fails when too many misses of the VM in `folder` fell in no tier.
 pub fn check(folder: &Path) -> Result<(), VmFault> {
-    let (misses, strays) = counts(&folder.join(SHARED)).map_err(VmFault::Counts)?;
+    let [misses, strays] = [MISSES_AT, STRAYS_AT].map(|at| sum(folder, at));
+    let (misses, strays) = (misses?, strays?);
     tracing::debug!(misses, strays, "cache misses");
     match strays > misses / MISSES_PER_STRAY {
         true => Err(VmFault::Strays { strays, misses }),
@@ -32,19 +36,23 @@ pub fn check(folder: &Path) -> Result<(), VmFault> {
     }
 }
 
-/// Misses and strays of all vCPUs.
-fn counts(shared: &Path) -> io::Result<(u64, u64)> {
-    let file = File::open(shared)?;
-    let mut sums = [0u64; 2];
-    for vcpu in 0..VCPUS_MAX {
-        for (index, sum) in sums.iter_mut().enumerate() {
-            let mut count = [0; 8];
-            let at = CONTROL_BYTES + vcpu * RING_BYTES + MISSES_AT + 8 * index as u64;
-            file.read_exact_at(&mut count, at)?;
-            *sum = sum.saturating_add(u64::from_le_bytes(count));
-        }
-    }
-    Ok((sums[0], sums[1]))
+/// Seconds in which the host ran something else than vCPUs of the VM in `folder` that were not
+/// halted, all vCPUs together, since slow memory became slow.
+pub fn lag_s(folder: &Path) -> Result<f64, VmFault> {
+    Ok(sum(folder, LAG_NS_AT)? as f64 / 1e9)
+}
+
+/// A count of all vCPUs together.
+fn sum(folder: &Path, at: u64) -> Result<u64, VmFault> {
+    let of_vcpu = |file: &File, vcpu: u64| -> io::Result<u64> {
+        let mut count = [0; 8];
+        file.read_exact_at(&mut count, CONTROL_BYTES + vcpu * RING_BYTES + at)?;
+        Ok(u64::from_le_bytes(count))
+    };
+    let file = File::open(folder.join(SHARED)).map_err(VmFault::Counts)?;
+    let counts = (0..VCPUS_MAX).map(|vcpu| of_vcpu(&file, vcpu));
+    let sum = counts.reduce(|sum, count| Ok(sum?.saturating_add(count?)));
+    sum.unwrap_or(Ok(0)).map_err(VmFault::Counts)
 }
 
 #[cfg(test)]
@@ -80,6 +88,18 @@ mod tests {
     }
 
     #[test]
+    fn lag_is_that_of_all_vcpus() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = File::create(folder.path().join(SHARED)).unwrap();
+        file.set_len(4 << 20).unwrap();
+        for (vcpu, ns) in [(0, 250_000_000u64), (VCPUS_MAX - 1, 1_000_000_000)] {
+            let at = CONTROL_BYTES + vcpu * RING_BYTES + LAG_NS_AT;
+            file.write_all_at(&ns.to_le_bytes(), at).unwrap();
+        }
+        assert_eq!(lag_s(folder.path()).unwrap(), 1.25);
+    }
+
+    #[test]
     fn a_plugin_that_left_nothing_is_named() {
         let folder = tempfile::tempdir().unwrap();
         assert!(matches!(check(folder.path()), Err(VmFault::Counts(_))));
@@ -103,7 +123,12 @@ mod tests {
                 .filter(|line| line.trim_start().starts_with("uint64_t"))
                 .position(|line| line.contains(&format!(" {field};")))
         };
-        assert_eq!(place("misses"), Some(MISSES_AT as usize / 8));
-        assert_eq!(place("strays"), Some(MISSES_AT as usize / 8 + 1));
+        for (name, at) in [
+            ("misses", MISSES_AT),
+            ("strays", STRAYS_AT),
+            ("lag_ns", LAG_NS_AT),
+        ] {
+            assert_eq!(place(name), Some(at as usize / 8), "{name}");
+        }
     }
 }
