@@ -127,7 +127,7 @@ impl Raminate {
             return;
         }
         actor.invept(1);
-        let pause_ps = PAUSE_PS + (count * PAIR_PS << actor.k);
+        let pause_ps = PAUSE_PS + ((count * PAIR_PS) << actor.k);
         // What was measured is all that it takes.
         let spent_ps = actor.now_ps() - before_ps;
         let (on, busy) = (actor.on, actor.busy);
