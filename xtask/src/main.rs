@@ -6,6 +6,7 @@ mod demo;
 mod fresh;
 mod fuzz;
 mod shell;
+mod systems;
 mod test;
 
 use std::process::ExitCode;
@@ -25,6 +26,8 @@ enum Task {
     Test,
     /// Run the fuzz targets alone
     Fuzz,
+    /// Run each system's authors' experiment on the simulator, and write docs/systems.md
+    Systems,
     /// Run the benchmarks
     Bench,
     /// Do what a newcomer does, on a fresh Debian: clone, `make demo`, `make test`
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         Task::Deb => deb::deb(),
         Task::Demo => demo::demo(),
         Task::Test => test::test(),
+        Task::Systems => systems::systems(),
         Task::Fuzz => fuzz::fuzz(),
         Task::Fresh(args) => fresh::fresh(&args),
         Task::Bench => shell::run(shell::cargo("bench --locked --package demeter-policy")),

@@ -132,12 +132,68 @@ catalogue! {
         runs_on: &[P::Sim],
         color: Some(C::Purple),
     }
+    HTpp613 {
+        name: "h-tpp-6.13",
+        about: "the same on KVM of 6.13: it looks without a flush",
+        source: "Linux 6.13",
+        runs_on: &[P::Sim],
+        color: None,
+    }
+    HTpp615 {
+        name: "h-tpp-6.15",
+        about: "the same on KVM of 6.15: it looks without the lock, too",
+        source: "Linux 6.15",
+        runs_on: &[P::Sim],
+        color: None,
+    }
     Memtis {
         name: "memtis",
         about: "Memtis in the guest's kernel: a histogram of samples",
         source: "Memtis, SOSP 2023",
         runs_on: &[P::Sim],
         color: Some(C::Green),
+    }
+    Nomad {
+        name: "nomad",
+        about: "Nomad in the guest's kernel: copies beside the program",
+        source: "Nomad, OSDI 2024",
+        runs_on: &[P::Sim],
+        color: None,
+    }
+    Hemem {
+        name: "hemem",
+        about: "HeMem: a library that counts samples of each 2 MiB",
+        source: "HeMem, SOSP 2021",
+        runs_on: &[P::Sim],
+        color: None,
+    }
+    Colloid {
+        name: "colloid",
+        about: "Colloid on HeMem's tracking: both tiers equally quick",
+        source: "Colloid, SOSP 2024",
+        runs_on: &[P::Sim],
+        color: None,
+    }
+    Nimble {
+        name: "nimble",
+        about: "Nimble in the guest's kernel: LRU lists, quick copies",
+        source: "Nimble, ASPLOS 2019",
+        runs_on: &[P::Sim],
+        color: None,
+    }
+    XenHistory {
+        name: "xen-history",
+        about: "a history of accesses for each frame, in Xen",
+        source: "Lee et al., MSPC 2013",
+        runs_on: &[P::Sim],
+        color: None,
+    }
+    Raminate {
+        name: "raminate",
+        about: "RAMinate in the hypervisor: written pages, VM paused",
+        source: "RAMinate, SoCC 2016",
+        runs_on: &[P::Sim],
+        color: None,
     }
     Demeter {
         name: "demeter",

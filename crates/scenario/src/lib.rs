@@ -4,6 +4,7 @@
 
 mod catalogue;
 mod check;
+mod design;
 mod fault;
 mod file;
 mod grid;
@@ -17,6 +18,7 @@ mod vary;
 mod workload;
 
 pub use catalogue::{Color, Place, Row, System, UnknownSystem};
+pub use design::Design;
 pub use grid::{Axis, Grid, NoAxis, Point};
 pub use provision::{Crashes, Provision, Provisioner, ResizeCycle, Variant, Vm};
 pub use scenario::{Cpu, Error, Lab, Machine, Scenario, Sim, Thp, Tier};
@@ -24,5 +26,5 @@ pub use settings::Settings;
 pub use vary::{Case, Published};
 pub use workload::{
     App, Figure, Gups, Memlat, Number, Phase, Program, Programs, Ready, Silo, SiloMix, Trace,
-    Workload,
+    Workload, Zipf,
 };

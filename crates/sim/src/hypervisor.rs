@@ -42,8 +42,8 @@ pub(crate) enum BackingPolicy {
         /// In blocks of 2 MiB, or page by page.
         pages: PageSize,
     },
-    /// Page by page: the fast tier while it lasts.
-    FastFirst,
+    /// Page by page: this tier while it lasts.
+    First(TierId),
 }
 
 /// The host has no memory left.
@@ -140,10 +140,14 @@ impl Hypervisor {
                 };
                 (pages, frame.ok_or(HostFull)?)
             }
-            BackingPolicy::FastFirst => {
-                let fast = self.nodes[0].usable() > 0;
-                let frame = fast.then(|| self.nodes[0].take_page()).flatten();
-                let frame = frame.or_else(|| self.nodes[1].take_page());
+            BackingPolicy::First(tier) => {
+                let [first, second] = match tier {
+                    TierId::Fast => [0, 1],
+                    TierId::Slow => [1, 0],
+                };
+                let has_room = self.nodes[first].usable() > 0;
+                let frame = has_room.then(|| self.nodes[first].take_page()).flatten();
+                let frame = frame.or_else(|| self.nodes[second].take_page());
                 (PageSize::Base, frame.ok_or(HostFull)?)
             }
         };

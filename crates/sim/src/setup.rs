@@ -170,7 +170,7 @@ impl Setup {
         let vm = |(i, (manager, program)): (usize, (_, P))| {
             let guest = Guest::new(&guest_config);
             let policy = match needs.tiering {
-                Tiering::InHypervisor => BackingPolicy::FastFirst,
+                Tiering::InHypervisor => BackingPolicy::First(needs.first_touch),
                 Tiering::InGuest => BackingPolicy::ByNode {
                     slow: guest.slow_gpa(),
                     pages: self.host_pages,

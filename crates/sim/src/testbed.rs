@@ -40,7 +40,7 @@ impl Testbed {
     /// Where its memory begins.
     pub const BASE: GuestVirtAddr = GuestVirtAddr(1 << 30);
 
-    /// Maps so many bytes, at most 256 GiB, rounded up to a page.
+    /// Maps so many bytes, at most 240 GiB, rounded up to a page.
     pub fn new(bytes: ByteCount) -> Self {
         let pages = bytes.0.div_ceil(PAGE_SIZE);
         let table_pages = table_bytes(bytes.0) / PAGE_SIZE;

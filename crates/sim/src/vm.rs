@@ -57,6 +57,7 @@ impl Hardware {
             space: self.space,
             flushes: &mut self.flushes,
             k: self.k,
+            copiers: 1,
         }
     }
 }

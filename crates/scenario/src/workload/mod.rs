@@ -9,6 +9,7 @@ mod silo;
 #[cfg(test)]
 pub(crate) mod tests;
 mod trace;
+mod zipf;
 
 use serde::{Deserialize, Serialize};
 
@@ -18,6 +19,7 @@ pub use memlat::Memlat;
 pub use program::{Figure, Number, Program, Programs, Ready};
 pub use silo::{Silo, SiloMix};
 pub use trace::Trace;
+pub use zipf::Zipf;
 
 /// Most threads: as many as a VM has virtual CPUs at most.
 pub(crate) const THREADS_MAX: u32 = 64;
@@ -78,6 +80,8 @@ macro_rules! workloads {
 workloads! {
     /// Random 8-byte updates with a hot set.
     Gups(Gups),
+    /// Loads and stores by a law of popularity.
+    Zipf(Zipf),
     /// A random pointer chase.
     Memlat(Memlat),
     /// Loads of an array in order.

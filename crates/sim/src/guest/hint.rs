@@ -9,6 +9,7 @@ use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
+use crate::reclaim::Seen;
 
 /// Picoseconds in a millisecond.
 const PS_PER_MS: u64 = 1_000_000_000;
@@ -58,6 +59,36 @@ impl Guest {
         if let Some((entry, _)) = self.tables.find(gva) {
             self.frames.seen(entry.index()).mark_accessed();
         }
+    }
+
+    /// Whether the page that begins at this frame is on the active list; nothing if none begins.
+    pub(crate) fn is_active(&self, frame: u32) -> Option<bool> {
+        Some(self.frames.used(frame)?.seen.is_active())
+    }
+
+    /// Takes the accessed bits of a range: a page that was accessed is referenced or active
+    /// thereafter, another one inactive. Tells of each page where it begins, its size, its node and
+    /// whether it is active. As on x86, bits are cleared without a flush.
+    pub(crate) fn take_accessed(
+        &mut self,
+        range: Range<GuestVirtAddr>,
+        mut tell: impl FnMut(GuestVirtAddr, PageSize, TierId, bool),
+    ) {
+        let middle = self.nodes[1].frames().start;
+        let frames = &mut self.frames;
+        self.tables.for_each(range, |at, entry, size| {
+            let seen = frames.seen(entry.index());
+            if entry.take_accessed() {
+                seen.mark_accessed();
+            } else {
+                *seen = Seen::default();
+            }
+            let tier = match entry.index() >= middle {
+                true => TierId::Slow,
+                false => TierId::Fast,
+            };
+            tell(at, size, tier, seen.is_active());
+        });
     }
 
     /// Handles a hint fault: the page works again. Tells what the kernel learns if it lies in the

@@ -52,10 +52,13 @@ impl Guest {
         if self.pinned.contains(&Block::of(gva)) {
             return false;
         }
-        let node = &mut self.nodes[to as usize];
-        let taken = match size {
-            PageSize::Base => node.take_page(),
-            _ => node.take_block(),
+        if self.return_to_shadow(gva, old, flush, actor) {
+            return true;
+        }
+        let taken = match (size, to) {
+            (PageSize::Base, TierId::Slow) => self.slow_page(),
+            (PageSize::Base, TierId::Fast) => self.nodes[0].take_page(),
+            _ => self.nodes[to as usize].take_block(),
         };
         let Some(new) = taken else {
             return false;
@@ -184,7 +187,7 @@ impl Guest {
         pages
     }
 
-    fn count_move(&mut self, to: TierId, bytes: u64) {
+    pub(super) fn count_move(&mut self, to: TierId, bytes: u64) {
         match to {
             TierId::Fast => self.counts.promoted_bytes += bytes,
             TierId::Slow => self.counts.demoted_bytes += bytes,

@@ -9,6 +9,9 @@ mod hint;
 mod migrate;
 mod node;
 mod reclaim;
+mod shadow;
+
+use std::collections::BTreeMap;
 
 use demeter_policy::{BLOCK_SIZE, Block, ByteCount, GuestPhysAddr, GuestVirtAddr, VirtRange};
 
@@ -71,6 +74,8 @@ pub(crate) struct Guest {
     written: Vec<(u32, PageSize)>,
     /// First touches so far.
     first_touches: u64,
+    /// By frame of the fast node, the one of the slow node that holds the same.
+    shadows: BTreeMap<u32, u32>,
     /// Blocks that will not move.
     #[cfg(test)]
     pub(crate) pinned: std::collections::BTreeSet<demeter_policy::Block>,
@@ -106,6 +111,7 @@ impl Guest {
             lists: config.lists.clone(),
             written: vec![],
             first_touches: 0,
+            shadows: BTreeMap::new(),
             #[cfg(test)]
             pinned: Default::default(),
         }
@@ -270,7 +276,7 @@ impl Guest {
             .fast_has(1, is_promised)
             .then(|| self.nodes[0].take_page());
         fast.flatten()
-            .or_else(|| self.nodes[1].take_page())
+            .or_else(|| self.slow_page())
             .or_else(|| self.nodes[0].take_page())
     }
 
@@ -311,7 +317,7 @@ impl Guest {
             .for_each(GuestVirtAddr(0)..GuestVirtAddr(1 << 42), |at, e, size| {
                 pages.push((at, e.index(), size))
             });
-        let mut mapped = std::collections::BTreeSet::new();
+        let mut mapped: std::collections::BTreeSet<u32> = self.shadows.values().copied().collect();
         for (at, first, size) in pages {
             let used = self.frames.used(first).expect("in use");
             assert_eq!(u64::from(used.page) << self.page_bits, at.0);
@@ -320,9 +326,10 @@ impl Guest {
                 assert!(mapped.insert(frame), "frame {frame} is mapped twice");
             }
         }
-        let bytes = (mapped.len() as u64) << self.page_bits;
+        let in_use = (mapped.len() as u64) << self.page_bits;
+        let bytes = in_use - ((self.shadows.len() as u64) << self.page_bits);
         let all: usize = self.nodes.iter().map(|n| n.frames().len()).sum();
-        assert_eq!(self.free_bytes().0 + bytes, (all as u64) << self.page_bits);
+        assert_eq!(self.free_bytes().0 + in_use, (all as u64) << self.page_bits);
         bytes
     }
 

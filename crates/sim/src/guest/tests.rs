@@ -74,6 +74,7 @@ impl Bench {
             space: Space(0),
             flushes: &mut self.flushes,
             k: self.k,
+            copiers: 1,
         };
         act(&mut self.guest, &mut actor)
     }

@@ -42,7 +42,7 @@ impl Vcpu {
     }
 
     /// All that it did.
-    fn worked_ps(&self) -> u64 {
+    pub(crate) fn worked_ps(&self) -> u64 {
         self.clock_ps - self.bill.of(Cause::Idle) - self.bill.of(Cause::Steal)
     }
 
@@ -99,6 +99,8 @@ pub(crate) struct Actor<'a> {
     pub(crate) flushes: &'a mut FlushCounts,
     /// A base page stands for `2^k` real ones.
     pub(crate) k: u32,
+    /// Threads that copy side by side, each on a virtual CPU of its own.
+    pub(crate) copiers: usize,
 }
 
 impl Actor<'_> {
@@ -255,7 +257,14 @@ impl Actor<'_> {
         let lines = (bytes >> LINE_BITS) >> self.k;
         tiers[from as usize].lines_read += lines;
         tiers[to as usize].lines_written += lines;
-        self.charge(cause, ps);
+        let copiers = self.copiers.clamp(1, self.vcpus.len());
+        let part_ps = ps / copiers as u64;
+        // Those that have nothing else to do come last.
+        let others = (0..self.vcpus.len()).rev().filter(|&i| i != self.on);
+        for i in others.take(copiers - 1) {
+            self.vcpus[i].charge(cause, part_ps);
+        }
+        self.charge(cause, ps - part_ps * (copiers as u64 - 1));
     }
 
     /// Fills bytes of a tier with zeroes.

@@ -25,13 +25,14 @@ const FANOUT: usize = 512;
 const UPPER_MAX: u32 = 8192;
 
 /// The largest frame or table number that an entry holds.
-pub(crate) const INDEX_MAX: u32 = (1 << 27) - 1;
+pub(crate) const INDEX_MAX: u32 = (1 << 26) - 1;
 
 const PRESENT: u32 = 1 << 31;
 const ACCESSED: u32 = 1 << 30;
 const DIRTY: u32 = 1 << 29;
 const LARGE: u32 = 1 << 28;
 const HINT: u32 = 1 << 27;
+const STORES: u32 = 1 << 26;
 
 /// A page's size; as a number, the index of its TLB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -101,6 +102,28 @@ impl Entry {
     #[inline(always)]
     pub(crate) fn is_hint(self) -> bool {
         self.0 & HINT != 0
+    }
+
+    /// Whether only the next store shall fault: the page is write-protected.
+    #[inline(always)]
+    pub(crate) fn is_protected(self) -> bool {
+        self.0 & STORES != 0
+    }
+
+    /// Clears the dirty bit, and makes the next store fault, or not.
+    pub(crate) fn set_protected(&mut self, protected: bool) {
+        self.0 = if protected {
+            self.0 & !DIRTY | HINT | STORES
+        } else {
+            self.0 & !(HINT | STORES)
+        };
+    }
+
+    /// Clears the dirty bit; tells whether it was set.
+    pub(crate) fn take_dirty(&mut self) -> bool {
+        let was = self.is_dirty();
+        self.0 &= !DIRTY;
+        was
     }
 
     /// Clears the accessed bit; tells whether it was set.

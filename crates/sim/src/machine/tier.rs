@@ -56,6 +56,8 @@ pub(crate) struct Tier {
     /// Lines read and written since the window began.
     pub(crate) lines_read: u64,
     pub(crate) lines_written: u64,
+    /// Those of all windows that are over.
+    lines_before: u64,
 }
 
 impl Tier {
@@ -73,7 +75,13 @@ impl Tier {
             granule_lines: model.granule_lines,
             lines_read: 0,
             lines_written: 0,
+            lines_before: 0,
         }
+    }
+
+    /// Lines read and written since its memory was at rest.
+    pub(crate) fn lines_ever(&self) -> u64 {
+        self.lines_before + self.lines_read + self.lines_written
     }
 
     /// Forgets its load.
@@ -85,6 +93,7 @@ impl Tier {
             overload: 1.0,
             lines_read: 0,
             lines_written: 0,
+            lines_before: 0,
             ..*self
         };
     }
@@ -104,6 +113,7 @@ impl Tier {
         let factor = slowdown(self.used) * self.overload;
         self.latency_ps = (self.model.latency_ps as f64 * factor) as u64;
         self.stream_ps = (self.core_line_ps as f64 * factor) as u64;
+        self.lines_before += self.lines_read + self.lines_written;
         self.lines_read = 0;
         self.lines_written = 0;
     }

@@ -128,7 +128,7 @@ fn walk<A: Address>(
             return Err(dimension.absent(addr));
         }
         if table.level == 1 || entry.is_large() {
-            if entry.is_hint() {
+            if entry.is_hint() && (store || !entry.is_protected()) {
                 return Err(dimension.noticed(addr));
             }
             tree.mark(table, addr, store);

@@ -14,6 +14,16 @@ use crate::world::World;
 /// every half second, and so needs eight seconds to come down to 1 GiB.
 const SECONDS: u64 = 12;
 
+/// How long it may take this one: RAMinate exchanges 4 MB every 5 s, and 128 MiB are hot; Nomad's
+/// candidates must be accessed three times, and whoever else promotes slows its scans down.
+fn seconds(system: System) -> u64 {
+    match system {
+        System::Raminate => 260,
+        System::Nomad => 180,
+        _ => SECONDS,
+    }
+}
+
 /// A program that leaves some memory free.
 const COMFORTABLE_MIB: u64 = 1600;
 
@@ -86,19 +96,25 @@ fn run_and_check(world: &mut World<Workload>, system: System, size_mib: u64, sec
 /// `none` shows that a system that promotes nothing fails.
 #[test]
 fn finds_an_easy_hot_set_and_conserves_pages_and_time() {
+    let mut wrong = vec![];
     for system in simulated() {
         let mut world = world(system, COMFORTABLE_MIB);
         let at_start = world.hot_in_fast(0);
-        run_and_check(&mut world, system, COMFORTABLE_MIB, SECONDS);
-        let at_end = world.hot_in_fast(SECONDS * PS_PER_S);
+        let seconds = seconds(system);
+        run_and_check(&mut world, system, COMFORTABLE_MIB, seconds);
+        let at_end = world.hot_in_fast(seconds * PS_PER_S);
         let found = [at_start, at_end].map(|share| share.is_some_and(|s| s >= 0.9));
         let expected = match system {
             System::None => [false, false],
-            System::Oracle => [true, true],
+            // What comes last lies in fast memory, where slow memory is filled first.
+            System::Oracle | System::XenHistory => [true, true],
             _ => [false, true],
         };
-        assert_eq!(found, expected, "{system}: {at_start:?} and {at_end:?}");
+        if found != expected {
+            wrong.push((system, at_start, at_end));
+        }
     }
+    assert_eq!(wrong, []);
 }
 
 #[test]
@@ -128,6 +144,8 @@ fn filling_and_sharing_cores_take_time() {
     let elapsed = |system, sim: &str| {
         let mut scenario = scenario(COMFORTABLE_MIB, &format!("operations = 4_000_000\n{sim}"));
         scenario.machine.thp = demeter_scenario::Thp::Never;
+        // HeMem's thread spins on a core that three VMs share.
+        scenario.duration_s = 2 * SECONDS;
         let result = run(&scenario, system, 1, &|_| Ok(())).unwrap();
         let is_timed = sim.contains("timed_fill");
         assert_eq!(result.counters["page_faults"] > 0, is_timed, "{system}");

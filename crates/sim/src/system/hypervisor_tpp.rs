@@ -4,7 +4,7 @@
 //! second-level tables, so that an access exits to it; a page that does so often enough is promoted.
 //! When fast memory is short it demotes pages that were not accessed since its last look. To see
 //! the next access to a page whose bit it cleared, it has to forget everything that was cached from
-//! the VM's tables.
+//! the VM's tables: so KVM does up to Linux 6.12. Later ones leave it cached, and such a page looks idle.
 
 use demeter_policy::GuestPhysAddr;
 
@@ -19,9 +19,22 @@ use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 use crate::reclaim::{Clock, Reclaimable, Seen};
 
+/// How a kernel's KVM takes the accessed bits of a VM's pages (its MMU notifiers, as the merges of
+/// 6.13 and 6.15 describe them).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ageing {
+    /// With the lock of the VM's tables held, and a flush where a bit was set: up to 6.12.
+    Flushes,
+    /// With the lock held; whoever has the page's translation cached goes on unseen: 6.13 and 6.14.
+    Locks,
+    /// Without the lock: from 6.15.
+    Lockless,
+}
+
 /// The hypervisor's part for one VM.
 #[derive(Debug)]
 pub(crate) struct HypervisorTpp {
+    ageing: Ageing,
     pace: Pace,
     cursor: Cursor<GuestPhysAddr>,
     /// By guest-physical page.
@@ -32,6 +45,7 @@ pub(crate) struct HypervisorTpp {
 
 /// A VM's pages, by guest-physical page, and who looks at them.
 struct VmPages<'a, 'b> {
+    ageing: Ageing,
     end_gpa: GuestPhysAddr,
     seen: &'a mut [Seen],
     host: &'a mut Hypervisor,
@@ -41,8 +55,9 @@ struct VmPages<'a, 'b> {
 
 impl HypervisorTpp {
     /// Nothing seen yet.
-    pub(crate) fn new(managed: &Managed) -> Self {
+    pub(crate) fn new(managed: &Managed, ageing: Ageing) -> Self {
         Self {
+            ageing,
             pace: Pace::new(managed.footprint.0, managed.threads, true),
             cursor: Cursor::default(),
             seen: vec![],
@@ -132,11 +147,12 @@ impl Manager for HypervisorTpp {
 
     fn reclaim(&mut self, now_ps: u64, ctx: &mut Context<'_>) {
         let end_gpa = ctx.guest.end_gpa();
-        let (clock, seen) = (&mut self.clock, &mut self.seen);
+        let (clock, seen, ageing) = (&mut self.clock, &mut self.seen, self.ageing);
         let (host, backing) = (&mut *ctx.hypervisor, &mut *ctx.backing);
         self.reclaimer
             .turn(now_ps, &mut ctx.actor, |actor, until_ps| {
                 let mut pages = VmPages {
+                    ageing,
                     end_gpa,
                     seen,
                     host,
@@ -153,13 +169,17 @@ impl VmPages<'_, '_> {
         GuestPhysAddr(u64::from(place) << self.backing.tree.page_bits())
     }
 
-    /// Takes a page's bit, and for that forgets what was cached.
+    /// Takes a page's bit; up to 6.12 all that was cached is forgotten for that.
     fn look(&mut self, place: u32) -> bool {
         self.actor.look_in_reclaim(1 << self.actor.k);
         let entry = self.backing.tree.find_mut(self.gpa(place));
         let accessed = entry.is_some_and(|(entry, _)| entry.take_accessed());
-        if accessed {
-            self.actor.invept(1 << self.actor.k);
+        let pages = 1 << self.actor.k;
+        match self.ageing {
+            _ if !accessed => {}
+            Ageing::Flushes => self.actor.invept(pages),
+            Ageing::Locks => self.actor.contend(Cause::Exit, pages),
+            Ageing::Lockless => {}
         }
         accessed
     }

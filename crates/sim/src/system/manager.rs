@@ -12,6 +12,7 @@ use crate::error::SimError;
 use crate::guest::{Guest, Watermarks};
 use crate::hypervisor::{Backing, Hypervisor};
 use crate::machine::actor::Actor;
+use crate::machine::memory::TierId;
 use crate::machine::sampler::{Record, Sampling};
 use crate::reclaim::Lists;
 
@@ -36,7 +37,7 @@ pub(crate) struct Managed {
 pub(crate) enum Tiering {
     /// The guest, as two nodes.
     InGuest,
-    /// The hypervisor. The guest sees one node, whose pages lie in fast memory while it lasts.
+    /// The hypervisor. The guest sees one node.
     InHypervisor,
 }
 
@@ -45,6 +46,8 @@ pub(crate) enum Tiering {
 pub(crate) struct Needs {
     /// Who sees the tiers.
     pub(crate) tiering: Tiering,
+    /// Where the hypervisor manages the tiers: the one that a page lies in at first, while it lasts.
+    pub(crate) first_touch: TierId,
     /// What is kept free of fast memory, by whoever sees the tiers.
     pub(crate) watermarks: Watermarks,
     /// What the guest's reclaim goes by.
@@ -58,6 +61,7 @@ impl Default for Needs {
     fn default() -> Self {
         Self {
             tiering: Tiering::InGuest,
+            first_touch: TierId::Fast,
             watermarks: Watermarks::LINUX,
             lists: Lists::default(),
             keeps_hot_set: false,

@@ -3,26 +3,38 @@
 
 mod agent;
 mod block_counters;
+mod colloid;
 #[cfg(test)]
 mod conformance;
+mod hemem;
 mod hint_fault_tiering;
 mod hypervisor_tpp;
 mod manager;
 mod memtis;
+mod nimble;
+mod nomad;
 mod paper_ranges;
+mod raminate;
 mod reclaimer;
 mod scan;
 mod sequential;
 mod unmanaged;
+mod xen_history;
 
 use demeter_scenario::System;
 
 pub(crate) use agent::{Agent, AgentSettings};
+pub(crate) use colloid::Colloid;
+pub(crate) use hemem::Hemem;
 pub(crate) use hint_fault_tiering::HintFaultTiering;
-pub(crate) use hypervisor_tpp::HypervisorTpp;
+pub(crate) use hypervisor_tpp::{Ageing, HypervisorTpp};
 pub(crate) use manager::{Context, Managed, Manager, NEVER_PS, Needs, Tiering};
 pub(crate) use memtis::Memtis;
+pub(crate) use nimble::Nimble;
+pub(crate) use nomad::Nomad;
+pub(crate) use raminate::Raminate;
 pub(crate) use unmanaged::Unmanaged;
+pub(crate) use xen_history::XenHistory;
 
 /// Makes the manager of a VM.
 pub(crate) type Build = fn(&Managed) -> Box<dyn Manager>;
@@ -34,8 +46,16 @@ pub(crate) fn build(system: System) -> Option<Build> {
         System::Oracle => |_| Box::new(Unmanaged::hot_set_first()),
         System::Linux => |managed| Box::new(HintFaultTiering::linux(managed)),
         System::GTpp => |managed| Box::new(HintFaultTiering::tpp(managed)),
-        System::HTpp => |managed| Box::new(HypervisorTpp::new(managed)),
+        System::HTpp => |managed| Box::new(HypervisorTpp::new(managed, Ageing::Flushes)),
+        System::HTpp613 => |managed| Box::new(HypervisorTpp::new(managed, Ageing::Locks)),
+        System::HTpp615 => |managed| Box::new(HypervisorTpp::new(managed, Ageing::Lockless)),
         System::Memtis => |managed| Box::new(Memtis::new(managed.load_ps)),
+        System::Nomad => |managed| Box::new(Nomad::new(managed)),
+        System::Hemem => |managed| Box::new(Hemem::new(managed)),
+        System::Colloid => |managed| Box::new(Colloid::new(managed)),
+        System::Nimble => |_| Box::new(Nimble),
+        System::XenHistory => |_| Box::new(XenHistory::default()),
+        System::Raminate => |_| Box::new(Raminate::default()),
         System::Demeter => |managed| Box::new(Agent::product(&managed.agent)),
         System::DemeterWorker => |managed| Box::new(Agent::polling(&managed.agent)),
         System::DemeterBlocks => |managed| Box::new(Agent::blocks(&managed.agent)),

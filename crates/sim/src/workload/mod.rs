@@ -12,6 +12,7 @@ mod liblinear;
 mod memlat;
 mod memory;
 mod pagerank;
+mod popular;
 mod replay;
 mod scatter;
 mod sequential;
@@ -51,6 +52,7 @@ impl Workload {
     pub fn new(kind: &Kind, seed: u64, scale_bits: u32) -> Result<Self, Error> {
         let generator: Box<dyn Generator> = match kind {
             Kind::Gups(gups) => Box::new(gups::Gups::new(gups, seed)),
+            Kind::Zipf(zipf) => Box::new(popular::Popular::new(zipf, seed, scale_bits)),
             Kind::Memlat(memlat) => Box::new(memlat::Memlat::new(memlat, seed)),
             Kind::Sequential(app) => Box::new(sequential::Sequential::new(app, scale_bits)),
             Kind::Btree(app) => Box::new(btree::Btree::new(app, seed)),

@@ -1,0 +1,115 @@
+//! What the designs of the literature have in common and where they differ, for `docs/systems.md`.
+
+use crate::System;
+
+/// How a system manages tiers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Design {
+    /// Where it runs.
+    pub place: &'static str,
+    /// How it sees accesses.
+    pub tracks: &'static str,
+    /// What it takes for hot.
+    pub classifies: &'static str,
+    /// How it moves pages.
+    pub moves: &'static str,
+}
+
+impl System {
+    /// Its design; nothing for yardsticks, and for variants of this project's own.
+    pub fn design(self) -> Option<Design> {
+        let [place, tracks, classifies, moves] = match self {
+            Self::Linux => [
+                "guest kernel",
+                "hint faults",
+                "fault within 1 s of its mark",
+                "in the fault; reclaim demotes by generations",
+            ],
+            Self::GTpp => [
+                "guest kernel",
+                "hint faults",
+                "fault while on the active list",
+                "in the fault; reclaim keeps a tenth free",
+            ],
+            Self::HTpp => [
+                "hypervisor",
+                "EPT faults, EPT accessed bits",
+                "fault while on the active list",
+                "in the exit; `invept` for each bit and move",
+            ],
+            Self::HTpp613 => [
+                "hypervisor",
+                "as h-tpp, bits without a flush",
+                "as h-tpp",
+                "as h-tpp",
+            ],
+            Self::HTpp615 => [
+                "hypervisor",
+                "as h-tpp, bits without flush or lock",
+                "as h-tpp",
+                "as h-tpp",
+            ],
+            Self::Memtis => [
+                "guest kernel",
+                "PEBS, period 199 to 19,997",
+                "histogram in 16 bins; halved each 2 M samples",
+                "a thread, each 500 ms",
+            ],
+            Self::Nomad => [
+                "guest kernel",
+                "hint faults",
+                "128 candidates: active and accessed again",
+                "copies while mapped; shadows make clean demotion a remap",
+            ],
+            Self::Hemem => [
+                "library",
+                "PEBS, period 5,003; a core spins",
+                "8 samples of 2 MiB; halved above 18",
+                "a thread, each 10 ms, 4 copiers",
+            ],
+            Self::Colloid => [
+                "library",
+                "as hemem, and the memory controllers' counters",
+                "samples of 2 MiB",
+                "what shifts the traffic until latencies are equal",
+            ],
+            Self::Nimble => [
+                "guest kernel",
+                "accessed bits, each second",
+                "active and inactive lists",
+                "as many up as down, 4 copiers, batches of 16",
+            ],
+            Self::XenHistory => [
+                "hypervisor",
+                "accessed bits, each 100 ms of run time",
+                "22 ones in a history of 32 bits",
+                "mirrored tables; 40 MB/s at most",
+            ],
+            Self::Raminate => [
+                "hypervisor",
+                "EPT dirty bits, each second",
+                "8 levels by log2 of updates; 5 s a level",
+                "VM paused each 5 s, at most 1,000 pairs",
+            ],
+            Self::DemeterPaper => [
+                "guest kernel",
+                "PEBS by latency, at context switches",
+                "ranges of addresses, halved where hot",
+                "pages exchanged in place, each 500 ms",
+            ],
+            Self::Demeter => [
+                "guest, no kernel change",
+                "PEBS by latency, at context switches",
+                "ranges of addresses",
+                "batches of `move_pages`, demotion first",
+            ],
+            _ => return None,
+        };
+        Some(Design {
+            place,
+            tracks,
+            classifies,
+            moves,
+        })
+    }
+}

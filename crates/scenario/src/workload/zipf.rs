@@ -1,0 +1,50 @@
+//! zipf: loads and stores of pages by a law of popularity.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Parameters, app, one};
+use crate::fault::within;
+
+/// Parameters of zipf.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Zipf {
+    /// Memory that is accessed, MiB.
+    pub size_mib: u64,
+    /// Idle memory that is touched first, MiB.
+    #[serde(default)]
+    pub cold_mib: u64,
+    /// Threads.
+    #[serde(default = "one")]
+    pub threads: u32,
+    /// The law's exponent.
+    #[serde(default = "default_theta")]
+    pub theta: f64,
+    /// Share of the accesses that store, 0 to 1.
+    #[serde(default)]
+    pub store_share: f64,
+}
+
+fn default_theta() -> f64 {
+    0.99
+}
+
+impl Parameters for Zipf {
+    fn size_mib(&self) -> u64 {
+        self.size_mib
+    }
+
+    fn cold_mib(&self) -> u64 {
+        self.cold_mib
+    }
+
+    fn tells_hot_set(&self) -> bool {
+        false
+    }
+
+    fn check(&self, _duration_s: u64) -> Result<(), String> {
+        within("workload.theta", self.theta, 0.0..=1.5)?;
+        within("workload.store_share", self.store_share, 0.0..=1.0)?;
+        app::check(self.size_mib, self.threads)
+    }
+}

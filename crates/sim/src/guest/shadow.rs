@@ -1,0 +1,142 @@
+//! Shadows: a page that is promoted leaves its old frame behind, and as long as nobody writes to
+//! it, its demotion copies nothing (Nomad, section 3.2).
+//!
+//! # Problem
+//! A page that goes up and down again is copied twice, though it may not have changed.
+//!
+//! # Approach
+//! A page is copied while it is mapped. Its dirty bit is cleared before and tested after; if it was
+//! written to, the copy is thrown away. Else the page is mapped at its new frame, write-protected,
+//! and the old frame is its shadow. The first store faults, and frees the shadow. A demotion of a
+//! page that still has one maps the shadow. Where the slow node runs out of frames, shadows are freed.
+//!
+//! # Properties
+//! - A frame is free, mapped once, or a shadow.
+//! - A page that has a shadow was not written to since it was promoted.
+
+use demeter_policy::GuestVirtAddr;
+
+use super::Guest;
+use crate::machine::actor::Actor;
+use crate::machine::ledger::Cause;
+use crate::machine::memory::TierId;
+use crate::machine::radix::PageSize;
+
+/// Shadows that are freed for one frame that the slow node lacks.
+const FREED_AT_ONCE: usize = 10;
+
+impl Guest {
+    /// Begins to copy a base page of the slow node that stays mapped: its dirty bit is cleared,
+    /// its translation flushed. Tells what copying one real page takes, if it can be copied.
+    pub(crate) fn begin_copy(&mut self, gva: GuestVirtAddr, actor: &mut Actor<'_>) -> Option<u64> {
+        let (entry, size) = self.tables.find_mut(gva)?;
+        if size != PageSize::Base || entry.index() < self.nodes[1].frames().start {
+            return None;
+        }
+        entry.take_dirty();
+        actor.flush_page(self.page_start(gva, PageSize::Base));
+        let before_ps = actor.now_ps();
+        let bytes = self.bytes(PageSize::Base);
+        actor.copy(Cause::Migrate, TierId::Slow, TierId::Fast, bytes);
+        Some((actor.now_ps() - before_ps) >> actor.k)
+    }
+
+    /// Whether the page that holds `gva` was written to.
+    pub(crate) fn is_dirty(&self, gva: GuestVirtAddr) -> bool {
+        let found = self.tables.find(gva);
+        found.is_some_and(|(entry, _)| entry.is_dirty())
+    }
+
+    /// Ends what [`Self::begin_copy`] began, unless fast memory is full: the page is mapped at its
+    /// copy, and its old frame is its shadow. True when it did.
+    pub(crate) fn commit_copy(&mut self, gva: GuestVirtAddr, actor: &mut Actor<'_>) -> bool {
+        let Some((entry, PageSize::Base)) = self.tables.find(gva) else {
+            return false;
+        };
+        let old = entry.index();
+        if self.node_of(old) == TierId::Fast {
+            return false;
+        }
+        let Some(new) = self.nodes[0].take_page() else {
+            return false;
+        };
+        if let Some((entry, _)) = self.tables.find_mut(gva) {
+            entry.set_index(new);
+            entry.set_protected(true);
+        }
+        self.frames.transfer(old, new);
+        self.shadows.insert(new, old);
+        self.written.push((new, PageSize::Base));
+        actor.charge_page(Cause::Migrate, actor.costs.migrate_page_ps);
+        actor.flush_page(self.page_start(gva, PageSize::Base));
+        self.count_move(TierId::Fast, self.bytes(PageSize::Base));
+        true
+    }
+
+    /// Gives a page back that was to be copied and was written to meanwhile: it is unmapped for a
+    /// moment all the same.
+    pub(crate) fn abort_copy(&self, gva: GuestVirtAddr, actor: &mut Actor<'_>) {
+        actor.flush_page(self.page_start(gva, PageSize::Base));
+    }
+
+    /// Handles a fault on a write-protected page: its shadow is freed. False if it is none.
+    pub(crate) fn write_fault(&mut self, gva: GuestVirtAddr, actor: &mut Actor<'_>) -> bool {
+        let Some((entry, _)) = self.tables.find_mut(gva) else {
+            return false;
+        };
+        if !entry.is_protected() {
+            return false;
+        }
+        entry.set_protected(false);
+        let frame = entry.index();
+        actor.charge_page(Cause::Hint, actor.costs.fault_ps);
+        if let Some(shadow) = self.shadows.remove(&frame) {
+            self.nodes[1].give_page(shadow);
+        }
+        true
+    }
+
+    /// Demotes a page to its shadow, if it has one; true when it did.
+    pub(super) fn return_to_shadow(
+        &mut self,
+        gva: GuestVirtAddr,
+        frame: u32,
+        flush: bool,
+        actor: &mut Actor<'_>,
+    ) -> bool {
+        let Some(shadow) = self.shadows.remove(&frame) else {
+            return false;
+        };
+        if let Some((entry, _)) = self.tables.find_mut(gva) {
+            entry.set_index(shadow);
+            entry.set_protected(false);
+        }
+        self.frames.transfer(frame, shadow);
+        self.nodes[0].give_page(frame);
+        actor.charge_page(Cause::Migrate, actor.costs.migrate_page_ps);
+        if flush {
+            actor.flush_page(self.page_start(gva, PageSize::Base));
+        }
+        self.count_move(TierId::Slow, self.bytes(PageSize::Base));
+        true
+    }
+
+    /// A frame of the slow node; shadows are freed for it where that is full.
+    pub(super) fn slow_page(&mut self) -> Option<u32> {
+        if let Some(frame) = self.nodes[1].take_page() {
+            return Some(frame);
+        }
+        for _ in 0..FREED_AT_ONCE {
+            let Some((frame, shadow)) = self.shadows.pop_first() else {
+                break;
+            };
+            let page = self.frames.used(frame).map(|used| used.page);
+            let gva = page.map(|page| GuestVirtAddr(u64::from(page) << self.page_bits));
+            if let Some((entry, _)) = gva.and_then(|gva| self.tables.find_mut(gva)) {
+                entry.set_protected(false);
+            }
+            self.nodes[1].give_page(shadow);
+        }
+        self.nodes[1].take_page()
+    }
+}

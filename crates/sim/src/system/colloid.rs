@@ -1,0 +1,271 @@
+//! Colloid: as much in fast memory as keeps both tiers equally quick, instead of as much as fits.
+//!
+//! Vuppalapati and Agarwal, SOSP 2024; numbers as in the authors' code on top of HeMem. It tracks and
+//! classifies as HeMem does, and moves what shifts the traffic by as much as it wants.
+//!
+//! # Problem
+//! The fast tier under load may be slower than the slow one. Whoever packs all that is hot into it
+//! then makes everything slower.
+//!
+//! # Approach
+//! Each tier's latency is what the memory controllers tell: requests in flight by requests that
+//! arrived. `p` is the share of requests that go to the fast tier. Where the fast tier is the quicker
+//! one, the share that is wanted lies above `p`, else below; the middle of what is left open
+//! is aimed for. Pages are moved whose samples add up to that part of all, hottest first, and in 500
+//! ms no more bytes than the traffic that is shifted.
+//!
+//! A guest has no such counters: the model gives it the host's.
+//!
+//! # Properties
+//! - What is open is a part of 0 to 1, and what is aimed for lies in it.
+//! - Where latency rises with traffic, both become equal or all traffic goes to the quicker tier.
+
+use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr};
+
+use super::hemem::{Heat, Spinner, TURN_PS, tier_of};
+use super::{Context, Managed, Manager};
+use crate::guest::Guest;
+use crate::machine::actor::Actor;
+use crate::machine::ledger::Cause;
+use crate::machine::memory::TierId;
+use crate::machine::sampler::{Record, Sampling};
+
+/// Loads for each sample.
+const PERIOD: u64 = 5003;
+
+/// Weight of the newest measurement.
+const NEWEST: f64 = 1.0 / 16.0;
+
+/// Latencies that differ by less, as a share of the fast tier's, are equal.
+const EQUAL: f64 = 0.05;
+
+/// What is left open is opened again when it is smaller.
+const NARROW: f64 = 0.01;
+
+/// Turns in the time for which moves are limited.
+const TURNS_PER_LIMIT: f64 = 50.0;
+
+/// Most samples that tell pages apart: a page's count is halved above less.
+const COUNTS: usize = 32;
+
+/// What is known of the share that is wanted.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Balance {
+    low: f64,
+    high: f64,
+}
+
+impl Balance {
+    /// Everything is open.
+    const OPEN: Self = Self {
+        low: 0.0,
+        high: 1.0,
+    };
+
+    /// With a share of `p` in the fast tier the latencies are these: tells by how much the share is
+    /// to grow, or to shrink where that is negative.
+    fn step(&mut self, p: f64, [fast, slow]: [f64; 2]) -> f64 {
+        if (fast - slow).abs() < EQUAL * fast {
+            return 0.0;
+        }
+        if fast < slow {
+            self.low = p;
+            if self.high <= self.low || self.high - self.low < NARROW {
+                self.high = 1.0;
+            }
+        } else {
+            self.high = p;
+            if self.low >= self.high || self.high - self.low < NARROW {
+                self.low = 0.0;
+            }
+        }
+        (self.low + self.high) / 2.0 - p
+    }
+}
+
+/// The library.
+#[derive(Debug)]
+pub(crate) struct Colloid {
+    threshold_ps: u64,
+    heat: Heat,
+    waiting: Vec<GuestVirtAddr>,
+    samples_seen: u64,
+    spinner: Spinner,
+    balance: Balance,
+    /// By tier: lines by the last turn, lines of a turn, and latency, the last two smoothed.
+    lines_before: [u64; 2],
+    lines: [f64; 2],
+    latency_ps: [f64; 2],
+    /// Bytes that may be moved.
+    allowed: f64,
+}
+
+impl Colloid {
+    /// Nothing seen yet.
+    pub(crate) fn new(managed: &Managed) -> Self {
+        Self {
+            threshold_ps: managed.load_ps,
+            heat: Heat::default(),
+            waiting: vec![],
+            samples_seen: 0,
+            spinner: Spinner::default(),
+            balance: Balance::OPEN,
+            lines_before: [0; 2],
+            lines: [0.0; 2],
+            latency_ps: [0.0; 2],
+            allowed: 0.0,
+        }
+    }
+
+    /// Reads the counters.
+    fn measure(&mut self, actor: &Actor<'_>) {
+        for (i, tier) in actor.memory.tiers.iter().enumerate() {
+            let lines = tier.lines_ever();
+            let new = (lines - self.lines_before[i]) as f64 * f64::from(1u32 << actor.k);
+            self.lines_before[i] = lines;
+            self.lines[i] += (new - self.lines[i]) * NEWEST;
+            let latency_ps = tier.latency_ps as f64;
+            self.latency_ps[i] += (latency_ps - self.latency_ps[i]) * NEWEST;
+        }
+    }
+
+    /// Moves pages whose samples are `part` of all: up, or down where that is negative.
+    fn shift(&mut self, part: f64, guest: &mut Guest, actor: &mut Actor<'_>) {
+        // As lists by count, which the library keeps.
+        let mut by_count: [Vec<Vec<Block>>; 2] = [vec![vec![]; COUNTS], vec![vec![]; COUNTS]];
+        let mut all = 0;
+        for block in self.heat.blocks() {
+            let Some(tier) = tier_of(guest, block) else {
+                continue;
+            };
+            let count = self.heat.of(block);
+            all += count;
+            by_count[tier as usize][(count as usize).min(COUNTS - 1)].push(block);
+        }
+        let mut left = part.abs() * f64::from(all);
+        let (from, to) = match part > 0.0 {
+            true => (TierId::Slow, TierId::Fast),
+            false => (TierId::Fast, TierId::Slow),
+        };
+        let [fast, slow] = by_count;
+        let (sources, mut coldest) = match from {
+            TierId::Slow => (slow, fast.into_iter().flatten()),
+            TierId::Fast => (fast, vec![].into_iter().flatten()),
+        };
+        for (count, blocks) in sources.into_iter().enumerate().skip(1).rev() {
+            for block in blocks {
+                if count as f64 > left {
+                    break;
+                }
+                if self.allowed < BLOCK_SIZE as f64 {
+                    return;
+                }
+                if to == TierId::Fast && guest.usable(to).0 < BLOCK_SIZE {
+                    // What makes room is colder than what comes, or nothing is gained.
+                    let cold = coldest.next().filter(|&c| self.heat.of(c) < count as u32);
+                    let Some(cold) = cold else {
+                        return;
+                    };
+                    guest.migrate_block(cold, TierId::Slow, actor);
+                }
+                if guest.migrate_block(block, to, actor) == 0 {
+                    return;
+                }
+                left -= count as f64;
+                self.allowed -= BLOCK_SIZE as f64;
+            }
+        }
+    }
+}
+
+impl Manager for Colloid {
+    fn sampling(&self, k: u32) -> Option<Sampling> {
+        Some(Sampling {
+            period: PERIOD.max(1 << k),
+            threshold_ps: self.threshold_ps,
+        })
+    }
+
+    fn has_worker(&self) -> bool {
+        true
+    }
+
+    fn start(&mut self, guest: &Guest, now_ps: u64, _filling: bool) -> u64 {
+        self.heat = Heat::new(guest.vmas());
+        self.spinner = Spinner::since(now_ps);
+        now_ps + TURN_PS
+    }
+
+    /// The policy thread's turn.
+    fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {
+        let Context { guest, actor, .. } = ctx;
+        let due_ps = actor.now_ps() + TURN_PS;
+        self.measure(actor);
+        let all = self.lines[0] + self.lines[1];
+        if all > 0.0 {
+            let p = self.lines[0] / all;
+            let part = self.balance.step(p, self.latency_ps);
+            let bytes = part.abs() * all * 64.0;
+            self.allowed = (self.allowed + bytes).min(bytes * TURNS_PER_LIMIT);
+            let pages = self.heat.blocks().count() as u64;
+            actor.charge(Cause::Classify, pages * actor.costs.scan_entry_ps);
+            if self.allowed >= BLOCK_SIZE as f64 {
+                self.shift(part, guest, actor);
+            }
+        }
+        due_ps.max(actor.now_ps())
+    }
+
+    fn take_samples(&mut self, records: &[Record]) {
+        self.waiting.extend(records.iter().map(|r| r.gva));
+    }
+
+    fn worker_turn(&mut self, _began_ps: u64, ctx: &mut Context<'_>) -> bool {
+        let actor = &mut ctx.actor;
+        for gva in std::mem::take(&mut self.waiting) {
+            self.samples_seen += 1;
+            actor.charge(Cause::Classify, actor.costs.memtis_sample_ps);
+            self.heat.add(gva);
+        }
+        self.spinner.spin(actor);
+        false
+    }
+
+    fn samples_seen(&self) -> u64 {
+        self.samples_seen
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn what_is_aimed_for_is_a_share(
+            steps in prop::collection::vec((0.0..=1.0f64, 1.0..1000.0f64, 1.0..1000.0f64), 1..100),
+        ) {
+            let mut balance = Balance::OPEN;
+            for (p, fast, slow) in steps {
+                let aim = p + balance.step(p, [fast, slow]);
+                prop_assert!((-1e-9..=1.0 + 1e-9).contains(&aim), "{}", aim);
+                prop_assert!(0.0 <= balance.low && balance.low <= balance.high && balance.high <= 1.0);
+            }
+        }
+
+        /// The machine's fast tier is `idle` quicker when idle and slows down with its share.
+        #[test]
+        fn latencies_become_equal(start in 0.0..=1.0f64, idle in 10.0..100.0f64, slope in 1.0..500.0f64) {
+            let (mut balance, mut p) = (Balance::OPEN, start);
+            let latencies = |p: f64| [100.0 - idle / 2.0 + slope * p, 100.0];
+            for _ in 0..200 {
+                p += balance.step(p, latencies(p));
+            }
+            let [fast, slow] = latencies(p);
+            let is_equal = (fast - slow).abs() <= 0.06 * fast;
+            prop_assert!(is_equal || fast < slow && p > 0.97, "{} {} {}", p, fast, slow);
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! zipf: loads and stores of words by a law of popularity. The popular pages lie anywhere.
+//!
+//! What is popular or not is a simulated page as a whole: pages that stand for many do so for as
+//! many that are alike.
+
+use demeter_policy::{MIB, PAGE_SIZE};
+use demeter_scenario as scenario;
+
+use super::generator::Generator;
+use super::memory::{Extent, Memory, load, region, store};
+use super::rng::{Rng, bound};
+use super::scatter::Scatter;
+use super::zipf::Zipf;
+use crate::{Batch, Region};
+
+const WORD: u64 = 8;
+const ARRAY: usize = 0;
+
+/// Estimated, as for gups.
+const ACCESS_PS: u64 = 2_000;
+
+pub(crate) struct Popular {
+    page_bytes: u64,
+    pages: Scatter,
+    law: Zipf,
+    /// Random numbers below this store.
+    store_below: u64,
+    rngs: Vec<Rng>,
+}
+
+impl Popular {
+    pub(crate) fn new(zipf: &scenario::Zipf, seed: u64, scale_bits: u32) -> Self {
+        let page_bytes = PAGE_SIZE << scale_bits;
+        let pages = (zipf.size_mib * MIB / page_bytes).max(1);
+        Self {
+            page_bytes,
+            pages: Scatter::new(pages, seed),
+            law: Zipf::new(pages, zipf.theta),
+            store_below: bound(zipf.store_share),
+            rngs: Rng::for_threads(seed, zipf.threads),
+        }
+    }
+}
+
+impl Generator for Popular {
+    fn regions(&self) -> Vec<Region> {
+        vec![region("array", self.pages.count() * self.page_bytes)]
+    }
+
+    fn threads(&self) -> u32 {
+        self.rngs.len() as u32
+    }
+
+    fn next(&mut self, memory: &Memory, thread: usize, _now_ns: u64, out: &mut Batch) {
+        let array = memory.base(ARRAY);
+        let rng = &mut self.rngs[thread];
+        while out.room() > 0 {
+            let page = self.pages.at(self.law.rank(rng.next()));
+            let word = rng.below(self.page_bytes / WORD);
+            let at = array + page * self.page_bytes + word * WORD;
+            let stores = rng.next() < self.store_below;
+            out.push(if stores { store(at) } else { load(at) });
+            out.ops += 1;
+        }
+    }
+
+    fn hot(&self, _now_ns: u64) -> Vec<Extent> {
+        vec![]
+    }
+
+    fn compute_ps(&self) -> u64 {
+        ACCESS_PS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use demeter_policy::GuestVirtAddr;
+
+    use super::*;
+
+    #[test]
+    fn few_pages_take_most_accesses_and_lie_apart() {
+        let zipf = scenario::Zipf {
+            size_mib: 64,
+            cold_mib: 0,
+            threads: 1,
+            theta: 0.99,
+            store_share: 0.25,
+        };
+        let mut popular = Popular::new(&zipf, 1, 2);
+        let mut memory = Memory::new(0, popular.regions());
+        memory.place(&[GuestVirtAddr(0)]);
+        let mut hits = vec![0u32; 64 * 64];
+        let (mut batch, mut stores) = (Batch::default(), 0);
+        for _ in 0..100 {
+            batch.clear();
+            popular.next(&memory, 0, 0, &mut batch);
+            for access in batch.accesses() {
+                hits[(access.gva().0 >> 14) as usize] += 1;
+                stores += u32::from(access.is_store());
+            }
+        }
+        let mut ranked: Vec<_> = hits.iter().copied().zip(0i64..).collect();
+        ranked.sort_unstable_by(|a, b| b.cmp(a));
+        let all: u32 = hits.iter().sum();
+        let top: u32 = ranked[..410].iter().map(|r| r.0).sum();
+        // A tenth of the pages have three quarters: ln 410 of ln 4096.
+        assert!((0.65..0.8).contains(&(f64::from(top) / f64::from(all))));
+        assert!((0.24..0.26).contains(&(f64::from(stores) / f64::from(all))));
+        let near = ranked[..64]
+            .windows(2)
+            .filter(|w| w[0].1.abs_diff(w[1].1) < 64);
+        assert!(near.count() < 10);
+    }
+}
