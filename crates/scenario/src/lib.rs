@@ -21,6 +21,6 @@ pub use provision::{Crashes, Provision, Provisioner, ResizeCycle, Variant, Vm};
 pub use scenario::{Cpu, Error, Lab, Machine, Scenario, Sim, Thp, Tier};
 pub use vary::{Case, Published};
 pub use workload::{
-    App, Figure, Gups, Memlat, Number, Phase, Program, Programs, Ready, Silo, SiloMix, Trace,
-    Workload,
+    App, Figure, Gups, Memlat, Mix, Number, Part, Pattern, Phase, Program, Programs, Ready, Silo,
+    SiloMix, Trace, Workload,
 };
