@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Sender};
 
 use anyhow::Context;
-use demeter_guest::agent::{self, Agent, Command, Ended};
+use demeter_guest::agent::{self, Agent, Command, Effects, Ended};
 use demeter_guest::balloon::link::{BesideAgent, Link};
 use demeter_guest::config::{BalloonMode, Config};
+use demeter_guest::latency;
 use demeter_guest::pages::LivePages;
 use demeter_guest::server::Server;
 use demeter_guest::status::StatusCell;
@@ -120,7 +121,7 @@ pub fn guest(args: Args) -> anyhow::Result<()> {
     }
     let config = args.config()?;
     let root = PathBuf::from("/");
-    agent::check(&root, &config)?;
+    let tiers = agent::check(&root, &config)?;
     let settings = Settings {
         root: root.clone(),
         period: config.tuning.sample_period,
@@ -147,10 +148,23 @@ pub fn guest(args: Args) -> anyhow::Result<()> {
     let status = StatusCell::default();
     status.update(|s| s.passed_over = passed_over.iter().map(|p| p.why.to_string()).collect());
     raise_priority();
-    let pages = Box::new(LivePages::default());
+    let latency_ns = latency::measure(tiers).unwrap_or_else(|error| {
+        tracing::info!("latencies are assumed, not measured: {error}");
+        latency::ASSUMED_NS
+    });
+    tracing::info!(
+        "a load takes {} ns from fast and {} ns from slow memory",
+        latency_ns.fast,
+        latency_ns.slow
+    );
+    let effects = Effects {
+        tracker,
+        pages: Box::new(LivePages::default()),
+        latency_ns,
+    };
     let (socket, listen) = (config.socket.clone(), config.listen);
     let balloon = config.balloon;
-    let mut agent = Agent::new(root.clone(), config, tracker, pages, status.clone())?;
+    let mut agent = Agent::new(root.clone(), config, effects, status.clone())?;
     let _link = match balloon {
         BalloonMode::Auto => link(&root, &status, &commands),
         BalloonMode::Off => None,

@@ -98,6 +98,17 @@ fn process(root: &Path, blocks: u64) {
     process_of(root, PID, &maps_of(BASE, blocks));
 }
 
+fn effects(script: &Arc<Mutex<Script>>, kernel: &SharedPages) -> Effects {
+    Effects {
+        tracker: Box::new(ScriptedTracker(script.clone())),
+        pages: Box::new(kernel.clone()),
+        latency_ns: PerTier {
+            fast: 100,
+            slow: 300,
+        },
+    }
+}
+
 impl World {
     fn new() -> Self {
         Self::tuned(Tuning::default())
@@ -133,8 +144,7 @@ impl World {
                 tuning,
                 ..Config::default()
             },
-            Box::new(ScriptedTracker(script.clone())),
-            Box::new(kernel.clone()),
+            effects(&script, &kernel),
             status.clone(),
         )
         .unwrap();
@@ -368,6 +378,26 @@ fn it_ends_when_the_processes_that_were_named_have_ended() {
 }
 
 #[test]
+fn that_a_process_ends_while_its_pages_move_is_no_failure() {
+    let mut w = World::new();
+    w.kernel.lock().dying = Some(PID);
+    let calls = |w: &World| w.kernel.lock().migrate_calls;
+    for _ in 0..10 {
+        w.steps(1);
+        if calls(&w) > 0 {
+            break;
+        }
+    }
+    assert_eq!(calls(&w), 1);
+    let status = w.status.get();
+    assert!(status.failed_bytes.is_empty(), "{:?}", status.failed_bytes);
+    assert_eq!((status.last_error, status.tried_bytes), (None, 0));
+    assert_eq!(w.agent.engine.processes().count(), 0);
+    w.steps(1);
+    assert_eq!(calls(&w), 1, "it is asked for no more");
+}
+
+#[test]
 fn a_pid_that_is_not_there_is_an_error_at_once() {
     let w = World::new();
     let result = Agent::new(
@@ -376,8 +406,7 @@ fn a_pid_that_is_not_there_is_an_error_at_once() {
             pids: vec![71],
             ..Config::default()
         },
-        Box::new(ScriptedTracker(w.script.clone())),
-        Box::new(w.kernel.clone()),
+        effects(&w.script, &w.kernel),
         StatusCell::default(),
     );
     let error = result.err().unwrap().to_string();
