@@ -12,6 +12,7 @@ use demeter_scenario::{Scenario, System};
 
 use crate::output;
 use crate::progress::{Progress, Work};
+use crate::run_folder;
 use crate::systems;
 
 /// Bytes in a mebibyte, for people.
@@ -29,7 +30,7 @@ enum Place {
 /// Options of `demeter run`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Scenario file
+    /// Scenario file, or a folder of them: then each gets one line, worst first
     scenario: PathBuf,
     /// Where to run it
     #[arg(long, value_enum, default_value = "lab")]
@@ -60,12 +61,11 @@ pub struct Args {
 
 /// Runs the scenario.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let mut scenario = Scenario::load(&args.scenario)?;
-    if !args.systems.is_empty() {
-        scenario.systems = args.systems;
+    if args.scenario.is_dir() {
+        return run_all_of_folder(&args);
     }
-    scenario.seed = args.seed.unwrap_or(scenario.seed);
-    scenario.duration_s = args.duration.unwrap_or(scenario.duration_s);
+    let mut scenario = Scenario::load(&args.scenario)?;
+    args.adapt(&mut scenario);
     scenario.check()?;
     let stop = stop_on_signals().context("cannot catch signals")?;
     let (result, ended) = match args.on {
@@ -98,6 +98,52 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         output::print(demeter_report::table(&result))?;
     }
     Ok(ended?)
+}
+
+/// Runs every scenario of a folder.
+fn run_all_of_folder(args: &Args) -> anyhow::Result<()> {
+    if args.repeat.get() > 1 {
+        bail!("--repeat is for single scenarios");
+    }
+    let stop = stop_on_signals().context("cannot catch signals")?;
+    let adapt = |scenario: &mut Scenario| {
+        args.adapt(scenario);
+        if matches!(args.on, Place::Sim) {
+            leave_out_those_without_a_model(scenario);
+        }
+    };
+    let (folder, json) = (&args.scenario, args.json.as_deref());
+    match args.on {
+        Place::Lab => {
+            let lab = Lab {
+                keep_logs: args.keep_logs.clone(),
+                ..Lab::from_env()?
+            };
+            run_folder::run(folder, "lab", json, adapt, |scenario| {
+                let run = demeter_lab::run(scenario, &lab, &stop, &mut show);
+                run.ended?;
+                Ok(run.result.systems)
+            })
+        }
+        Place::Sim => {
+            let (progress, limits) = (Progress::new(), args.work.limits(&stop));
+            let show = |event: demeter_sim::Event<'_>| progress.show(event);
+            run_folder::run(folder, "sim", json, adapt, |scenario| {
+                Ok(demeter_sim::run_all(scenario, args.repeat, limits, &show)?.systems)
+            })
+        }
+    }
+}
+
+impl Args {
+    /// Lays what the command line says over a scenario.
+    fn adapt(&self, scenario: &mut Scenario) {
+        if !self.systems.is_empty() {
+            scenario.systems = self.systems.clone();
+        }
+        scenario.seed = self.seed.unwrap_or(scenario.seed);
+        scenario.duration_s = self.duration.unwrap_or(scenario.duration_s);
+    }
 }
 
 /// Systems of a scenario that is made for the lab, too. If none has a model, all stay, so that the
