@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 
+use demeter_policy::engine::conformance::WORTH_MUCH;
 use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, NodeId, Tuning};
 
 use super::conformance::{maps_of, node, process_of};
@@ -38,6 +39,10 @@ struct ScriptedTracker(Arc<Mutex<Script>>);
 impl Tracker for ScriptedTracker {
     fn name(&self) -> &'static str {
         "scripted"
+    }
+
+    fn loads_per_sample(&self) -> Option<u32> {
+        WORTH_MUCH.loads_per_sample
     }
 
     fn set_targets(&mut self, targets: &[Pid]) -> Result<(), TrackerError> {
@@ -102,10 +107,7 @@ fn effects(script: &Arc<Mutex<Script>>, kernel: &SharedPages) -> Effects {
     Effects {
         tracker: Box::new(ScriptedTracker(script.clone())),
         pages: Box::new(kernel.clone()),
-        latency_ns: PerTier {
-            fast: 100,
-            slow: 300,
-        },
+        latency_ns: WORTH_MUCH.latency_ns,
     }
 }
 
@@ -137,7 +139,8 @@ impl World {
         };
         let script = Arc::new(Mutex::new(script));
         let status = StatusCell::default();
-        let agent = Agent::new(
+        // How long moves take on this machine must decide nothing.
+        let agent = Agent::with_stake(
             root.path().into(),
             Config {
                 pids: vec![PID.0],
@@ -146,6 +149,7 @@ impl World {
             },
             effects(&script, &kernel),
             status.clone(),
+            1 << 50,
         )
         .unwrap();
         Self {

@@ -75,8 +75,8 @@ pub(super) const REST_EPOCHS: u32 = 4;
 const NS_PER_MS: u64 = 1_000_000;
 
 /// Part of the time that all samples of an epoch together are taken to be worth, where nobody knows
-/// what one stands for.
-const SHARE_OF_TIME: f64 = 0.1;
+/// what one stands for: assumed, a program that waits for memory most of its time.
+const SHARE_OF_TIME: f64 = 0.4;
 
 /// One tick of exposure.
 const EXPOSURE_ONE: u32 = 1024;
