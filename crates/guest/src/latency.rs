@@ -1,8 +1,9 @@
 //! How long a load takes from each of the two nodes: what moving memory between them is worth.
 //!
 //! # Approach
-//! A pointer chase through memory that is bound to the node: each load needs the one before it, and no
-//! line comes twice. What was written last may still be in a cache; so lines are flushed first where
+//! A pointer chase through memory of the node: each load needs the one before it, and no
+//! line comes twice. Memory is asked for by preference, not bound: where a node is full, binding would make
+//! the kernel end a program to make room. What came from elsewhere is not measured. What was written last may still be in a cache; so lines are flushed first where
 //! the processor can, and the whole memory is read once in order, which turns small caches over.
 //! The quickest of a few rounds counts: others were interrupted.
 
@@ -11,8 +12,9 @@ use std::ptr::NonNull;
 use std::time::Instant;
 use std::{io, ptr};
 
-use demeter_policy::{NodeId, PerTier};
+use demeter_policy::{GuestVirtAddr, NodeId, PAGE_SIZE, PerTier, Pid};
 
+use crate::pages::{LivePages, PageState, Pages};
 use crate::prober::Tiers;
 
 /// Memory that is chased through.
@@ -31,8 +33,11 @@ const HOP: usize = 3571;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Bind to these nodes only (linux/mempolicy.h).
-const MPOL_BIND: c_int = 2;
+/// Take memory of this node where it has some (linux/mempolicy.h).
+const MPOL_PREFERRED: c_int = 1;
+
+/// Where fast memory is full, its latency is taken to be that of slow memory divided by this.
+const SLOW_FACTOR: u32 = 3;
 
 /// What is assumed where nothing can be measured: local memory, and memory of another socket or
 /// behind CXL.
@@ -41,20 +46,22 @@ pub const ASSUMED_NS: PerTier<u32> = PerTier {
     slow: 200,
 };
 
-/// Nanoseconds that a load takes from each tier.
+/// Nanoseconds that a load takes from each tier. Where fast memory is full, it is estimated.
 ///
 /// # Errors
-/// When memory cannot be had from a node.
+/// When memory cannot be had from the slow node.
 pub fn measure(tiers: Tiers) -> io::Result<PerTier<u32>> {
-    Ok(PerTier {
-        fast: load_ns(tiers.fast)?,
-        slow: load_ns(tiers.slow)?,
-    })
+    let slow = load_ns(tiers.slow)?;
+    let fast = load_ns(tiers.fast).unwrap_or((slow / SLOW_FACTOR).max(1));
+    Ok(PerTier { fast, slow })
 }
 
 fn load_ns(node: NodeId) -> io::Result<u32> {
     let memory = Memory::on(node)?;
     memory.link();
+    if !memory.is_on(node) {
+        return Err(io::ErrorKind::OutOfMemory.into());
+    }
     let mut best_ns = u128::MAX;
     let mut at = 0;
     for _ in 0..STEPS / ROUND {
@@ -93,7 +100,7 @@ impl Memory {
                 libc::SYS_mbind,
                 start,
                 BYTES,
-                MPOL_BIND,
+                MPOL_PREFERRED,
                 nodes.as_ptr(),
                 nodes.len() * 64,
                 0,
@@ -133,6 +140,18 @@ impl Memory {
             // SAFETY: every x86-64 processor has the instruction; it changes nothing but caches.
             unsafe { std::arch::x86_64::_mm_clflush(self.word(step).cast()) };
         }
+    }
+
+    /// Whether all of it lies on this node.
+    fn is_on(&self, node: NodeId) -> bool {
+        let start = self.0.as_ptr() as u64;
+        let pages: Vec<_> = (start..start + BYTES as u64)
+            .step_by(PAGE_SIZE as usize)
+            .map(GuestVirtAddr)
+            .collect();
+        let mut states = vec![];
+        let looked = LivePages::default().locate(Pid(std::process::id()), &pages, &mut states);
+        looked.is_ok() && states.iter().all(|state| *state == PageState::On(node))
     }
 
     fn next(&self, step: usize) -> usize {
