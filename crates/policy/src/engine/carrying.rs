@@ -68,7 +68,11 @@ impl<S: Strategy> Engine<S> {
             Direction::Demotion => self.figures.demoted.0 += moved,
         }
         let direction = *direction;
-        if !self.account.pay(direction, ByteCount(tried), took_ns) && self.balloon_wants.0 == 0 {
+        let may_go_on = self.account.pay(direction, ByteCount(tried), took_ns);
+        // Not between a demotion and the promotions that it has made room for: half of an exchange
+        // cannot pay.
+        let is_half = direction == Direction::Demotion && self.moves.wants_room();
+        if !may_go_on && !is_half && self.balloon_wants.0 == 0 {
             self.moves.give_up();
         }
         if direction == Direction::Promotion && moved * 2 < tried {
