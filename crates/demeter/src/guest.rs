@@ -7,16 +7,18 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use demeter_guest::agent::{self, Agent, Command, Ended};
+use demeter_guest::agent::{self, Agent, Command, Effects, Ended};
 use demeter_guest::balloon::link::{BesideAgent, Link};
 use demeter_guest::config::{BalloonMode, Config};
-use demeter_guest::nodes::Topology;
+use demeter_guest::latency;
 use demeter_guest::pages::LivePages;
 use demeter_guest::probe;
+use demeter_guest::prober::Tiers;
 use demeter_guest::server::Server;
 use demeter_guest::status::StatusCell;
 use demeter_guest::targets::TargetFinder;
 use demeter_guest::tracker::{Choice, PassedOver, Settings, choose};
+use demeter_policy::PerTier;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -133,7 +135,7 @@ pub fn guest(args: Args) -> anyhow::Result<()> {
     }
     let config = args.config()?;
     let root = PathBuf::from("/");
-    agent::check(&root, &config)?;
+    let tiers = agent::check(&root, &config)?;
     let settings = Settings {
         root: root.clone(),
         period: config.tuning.sample_period,
@@ -154,7 +156,18 @@ pub fn guest(args: Args) -> anyhow::Result<()> {
     });
 
     let status = StatusCell::default();
-    let mut agent = start(&root, &config, &settings, &status)?;
+    let latency_ns = latency::measure(tiers).unwrap_or_else(|error| {
+        tracing::info!("latencies are assumed, not measured: {error}");
+        latency::ASSUMED_NS
+    });
+    tracing::info!(
+        "a load takes {} ns from fast and {} ns from slow memory",
+        latency_ns.fast,
+        latency_ns.slow
+    );
+    let start = || start(&root, &config, &settings, latency_ns, &status);
+    introduce(&root, &config, tiers)?;
+    let mut agent = start()?;
     let link = match config.balloon {
         BalloonMode::Auto => link(&root, &status, &commands),
         BalloonMode::Off => None,
@@ -186,9 +199,7 @@ pub fn guest(args: Args) -> anyhow::Result<()> {
         if link.is_none() {
             return Ok(());
         }
-        agent = match await_next(&received, again_in, || {
-            start(&root, &config, &settings, &status)
-        }) {
+        agent = match await_next(&received, again_in, start) {
             Some(agent) => agent,
             None => return Ok(()),
         };
@@ -236,26 +247,25 @@ fn start(
     root: &Path,
     config: &Config,
     settings: &Settings,
+    latency_ns: PerTier<u32>,
     status: &StatusCell,
 ) -> anyhow::Result<Agent> {
     let (tracker, passed_over) = choose(config.tracker, settings)?;
-    introduce(root, config, tracker.name(), &passed_over)?;
+    name_tracker(config, tracker.name(), &passed_over);
     status.update(|s| s.passed_over = passed_over.iter().map(|p| p.why.to_string()).collect());
     raise_priority();
-    let pages = Box::new(LivePages::default());
+    let effects = Effects {
+        tracker,
+        pages: Box::new(LivePages::default()),
+        latency_ns,
+    };
     let (root, config) = (root.to_owned(), config.clone());
-    Ok(Agent::new(root, config, tracker, pages, status.clone())?)
+    Ok(Agent::new(root, config, effects, status.clone())?)
 }
 
-/// Says at the start, however little is logged, what the agent works with and what is in its way.
-fn introduce(
-    root: &Path,
-    config: &Config,
-    tracker: &str,
-    passed_over: &[PassedOver],
-) -> anyhow::Result<()> {
-    /// Targets that are named.
-    const NAMED: usize = 8;
+/// Says which tracker it is, why better ones were passed over, and what it may take, however little is
+/// logged.
+fn name_tracker(config: &Config, tracker: &str, passed_over: &[PassedOver]) {
     let bound = match tracker {
         "damon" => format!(
             " (accessed bits, looked at by the kernel's DAMON, for at most {} % of a CPU)",
@@ -267,7 +277,12 @@ fn introduce(
     for passed in passed_over {
         eprintln!("  not {}: {}", passed.tracker, passed.why);
     }
-    let tiers = config.tiers(&Topology::read(root)?)?;
+}
+
+/// Says at the start what the agent works with and what is in its way, however little is logged.
+fn introduce(root: &Path, config: &Config, tiers: Tiers) -> anyhow::Result<()> {
+    /// Targets that are named.
+    const NAMED: usize = 8;
     eprintln!(
         "memory: node {} is fast, node {} is slow",
         tiers.fast, tiers.slow

@@ -15,6 +15,7 @@ mod progress;
 mod replay;
 mod report;
 mod run;
+mod run_folder;
 mod shell;
 mod sweep;
 mod systems;

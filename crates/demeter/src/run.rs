@@ -2,16 +2,19 @@
 
 use std::num::NonZeroU32;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use demeter_lab::link::{ProgramFigure, Report};
 use demeter_lab::workload::Rate;
 use demeter_lab::{Lab, Repetition, stop_on_signals};
+use demeter_outcome::RunResult;
 use demeter_scenario::{Scenario, System};
 
 use crate::output;
 use crate::progress::{Progress, Work};
+use crate::run_folder;
 use crate::systems;
 
 /// Bytes in a mebibyte, for people.
@@ -30,10 +33,21 @@ enum Place {
     Here,
 }
 
+impl Place {
+    /// As a result file names it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Lab => "lab",
+            Self::Sim => "sim",
+            Self::Here => "here",
+        }
+    }
+}
+
 /// Options of `demeter run`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Scenario file
+    /// Scenario file, or a folder of them: then each gets one line, worst first
     scenario: PathBuf,
     /// Where to run it
     #[arg(long, value_enum, default_value = "lab")]
@@ -65,51 +79,22 @@ pub struct Args {
     work: Work,
 }
 
-/// Runs the scenario.
+/// Runs the scenario, or every scenario of a folder.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let mut scenario = Scenario::load(&args.scenario)?;
-    if !args.systems.is_empty() {
-        scenario.systems = args.systems;
-    }
-    scenario.seed = args.seed.unwrap_or(scenario.seed);
-    scenario.duration_s = args.duration.unwrap_or(scenario.duration_s);
-    scenario.check()?;
     let stop = stop_on_signals().context("cannot catch signals")?;
-    let lab = || {
-        Lab::from_env().map(|lab| Lab {
-            keep_logs: args.keep_logs.clone(),
-            ..lab
-        })
-    };
-    let (result, ended) = match args.on {
-        Place::Lab => {
-            if args.repeat.get() > 1 && scenario.provision.is_some() {
-                bail!("--repeat is not for VMs side by side; run them several times with --seed");
-            }
-            let repetition = Repetition {
-                repeat: args.repeat,
-                retries: args.retries,
-            };
-            let run = demeter_lab::run(&scenario, repetition, &lab()?, &stop, &mut show);
-            (run.result, run.ended)
-        }
-        Place::Here => {
-            if args.repeat.get() > 1 {
-                bail!(
-                    "--repeat is for the lab and the simulator; run it several times with --seed"
-                );
-            }
-            let run = demeter_lab::run_here(&scenario, &lab()?, &stop, &mut show);
-            (run.result, run.ended)
-        }
-        Place::Sim => {
-            leave_out_those_without_a_model(&mut scenario);
-            let (progress, limits) = (Progress::new(), args.work.limits(&stop));
-            let show = |event: demeter_sim::Event<'_>| progress.show(event);
-            let result = demeter_sim::run_all(&scenario, args.repeat, limits, &show)?;
-            (result, Ok(()))
-        }
-    };
+    if args.scenario.is_dir() {
+        let (folder, json) = (&args.scenario, args.json.as_deref());
+        let adapt = |scenario: &mut Scenario| args.adapt(scenario);
+        return run_folder::run(folder, args.on.name(), json, adapt, |scenario| {
+            let (result, ended) = measure(&args, scenario, &stop)?;
+            ended?;
+            Ok(result.systems)
+        });
+    }
+    let mut scenario = Scenario::load(&args.scenario)?;
+    args.adapt(&mut scenario);
+    scenario.check()?;
+    let (result, ended) = measure(&args, &scenario, &stop)?;
     // What was measured before a VM failed is kept.
     if !result.systems.is_empty() || !result.cases.is_empty() {
         if let Some(path) = &args.json {
@@ -118,6 +103,60 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         output::print(demeter_report::table(&result))?;
     }
     Ok(ended?)
+}
+
+/// What a run has measured, and why it ended early, if it did.
+type Measured = (RunResult, Result<(), demeter_lab::Error>);
+
+/// Runs one scenario where it is to run.
+fn measure(args: &Args, scenario: &Scenario, stop: &AtomicBool) -> anyhow::Result<Measured> {
+    let lab = || {
+        Lab::from_env().map(|lab| Lab {
+            keep_logs: args.keep_logs.clone(),
+            ..lab
+        })
+    };
+    let run = match args.on {
+        Place::Lab => {
+            if args.repeat.get() > 1 && scenario.provision.is_some() {
+                bail!("--repeat is not for VMs side by side; run them several times with --seed");
+            }
+            let repetition = Repetition {
+                repeat: args.repeat,
+                retries: args.retries,
+            };
+            demeter_lab::run(scenario, repetition, &lab()?, stop, &mut show)
+        }
+        Place::Here => {
+            if args.repeat.get() > 1 {
+                bail!(
+                    "--repeat is for the lab and the simulator; run it several times with --seed"
+                );
+            }
+            demeter_lab::run_here(scenario, &lab()?, stop, &mut show)
+        }
+        Place::Sim => {
+            let (progress, limits) = (Progress::new(), args.work.limits(stop));
+            let show = |event: demeter_sim::Event<'_>| progress.show(event);
+            let result = demeter_sim::run_all(scenario, args.repeat, limits, &show)?;
+            return Ok((result, Ok(())));
+        }
+    };
+    Ok((run.result, run.ended))
+}
+
+impl Args {
+    /// Lays what the command line says over a scenario.
+    fn adapt(&self, scenario: &mut Scenario) {
+        if !self.systems.is_empty() {
+            scenario.systems = self.systems.clone();
+        }
+        scenario.seed = self.seed.unwrap_or(scenario.seed);
+        scenario.duration_s = self.duration.unwrap_or(scenario.duration_s);
+        if matches!(self.on, Place::Sim) {
+            leave_out_those_without_a_model(scenario);
+        }
+    }
 }
 
 /// Systems of a scenario that is made for the lab, too. If none has a model, all stay, so that the

@@ -18,12 +18,15 @@ fn record(path: &Path, epoch_ms: u64) {
         fast_node: 0,
         slow_node: 1,
         fast_bytes: 1 << 30,
+        loads_per_sample: Some(4093),
+        fast_ns: 80,
+        slow_ns: 250,
     };
     let tuning = Tuning {
         epoch_ms,
         ..Tuning::default()
     };
-    let config = Config::new(&tuning, ByteCount(1 << 30));
+    let config = Config::new(&tuning, ByteCount(1 << 30), header.gain());
     let mut engine = Recorded::new(Engine::new(Ranges(tuning.classifier()), config));
     engine.record(Recorder::start(path, 4, header, &engine).unwrap());
     while engine.epoch() < 20 {

@@ -11,8 +11,9 @@ use std::process::{Child, Command as Process, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use demeter_guest::agent::{Agent, Command};
+use demeter_guest::agent::{Agent, Command, Effects};
 use demeter_guest::config::Config;
+use demeter_guest::latency::ASSUMED_NS;
 use demeter_guest::pages::LivePages;
 use demeter_guest::status::StatusCell;
 use demeter_guest::tracker::{Drained, Tracker, TrackerError};
@@ -173,8 +174,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         epoch: 0,
     });
     let status = StatusCell::default();
-    let pages = Box::new(LivePages::default());
-    let mut agent = Agent::new(root.path().into(), config, tracker, pages, status.clone())?;
+    let effects = Effects {
+        tracker,
+        pages: Box::new(LivePages::default()),
+        latency_ns: ASSUMED_NS,
+    };
+    let mut agent = Agent::new(root.path().into(), config, effects, status.clone())?;
 
     let start = Instant::now();
     for _ in 0..BUSY_EPOCHS {

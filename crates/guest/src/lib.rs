@@ -3,6 +3,7 @@
 pub mod agent;
 pub mod balloon;
 pub mod config;
+pub mod latency;
 pub mod maps;
 pub mod mover;
 pub mod nodes;

@@ -43,6 +43,16 @@ pub struct Status {
     pub promoted_bytes: u64,
     /// Bytes moved to slow memory, verified by node.
     pub demoted_bytes: u64,
+    /// Latency of a load from the fast node, measured at the start, nanoseconds.
+    pub fast_latency_ns: u32,
+    /// Latency of a load from the slow node, nanoseconds.
+    pub slow_latency_ns: u32,
+    /// Time that moves took, milliseconds.
+    pub moves_cost_ms: u64,
+    /// Time that moves are estimated to have saved programs, less what they lost, milliseconds.
+    pub moves_benefit_ms: i64,
+    /// Whether it moves nothing for a while, because moving has brought less than it cost.
+    pub is_resting: bool,
     /// Bytes that did not move, by the kernel's reason.
     pub failed_bytes: BTreeMap<String, u64>,
     /// Blocks that would not move and are left alone for a while.
@@ -133,6 +143,12 @@ impl Collector for Snapshot {
             let metric = ConstCounter::new(value);
             metric.encode(encoder.encode_descriptor(name, help, unit, metric.metric_type())?)
         };
+        counter(
+            "moves_cost_milliseconds",
+            "Time that moves took",
+            None,
+            s.moves_cost_ms,
+        )?;
         let bytes = Some(&Unit::Bytes);
         counter("epochs", "Epochs since the start", None, s.epochs)?;
         counter("samples", "Samples taken from the tracker", None, s.samples)?;
@@ -166,6 +182,12 @@ impl Collector for Snapshot {
             metric.encode(encoder.encode_descriptor(name, help, unit, metric.metric_type())?)
         };
         gauge("paused", "1 while paused", None, s.paused.into())?;
+        gauge(
+            "resting",
+            "1 while nothing moves because moving has brought less than it cost",
+            None,
+            s.is_resting.into(),
+        )?;
         gauge(
             "targets",
             "Processes looked after",
@@ -202,6 +224,15 @@ impl Collector for Snapshot {
             bytes,
             s.balloon_wants_bytes,
         )?;
+        let metric = ConstGauge::new(s.moves_benefit_ms);
+        let help = "Time that moves are estimated to have saved programs";
+        let kind = metric.metric_type();
+        metric.encode(encoder.encode_descriptor(
+            "moves_benefit_milliseconds",
+            help,
+            None,
+            kind,
+        )?)?;
         if let Some(permille) = s.fast_hit_permille {
             let metric = ConstGauge::new(f64::from(permille) / 1000.0);
             let help = "Share of samples that fell into fast memory";

@@ -27,7 +27,7 @@ pub use addr::{
     VirtRange,
 };
 pub use classifier::{ClassifiedRange, Classifier, ClassifierConfig};
-pub use planner::{FillThreshold, Plan, Relocation, Room, Situation, plan};
+pub use planner::{Budget, FillThreshold, Plan, Relocation, Room, Situation, plan};
 pub use ranking::{RankedRange, rank};
 pub use residency::{Block, Placement, ResidencyMap};
 pub use sample::Sample;

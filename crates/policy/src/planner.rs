@@ -16,13 +16,16 @@
 //! Fill, then exchange. Walk the promotion candidates (slow blocks of ranges below their target,
 //! hottest first). While fast memory is free above the reserve, fill it. Then each promotion is
 //! paid for by demotions of the coldest fast blocks of ranges above their target. An exchange
-//! must be *worth* it: the promoted range is at least half again as dense as the demoted one and the
-//! difference is no accident (four standard deviations). When free fast memory falls
-//! below low, the coldest blocks leave without an exchange until the reserve is restored.
+//! must be *worth* it: the promoted range is at least half again as dense as the demoted one, the
+//! difference is no accident (four standard deviations), and it pays for the two moves within the
+//! horizon. Densities are those of resident memory. When free fast memory falls
+//! below low, the coldest blocks leave without an exchange until the reserve is restored, as far as
+//! they are certainly colder than the rest. What moves costs no more than the budget, and no
+//! range moves more blocks than it has samples.
 //!
 //! # Properties
 //! - Fast memory is never promised beyond its free part plus what is demoted, nor slow memory.
-//! - Neither direction exceeds the batch limit.
+//! - Neither direction exceeds the batch limit, nor both together the budget.
 //! - Once free fast memory is used up, promotions and demotions are equal to within one block.
 //! - A stable ranking yields an empty plan after finitely many epochs.
 //! - The same input gives the same plan.
@@ -35,6 +38,12 @@ const EXCHANGE_RATIO: f64 = 1.5;
 
 /// An exchange needs this many squared standard deviations.
 const EXCHANGE_Z2: f64 = 16.0;
+
+/// To leave without an exchange a range needs this many squared standard deviations from the rest.
+const COLD_Z2: f64 = 9.0;
+
+/// Bytes of a block.
+const BLOCK: f64 = BLOCK_SIZE as f64;
 
 /// Victim ranges that are tried for one promotion range before it is passed over.
 const VICTIMS_TRIED: usize = 16;
@@ -70,6 +79,40 @@ impl Room {
     }
 }
 
+/// What a plan may cost, and from what density on it pays.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Budget {
+    /// What may be spent, picoseconds.
+    pub left_ps: u64,
+    /// What moving a byte costs in each direction, picoseconds.
+    pub promotion_ps: u64,
+    /// Likewise.
+    pub demotion_ps: u64,
+    /// What a counted sample is hoped to bring within the horizon, picoseconds.
+    pub sample_ps: f64,
+}
+
+impl Budget {
+    /// No limit: everything pays.
+    pub const NONE: Self = Self {
+        left_ps: u64::MAX,
+        promotion_ps: 0,
+        demotion_ps: 0,
+        sample_ps: f64::MAX,
+    };
+
+    fn spend(&mut self, bytes: u64, price_ps: u64) {
+        self.left_ps = self.left_ps.saturating_sub(bytes.saturating_mul(price_ps));
+    }
+
+    /// Whether a byte pays for its promotion, and for the demotion of another, with so many
+    /// more samples counted in it than in the other.
+    pub fn pays(&self, more_samples: f64, is_exchange: bool) -> bool {
+        let demotion_ps = if is_exchange { self.demotion_ps } else { 0 };
+        more_samples * self.sample_ps >= (self.promotion_ps + demotion_ps) as f64
+    }
+}
+
 /// What a plan is made from.
 #[derive(Debug, Clone, Copy)]
 pub struct Situation<'a> {
@@ -81,6 +124,10 @@ pub struct Situation<'a> {
     pub room: Room,
     /// From how many samples on a range is worth filling free memory with.
     pub fill: FillThreshold,
+    /// What moves may cost, and when they pay.
+    pub budget: Budget,
+    /// Whether the balloon waits for fast memory: then the coldest leave, however little is known.
+    pub balloon_waits: bool,
     /// Now.
     pub epoch: u32,
 }
@@ -105,6 +152,8 @@ pub struct Plan {
     pub demotions: Vec<Relocation>,
     /// Free fast memory that promotions leave.
     pub level: ByteCount,
+    /// Whether more would have been worth it than the budget allows.
+    pub is_short: bool,
 }
 
 impl Plan {
@@ -117,6 +166,10 @@ impl Plan {
 /// A range on its way to its target.
 struct Dealt<'a> {
     range: &'a RankedRange,
+    /// Memory that it has.
+    resident: u64,
+    /// Samples per resident byte.
+    density: f64,
     /// Bytes of it to promote, or to demote, to reach the target.
     excess: u64,
 }
@@ -124,22 +177,24 @@ struct Dealt<'a> {
 /// Plans the relocations of one epoch.
 pub fn plan(situation: &Situation<'_>) -> Plan {
     let Situation {
-        ranking,
         residency,
         room,
         fill,
+        budget,
         epoch,
+        ..
     } = *situation;
-    let (short, spare) = deal(ranking, residency, &room);
+    let (short, spare, whole) = deal(situation.ranking, residency, &room);
     let mut victims = Victims::new(&spare, residency, epoch);
-    let mut ledger = Ledger::new(&room);
+    let mut ledger = Ledger::new(&room, &budget);
     let mut plan = Plan {
         level: room.level(),
         ..Plan::default()
     };
 
     while ledger.below_level() {
-        let Some(victim) = victims.coldest().filter(|v| ledger.can_demote(v)) else {
+        let is_known = |range: &Dealt<'_>| situation.balloon_waits || whole.knows_cold(range);
+        let Some(victim) = victims.coldest(is_known).filter(|v| ledger.can_demote(v)) else {
             break;
         };
         ledger.demote(&victim);
@@ -147,26 +202,36 @@ pub fn plan(situation: &Situation<'_>) -> Plan {
         victims.take();
     }
 
-    'ranges: for Dealt { range, excess } in short {
-        let mut wanted = excess;
-        for (block, placement) in residency.movable(range.pid, &range.range, epoch) {
+    'ranges: for hot in &short {
+        // No more at once than there is evidence for: a sample for each block.
+        let mut wanted = hot.excess.min(hot.range.count as u64 * BLOCK_SIZE);
+        for (block, placement) in residency.movable(hot.range.pid, &hot.range.range, epoch) {
             let bytes = placement.slow;
             if bytes.0 == 0 || bytes.0 > wanted {
                 continue;
             }
             let promotion = Relocation {
-                pid: range.pid,
+                pid: hot.range.pid,
                 block,
                 bytes,
             };
             if !ledger.batch_allows(&promotion) {
                 break 'ranges;
             }
-            if ledger.has_room_for(&promotion) && range.count < fill.0 {
+            let fills = ledger.has_room_for(&promotion);
+            if fills && (hot.range.count < fill.0 || !budget.pays(hot.density, false)) {
                 continue 'ranges;
             }
+            if !fills && victims.worth(hot, &budget).is_none() {
+                continue 'ranges;
+            }
+            if !ledger.affords(&promotion, fills) {
+                plan.is_short = true;
+                break 'ranges;
+            }
             while !ledger.has_room_for(&promotion) {
-                let Some(victim) = victims.worth(range).filter(|v| ledger.can_demote(v)) else {
+                let victim = victims.worth(hot, &budget);
+                let Some(victim) = victim.filter(|v| ledger.can_demote(v)) else {
                     continue 'ranges;
                 };
                 ledger.demote(&victim);
@@ -182,42 +247,76 @@ pub fn plan(situation: &Situation<'_>) -> Plan {
 }
 
 /// Deals fast memory out from the hottest range on. Returns the ranges that have less than their
-/// target, hottest first, and those that have more, coldest first.
+/// target, hottest first, those that have more, coldest first, and all together; of equals the largest is the
+/// coldest, because its silence says most.
 fn deal<'a>(
     ranking: &'a [RankedRange],
     residency: &ResidencyMap,
     room: &Room,
-) -> (Vec<Dealt<'a>>, Vec<Dealt<'a>>) {
-    let placements: Vec<_> = ranking
-        .iter()
-        .map(|r| residency.placement(r.pid, &r.range))
-        .collect();
-    let in_fast: u64 = placements.iter().map(|p| p.fast.0).sum();
+) -> (Vec<Dealt<'a>>, Vec<Dealt<'a>>, Whole) {
+    let dealt = |range: &'a RankedRange| {
+        let placement = residency.placement(range.pid, &range.range);
+        let known = residency.known_blocks(range.pid, &range.range) as u64;
+        let blocks = Block::all_of(&range.range).count() as u64;
+        // What nobody has looked at is taken to be like the rest of the range.
+        let resident = u128::from(placement.resident().0) * u128::from(blocks);
+        let resident = (resident / u128::from(known.max(1))) as u64;
+        let dealt = Dealt {
+            range,
+            resident,
+            density: range.count / resident.max(1) as f64,
+            excess: 0,
+        };
+        (dealt, placement)
+    };
+    let mut all: Vec<_> = ranking.iter().map(dealt).collect();
+    all.retain(|(_, placement)| placement.resident().0 > 0);
+    all.sort_by(|(a, _), (b, _)| {
+        let by_density = b.density.total_cmp(&a.density);
+        by_density.then(a.resident.cmp(&b.resident))
+    });
+    let whole = Whole {
+        count: all.iter().map(|(r, _)| r.range.count).sum(),
+        resident: all.iter().map(|(r, _)| r.resident as f64).sum(),
+    };
+    let in_fast: u64 = all.iter().map(|(_, p)| p.fast.0).sum();
     let mut capacity = (in_fast + room.fast_free.0).saturating_sub(room.level().0);
     let (mut short, mut spare) = (vec![], vec![]);
-    for (range, placement) in ranking.iter().zip(&placements) {
+    for (dealt, placement) in all {
         let target = placement.resident().0.min(capacity);
         capacity -= target;
+        let excess = target.abs_diff(placement.fast.0);
         if placement.fast.0 < target {
-            short.push(Dealt {
-                range,
-                excess: target - placement.fast.0,
-            });
+            short.push(Dealt { excess, ..dealt });
         } else if placement.fast.0 > target {
-            spare.push(Dealt {
-                range,
-                excess: placement.fast.0 - target,
-            });
+            spare.push(Dealt { excess, ..dealt });
         }
     }
     spare.reverse();
-    (short, spare)
+    (short, spare, whole)
+}
+
+/// All ranges together.
+struct Whole {
+    count: f64,
+    resident: f64,
+}
+
+impl Whole {
+    /// Whether a range is certainly colder than the others: its silence is no accident.
+    fn knows_cold(&self, range: &Dealt<'_>) -> bool {
+        let (rest, size) = (self.count - range.range.count, range.resident as f64);
+        let rest_size = self.resident - size;
+        rest_size > 0.0
+            && rest / rest_size > range.density
+            && z_squared(rest, rest_size / BLOCK, range.range.count, size / BLOCK) >= COLD_Z2
+    }
 }
 
 /// The blocks that may be demoted, coldest range first.
 struct Victims<'a> {
     /// What is left of each range: its blocks, next one last.
-    ranges: Vec<(&'a RankedRange, Vec<Relocation>)>,
+    ranges: Vec<(&'a Dealt<'a>, Vec<Relocation>)>,
     /// Ranges before this one are used up.
     first: usize,
     /// The range whose block was offered last.
@@ -225,11 +324,11 @@ struct Victims<'a> {
 }
 
 impl<'a> Victims<'a> {
-    fn new(spare: &[Dealt<'a>], residency: &ResidencyMap, epoch: u32) -> Self {
+    fn new(spare: &'a [Dealt<'a>], residency: &ResidencyMap, epoch: u32) -> Self {
         let ranges = spare
             .iter()
-            .map(|Dealt { range, excess }| {
-                let mut left = *excess;
+            .map(|dealt| {
+                let (range, mut left) = (dealt.range, dealt.excess);
                 let mut blocks: Vec<_> = residency
                     .movable(range.pid, &range.range, epoch)
                     .filter_map(|(block, placement)| {
@@ -247,7 +346,7 @@ impl<'a> Victims<'a> {
                     })
                     .collect();
                 blocks.reverse();
-                (*range, blocks)
+                (dealt, blocks)
             })
             .filter(|(_, blocks)| !blocks.is_empty())
             .collect();
@@ -258,17 +357,22 @@ impl<'a> Victims<'a> {
         }
     }
 
-    /// The coldest block that is left.
-    fn coldest(&mut self) -> Option<Relocation> {
-        self.offered = self.first;
-        self.ranges.get(self.first)?.1.last().copied()
+    /// The coldest block that is left, of a range of which enough is known.
+    fn coldest(&mut self, is_known: impl Fn(&Dealt<'_>) -> bool) -> Option<Relocation> {
+        let tried = self.ranges.len().min(self.first + VICTIMS_TRIED);
+        self.offer(tried, is_known)
     }
 
-    /// The coldest block that `hot` is worth an exchange with.
-    fn worth(&mut self, hot: &RankedRange) -> Option<Relocation> {
+    /// The coldest block that is left and that `hot` is worth an exchange with.
+    fn worth(&mut self, hot: &Dealt<'_>, budget: &Budget) -> Option<Relocation> {
         let tried = self.ranges.len().min(self.first + VICTIMS_TRIED);
+        self.offer(tried, |cold| worth(hot, cold, budget))
+    }
+
+    /// The first block of those ranges before `tried` that will do.
+    fn offer(&mut self, tried: usize, will_do: impl Fn(&Dealt<'_>) -> bool) -> Option<Relocation> {
         self.offered = (self.first..tried)
-            .find(|&i| !self.ranges[i].1.is_empty() && worth(hot, self.ranges[i].0))?;
+            .find(|&i| !self.ranges[i].1.is_empty() && will_do(self.ranges[i].0))?;
         self.ranges[self.offered].1.last().copied()
     }
 
@@ -285,11 +389,13 @@ impl<'a> Victims<'a> {
     }
 }
 
-/// Whether promoting a block of `hot` is worth demoting one of `cold`.
-fn worth(hot: &RankedRange, cold: &RankedRange) -> bool {
-    let blocks = |r: &RankedRange| r.range.len().0 as f64 / BLOCK_SIZE as f64;
-    hot.density() >= EXCHANGE_RATIO * cold.density()
-        && z_squared(hot.count, blocks(hot), cold.count, blocks(cold)) >= EXCHANGE_Z2
+/// Whether promoting a block of `hot` is worth demoting one of `cold`: it pays, and it is certain.
+fn worth(hot: &Dealt<'_>, cold: &Dealt<'_>, budget: &Budget) -> bool {
+    let blocks = |r: &Dealt<'_>| r.resident as f64 / BLOCK;
+    let certainty = z_squared(hot.range.count, blocks(hot), cold.range.count, blocks(cold));
+    hot.density >= EXCHANGE_RATIO * cold.density
+        && certainty >= EXCHANGE_Z2
+        && budget.pays(hot.density - cold.density, true)
 }
 
 /// Keeps the books of both tiers, so that neither is promised twice.
@@ -300,16 +406,18 @@ struct Ledger {
     slow_free: u64,
     may_promote: u64,
     may_demote: u64,
+    budget: Budget,
 }
 
 impl Ledger {
-    fn new(room: &Room) -> Self {
+    fn new(room: &Room, budget: &Budget) -> Self {
         Self {
             fast_free: room.fast_free.0,
             level: room.level().0,
             slow_free: room.slow_free.0,
             may_promote: room.batch.0,
             may_demote: room.batch.0,
+            budget: *budget,
         }
     }
 
@@ -329,13 +437,27 @@ impl Ledger {
         victim.bytes.0 <= self.may_demote.min(self.slow_free)
     }
 
+    /// Whether the budget suffices for a promotion and, unless it `fills`, as much demotion.
+    fn affords(&self, promotion: &Relocation, fills: bool) -> bool {
+        let Budget {
+            promotion_ps,
+            demotion_ps,
+            left_ps,
+            ..
+        } = self.budget;
+        let price_ps = promotion_ps + if fills { 0 } else { demotion_ps };
+        promotion.bytes.0.saturating_mul(price_ps) <= left_ps
+    }
+
     fn promote(&mut self, r: &Relocation) {
+        self.budget.spend(r.bytes.0, self.budget.promotion_ps);
         self.fast_free -= r.bytes.0;
         self.slow_free += r.bytes.0;
         self.may_promote -= r.bytes.0;
     }
 
     fn demote(&mut self, r: &Relocation) {
+        self.budget.spend(r.bytes.0, self.budget.demotion_ps);
         self.fast_free += r.bytes.0;
         self.slow_free -= r.bytes.0;
         self.may_demote -= r.bytes.0;

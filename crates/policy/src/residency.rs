@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{BLOCK_SIZE, ByteCount, GuestVirtAddr, Pid, VirtRange};
+use crate::{BLOCK_SIZE, ByteCount, GuestVirtAddr, Pid, Tier, VirtRange};
 
 /// The number of a 2 MiB block in a virtual address space: the unit in which pages are moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -55,6 +55,24 @@ pub(crate) struct Known {
     pub(crate) aside_until: u32,
     /// Failures in a row.
     pub(crate) failures: u32,
+    /// Where it was moved from where it had been, and the tick until which that counts.
+    pub(crate) moved: Option<(Tier, u32)>,
+}
+
+/// What an access tells of its block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Accessed {
+    /// Nothing of it was resident when it was looked at: that is no longer so, and it is forgotten.
+    pub(crate) was_absent: bool,
+    /// Where it was moved not long ago.
+    pub(crate) moved: Option<Tier>,
+}
+
+impl Known {
+    fn moved_at(&self, tick: u32) -> Option<Tier> {
+        let (tier, until) = self.moved?;
+        (tick < until).then_some(tier)
+    }
 }
 
 /// Epochs for which a block is set aside after its first failure; each further one doubles it.
@@ -79,14 +97,21 @@ impl ResidencyMap {
         self.spaces.get(&pid)?.get(&block).map(|k| k.placement)
     }
 
-    /// A block was accessed. If nothing of it was resident when it was looked at, that is no longer
-    /// so, and it is forgotten: true then.
-    pub fn accessed(&mut self, pid: Pid, block: Block) -> bool {
-        let absent = self.get(pid, block).is_some_and(|p| p.resident().0 == 0);
-        if absent && let Some(blocks) = self.spaces.get_mut(&pid) {
+    /// A block was accessed at this tick.
+    #[inline]
+    pub(crate) fn accessed(&mut self, pid: Pid, block: Block, tick: u32) -> Accessed {
+        let blocks = self.spaces.get_mut(&pid);
+        let known = blocks.as_ref().and_then(|blocks| blocks.get(&block));
+        let told = Accessed {
+            was_absent: known.is_some_and(|k| k.placement.resident().0 == 0),
+            moved: known.and_then(|k| k.moved_at(tick)),
+        };
+        if told.was_absent
+            && let Some(blocks) = blocks
+        {
             blocks.remove(&block);
         }
-        absent
+        told
     }
 
     /// A block would not move: sets it aside, for longer each time.
@@ -98,11 +123,14 @@ impl ResidencyMap {
         }
     }
 
-    /// A block did move: its failures are forgotten.
-    pub fn moved(&mut self, pid: Pid, block: Block) {
+    /// A block did move at this tick: its failures are forgotten, and where it was moved counts for
+    /// so many ticks, unless that is where it was before.
+    pub(crate) fn moved(&mut self, pid: Pid, block: Block, to: Tier, tick: u32, ticks: u32) {
         if let Some(known) = self.spaces.get_mut(&pid).and_then(|s| s.get_mut(&block)) {
             known.failures = 0;
             known.aside_until = 0;
+            let is_back = known.moved_at(tick).is_some_and(|tier| tier != to);
+            known.moved = (!is_back).then_some((to, tick.saturating_add(ticks)));
         }
     }
 
@@ -133,6 +161,11 @@ impl ResidencyMap {
         self.known(pid, range)
             .filter(move |(_, k)| k.aside_until <= epoch)
             .map(|(b, k)| (b, k.placement))
+    }
+
+    /// Blocks of a range whose place is known.
+    pub(crate) fn known_blocks(&self, pid: Pid, range: &VirtRange) -> usize {
+        self.known(pid, range).count()
     }
 
     /// Where the known part of a range lies.
@@ -193,7 +226,7 @@ mod tests {
         let mut map = ResidencyMap::default();
         map.set(Pid(1), Block(1), FAST);
         map.set(Pid(1), Block(2), Placement::default());
-        let accessed = [1, 2, 2, 3].map(|b| map.accessed(Pid(1), Block(b)));
+        let accessed = [1, 2, 2, 3].map(|b| map.accessed(Pid(1), Block(b), 0).was_absent);
         assert_eq!(accessed, [false, true, false, false]);
         assert_eq!(map.get(Pid(1), Block(1)), Some(FAST));
         assert_eq!(map.get(Pid(1), Block(2)), None);
@@ -210,13 +243,30 @@ mod tests {
         map.failed(Pid(1), Block(5), 4);
         assert_eq!((movable(&map, 11), movable(&map, 12)), (0, 1));
         map.failed(Pid(1), Block(5), 12);
-        map.moved(Pid(1), Block(5));
+        map.moved(Pid(1), Block(5), Tier::Fast, 12, 4);
         assert_eq!(movable(&map, 12), 1);
         for epoch in 0..1000 {
             map.failed(Pid(1), Block(5), epoch);
         }
         assert_eq!(map.set_aside(1000), 1);
         assert_eq!(movable(&map, 999 + (4 << 8)), 1);
+    }
+
+    #[test]
+    fn where_a_block_was_moved_counts_for_a_while_and_not_once_it_is_back() {
+        let mut map = ResidencyMap::default();
+        map.set(Pid(1), Block(5), FAST);
+        let moved = |m: &mut ResidencyMap, tick| m.accessed(Pid(1), Block(5), tick).moved;
+        assert_eq!(moved(&mut map, 0), None);
+        map.moved(Pid(1), Block(5), Tier::Slow, 10, 20);
+        assert_eq!(moved(&mut map, 29), Some(Tier::Slow));
+        assert_eq!(moved(&mut map, 30), None);
+        map.moved(Pid(1), Block(5), Tier::Fast, 29, 20);
+        assert_eq!(moved(&mut map, 29), None, "it is where it was");
+        // What was moved long ago is at home there.
+        map.moved(Pid(1), Block(5), Tier::Slow, 40, 20);
+        map.moved(Pid(1), Block(5), Tier::Fast, 70, 20);
+        assert_eq!(moved(&mut map, 71), Some(Tier::Fast));
     }
 
     #[test]

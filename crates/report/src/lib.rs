@@ -25,6 +25,7 @@ pub use export::rows::RunRow;
 pub use page::html;
 pub use text::compare::{CompareError, compare};
 pub use text::table::table;
+pub use text::worst_first::worst_first;
 
 /// The system that stands out in tables and pictures.
 const OURS: &str = "demeter";

@@ -25,6 +25,6 @@ pub use scenario::{Cpu, Error, Lab, Machine, Scenario, Sim, Thp, Tier};
 pub use settings::Settings;
 pub use vary::{Case, Published};
 pub use workload::{
-    App, Figure, Gups, Memlat, Number, Phase, Program, Programs, Ready, Silo, SiloMix, Trace,
-    Workload, Zipf,
+    App, Figure, Gups, Memlat, Mix, Number, Part, Pattern, Phase, Program, Programs, Ready, Silo,
+    SiloMix, Trace, Workload, Zipf,
 };

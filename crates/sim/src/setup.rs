@@ -1,8 +1,8 @@
 //! From a scenario's machine to a world in which nothing has happened yet.
 
 use demeter_outcome::Unit;
-use demeter_policy::engine::Config;
-use demeter_policy::{BLOCK_SIZE, ByteCount, MIB};
+use demeter_policy::engine::{Config, Gain};
+use demeter_policy::{BLOCK_SIZE, ByteCount, MIB, PerTier};
 use demeter_scenario::{Cpu, Scenario, Thp, Workload};
 
 use crate::error::SimError;
@@ -113,7 +113,7 @@ impl Setup {
             timed_fill: scenario.sim.timed_fill,
             vcpus: machine.vcpus,
             vms: scenario.sim.vms,
-            agent: agent_settings(scenario),
+            agent: agent_settings(scenario, dilation),
             cores: cores_of(scenario) as usize,
             operations: scenario.sim.operations,
             shift_at_s: scenario.shift_at_s(),
@@ -253,9 +253,19 @@ fn scale_for(scenario: &Scenario) -> Result<u32, SimError> {
     Ok(scale.unwrap_or(SCALE_MAX))
 }
 
-/// What the agent is set to, in the model's units.
-fn agent_settings(scenario: &Scenario) -> AgentSettings {
-    let tuning = &scenario.agent;
+/// What the agent is set to, in the model's units. Latencies it has measured.
+fn agent_settings(scenario: &Scenario, dilation: u64) -> AgentSettings {
+    let (tuning, machine) = (&scenario.agent, &scenario.machine);
+    let latency_ns = |tier: &demeter_scenario::Tier| {
+        u32::try_from(tier.latency_ns * dilation).unwrap_or(u32::MAX)
+    };
+    let gain = Gain {
+        loads_per_sample: Some(tuning.sample_period),
+        latency_ns: PerTier {
+            fast: latency_ns(&machine.fast),
+            slow: latency_ns(&machine.slow),
+        },
+    };
     AgentSettings {
         classifier: tuning.classifier(),
         sampling: Sampling {
@@ -263,7 +273,7 @@ fn agent_settings(scenario: &Scenario) -> AgentSettings {
             threshold_ps: u64::from(tuning.latency_threshold_ns) * PS_PER_NS,
         },
         epoch_ps: tuning.epoch_ms * 1_000_000_000,
-        engine: Config::new(tuning, ByteCount(0)),
+        engine: Config::new(tuning, ByteCount(0), gain),
         vcpus: scenario.machine.vcpus,
     }
 }

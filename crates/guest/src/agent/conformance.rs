@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use demeter_policy::engine::conformance::{EpochScript, PID, Rig, Script, conforms};
+use demeter_policy::engine::conformance::{EpochScript, PID, Rig, Script, WORTH_MUCH, conforms};
 use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, NodeId, PAGE_SIZE};
 use proptest::prelude::*;
 
@@ -61,6 +61,10 @@ struct Queue(Arc<Mutex<Vec<Sample>>>);
 impl Tracker for Queue {
     fn name(&self) -> &'static str {
         "queue"
+    }
+
+    fn loads_per_sample(&self) -> Option<u32> {
+        WORTH_MUCH.loads_per_sample
     }
 
     fn set_targets(&mut self, _: &[Pid]) -> Result<(), TrackerError> {
@@ -131,12 +135,17 @@ impl AgentRig {
             ..Config::default()
         };
         change(&mut config);
-        let agent = Agent::new(
+        let effects = Effects {
+            tracker: Box::new(queue.clone()),
+            pages: Box::new(kernel.clone()),
+            latency_ns: WORTH_MUCH.latency_ns,
+        };
+        let agent = Agent::with_stake(
             root.path().into(),
             config,
-            Box::new(queue.clone()),
-            Box::new(kernel.clone()),
+            effects,
             StatusCell::default(),
+            script.config().stake_ns,
         );
         Self {
             root,

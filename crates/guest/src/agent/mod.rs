@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Instant;
 
-use demeter_policy::engine::{self, Engine, Input, Misuse, NodeFacts, Ranges, Request};
+use demeter_policy::engine::{self, Engine, Gain, Input, Misuse, NodeFacts, Ranges, Request};
 use demeter_policy::{Block, ByteCount, MIB, PerTier, Pid, Relocation, Sample};
 use process::Process;
 
@@ -28,6 +28,9 @@ use crate::recording::{self, Recorded, Recorder, RecorderError};
 use crate::status::{StatusCell, TargetStatus};
 use crate::targets::{Target, TargetFinder, TargetsError};
 use crate::tracker::{Tracker, TrackerError};
+
+/// Nanoseconds in a millisecond.
+const NS_PER_MS: u64 = 1_000_000;
 
 /// What others ask of a running agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,36 +99,69 @@ pub enum Ended {
 }
 
 /// Finds what does not fit before anything is set up: bad values, processes or a cgroup that are
-/// not there, a machine without two tiers; in this order.
-pub fn check(root: &Path, config: &Config) -> Result<(), AgentError> {
+/// not there, a machine without two tiers; in this order. Returns the two.
+pub fn check(root: &Path, config: &Config) -> Result<Tiers, AgentError> {
     config.check()?;
     TargetFinder::new(root, config.targets()?).check()?;
-    config.tiers(&Topology::read(root)?)?;
-    Ok(())
+    Ok(config.tiers(&Topology::read(root)?)?)
+}
+
+/// What an agent acts on a machine by.
+pub struct Effects {
+    /// Where samples come from.
+    pub tracker: Box<dyn Tracker>,
+    /// The kernel that moves pages.
+    pub pages: Box<dyn Pages>,
+    /// Latency of a load from each tier, nanoseconds.
+    pub latency_ns: PerTier<u32>,
 }
 
 impl Agent {
-    /// An agent on the system below `root`, with its two effects: a tracker and a kernel that
-    /// moves pages. Finds its targets at once, so that a pid that is not there is an error.
+    /// An agent on the system below `root`. Finds its targets at once, so that a pid that is not
+    /// there is an error.
     pub fn new(
         root: PathBuf,
         config: Config,
-        tracker: Box<dyn Tracker>,
-        pages: Box<dyn Pages>,
+        effects: Effects,
         status: StatusCell,
     ) -> Result<Self, AgentError> {
+        Self::with_stake(root, config, effects, status, engine::STAKE_NS)
+    }
+
+    /// The same with so much time that moves may take before they have brought anything.
+    fn with_stake(
+        root: PathBuf,
+        config: Config,
+        effects: Effects,
+        status: StatusCell,
+        stake_ns: u64,
+    ) -> Result<Self, AgentError> {
         config.check()?;
+        let Effects {
+            tracker,
+            pages,
+            latency_ns,
+        } = effects;
         let topology = Topology::read(&root)?;
         let tiers = config.tiers(&topology)?;
         let fast = topology.nodes.iter().find(|n| n.id == tiers.fast);
         let fast_size = fast.map_or(ByteCount(0), |n| n.total);
         let tuning = &config.tuning;
-        let engine_config = engine::Config::new(tuning, fast_size);
+        let gain = Gain {
+            loads_per_sample: tracker.loads_per_sample(),
+            latency_ns,
+        };
+        let engine_config = engine::Config {
+            stake_ns,
+            ..engine::Config::new(tuning, fast_size, gain)
+        };
         status.update(|s| {
             s.version = env!("CARGO_PKG_VERSION");
             s.tracker = tracker.name().into();
             s.fast_node = tiers.fast.0;
             s.slow_node = tiers.slow.0;
+            s.fast_latency_ns = latency_ns.fast;
+            s.slow_latency_ns = latency_ns.slow;
         });
         let mut engine = Recorded::new(Engine::new(Ranges(tuning.classifier()), engine_config));
         if let Some(path) = &config.record {
@@ -136,6 +172,9 @@ impl Agent {
                 fast_node: tiers.fast.0,
                 slow_node: tiers.slow.0,
                 fast_bytes: fast_size.0,
+                loads_per_sample: gain.loads_per_sample,
+                fast_ns: latency_ns.fast,
+                slow_ns: latency_ns.slow,
             };
             engine.record(Recorder::start(
                 path,
@@ -338,6 +377,7 @@ impl Agent {
         let space = self.engine.space(pid);
         let blocks: Vec<Block> = batch.iter().map(|r| r.block).collect();
         let pages = &mut *self.pages;
+        let began = Instant::now();
         let result = self.mover.migrate(pages, direction, pid, space, &blocks);
         let mut failed: Vec<(Errno, u64)> = vec![];
         match &result {
@@ -351,8 +391,14 @@ impl Agent {
                         .zip(left)
                         .filter(|(_, left)| *left > 0),
                 );
-                self.engine.push(Input::Moved(placements))?;
+                let took_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                self.engine.push(Input::Moved {
+                    placements,
+                    took_ns,
+                })?;
             }
+            // That it has ended in between is no failure.
+            Err(PagesError::Gone(_)) => return self.end(pid),
             Err(error) => {
                 failed.extend(batch.iter().map(|r| (error.errno(), r.bytes.0)));
                 self.engine.push(Input::MoveFailed)?;
@@ -367,6 +413,15 @@ impl Agent {
         }
         self.note(result.err());
         Ok(())
+    }
+
+    /// Takes note that a process has gone before a refresh has seen it.
+    fn end(&mut self, pid: Pid) -> Result<(), AgentError> {
+        self.processes.remove(&pid);
+        self.mover.forget(pid);
+        self.engine.push(Input::Ended(pid))?;
+        let pids: Vec<Pid> = self.processes.keys().copied().collect();
+        Ok(self.tracker.set_targets(&pids)?)
     }
 
     /// Remembers an error that does not end the agent. That a process has gone is none: the next
@@ -386,7 +441,19 @@ impl Agent {
         }
         let (engine, figures) = (&*self.engine, self.engine.figures());
         let ranking = engine.ranking();
-        let used = engine.working_set();
+        let (used, balance) = (engine.working_set(), engine.balance());
+        let (cost_ms, benefit_ms) = (
+            balance.cost_ns / NS_PER_MS,
+            balance.benefit_ns / NS_PER_MS as i64,
+        );
+        match (self.status.get().is_resting, balance.is_resting) {
+            (false, true) => tracing::info!(
+                "resting: moving brings nothing here; so far it took {cost_ms} ms and saved \
+                 {benefit_ms} ms"
+            ),
+            (true, false) => tracing::info!("trying again whether moving brings something"),
+            _ => {}
+        }
         // While nothing is accessed nothing changes, and nothing is summed up.
         let details = (!ranking.is_empty()).then(|| {
             let targets: Vec<_> = engine.processes().map(|p| self.target_status(&p)).collect();
@@ -400,6 +467,9 @@ impl Agent {
             s.tried_bytes = figures.tried.0;
             s.promoted_bytes = figures.promoted.0;
             s.demoted_bytes = figures.demoted.0;
+            s.moves_cost_ms = cost_ms;
+            s.moves_benefit_ms = benefit_ms;
+            s.is_resting = balance.is_resting;
             s.working_set_fast_bytes = used.placement.fast.0;
             s.working_set_slow_bytes = used.placement.slow.0;
             s.fast_hit_permille = used.fast_hit_permille.or(s.fast_hit_permille);

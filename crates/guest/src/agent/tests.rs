@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 
+use demeter_policy::engine::conformance::WORTH_MUCH;
 use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, NodeId, Tuning};
 
 use super::conformance::{maps_of, node, process_of};
@@ -38,6 +39,10 @@ struct ScriptedTracker(Arc<Mutex<Script>>);
 impl Tracker for ScriptedTracker {
     fn name(&self) -> &'static str {
         "scripted"
+    }
+
+    fn loads_per_sample(&self) -> Option<u32> {
+        WORTH_MUCH.loads_per_sample
     }
 
     fn set_targets(&mut self, targets: &[Pid]) -> Result<(), TrackerError> {
@@ -98,6 +103,14 @@ fn process(root: &Path, blocks: u64) {
     process_of(root, PID, &maps_of(BASE, blocks));
 }
 
+fn effects(script: &Arc<Mutex<Script>>, kernel: &SharedPages) -> Effects {
+    Effects {
+        tracker: Box::new(ScriptedTracker(script.clone())),
+        pages: Box::new(kernel.clone()),
+        latency_ns: WORTH_MUCH.latency_ns,
+    }
+}
+
 impl World {
     fn new() -> Self {
         Self::tuned(Tuning::default())
@@ -126,16 +139,17 @@ impl World {
         };
         let script = Arc::new(Mutex::new(script));
         let status = StatusCell::default();
-        let agent = Agent::new(
+        // How long moves take on this machine must decide nothing.
+        let agent = Agent::with_stake(
             root.path().into(),
             Config {
                 pids: vec![PID.0],
                 tuning,
                 ..Config::default()
             },
-            Box::new(ScriptedTracker(script.clone())),
-            Box::new(kernel.clone()),
+            effects(&script, &kernel),
             status.clone(),
+            1 << 50,
         )
         .unwrap();
         Self {
@@ -368,6 +382,26 @@ fn it_ends_when_the_processes_that_were_named_have_ended() {
 }
 
 #[test]
+fn that_a_process_ends_while_its_pages_move_is_no_failure() {
+    let mut w = World::new();
+    w.kernel.lock().dying = Some(PID);
+    let calls = |w: &World| w.kernel.lock().migrate_calls;
+    for _ in 0..10 {
+        w.steps(1);
+        if calls(&w) > 0 {
+            break;
+        }
+    }
+    assert_eq!(calls(&w), 1);
+    let status = w.status.get();
+    assert!(status.failed_bytes.is_empty(), "{:?}", status.failed_bytes);
+    assert_eq!((status.last_error, status.tried_bytes), (None, 0));
+    assert_eq!(w.agent.engine.processes().count(), 0);
+    w.steps(1);
+    assert_eq!(calls(&w), 1, "it is asked for no more");
+}
+
+#[test]
 fn a_pid_that_is_not_there_is_an_error_at_once() {
     let w = World::new();
     let result = Agent::new(
@@ -376,8 +410,7 @@ fn a_pid_that_is_not_there_is_an_error_at_once() {
             pids: vec![71],
             ..Config::default()
         },
-        Box::new(ScriptedTracker(w.script.clone())),
-        Box::new(w.kernel.clone()),
+        effects(&w.script, &w.kernel),
         StatusCell::default(),
     );
     let error = result.err().unwrap().to_string();

@@ -87,7 +87,8 @@ impl LivePages {
         if result < 0 {
             let source = io::Error::last_os_error();
             return Err(match source.raw_os_error() {
-                Some(libc::ESRCH) => PagesError::Gone(pid),
+                // A process that has ended and is not waited for has no memory: EINVAL.
+                Some(libc::ESRCH | libc::EINVAL) => PagesError::Gone(pid),
                 Some(libc::EPERM | libc::EACCES) => PagesError::Denied(pid),
                 // A move that stops in the middle: pages before it may have moved, and no status
                 // says which.

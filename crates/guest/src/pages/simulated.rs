@@ -17,6 +17,8 @@ pub(crate) struct SimulatedPages {
     pages: BTreeMap<(Pid, u64), (NodeId, u64)>,
     /// Pages that will not move.
     pub stuck: BTreeSet<(Pid, u64)>,
+    /// A process that ends in the middle of the next `migrate` of its pages.
+    pub dying: Option<Pid>,
     /// Calls of `migrate` so far.
     pub migrate_calls: usize,
     /// Calls of `locate` so far.
@@ -100,6 +102,10 @@ impl Pages for SimulatedPages {
     ) -> Result<(), PagesError> {
         self.known(pid)?;
         self.migrate_calls += 1;
+        if self.dying == Some(pid) {
+            self.kill(pid);
+            return Err(PagesError::Gone(pid));
+        }
         for addr in pages {
             out.push(match self.page_at(pid, addr.0) {
                 None => PageState::Absent,

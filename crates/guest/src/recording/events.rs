@@ -83,13 +83,22 @@ impl Encoder {
             Input::SamplesEnd { lost, rejected } => {
                 tagged(to, tag::SAMPLES_END, [lost, rejected]);
             }
-            Input::Located(placements) => put_placements(to, tag::LOCATED, placements),
+            Input::Located(placements) => {
+                to.push(tag::LOCATED);
+                put_placements(to, placements);
+            }
             Input::LookUpFailed => to.push(tag::LOOK_UP_FAILED),
             Input::Nodes(PerTier { fast, slow }) => {
                 let amounts = [fast.free, fast.kept, slow.free, slow.kept];
                 tagged(to, tag::NODES, amounts.map(|bytes| bytes.0));
             }
-            Input::Moved(placements) => put_placements(to, tag::MOVED, placements),
+            Input::Moved {
+                placements,
+                took_ns,
+            } => {
+                tagged(to, tag::MOVED, [took_ns]);
+                put_placements(to, placements);
+            }
             Input::MoveFailed => to.push(tag::MOVE_FAILED),
             Input::Reclaimed => to.push(tag::RECLAIMED),
         }
@@ -151,8 +160,8 @@ fn tagged<const N: usize>(to: &mut Vec<u8>, tag: u8, numbers: [u64; N]) {
 }
 
 /// Most blocks lie in one tier, or are absent: one byte says so.
-fn put_placements(to: &mut Vec<u8>, tag: u8, placements: &[Placement]) {
-    tagged(to, tag, [placements.len() as u64]);
+fn put_placements(to: &mut Vec<u8>, placements: &[Placement]) {
+    put(to, placements.len() as u64);
     for &Placement { fast, slow } in placements {
         match (fast.0, slow.0) {
             (0, 0) => to.push(0),
@@ -210,7 +219,10 @@ impl Decoder {
                 let (fast, slow) = (facts()?, facts()?);
                 Input::Nodes(PerTier { fast, slow })
             }
-            tag::MOVED => Input::Moved(self.read_placements(from)?),
+            tag::MOVED => Input::Moved {
+                took_ns: from.number()?,
+                placements: self.read_placements(from)?,
+            },
             tag::MOVE_FAILED => Input::MoveFailed,
             tag::RECLAIMED => Input::Reclaimed,
             _ => return self.request(tag, from).map(Event::Request),

@@ -11,10 +11,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use demeter_policy::Tuning;
+use demeter_policy::engine::Gain;
+use demeter_policy::{PerTier, Tuning};
 
 /// The version of the format that is written and read.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 pub(super) const MAGIC: &[u8; 8] = b"demflght";
 pub(super) const PREFIX_BYTES: usize = 10;
@@ -44,6 +45,25 @@ pub struct Header {
     pub slow_node: u32,
     /// Size of fast memory, bytes.
     pub fast_bytes: u64,
+    /// Loads that a sample stands for, if the tracker knows.
+    pub loads_per_sample: Option<u32>,
+    /// Latency of a load from the fast node, nanoseconds.
+    pub fast_ns: u32,
+    /// Latency of a load from the slow node, nanoseconds.
+    pub slow_ns: u32,
+}
+
+impl Header {
+    /// What samples were worth.
+    pub fn gain(&self) -> Gain {
+        Gain {
+            loads_per_sample: self.loads_per_sample,
+            latency_ns: PerTier {
+                fast: self.fast_ns,
+                slow: self.slow_ns,
+            },
+        }
+    }
 }
 
 /// What is wrong with a recording.

@@ -59,7 +59,7 @@ pub fn replay<R: Read>(
     show: &mut dyn FnMut(Decision<'_>),
 ) -> Result<Replayed, RecordingError> {
     let header = reader.header();
-    let config = Config::new(&header.tuning, ByteCount(header.fast_bytes));
+    let config = Config::new(&header.tuning, ByteCount(header.fast_bytes), header.gain());
     let ranges = Ranges(header.tuning.classifier());
     let engine = Engine::restore(ranges, config, reader.state());
     let fault = Fault::Malformed("the state at the beginning is none");

@@ -112,8 +112,11 @@ fn bad_files_are_named_with_offset_and_reason() {
         "x.rec, byte 0: this is no recording of an agent"
     );
     let mut other = bytes.clone();
-    other[8] = 9;
-    assert!(said(&other).starts_with("x.rec, byte 8: the recording has format 9"));
+    for version in [1, 9] {
+        other[8] = version;
+        let want = format!("x.rec, byte 8: the recording has format {version}");
+        assert!(said(&other).starts_with(&want));
+    }
     let cut = &bytes[..bytes.len() - 20];
     assert_eq!(
         said(cut),
@@ -144,7 +147,7 @@ fn another_file_is_not_overwritten() {
     let header = Reader::open(&rig.recording()).unwrap().header().clone();
     let engine = demeter_policy::engine::Engine::new(
         demeter_policy::engine::Ranges::default(),
-        demeter_policy::engine::Config::new(&header.tuning, ByteCount(0)),
+        demeter_policy::engine::Config::new(&header.tuning, ByteCount(0), header.gain()),
     );
     let error = Recorder::start(&path, 4, header, &engine).unwrap_err();
     assert!(
@@ -160,7 +163,7 @@ enum Any {
     Plain(Event<'static>),
     Space(Pid, Vec<VirtRange>),
     Located(Vec<Placement>),
-    Moved(Vec<Placement>),
+    Moved(Vec<Placement>, u64),
     LookUp(Pid, Vec<Block>),
     Move(Pid, Direction, Vec<Relocation>),
 }
@@ -171,7 +174,10 @@ impl Any {
             Self::Plain(event) => *event,
             Self::Space(pid, vmas) => Event::Input(Input::Space { pid: *pid, vmas }),
             Self::Located(all) => Event::Input(Input::Located(all)),
-            Self::Moved(all) => Event::Input(Input::Moved(all)),
+            Self::Moved(placements, took_ns) => Event::Input(Input::Moved {
+                placements,
+                took_ns: *took_ns,
+            }),
             Self::LookUp(pid, blocks) => Event::Request(Request::LookUp { pid: *pid, blocks }),
             Self::Move(pid, direction, blocks) => Event::Request(Request::Move {
                 pid: *pid,
@@ -228,7 +234,7 @@ fn any_event() -> impl Strategy<Value = Any> {
         2 => request.prop_map(|r| Any::Plain(Event::Request(r))),
         1 => (pid(), prop::collection::vec(range, 0..9)).prop_map(|(p, r)| Any::Space(p, r)),
         1 => places().prop_map(Any::Located),
-        1 => places().prop_map(Any::Moved),
+        1 => (places(), number()).prop_map(|(all, took)| Any::Moved(all, took)),
         1 => (pid(), prop::collection::vec(number(), 0..20))
             .prop_map(|(p, b)| Any::LookUp(p, b.into_iter().map(Block).collect())),
         1 => moved.prop_map(|(pid, up, blocks)| {

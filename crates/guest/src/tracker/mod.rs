@@ -35,6 +35,11 @@ pub trait Tracker: Send {
         true
     }
 
+    /// Loads that a sample stands for, where that is known.
+    fn loads_per_sample(&self) -> Option<u32> {
+        None
+    }
+
     /// Follow exactly these processes from now on. A process that has gone is not an error: it
     /// is passed over.
     fn set_targets(&mut self, targets: &[Pid]) -> Result<(), TrackerError>;

@@ -9,13 +9,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Config, Direction, Engine, Input, NodeFacts, Ranges, Request, Stage, Strategy};
+use super::{Config, Direction, Engine, Gain, Input, NodeFacts, Ranges, Request, Stage, Strategy};
 use crate::{
     BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, PerTier, Pid, Placement, Sample, Tuning, VirtRange,
 };
 
 /// The one process on a script's machine.
 pub const PID: Pid = Pid(1);
+
+/// A machine on which every sample pays for all moves.
+pub const WORTH_MUCH: Gain = Gain {
+    loads_per_sample: Some(1 << 10),
+    latency_ns: PerTier {
+        fast: 100,
+        slow: 1 << 20,
+    },
+};
 
 /// What happens to a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,6 +109,15 @@ impl Script {
         Tuning {
             rate_limit_mib_s: self.batch_mib * 1000 / tuning.epoch_ms,
             ..tuning
+        }
+    }
+
+    /// What the engine is set to. How long moves take differs from machine to machine, and must
+    /// decide nothing here.
+    pub fn config(&self) -> Config {
+        Config {
+            stake_ns: 1 << 50,
+            ..Config::new(&self.tuning(), self.fast_size(), WORTH_MUCH)
         }
     }
 
@@ -234,6 +252,8 @@ pub struct Plain<S: Strategy = Ranges> {
     pub kernel: MapKernel,
     /// Its engine.
     pub engine: Engine<S>,
+    /// Time that moving a block takes, nanoseconds.
+    pub block_ns: u64,
     is_known: bool,
 }
 
@@ -247,10 +267,11 @@ impl Plain {
 impl<S: Strategy> Plain<S> {
     /// The same with another strategy.
     pub fn with(strategy: S, script: &Script, base: GuestVirtAddr) -> Self {
-        let config = Config::new(&script.tuning(), script.fast_size());
+        let config = script.config();
         Self {
             kernel: MapKernel::new(script, base),
             engine: Engine::new(strategy, config),
+            block_ns: 0,
             is_known: false,
         }
     }
@@ -321,7 +342,10 @@ impl<S: Strategy> Plain<S> {
                 }
                 let place = |r: &crate::Relocation| self.kernel.locate(r.block);
                 let places: Vec<_> = blocks.iter().map(place).collect();
-                engine.push(Input::Moved(&places))
+                engine.push(Input::Moved {
+                    placements: &places,
+                    took_ns: self.block_ns * places.len() as u64,
+                })
             }
             Request::Reclaim => engine.push(Input::Reclaimed),
             Request::Sleep { .. } => engine.push(Input::Epoch),

@@ -43,6 +43,7 @@ const LOW_PART: u64 = 4;
 
 impl<S: Strategy> Engine<S> {
     pub(super) fn begin_epoch(&mut self) {
+        self.slept = self.pause_epochs();
         self.epoch = self.epoch.saturating_add(1);
         if self.epoch >= self.refresh_at {
             self.state = State::Refresh;
@@ -83,6 +84,7 @@ impl<S: Strategy> Engine<S> {
             // Memory was mapped since the last look, and is in use.
             self.refresh_at = self.refresh_at.min(self.epoch.saturating_add(1));
         }
+        self.account.end_samples(self.slept);
         let is_cold = self.samples == 0 && self.processes.values().all(Process::is_cold);
         if is_cold && self.balloon_wants.0 == 0 {
             self.ranking.clear();
@@ -99,6 +101,9 @@ impl<S: Strategy> Engine<S> {
     pub(super) fn look_up(&mut self, has_news: bool) {
         let spaces = self.processes.iter();
         self.ranking = rank(spaces.map(|(&pid, p)| (pid, p.classifier.ranges())));
+        if self.account.is_resting() && self.balloon_wants.0 == 0 {
+            return self.carry_out(Plan::default());
+        }
         match self.strategy.look_ups(has_news, self.ranking.first()) {
             LookUps::NoPlan => return self.carry_out(Plan::default()),
             LookUps::Some => self.choose_look_ups(),
@@ -175,6 +180,8 @@ impl<S: Strategy> Engine<S> {
             residency: &self.residency,
             room,
             fill: self.config.fill,
+            budget: self.account.budget(),
+            balloon_waits: self.balloon_wants.0 > 0,
             epoch: self.epoch,
         })
     }

@@ -36,6 +36,8 @@
 //! - A process that has ended is never asked for again.
 //! - Total: nothing that is told, in whatever order, makes it panic, and a [`Misuse`] changes nothing.
 
+mod account;
+mod carrying;
 #[cfg(any(test, feature = "testing"))]
 pub mod conformance;
 mod deciding;
@@ -47,9 +49,11 @@ mod strategy;
 
 use std::collections::BTreeMap;
 
+use account::{Account, REST_EPOCHS};
 use moves::{Moves, Next};
 use process::Process;
 
+pub use account::{Balance, Gain, HORIZON_MS, STAKE_NS};
 pub use moves::BATCH_BLOCKS;
 pub use process::ProcessFigures;
 pub use protocol::{Direction, Input, Misuse, NodeFacts, Request};
@@ -57,8 +61,8 @@ pub use snapshot::{NotAState, Numbers, Saved};
 pub use strategy::{Classify, Config, LookUps, Ranges, Strategy};
 
 use crate::{
-    BLOCK_SIZE, Block, ByteCount, PerTier, Pid, Placement, Plan, RankedRange, ResidencyMap, Room,
-    Sample, VirtRange, WorkingSet, working_set,
+    BLOCK_SIZE, Block, ByteCount, PerTier, Pid, Placement, RankedRange, ResidencyMap, Room, Sample,
+    VirtRange, WorkingSet, working_set,
 };
 
 /// After so many epochs in which nothing was to move, every second one is left out: a stable
@@ -132,6 +136,9 @@ pub struct Engine<S: Strategy = Ranges> {
     refresh_at: u32,
     /// Epochs in a row in which nothing was to move.
     calm: u32,
+    account: Account,
+    /// Epochs of the usual length that the last sleep took.
+    slept: u32,
     /// What the nodes had when last looked at.
     room: Option<Room>,
     balloon_wants: ByteCount,
@@ -146,6 +153,13 @@ impl<S: Strategy> Engine<S> {
     /// An engine that knows nothing yet: it first asks which processes there are.
     pub fn new(strategy: S, config: Config) -> Self {
         Self {
+            account: Account::new(
+                config.gain,
+                config.stake_ns,
+                config.epoch_ms,
+                S::KEEPS_ACCOUNT,
+            ),
+            slept: 1,
             strategy,
             config,
             processes: BTreeMap::new(),
@@ -239,7 +253,13 @@ impl<S: Strategy> Engine<S> {
                     Next::Done => State::Asleep,
                 };
             }
-            (Input::Moved(placements), State::Move) => self.moved(placements)?,
+            (
+                Input::Moved {
+                    placements,
+                    took_ns,
+                },
+                State::Move,
+            ) => self.moved(placements, took_ns)?,
             (Input::MoveFailed, State::Move) => {
                 for r in &self.moves.batch {
                     self.residency.failed(r.pid, r.block, self.epoch);
@@ -314,7 +334,16 @@ impl<S: Strategy> Engine<S> {
         self.room.map(|room| room.fast_free)
     }
 
+    /// What moves have cost and brought.
+    pub fn balance(&self) -> Balance {
+        self.account.balance()
+    }
+
+    /// Epochs of the usual length until the next one.
     fn pause_epochs(&self) -> u32 {
+        if self.account.is_resting() {
+            return REST_EPOCHS;
+        }
         let is_calm = self.calm >= CALM_AFTER_EPOCHS && !S::CLASSIFIES_APART;
         1 + u32::from(is_calm)
     }
@@ -386,7 +415,10 @@ impl<S: Strategy> Engine<S> {
         };
         process.classifier.add(sample.addr, sample.weight);
         let block = Block::of(sample.addr);
-        process.all_known &= !self.residency.accessed(sample.pid, block);
+        let tick = self.account.tick();
+        let accessed = self.residency.accessed(sample.pid, block, tick);
+        process.all_known &= !accessed.was_absent;
+        self.account.take_sample(sample.weight, accessed.moved);
     }
 
     fn locate(&mut self, placements: &[Placement]) -> Result<(), Misuse> {
@@ -399,72 +431,6 @@ impl<S: Strategy> Engine<S> {
         }
         self.look_ups.pop();
         self.next_look_up();
-        Ok(())
-    }
-
-    /// Begins with a plan, or goes on without one.
-    fn carry_out(&mut self, plan: Plan) {
-        if plan.is_empty() {
-            self.calm = self.calm.saturating_add(1);
-        } else if !self.paused {
-            self.calm = 0;
-            self.moves.add(plan);
-        }
-        self.proceed();
-    }
-
-    /// What is left of a plan is given up when somebody asks for a pause.
-    fn pause(&mut self, paused: bool) {
-        self.paused = paused;
-        if paused {
-            self.moves.give_up();
-            if matches!(self.state, State::Room | State::Reclaim) {
-                self.proceed();
-            }
-        }
-    }
-
-    /// Goes on with the moves, or to sleep.
-    fn proceed(&mut self) {
-        self.moves.end_batch();
-        self.state = if self.moves.is_done() {
-            State::Asleep
-        } else if self.moves.wants_room() {
-            State::Room
-        } else {
-            // Without promotions it does not matter how much room there is.
-            self.moves.advance(ByteCount(0), 0);
-            State::Move
-        };
-    }
-
-    fn moved(&mut self, placements: &[Placement]) -> Result<(), Misuse> {
-        let Moves {
-            batch, direction, ..
-        } = &self.moves;
-        check(placements, batch.len())?;
-        let (mut tried, mut moved) = (0, 0);
-        for (r, placement) in batch.iter().zip(placements) {
-            let left = direction.left(placement);
-            tried += r.bytes.0;
-            moved += r.bytes.0.saturating_sub(left.0);
-            self.residency.set(r.pid, r.block, *placement);
-            if left.0 == 0 {
-                self.residency.moved(r.pid, r.block);
-            } else {
-                self.residency.failed(r.pid, r.block, self.epoch);
-            }
-        }
-        self.figures.tried.0 += tried;
-        match direction {
-            Direction::Promotion => self.figures.promoted.0 += moved,
-            Direction::Demotion => self.figures.demoted.0 += moved,
-        }
-        if *direction == Direction::Promotion && moved * 2 < tried {
-            // More of the same would only cost time.
-            self.moves.give_up_promotions();
-        }
-        self.proceed();
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! What a driver tells an engine, and what an engine asks of its driver.
 
-use crate::{Block, ByteCount, PerTier, Pid, Placement, Relocation, Sample, VirtRange};
+use crate::{Block, ByteCount, PerTier, Pid, Placement, Relocation, Sample, Tier, VirtRange};
 
 /// Something that a driver tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,8 +43,13 @@ pub enum Input<'a> {
     LookUpFailed,
     /// Answers [`Request::ReadNodes`].
     Nodes(PerTier<NodeFacts>),
-    /// Answers [`Request::Move`]: where each block lies now, verified, in the order asked for.
-    Moved(&'a [Placement]),
+    /// Answers [`Request::Move`].
+    Moved {
+        /// Where each block lies now, verified, in the order asked for.
+        placements: &'a [Placement],
+        /// Time that it took, nanoseconds.
+        took_ns: u64,
+    },
     /// Answers [`Request::Move`] where the whole call failed, for the process has gone for example.
     MoveFailed,
     /// Answers [`Request::Reclaim`].
@@ -78,6 +83,14 @@ pub enum Direction {
 }
 
 impl Direction {
+    /// The tier that it goes to.
+    pub fn to(self) -> Tier {
+        match self {
+            Self::Promotion => Tier::Fast,
+            Self::Demotion => Tier::Slow,
+        }
+    }
+
     /// How much of a block is still in the tier that it should have left.
     pub fn left(self, placement: &Placement) -> ByteCount {
         match self {
@@ -177,7 +190,7 @@ impl Input<'_> {
             Self::Located(_) => "located",
             Self::LookUpFailed => "look-up failed",
             Self::Nodes(_) => "nodes",
-            Self::Moved(_) => "moved",
+            Self::Moved { .. } => "moved",
             Self::MoveFailed => "move failed",
             Self::Reclaimed => "reclaimed",
         }

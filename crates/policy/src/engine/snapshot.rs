@@ -8,7 +8,7 @@ use super::process::Process;
 use super::strategy::Classify;
 use super::{BYTES_MAX, Config, Engine, Figures, State, Strategy};
 use crate::residency::Known;
-use crate::{BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, Pid, Placement, Room, VirtRange};
+use crate::{BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, Pid, Placement, Room, Tier, VirtRange};
 
 /// More than any of these counts gets in a lifetime.
 const COUNT_MAX: u64 = 1 << 60;
@@ -90,6 +90,7 @@ where
             to.extend(amounts.map(|bytes| bytes.0));
             to.push(room.slow_free.0);
         }
+        self.account.save(&mut to);
         let f = self.figures;
         to.extend([f.epochs, f.samples, f.samples_lost, f.samples_astray]);
         to.extend([f.tried.0, f.promoted.0, f.demoted.0]);
@@ -113,6 +114,12 @@ where
                 let Placement { fast, slow } = known.placement;
                 to.extend([fast.0, slow.0]);
                 to.extend([known.aside_until, known.failures].map(u64::from));
+                let (to_tier, until) = match known.moved {
+                    None => (0, 0),
+                    Some((Tier::Fast, until)) => (1, until),
+                    Some((Tier::Slow, until)) => (2, until),
+                };
+                to.extend([to_tier, until.into()]);
             }
         }
         Some(to)
@@ -144,6 +151,7 @@ where
                 batch: config.batch,
             });
         }
+        engine.account.restore(from)?;
         let mut count = || from.next(COUNT_MAX);
         engine.figures = Figures {
             epochs: count()?,
@@ -192,6 +200,11 @@ where
                 },
                 aside_until: from.next_u32()?,
                 failures: from.next_u32()?,
+                moved: match (from.next(2)?, from.next_u32()?) {
+                    (0, _) => None,
+                    (1, until) => Some((Tier::Fast, until)),
+                    (_, until) => Some((Tier::Slow, until)),
+                },
             };
             self.residency.restore(pid, Block(block), known);
         }

@@ -1,5 +1,6 @@
 //! The seam between the epoch loop and what it decides by: a classification and a plan.
 
+use super::account::{Gain, STAKE_NS};
 use crate::{
     ByteCount, ClassifiedRange, Classifier, ClassifierConfig, FillThreshold, GuestVirtAddr, Plan,
     RankedRange, Situation, VirtRange, plan,
@@ -61,6 +62,10 @@ pub trait Strategy {
     /// being carried out, new plans queue up behind it, and no epoch is left out.
     const CLASSIFIES_APART: bool = false;
 
+    /// Whether the engine keeps an account of what moves cost and bring, and stops where it is
+    /// empty.
+    const KEEPS_ACCOUNT: bool = true;
+
     /// How often in a row promotions that find no room wait for the kernel to reclaim some. With
     /// 0 only demotions of the plan make room, and what then does not fit is given up.
     const RECLAIMS_MAX: u32 = 0;
@@ -103,16 +108,22 @@ pub struct Config {
     pub epoch_ms: u64,
     /// Size of fast memory.
     pub fast_size: ByteCount,
+    /// What samples are worth.
+    pub gain: Gain,
+    /// Time that moves may take before they have brought anything, nanoseconds.
+    pub stake_ns: u64,
 }
 
 impl Config {
-    /// As a person tuned it, on a machine with so much fast memory.
-    pub fn new(tuning: &crate::Tuning, fast_size: ByteCount) -> Self {
+    /// As a person tuned it, on a machine with so much fast memory where samples are worth that.
+    pub fn new(tuning: &crate::Tuning, fast_size: ByteCount, gain: Gain) -> Self {
         Self {
             batch: tuning.batch(),
             fill: FillThreshold(f64::from(tuning.tau_split)),
             epoch_ms: tuning.epoch_ms.max(1),
             fast_size,
+            gain,
+            stake_ns: STAKE_NS,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
-use super::conformance::{EpochScript, PID, Plain, Script, hot_set};
+use super::conformance::{EpochScript, PID, Plain, Script, WORTH_MUCH, hot_set};
 use super::{
     BATCH_BLOCKS, Config, Direction, Engine, Input, Misuse, NodeFacts, Ranges, Request, Stage,
 };
@@ -72,7 +72,10 @@ fn granules_of_8_mib_move_in_blocks_of_2() {
         granularity_mib: 8,
         ..script.tuning()
     };
-    let config = Config::new(&tuning, script.fast_size());
+    let config = Config {
+        stake_ns: script.config().stake_ns,
+        ..Config::new(&tuning, script.fast_size(), WORTH_MUCH)
+    };
     plain.engine = Engine::new(Ranges(tuning.classifier()), config);
     let asked = run(&mut plain, &script.epochs);
     assert_eq!(in_fast(&plain, 352..400), 48);
@@ -327,7 +330,10 @@ fn tell(plain: &mut Plain, told: &Told, epoch: &EpochScript) -> Result<(), TestC
             places = pairs(all);
             match located {
                 true => Input::Located(&places),
-                false => Input::Moved(&places),
+                false => Input::Moved {
+                    placements: &places,
+                    took_ns: places.len() as u64,
+                },
             }
         }
         Told::Failed(true) => Input::LookUpFailed,
@@ -466,8 +472,7 @@ proptest! {
         run(&mut plain, before);
         let mut other = plain.clone();
         let saved = plain.engine.save().unwrap();
-        let tuning = script.tuning();
-        let config = Config::new(&tuning, script.fast_size());
+        let (tuning, config) = (script.tuning(), script.config());
         let ranges = Ranges(tuning.classifier());
         other.engine = Engine::restore(ranges, config, &saved).unwrap();
         prop_assert_eq!(other.engine.save(), Some(saved));
@@ -493,8 +498,7 @@ proptest! {
         if is_cut {
             numbers.truncate(cut.index(numbers.len()));
         }
-        let tuning = script.tuning();
-        let config = Config::new(&tuning, script.fast_size());
+        let (tuning, config) = (script.tuning(), script.config());
         if let Ok(engine) = Engine::restore(Ranges(tuning.classifier()), config, &numbers) {
             plain.engine = engine;
             // Where it believes anything that can be, it still makes no epoch of more than that.

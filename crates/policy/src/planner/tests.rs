@@ -52,6 +52,8 @@ impl Machine {
             residency: &self.residency,
             room: self.room,
             fill: FILL,
+            budget: Budget::NONE,
+            balloon_waits: false,
             epoch: 0,
         })
     }

@@ -8,3 +8,4 @@ pub(crate) mod grid;
 pub(crate) mod number;
 pub(crate) mod summary;
 pub(crate) mod table;
+pub(crate) mod worst_first;

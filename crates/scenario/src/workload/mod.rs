@@ -4,6 +4,7 @@
 mod app;
 mod gups;
 mod memlat;
+mod mix;
 mod program;
 mod silo;
 #[cfg(test)]
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 pub use app::App;
 pub use gups::{Gups, Phase};
 pub use memlat::Memlat;
+pub use mix::{Mix, Part, Pattern};
 pub use program::{Figure, Number, Program, Programs, Ready};
 pub use silo::{Silo, SiloMix};
 pub use trace::Trace;
@@ -100,6 +102,8 @@ workloads! {
     Pagerank(App),
     /// Coordinate descent over a skewed sparse matrix.
     Liblinear(App),
+    /// Parts of memory that are used in different ways.
+    Mix(Mix),
     /// A recorded program.
     Trace(Trace),
     /// Real programs, as they are.

@@ -22,6 +22,7 @@ use super::{Context, Manager, NEVER_PS};
 use crate::error::SimError;
 use crate::guest::Guest;
 use crate::machine::actor::Actor;
+use crate::machine::cost::PS_PER_NS;
 use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
 use crate::machine::sampler::{Record, Sampling};
@@ -300,9 +301,14 @@ impl<S: Strategy> Agent<S> {
             Request::Move {
                 direction, blocks, ..
             } => {
+                let began_ps = actor.now_ps();
                 let mut moved = |r: &Relocation| self.move_block(r.block, direction, guest, actor);
                 let places: Vec<_> = blocks.iter().map(&mut moved).collect();
-                self.push(engine, Input::Moved(&places))
+                let moved = Input::Moved {
+                    placements: &places,
+                    took_ns: (actor.now_ps() - began_ps) / PS_PER_NS,
+                };
+                self.push(engine, moved)
             }
             Request::Reclaim => {
                 guest.reclaim(actor, u64::MAX);

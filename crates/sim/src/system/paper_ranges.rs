@@ -46,6 +46,8 @@ impl Strategy for Paper {
 
     const CLASSIFIES_APART: bool = true;
 
+    const KEEPS_ACCOUNT: bool = false;
+
     fn classifier(&self) -> PaperRanges {
         PaperRanges::new(&self.classifier, self.vcpus)
     }

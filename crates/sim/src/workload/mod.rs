@@ -11,6 +11,7 @@ mod kronecker;
 mod liblinear;
 mod memlat;
 mod memory;
+mod mix;
 mod pagerank;
 mod popular;
 mod replay;
@@ -62,6 +63,7 @@ impl Workload {
             Kind::Graph500(app) => Box::new(bfs::Bfs::new(app, seed)),
             Kind::Pagerank(app) => Box::new(pagerank::Pagerank::new(app, seed, scale_bits)),
             Kind::Liblinear(app) => Box::new(liblinear::Liblinear::new(app, seed)),
+            Kind::Mix(mix) => Box::new(mix::Mix::new(mix, seed, scale_bits)),
             Kind::Trace(trace) => Box::new(replay::Replay::open(&trace.file)?),
             Kind::Program(programs) => {
                 let trace = programs.trace.as_ref().ok_or(Error::NotRecorded)?;

@@ -1,7 +1,7 @@
 //! What holds for every workload, and the share of each one's hot traffic.
 
 use demeter_policy::{GuestVirtAddr, MIB, PAGE_SIZE, VirtRange};
-use demeter_scenario::{App, Gups, Memlat, Silo, SiloMix, Workload as Kind};
+use demeter_scenario::{App, Gups, Memlat, Mix, Part, Pattern, Silo, SiloMix, Workload as Kind};
 use proptest::prelude::*;
 
 use super::Workload;
@@ -39,6 +39,28 @@ fn gups(size_mib: u64, hot_mib: u64, hot_weight: f64, threads: u32) -> Kind {
     })
 }
 
+/// A sweep beside a moving hot set, at once or in turn.
+fn mix(size_mib: u64, threads: u32, turns_s: Option<u64>) -> Kind {
+    let part = |pattern, hot_mib| Part {
+        size_mib: size_mib / 2,
+        share: 1.0,
+        pattern,
+        stores: 0.3,
+        hot_mib,
+        hot_weight: if hot_mib > 0 { 0.9 } else { 0.0 },
+        moves_s: (hot_mib > 0).then_some(1),
+    };
+    Kind::Mix(Mix {
+        cold_mib: 0,
+        threads,
+        turns_s,
+        parts: vec![
+            part(Pattern::Sweep, 0),
+            part(Pattern::Random, size_mib / 10),
+        ],
+    })
+}
+
 /// Every kind of computed workload.
 fn kinds(size_mib: u64, threads: u32) -> Vec<Kind> {
     let memlat = Memlat {
@@ -57,6 +79,8 @@ fn kinds(size_mib: u64, threads: u32) -> Vec<Kind> {
         Kind::Graph500(app(size_mib, threads)),
         Kind::Pagerank(app(size_mib, threads)),
         Kind::Liblinear(app(size_mib, threads)),
+        mix(size_mib, threads, None),
+        mix(size_mib, threads, Some(2)),
     ]
 }
 

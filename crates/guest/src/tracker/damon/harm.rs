@@ -1,7 +1,7 @@
 //! What the policy makes of the tracker's samples, on a machine that is a formula: blocks are
 //! accessed at known rates, and DAMON's looks find what chance lets them.
 
-use demeter_policy::engine::{Config, Direction, Engine, Input, NodeFacts, Ranges, Request};
+use demeter_policy::engine::{Config, Direction, Engine, Gain, Input, NodeFacts, Ranges, Request};
 use demeter_policy::{
     BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, MIB, PAGE_SIZE, PerTier, Pid, Placement, Tuning,
     VirtRange,
@@ -18,6 +18,9 @@ const FAST: usize = 100;
 /// Epochs between two passes: while the policy is at work, and while it is calm.
 const BUSY_EPOCHS: u32 = 4;
 const CALM_EPOCHS: u32 = 20;
+
+/// Time to move a block of small pages, and a huge one, in the lab.
+const MOVE_NS: [u64; 2] = [18_000_000, 4_800_000];
 
 struct Machine {
     in_fast: Vec<bool>,
@@ -78,7 +81,15 @@ impl Machine {
     fn run(&mut self, epochs: u32, rates: impl Fn(u32, usize) -> f64) {
         let tuning = Tuning::default();
         let size = ByteCount(FAST as u64 * BLOCK_SIZE);
-        let mut engine = Engine::new(Ranges(tuning.classifier()), Config::new(&tuning, size));
+        let gain = Gain {
+            loads_per_sample: None,
+            latency_ns: PerTier {
+                fast: 600,
+                slow: 1800,
+            },
+        };
+        let config = Config::new(&tuning, size, gain);
+        let mut engine = Engine::new(Ranges(tuning.classifier()), config);
         let mut exposures = Exposures::default();
         let end = GuestVirtAddr(BASE + BLOCKS as u64 * BLOCK_SIZE);
         let space = [VirtRange::new(GuestVirtAddr(BASE), end).unwrap()];
@@ -122,13 +133,21 @@ impl Machine {
                     direction, blocks, ..
                 } => {
                     let blocks: Vec<Block> = blocks.iter().map(|r| r.block).collect();
+                    let mut took_ns = 0;
                     for block in &blocks {
                         let b = (block.0 - BASE / BLOCK_SIZE) as usize;
+                        took_ns += MOVE_NS[usize::from(self.is_huge[b])];
                         self.in_fast[b] = direction == Direction::Promotion;
                         self.moved += BLOCK_SIZE;
                     }
                     let places: Vec<_> = blocks.iter().map(|b| self.placement(b)).collect();
-                    engine.push(Input::Moved(&places)).unwrap();
+                    let placements = &places;
+                    engine
+                        .push(Input::Moved {
+                            placements,
+                            took_ns,
+                        })
+                        .unwrap();
                 }
                 Request::Reclaim => engine.push(Input::Reclaimed).unwrap(),
                 Request::Sleep { epochs: pause } => {

@@ -188,6 +188,10 @@ impl Tracker for LabTracker {
         NAME
     }
 
+    fn loads_per_sample(&self) -> Option<u32> {
+        Some(self.period)
+    }
+
     fn set_targets(&mut self, targets: &[Pid]) -> Result<(), TrackerError> {
         self.owners.set_targets(targets);
         self.drains_since_refresh = 0;

@@ -37,6 +37,8 @@ const RING_BYTES: usize = 512 << 10;
 /// Reads the kernel's perf rings, one per CPU.
 pub struct PerfTracker {
     event: Event,
+    /// Loads for each sample; where micro-operations are counted, about.
+    period: u32,
     root: std::path::PathBuf,
     rings: BTreeMap<u32, CpuRing>,
     targets: BTreeSet<Pid>,
@@ -63,6 +65,7 @@ impl PerfTracker {
     pub fn with_event(kind: EventKind, settings: &Settings) -> Result<Self, TrackerError> {
         let mut tracker = Self {
             event: kind.event(settings)?,
+            period: settings.period,
             root: settings.root.clone(),
             rings: BTreeMap::new(),
             targets: BTreeSet::new(),
@@ -134,6 +137,10 @@ impl CpuRing {
 impl Tracker for PerfTracker {
     fn name(&self) -> &'static str {
         NAME
+    }
+
+    fn loads_per_sample(&self) -> Option<u32> {
+        Some(self.period)
     }
 
     fn set_targets(&mut self, targets: &[Pid]) -> Result<(), TrackerError> {

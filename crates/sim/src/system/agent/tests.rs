@@ -1,7 +1,7 @@
 //! The simulated agent as a driver of its engine: it conforms to the plainest one, and so it
 //! decides as the live agent does.
 
-use demeter_policy::engine::conformance::{EpochScript, Rig, Script, conforms};
+use demeter_policy::engine::conformance::{EpochScript, Rig, Script, WORTH_MUCH, conforms};
 use demeter_policy::{BLOCK_SIZE, Tuning};
 use proptest::prelude::*;
 
@@ -26,7 +26,10 @@ struct SimulatedRig {
 fn settings(tuning: &Tuning) -> AgentSettings {
     AgentSettings {
         classifier: tuning.classifier(),
-        engine: Config::new(tuning, ByteCount(0)),
+        engine: Config {
+            stake_ns: 1 << 50,
+            ..Config::new(tuning, ByteCount(0), WORTH_MUCH)
+        },
         sampling: Sampling {
             period: 1,
             threshold_ps: PS_PER_NS,

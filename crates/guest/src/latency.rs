@@ -1,0 +1,193 @@
+//! How long a load takes from each of the two nodes: what moving memory between them is worth.
+//!
+//! # Approach
+//! A pointer chase through memory of the node: each load needs the one before it, and no
+//! line comes twice. Memory is asked for by preference, not bound: where a node is full, binding would make
+//! the kernel end a program to make room. What came from elsewhere is not measured. What was written last may still be in a cache; so lines are flushed first where
+//! the processor can, and the whole memory is read once in order, which turns small caches over.
+//! The quickest of a few rounds counts: others were interrupted.
+
+use std::ffi::c_int;
+use std::ptr::NonNull;
+use std::time::Instant;
+use std::{io, ptr};
+
+use demeter_policy::{GuestVirtAddr, NodeId, PAGE_SIZE, PerTier, Pid};
+
+use crate::pages::{LivePages, PageState, Pages};
+use crate::prober::Tiers;
+
+/// Memory that is chased through.
+const BYTES: usize = 8 << 20;
+
+/// A step for each so many bytes: a line of its own, and one that no neighbour is fetched with.
+const STRIDE: usize = 1024;
+
+/// Steps in all, and in each round.
+const STEPS: usize = BYTES / STRIDE;
+const ROUND: usize = STEPS / 4;
+
+/// Coprime to the number of steps: the order in which lines are visited has no stride to predict.
+const HOP: usize = 3571;
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Take memory of this node where it has some (linux/mempolicy.h).
+const MPOL_PREFERRED: c_int = 1;
+
+/// Where fast memory is full, its latency is taken to be that of slow memory divided by this.
+const SLOW_FACTOR: u32 = 3;
+
+/// What is assumed where nothing can be measured: local memory, and memory of another socket or
+/// behind CXL.
+pub const ASSUMED_NS: PerTier<u32> = PerTier {
+    fast: 100,
+    slow: 200,
+};
+
+/// Nanoseconds that a load takes from each tier. Where fast memory is full, it is estimated.
+///
+/// # Errors
+/// When memory cannot be had from the slow node.
+pub fn measure(tiers: Tiers) -> io::Result<PerTier<u32>> {
+    let slow = load_ns(tiers.slow)?;
+    let fast = load_ns(tiers.fast).unwrap_or((slow / SLOW_FACTOR).max(1));
+    Ok(PerTier { fast, slow })
+}
+
+fn load_ns(node: NodeId) -> io::Result<u32> {
+    let memory = Memory::on(node)?;
+    memory.link();
+    if !memory.is_on(node) {
+        return Err(io::ErrorKind::OutOfMemory.into());
+    }
+    let mut best_ns = u128::MAX;
+    let mut at = 0;
+    for _ in 0..STEPS / ROUND {
+        let began = Instant::now();
+        for _ in 0..ROUND {
+            at = memory.next(at);
+        }
+        best_ns = best_ns.min(began.elapsed().as_nanos() / ROUND as u128);
+    }
+    std::hint::black_box(at);
+    Ok(u32::try_from(best_ns).unwrap_or(u32::MAX).max(1))
+}
+
+/// Memory of a node.
+struct Memory(NonNull<u8>);
+
+impl Memory {
+    fn on(node: NodeId) -> io::Result<Self> {
+        let (protection, flags) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+        );
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let start = unsafe { libc::mmap(ptr::null_mut(), BYTES, protection, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let memory = NonNull::new(start.cast()).map(Self);
+        let memory = memory.ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let mut nodes = [0u64; 16];
+        let word = nodes.get_mut(node.0 as usize / 64);
+        *word.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))? = 1 << (node.0 % 64);
+        // SAFETY: the mapping is ours, and the mask has the bits that the call is told of.
+        let bound = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                start,
+                BYTES,
+                MPOL_PREFERRED,
+                nodes.as_ptr(),
+                nodes.len() * 64,
+                0,
+            )
+        };
+        if bound < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // A hint: huge pages keep the TLB out of it. Without them it is a part of the latency.
+        // SAFETY: the mapping is ours.
+        unsafe { libc::madvise(start, BYTES, libc::MADV_HUGEPAGE) };
+        Ok(memory)
+    }
+
+    /// The word of a step.
+    fn word(&self, step: usize) -> *mut usize {
+        assert!(step < STEPS, "a step that was never linked");
+        // SAFETY: within the mapping, and aligned as the stride is.
+        unsafe { self.0.as_ptr().add(step * STRIDE).cast() }
+    }
+
+    /// Makes each step name the next one, and empties the caches of them.
+    fn link(&self) {
+        let mut step = 0;
+        for _ in 0..STEPS {
+            let next = (step + HOP) % STEPS;
+            // SAFETY: a word of the mapping, which nobody else has.
+            unsafe { self.word(step).write(next) };
+            step = next;
+        }
+        for line in 0..BYTES / LINE {
+            // SAFETY: within the mapping; volatile, so that it is really read.
+            unsafe { self.0.as_ptr().add(line * LINE).read_volatile() };
+        }
+        #[cfg(target_arch = "x86_64")]
+        for step in 0..STEPS {
+            // SAFETY: every x86-64 processor has the instruction; it changes nothing but caches.
+            unsafe { std::arch::x86_64::_mm_clflush(self.word(step).cast()) };
+        }
+    }
+
+    /// Whether all of it lies on this node.
+    fn is_on(&self, node: NodeId) -> bool {
+        let start = self.0.as_ptr() as u64;
+        let pages: Vec<_> = (start..start + BYTES as u64)
+            .step_by(PAGE_SIZE as usize)
+            .map(GuestVirtAddr)
+            .collect();
+        let mut states = vec![];
+        let looked = LivePages::default().locate(Pid(std::process::id()), &pages, &mut states);
+        looked.is_ok() && states.iter().all(|state| *state == PageState::On(node))
+    }
+
+    fn next(&self, step: usize) -> usize {
+        // SAFETY: a word of the mapping that `link` has written.
+        unsafe { self.word(step).read_volatile() }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and nothing points into it any more.
+        unsafe { libc::munmap(self.0.as_ptr().cast(), BYTES) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_step_is_visited_once() {
+        let mut seen = vec![false; STEPS];
+        let mut step = 0;
+        for _ in 0..STEPS {
+            assert!(!std::mem::replace(&mut seen[step], true));
+            step = (step + HOP) % STEPS;
+        }
+        assert_eq!(step, 0);
+    }
+
+    #[test]
+    fn a_node_is_measured_or_refused() {
+        match load_ns(NodeId(0)) {
+            Ok(ns) => assert!((1..1_000_000).contains(&ns), "{ns}"),
+            Err(error) => eprintln!("skipped: {error}"),
+        }
+        assert!(load_ns(NodeId(100_000)).is_err());
+    }
+}

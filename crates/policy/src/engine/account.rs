@@ -1,0 +1,347 @@
+//! Whether moving pays: an account of what moves have cost and of what they have brought.
+//!
+//! # Problem
+//! A ranking says what is hotter than something else. It does not say whether that lasts until a move
+//! has paid for itself: a sweep, a window that moves on, or chance make a ranking, too, and whoever
+//! follows it moves memory for nothing, for as long as the program runs.
+//!
+//! # Approach
+//! Moves are an investment, in units of time.
+//!
+//! - *Cost* is what the driver has measured for each batch; what a byte costs is a running estimate
+//!   for each direction, so that small pages are as dear as they are.
+//! - *Benefit* is what is sampled in memory that was moved, for [`HORIZON_MS`] after its move: a sample
+//!   in promoted memory brings the loads that it stands for times the difference of the tiers'
+//!   latencies, a sample in demoted memory takes as much. Memory that came back to where it
+//!   was counts as neither. So what is credited is the difference to memory left alone.
+//! - The account begins with a stake, pays for moves, earns their benefit, and is capped. Planning may
+//!   spend what is in it, on what is hoped to pay for itself within the horizon.
+//! - What came in steadily, in two epochs in a row, is lent on: then the rest of a hot set follows its
+//!   first blocks at once.
+//! - When something would be worth moving and the account cannot pay for it for [`BROKE_EPOCHS`], the
+//!   engine *rests*: it goes on to watch, less often, and looks nothing up. After a pause it
+//!   tries again with a small stake. A pause is so long that what the trial has lost is
+//!   a hundredth of it ([`LOSS_SHARE`]), and twice as long as the one before it, up to a bound. A trial
+//!   that has gained makes it short again.
+//!
+//! A tracker that does not know what a sample stands for gives shares: the samples of an epoch
+//! together are taken to be worth [`SHARE_OF_TIME`] of it.
+//!
+//! # Properties
+//! - Moves cost no more than the stakes, with what was lent on each, and what moves have brought, but
+//!   for one batch, whatever is sampled.
+//! - Whatever is sampled, a loss is no more than the stake and a hundredth of the time, but for the
+//!   trial that is under way. So on a sweep moves die out.
+//! - A stable hot set comes into fast memory; a hot set that has moved is followed.
+//! - Total: nothing that is told overflows.
+
+use super::protocol::Direction;
+use super::snapshot::{NotAState, Numbers};
+use crate::{Budget, ByteCount, PerTier, Tier};
+
+/// Time within which a move has to pay for itself, and for which its benefit is counted.
+pub const HORIZON_MS: u64 = 10_000;
+
+/// What an engine starts with: a fifth of a second of moves.
+pub const STAKE_NS: u64 = 200_000_000;
+
+/// What a further trial gets.
+const TRIAL_NS: i64 = 100_000_000;
+
+/// Ticks of income that are lent.
+const CREDIT_TICKS: i64 = 8;
+
+/// The most that is lent.
+const CREDIT_MAX_NS: i64 = 500_000_000;
+
+/// The most that is kept for later, or the stake if that is more.
+const BALANCE_MAX_NS: i64 = 1_000_000_000;
+
+/// Epochs in a row in which nothing can be paid for before the engine rests.
+const BROKE_EPOCHS: u32 = 4;
+
+/// Time of the first rest, and of the longest that follows from doubling. What was moved before a
+/// rest counts no longer after it: a trial is judged by its own moves.
+const REST_MIN_MS: u64 = HORIZON_MS;
+const REST_MAX_MS: u64 = 32 * HORIZON_MS;
+
+/// A rest takes this many times what the trial before it has lost.
+const LOSS_SHARE: u64 = 100;
+
+/// Epochs of which one is waited for while resting.
+pub(super) const REST_EPOCHS: u32 = 4;
+
+/// Nanoseconds in a millisecond.
+const NS_PER_MS: u64 = 1_000_000;
+
+/// Part of the time that all samples of an epoch together are taken to be worth, where nobody knows
+/// what one stands for: assumed, a program that waits for memory most of its time.
+const SHARE_OF_TIME: f64 = 0.4;
+
+/// One tick of exposure.
+const EXPOSURE_ONE: u32 = 1024;
+
+/// What moving a byte is taken to cost before it is measured, picoseconds: one millisecond a MiB.
+const PRICE_FIRST_PS: u64 = 1_000;
+
+/// More than a byte costs on any machine, picoseconds.
+const PRICE_MAX_PS: u64 = 10_000_000;
+
+/// More than moves cost or bring in a lifetime: nine years.
+const TOTAL_MAX_NS: u64 = 1 << 58;
+
+/// What samples are worth on a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gain {
+    /// Loads that a sample stands for; nothing where the tracker cannot say.
+    pub loads_per_sample: Option<u32>,
+    /// Latency of a load from each tier, nanoseconds; as measured.
+    pub latency_ns: PerTier<u32>,
+}
+
+impl Gain {
+    /// Nanoseconds that a sample brings when its memory is promoted, if anybody knows.
+    fn sample_ns(&self) -> Option<f64> {
+        let PerTier { fast, slow } = self.latency_ns;
+        let loads = self.loads_per_sample?;
+        Some(f64::from(loads) * f64::from(slow.saturating_sub(fast)))
+    }
+}
+
+/// What moves have cost and brought so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Balance {
+    /// Time that moves took, nanoseconds.
+    pub cost_ns: u64,
+    /// Time that they are taken to have saved, less what they are taken to have lost, nanoseconds.
+    pub benefit_ns: i64,
+    /// Whether the engine rests, because moving brings nothing.
+    pub is_resting: bool,
+}
+
+/// The account. See the module's text.
+#[derive(Debug, Clone)]
+pub(super) struct Account {
+    gain: Gain,
+    epoch_ms: u64,
+    /// Whether it is kept at all.
+    is_kept: bool,
+    cap_ns: i64,
+    balance_ns: i64,
+    /// What came in for each tick of the last epoch, and of the two last ones the less.
+    income_ns: i64,
+    steady_ns: i64,
+    price_ps: [Option<u64>; 2],
+    cost_ns: u64,
+    benefit_ns: i64,
+    /// What this trial has brought, less what it has cost.
+    trial_ns: i64,
+    /// Samples of this epoch in promoted memory, less those in demoted memory.
+    net_samples: i64,
+    /// Weight of all samples of this epoch.
+    all_samples: u64,
+    /// What a sample is worth now.
+    sample_ns: f64,
+    /// Epochs of the usual length so far.
+    tick: u32,
+    /// Ticks that the counts of ranges are made of, decayed as they are; in [`EXPOSURE_ONE`] parts.
+    exposure: u32,
+    broke_epochs: u32,
+    rest_ms: u64,
+    /// The first tick after the rest; 0 while there is none.
+    rest_until: u32,
+}
+
+impl Account {
+    pub(super) fn new(gain: Gain, stake_ns: u64, epoch_ms: u64, is_kept: bool) -> Self {
+        let stake_ns = stake_ns.min(TOTAL_MAX_NS) as i64;
+        Self {
+            gain,
+            epoch_ms,
+            is_kept,
+            cap_ns: stake_ns.max(BALANCE_MAX_NS),
+            balance_ns: stake_ns,
+            income_ns: 0,
+            steady_ns: 0,
+            price_ps: [None; 2],
+            cost_ns: 0,
+            benefit_ns: 0,
+            trial_ns: 0,
+            net_samples: 0,
+            all_samples: 0,
+            sample_ns: gain.sample_ns().unwrap_or(0.0),
+            tick: 0,
+            exposure: 0,
+            broke_epochs: 0,
+            rest_ms: REST_MIN_MS,
+            rest_until: 0,
+        }
+    }
+
+    /// Ticks for which a move is watched.
+    pub(super) fn horizon_ticks(&self) -> u32 {
+        (HORIZON_MS / self.epoch_ms).max(1) as u32
+    }
+
+    /// How many times the usual length of an epoch have passed.
+    pub(super) fn tick(&self) -> u32 {
+        self.tick
+    }
+
+    /// Takes a sample of this weight, in memory that was `moved` to a tier not long ago.
+    #[inline]
+    pub(super) fn take_sample(&mut self, weight: u32, moved: Option<Tier>) {
+        self.all_samples = self.all_samples.saturating_add(weight.into());
+        let sign = match moved {
+            Some(Tier::Fast) => 1,
+            Some(Tier::Slow) => -1,
+            None => return,
+        };
+        self.net_samples = self.net_samples.saturating_add(sign * i64::from(weight));
+    }
+
+    /// Ends an epoch of `epochs` times the usual length: its benefit comes in.
+    pub(super) fn end_samples(&mut self, epochs: u32) {
+        self.tick = self.tick.saturating_add(epochs);
+        self.exposure = self.exposure / 2 + epochs * EXPOSURE_ONE;
+        if self.gain.loads_per_sample.is_none() {
+            let elapsed_ns = (self.epoch_ms * u64::from(epochs)) as f64 * 1e6;
+            self.sample_ns = elapsed_ns * SHARE_OF_TIME / self.all_samples.max(1) as f64;
+        }
+        let benefit_ns = (self.net_samples as f64 * self.sample_ns) as i64;
+        let most = TOTAL_MAX_NS as i64;
+        let income_ns = (benefit_ns / i64::from(epochs.max(1))).clamp(-most, most);
+        self.steady_ns = income_ns.min(self.income_ns);
+        self.income_ns = income_ns;
+        self.benefit_ns = self
+            .benefit_ns
+            .saturating_add(benefit_ns)
+            .clamp(-most, most);
+        self.balance_ns = self
+            .balance_ns
+            .saturating_add(benefit_ns)
+            .clamp(-most, self.cap_ns);
+        self.trial_ns = self.trial_ns.saturating_add(benefit_ns).clamp(-most, most);
+        if self.is_resting() && self.tick >= self.rest_until {
+            self.rest_until = 0;
+            // Neither what came in meanwhile nor a debt counts: chance would make either.
+            self.balance_ns = TRIAL_NS;
+            self.trial_ns = 0;
+        }
+        self.net_samples = 0;
+        self.all_samples = 0;
+    }
+
+    /// Pays for a batch. Whether there is something left.
+    pub(super) fn pay(&mut self, direction: Direction, tried: ByteCount, took_ns: u64) -> bool {
+        let took_ns = took_ns.min(TOTAL_MAX_NS / 2);
+        self.cost_ns = (self.cost_ns + took_ns).min(TOTAL_MAX_NS);
+        let least = -(TOTAL_MAX_NS as i64);
+        for left_ns in [&mut self.balance_ns, &mut self.trial_ns] {
+            *left_ns = left_ns.saturating_sub(took_ns as i64).max(least);
+        }
+        let price_ps = u128::from(took_ns) * 1000 / u128::from(tried.0.max(1));
+        let price_ps = price_ps.min(PRICE_MAX_PS.into()) as u64;
+        let known = &mut self.price_ps[direction as usize];
+        *known = Some(known.map_or(price_ps, |old| (3 * old + price_ps) / 4));
+        !self.is_kept || self.left_ns() > 0
+    }
+
+    /// What may be spent: what there is, and what steady income lends.
+    fn left_ns(&self) -> i64 {
+        let lent_ns = self.steady_ns.saturating_mul(CREDIT_TICKS);
+        self.balance_ns
+            .saturating_add(lent_ns.clamp(0, CREDIT_MAX_NS))
+    }
+
+    /// What may be spent now.
+    pub(super) fn budget(&self) -> Budget {
+        if !self.is_kept {
+            return Budget::NONE;
+        }
+        let price = |d: Direction| self.price_ps[d as usize].unwrap_or(PRICE_FIRST_PS);
+        let ticks = f64::from(self.horizon_ticks());
+        let exposure = f64::from(self.exposure.max(EXPOSURE_ONE)) / f64::from(EXPOSURE_ONE);
+        Budget {
+            left_ps: self.left_ns().max(0).unsigned_abs().saturating_mul(1000),
+            promotion_ps: price(Direction::Promotion),
+            demotion_ps: price(Direction::Demotion),
+            sample_ps: self.sample_ns * 1000.0 * ticks / exposure,
+        }
+    }
+
+    /// Takes note of a plan: whether it has anything, and whether there would have been more if the
+    /// account could have paid for it.
+    pub(super) fn planned(&mut self, is_empty: bool, is_short: bool) {
+        if !(is_empty && is_short && self.is_kept) {
+            self.broke_epochs = 0;
+            return;
+        }
+        self.broke_epochs += 1;
+        if self.broke_epochs >= BROKE_EPOCHS {
+            self.broke_epochs = 0;
+            let lost_ms = self.trial_ns.min(0).unsigned_abs() / NS_PER_MS;
+            let rest_ms = self.rest_ms.max(lost_ms.saturating_mul(LOSS_SHARE));
+            let ticks = u32::try_from((rest_ms / self.epoch_ms).max(1)).unwrap_or(u32::MAX);
+            self.rest_until = self.tick.saturating_add(ticks);
+            self.rest_ms = match self.trial_ns < 0 {
+                true => (2 * self.rest_ms).min(REST_MAX_MS),
+                false => REST_MIN_MS,
+            };
+        }
+    }
+
+    pub(super) fn is_resting(&self) -> bool {
+        self.rest_until > 0
+    }
+
+    pub(super) fn balance(&self) -> Balance {
+        Balance {
+            cost_ns: self.cost_ns,
+            benefit_ns: self.benefit_ns,
+            is_resting: self.is_resting(),
+        }
+    }
+
+    /// Appends its state between two epochs.
+    pub(super) fn save(&self, to: &mut Vec<u64>) {
+        let signed = |ns: i64| ns.wrapping_add(TOTAL_MAX_NS as i64) as u64;
+        to.extend([
+            signed(self.balance_ns),
+            self.cost_ns,
+            signed(self.benefit_ns),
+        ]);
+        to.extend([self.trial_ns, self.income_ns, self.steady_ns].map(signed));
+        to.extend(self.price_ps.map(|price| price.map_or(0, |ps| ps + 1)));
+        to.push(self.sample_ns.to_bits());
+        to.extend([self.tick, self.exposure, self.broke_epochs, self.rest_until].map(u64::from));
+        to.extend([self.rest_ms, self.cap_ns as u64]);
+    }
+
+    /// Takes over what was saved.
+    pub(super) fn restore(&mut self, from: &mut Numbers<'_>) -> Result<(), NotAState> {
+        let signed = |n: u64| n as i64 - TOTAL_MAX_NS as i64;
+        self.balance_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
+        self.cost_ns = from.next(TOTAL_MAX_NS)?;
+        self.benefit_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
+        self.trial_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
+        self.income_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
+        self.steady_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
+        for price in &mut self.price_ps {
+            *price = from.next(PRICE_MAX_PS + 1)?.checked_sub(1);
+        }
+        let sample_ns = f64::from_bits(from.next(u64::MAX)?);
+        self.sample_ns = from.known(Some(sample_ns).filter(|ns| (0.0..=1e20).contains(ns)))?;
+        self.tick = from.next_u32()?;
+        self.exposure = from.next((2 * (REST_EPOCHS + 1) * EXPOSURE_ONE).into())? as u32;
+        self.broke_epochs = from.next(BROKE_EPOCHS.into())? as u32;
+        self.rest_until = from.next_u32()?;
+        self.rest_ms = from.next(REST_MAX_MS)?;
+        from.known((self.rest_ms >= REST_MIN_MS).then_some(()))?;
+        self.cap_ns = from.next(TOTAL_MAX_NS)? as i64;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,199 @@
+//! The properties of the module's text, through an engine on a kernel that is a map.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::engine::conformance::{EpochScript, Plain, Script, hot_set};
+use crate::engine::{BATCH_BLOCKS, Config, Engine, Ranges, Stage};
+use crate::{BLOCK_SIZE, GuestVirtAddr};
+
+const BASE: GuestVirtAddr = GuestVirtAddr(1 << 40);
+
+/// The lab's: a sample stands for 5.6 ms.
+const GAIN: Gain = Gain {
+    loads_per_sample: Some(4093),
+    latency_ns: PerTier {
+        fast: 640,
+        slow: 2000,
+    },
+};
+
+/// A block takes 10 ms.
+const BLOCK_NS: u64 = 10_000_000;
+
+/// An engine with an account, on a script's machine.
+fn rig(script: &Script, gain: Gain) -> Plain {
+    let tuning = script.tuning();
+    let config = Config::new(&tuning, script.fast_size(), gain);
+    let mut plain = Plain::new(script, BASE);
+    plain.engine = Engine::new(Ranges(tuning.classifier()), config);
+    plain.block_ns = BLOCK_NS;
+    plain
+}
+
+/// Blocks moved so far, in both directions.
+fn moved(plain: &Plain) -> u64 {
+    let figures = plain.engine.figures();
+    (figures.promoted.0 + figures.demoted.0) / BLOCK_SIZE
+}
+
+/// How many of these blocks lie in fast memory.
+fn in_fast(plain: &Plain, blocks: std::ops::Range<u64>) -> usize {
+    let at = |b: u64| crate::Block(crate::Block::of(BASE).0 + b);
+    let is_fast = |b: &u64| plain.kernel.locate(at(*b)).fast.0 > 0;
+    blocks.filter(is_fast).count()
+}
+
+/// One epoch of a program that is at `from` and uses `len` blocks of `all`, each in turn.
+fn window(from: u64, len: u64, all: u64, samples: u64) -> EpochScript {
+    let sample = |i| (from + i % len) % all;
+    EpochScript {
+        grown: 0,
+        samples: (0..samples).map(sample).collect(),
+    }
+}
+
+/// The time that all trials so far may have cost: their stakes and what was lent on them, and a
+/// batch of each direction that was under way.
+fn stakes_ns(rests: u64) -> u64 {
+    let lent = CREDIT_MAX_NS as u64;
+    let batches = 2 * BATCH_BLOCKS as u64 * BLOCK_NS;
+    STAKE_NS + lent + batches + rests * (TRIAL_NS as u64 + lent + batches)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    /// Also where the tracker does not know what a sample stands for.
+    #[test]
+    fn on_any_stream_moves_cost_no_more_than_stakes_and_what_they_brought(
+        seed: u64, knows: bool,
+    ) {
+        let script = Script::new(seed);
+        let gain = Gain { loads_per_sample: GAIN.loads_per_sample.filter(|_| knows), ..GAIN };
+        let mut plain = rig(&script, gain);
+        let (mut rests, mut gross_ns, mut before) = (0, 0, plain.engine.balance());
+        for epoch in script.epochs.iter().cycle().take(300) {
+            plain.epoch(epoch);
+            let now = plain.engine.balance();
+            gross_ns += (now.benefit_ns - before.benefit_ns).max(0) as u64;
+            rests += u64::from(now.is_resting && !before.is_resting);
+            before = now;
+            let bound_ns = stakes_ns(rests) + gross_ns;
+            prop_assert!(now.cost_ns <= bound_ns, "{} > {bound_ns}", now.cost_ns);
+        }
+    }
+
+    /// Whatever its length and speed: also where it comes back within the horizon.
+    #[test]
+    fn on_a_sweep_moves_die_out(step in 5u64..60, len in 20u64..60, samples in 60u64..500) {
+        let mut script = hot_set(100, 300, 350..400, 0);
+        script.epochs = (0..400).map(|n| window(n * step, len, 400, samples)).collect();
+        let mut plain = rig(&script, GAIN);
+        let mut elapsed_ns = 0;
+        for epoch in &script.epochs {
+            plain.epoch(epoch);
+            elapsed_ns += 500_000_000 * u64::from(plain.engine.pause_epochs());
+        }
+        let now = plain.engine.balance();
+        let lost_ns = now.cost_ns as i64 - now.benefit_ns;
+        // The trials that failed, and the first and the last one.
+        let bound_ns = elapsed_ns / LOSS_SHARE + 2 * stakes_ns(0);
+        prop_assert!(lost_ns <= bound_ns as i64, "{lost_ns} > {bound_ns} ns");
+    }
+
+    #[test]
+    fn a_stable_hot_set_comes_into_fast_memory_and_a_moved_one_is_followed(
+        first in 100u64..300, second in 100u64..300, samples in 60u64..600,
+    ) {
+        let (first, second) = (first / 2 * 2, second / 2 * 2);
+        let mut script = hot_set(100, 300, first..first + 50, 16);
+        let cut = |script: &Script| -> Vec<_> {
+            let cut = |e: &EpochScript| EpochScript {
+                grown: 0,
+                samples: e.samples.iter().copied().cycle().take(samples as usize).collect(),
+            };
+            script.epochs.iter().map(cut).collect()
+        };
+        script.epochs = cut(&script);
+        let mut plain = rig(&script, GAIN);
+        for epoch in &script.epochs {
+            plain.epoch(epoch);
+        }
+        prop_assert!(in_fast(&plain, first..first + 50) >= 45);
+        let other = hot_set(100, 300, second..second + 50, 16);
+        for epoch in cut(&other) {
+            plain.epoch(&epoch);
+        }
+        prop_assert!(in_fast(&plain, second..second + 50) >= 45);
+        prop_assert!(!plain.engine.balance().is_resting);
+    }
+
+    /// As fast as without an account, but for two epochs.
+    #[test]
+    fn a_stable_hot_set_comes_soon(hot in 100u64..350) {
+        let script = hot_set(100, 300, hot..hot + 50, 20);
+        let epochs_of = |plain: &mut Plain| {
+            let mut epochs = script.epochs.iter();
+            epochs.position(|epoch| {
+                plain.epoch(epoch);
+                in_fast(plain, hot..hot + 50) >= 45
+            })
+        };
+        let free = epochs_of(&mut Plain::new(&script, BASE));
+        let ours = epochs_of(&mut rig(&script, GAIN));
+        let (free, ours) = (free.unwrap_or(99), ours.unwrap_or(99));
+        prop_assert!(ours <= free + 2, "{ours} epochs instead of {free}");
+    }
+
+    #[test]
+    fn nothing_that_is_told_overflows(
+        told in prop::collection::vec((any::<u32>(), 0u8..4, any::<u64>(), 0u32..9), 0..200),
+        loads in prop::option::of(any::<u32>()), slow: u32, stake: u64, epoch_ms in 1u64..60_000,
+    ) {
+        let latency_ns = PerTier { fast: 80, slow };
+        let gain = Gain { loads_per_sample: loads, latency_ns };
+        let mut account = Account::new(gain, stake, epoch_ms, true);
+        for (weight, kind, number, epochs) in told {
+            match kind {
+                0 => account.take_sample(weight, Some(Tier::Fast)),
+                1 => account.take_sample(weight, Some(Tier::Slow)),
+                2 => account.end_samples(epochs.clamp(1, REST_EPOCHS)),
+                _ => {
+                    account.pay(Direction::Promotion, ByteCount(weight.into()), number);
+                    account.planned(true, true);
+                }
+            }
+            prop_assert!(account.budget().sample_ps >= 0.0);
+            let (mut saved, mut other) = (vec![], Account::new(gain, 0, epoch_ms, true));
+            account.save(&mut saved);
+            prop_assert!(other.restore(&mut Numbers::new(&saved)).is_ok());
+            prop_assert_eq!(other.budget(), account.budget());
+        }
+    }
+}
+
+#[test]
+fn while_it_rests_it_looks_nothing_up_and_then_tries_again() {
+    let mut script = hot_set(100, 300, 350..400, 0);
+    script.epochs = (0..400).map(|n| window(n * 30, 40, 400, 300)).collect();
+    let mut plain = rig(&script, GAIN);
+    let mut epochs = script.epochs.iter();
+    let mut next = |plain: &mut Plain| plain.epoch(epochs.next().expect("it rests before the end"));
+    while !plain.engine.balance().is_resting {
+        next(&mut plain);
+    }
+    let asked = next(&mut plain);
+    assert!(plain.engine.balance().is_resting);
+    assert!(!asked.iter().any(|a| a.starts_with("LookUp")), "{asked:?}");
+    assert_eq!(asked.last().unwrap(), "Sleep { epochs: 4 }");
+    assert_eq!(plain.engine.stage(), Stage::Asleep);
+    let before = moved(&plain);
+    while plain.engine.balance().is_resting {
+        next(&mut plain);
+    }
+    while !plain.engine.balance().is_resting {
+        next(&mut plain);
+    }
+    assert!(moved(&plain) > before, "a trial moves something");
+}

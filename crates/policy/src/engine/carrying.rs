@@ -1,0 +1,85 @@
+//! How a plan is carried out, from its first batch to sleep.
+
+use super::moves::Moves;
+use super::protocol::{Direction, Misuse};
+use super::{Engine, State, Strategy, check};
+use crate::{ByteCount, Placement, Plan};
+
+impl<S: Strategy> Engine<S> {
+    /// Begins with a plan, or goes on without one.
+    pub(super) fn carry_out(&mut self, plan: Plan) {
+        self.account.planned(plan.is_empty(), plan.is_short);
+        if plan.is_empty() {
+            self.calm = self.calm.saturating_add(1);
+        } else if !self.paused {
+            self.calm = 0;
+            self.moves.add(plan);
+        }
+        self.proceed();
+    }
+
+    /// What is left of a plan is given up when somebody asks for a pause.
+    pub(super) fn pause(&mut self, paused: bool) {
+        self.paused = paused;
+        if paused {
+            self.moves.give_up();
+            if matches!(self.state, State::Room | State::Reclaim) {
+                self.proceed();
+            }
+        }
+    }
+
+    /// Goes on with the moves, or to sleep.
+    pub(super) fn proceed(&mut self) {
+        self.moves.end_batch();
+        self.state = if self.moves.is_done() {
+            State::Asleep
+        } else if self.moves.wants_room() {
+            State::Room
+        } else {
+            // Without promotions it does not matter how much room there is.
+            self.moves.advance(ByteCount(0), 0);
+            State::Move
+        };
+    }
+
+    pub(super) fn moved(&mut self, placements: &[Placement], took_ns: u64) -> Result<(), Misuse> {
+        let Moves {
+            batch, direction, ..
+        } = &self.moves;
+        check(placements, batch.len())?;
+        let (tick, ticks) = (self.account.tick(), self.account.horizon_ticks());
+        let (mut tried, mut moved) = (0, 0);
+        for (r, placement) in batch.iter().zip(placements) {
+            let left = direction.left(placement);
+            tried += r.bytes.0;
+            moved += r.bytes.0.saturating_sub(left.0);
+            self.residency.set(r.pid, r.block, *placement);
+            if left.0 == 0 {
+                let to = direction.to();
+                self.residency.moved(r.pid, r.block, to, tick, ticks);
+            } else {
+                self.residency.failed(r.pid, r.block, self.epoch);
+            }
+        }
+        self.figures.tried.0 += tried;
+        match direction {
+            Direction::Promotion => self.figures.promoted.0 += moved,
+            Direction::Demotion => self.figures.demoted.0 += moved,
+        }
+        let direction = *direction;
+        let may_go_on = self.account.pay(direction, ByteCount(tried), took_ns);
+        // Not between a demotion and the promotions that it has made room for: half of an exchange
+        // cannot pay.
+        let is_half = direction == Direction::Demotion && self.moves.wants_room();
+        if !may_go_on && !is_half && self.balloon_wants.0 == 0 {
+            self.moves.give_up();
+        }
+        if direction == Direction::Promotion && moved * 2 < tried {
+            // More of the same would only cost time.
+            self.moves.give_up_promotions();
+        }
+        self.proceed();
+        Ok(())
+    }
+}

@@ -1,0 +1,138 @@
+//! mix: parts of memory that are used in different ways, at once or in turn.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Parameters, THREADS_MAX, one};
+use crate::fault::{at_least_one, refuse_if, within};
+
+/// Most parts.
+const PARTS_MAX: usize = 16;
+
+/// Parameters of mix.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mix {
+    /// Idle memory that is touched first, MiB.
+    #[serde(default)]
+    pub cold_mib: u64,
+    /// Threads; each uses all parts.
+    #[serde(default = "one")]
+    pub threads: u32,
+    /// Seconds after which the next part has its turn; all at once when left out.
+    #[serde(default)]
+    pub turns_s: Option<u64>,
+    /// The parts, in the order of their allocation.
+    pub parts: Vec<Part>,
+}
+
+/// A part of memory, and how it is used.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Part {
+    /// Its size, MiB.
+    pub size_mib: u64,
+    /// Its weight among the parts: the share of the accesses that it gets, where all are used at
+    /// once. An idle part has 0.
+    #[serde(default = "whole")]
+    pub share: f64,
+    /// The order of its accesses.
+    #[serde(default)]
+    pub pattern: Pattern,
+    /// Part of its accesses that are stores, 0 to 1.
+    #[serde(default)]
+    pub stores: f64,
+    /// Size of its hot set, at its end, MiB; without one it is used evenly.
+    #[serde(default)]
+    pub hot_mib: u64,
+    /// Share of its accesses that go to the hot set, 0 to 1.
+    #[serde(default)]
+    pub hot_weight: f64,
+    /// Seconds after which the hot set moves on by its own size, round and round.
+    #[serde(default)]
+    pub moves_s: Option<u64>,
+}
+
+/// The order of accesses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "lowercase")]
+pub enum Pattern {
+    /// At random.
+    #[default]
+    Random,
+    /// Line by line, again and again.
+    Sweep,
+}
+
+fn whole() -> f64 {
+    1.0
+}
+
+impl Parameters for Mix {
+    fn size_mib(&self) -> u64 {
+        let sizes = self.parts.iter().map(|part| part.size_mib);
+        sizes.fold(0, u64::saturating_add)
+    }
+
+    fn cold_mib(&self) -> u64 {
+        self.cold_mib
+    }
+
+    fn tells_hot_set(&self) -> bool {
+        let stays = |part: &Part| part.moves_s.is_none();
+        self.turns_s.is_none()
+            && self.parts.iter().all(stays)
+            && self.parts.iter().any(|part| part.hot_mib > 0)
+    }
+
+    fn check(&self, _duration_s: u64) -> Result<(), String> {
+        within("workload.threads", self.threads, 1..=THREADS_MAX)?;
+        within(
+            "workload.parts, their number",
+            self.parts.len(),
+            1..=PARTS_MAX,
+        )?;
+        if let Some(turns_s) = self.turns_s {
+            at_least_one("workload.turns_s", turns_s)?;
+        }
+        for (n, part) in self.parts.iter().enumerate() {
+            part.check()
+                .map_err(|what| format!("workload.parts[{n}].{what}"))?;
+        }
+        let is_idle = |part: &Part| part.share == 0.0;
+        let has_idle = self.parts.iter().any(is_idle);
+        refuse_if(
+            self.parts.iter().all(is_idle) || self.turns_s.is_some() && has_idle,
+            || {
+                "workload.parts: share = 0: some part must be used, and all where turns_s is given"
+                    .into()
+            },
+        )
+    }
+}
+
+impl Part {
+    fn check(&self) -> Result<(), String> {
+        let Self {
+            size_mib, hot_mib, ..
+        } = *self;
+        at_least_one("size_mib", size_mib)?;
+        within("share", self.share, 0.0..=1e6)?;
+        within("stores", self.stores, 0.0..=1.0)?;
+        within("hot_weight", self.hot_weight, 0.0..=1.0)?;
+        refuse_if(hot_mib >= size_mib, || {
+            format!("hot_mib = {hot_mib}: must be below size_mib = {size_mib}")
+        })?;
+        let is_sweep = self.pattern == Pattern::Sweep;
+        let has_hot_keys = hot_mib > 0 || self.hot_weight > 0.0 || self.moves_s.is_some();
+        refuse_if(is_sweep && has_hot_keys, || {
+            "pattern = \"sweep\": has no hot set; put it into a part of its own".into()
+        })?;
+        refuse_if(has_hot_keys && hot_mib == 0, || {
+            "hot_mib = 0: hot_weight and moves_s need a hot set".into()
+        })?;
+        match self.moves_s {
+            Some(moves_s) => at_least_one("moves_s", moves_s),
+            None => Ok(()),
+        }
+    }
+}
