@@ -26,7 +26,7 @@ enum Task {
     Test,
     /// Run the fuzz targets alone
     Fuzz,
-    /// Run each system's authors' experiment on the simulator, and write docs/systems.md
+    /// Run each system's authors' experiment on the simulator, and write docs/src/systems.md
     Systems,
     /// Run the benchmarks
     Bench,
