@@ -3,9 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use demeter_guest::status::{StatusCell, TargetStatus};
 use demeter_host::metrics;
@@ -15,6 +19,9 @@ const PAGE: &str = "docs/src/reference/metrics.md";
 const RULES: &str = "packaging/prometheus/demeter.rules.yml";
 const RULES_TEST: &str = "packaging/prometheus/demeter.test.yml";
 const DASHBOARD: &str = "packaging/grafana/demeter.json";
+
+/// Prometheus needs seconds to start; a busy machine, many.
+const SCRAPE_LIMIT: Duration = Duration::from_secs(120);
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -199,4 +206,98 @@ fn promtool_accepts_the_rules_and_they_fire_when_they_should() {
         let said = String::from_utf8_lossy(&said);
         assert!(output.status.success(), "{said}");
     }
+}
+
+/// A child process that ends with the test.
+struct Child(std::process::Child);
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A loopback address that nobody listens on just now.
+fn free_address() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap()
+}
+
+/// What Prometheus answers to a query, while it can be asked at all.
+fn query(prometheus: SocketAddr, query: &str) -> Option<serde_json::Value> {
+    let mut stream = TcpStream::connect(prometheus).ok()?;
+    let request = format!("GET /api/v1/query?query={query} HTTP/1.0\r\n\r\n");
+    stream.write_all(request.as_bytes()).ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    let (_, body) = answer.split_once("\r\n\r\n")?;
+    let body: serde_json::Value = serde_json::from_str(body).ok()?;
+    let value = &body["data"]["result"][0]["value"][1];
+    (!value.is_null()).then(|| value.clone())
+}
+
+#[test]
+fn prometheus_scrapes_a_running_controller() {
+    let prometheus = std::env::var_os("PROMETHEUS").unwrap_or_else(|| "prometheus".into());
+    if Command::new(&prometheus).arg("--version").output().is_err() {
+        eprintln!("skipped: prometheus is not installed (apt install prometheus)");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    fs::write(path("token"), "correct horse battery").unwrap();
+    fs::set_permissions(path("token"), fs::Permissions::from_mode(0o600)).unwrap();
+    let (controller, server) = (free_address(), free_address());
+    // Its VM does not run, which is a state to be scraped like any other.
+    let config = format!(
+        "socket = {:?}\nstate = {:?}\nlisten = \"{controller}\"\ntoken_file = {:?}\n\
+         pool = {{ fast_mib = 100, slow_mib = 100 }}\n[vm.db]\nqmp = {:?}\nagent = {:?}\n\
+         fast = {{ memdev = \"f\", size_mib = 10 }}\nslow = {{ memdev = \"s\", size_mib = 20 }}\n",
+        path("host.sock"),
+        path("state.json"),
+        path("token"),
+        path("db.qmp"),
+        path("db.agent"),
+    );
+    fs::write(path("host.toml"), config).unwrap();
+    let scrape = format!(
+        "global: {{ scrape_interval: 1s }}\nrule_files: [{:?}]\nscrape_configs:\n  - job_name: demeter-host\n    \
+         authorization: {{ credentials_file: {:?} }}\n    static_configs: [{{ targets: [\"{controller}\"] }}]\n",
+        fs::canonicalize(root().join(RULES)).unwrap(),
+        path("token"),
+    );
+    fs::write(path("prometheus.yml"), scrape).unwrap();
+    let start = |command: &mut Command| {
+        let quiet = command.stdout(Stdio::null()).stderr(Stdio::null());
+        Child(quiet.spawn().unwrap())
+    };
+    let _controller = start(
+        Command::new(env!("CARGO_BIN_EXE_demeter"))
+            .args(["host", "--config"])
+            .arg(path("host.toml")),
+    );
+    let _server = start(
+        Command::new(&prometheus)
+            .arg(format!(
+                "--config.file={}",
+                path("prometheus.yml").display()
+            ))
+            .arg(format!("--storage.tsdb.path={}", path("data").display()))
+            .arg(format!("--web.listen-address={server}")),
+    );
+    let begin = Instant::now();
+    let pool = loop {
+        if let Some(value) = query(server, "demeter_host_pool_bytes%7Btier%3D%22fast%22%7D") {
+            break value;
+        }
+        assert!(begin.elapsed() < SCRAPE_LIMIT, "nothing was scraped");
+        std::thread::sleep(Duration::from_millis(200));
+    };
+    assert_eq!(pool, (100u64 << 20).to_string());
+    assert_eq!(
+        query(server, "demeter_host_vm_up%7Bvm%3D%22db%22%7D").unwrap(),
+        "0"
+    );
+    assert_eq!(query(server, "up").unwrap(), "1");
 }

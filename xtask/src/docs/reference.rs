@@ -174,7 +174,7 @@ impl<'a> Sections<'a> {
             }
             write!(values, "\n`{key}` is one of\n\n")?;
             self.values(path, &found, values)?;
-            return Ok("one of these below".into());
+            return Ok("one of those below".into());
         }
         let found = self.source.find_struct(of.file, &name);
         let found =

@@ -355,6 +355,7 @@ pub fn doc(attrs: &[Attribute]) -> String {
         },
         _ => None,
     });
+    let lines = lines.filter(|line| !line.is_empty());
     let text = lines.collect::<Vec<_>>().join(" ");
     text.replace("[`", "`").replace("`]", "`")
 }
