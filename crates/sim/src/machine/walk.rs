@@ -16,6 +16,7 @@ use demeter_policy::{GuestPhysAddr, GuestVirtAddr};
 use super::assoc::Assoc;
 use super::cpu::TlbModel;
 use super::radix::{Address, PageSize, Radix, Table, entry_offset};
+use super::segment::Segments;
 
 /// Which address space cached translations belong to: a VM's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -192,10 +193,15 @@ pub(crate) struct SecondLevel<'a> {
     pub(crate) first_page: u32,
     /// The VM's.
     pub(crate) space: Space,
+    /// The VM's.
+    pub(crate) segments: &'a Segments,
+    /// Times that an address was compared with a segment's bounds.
+    pub(crate) bound_checks: u64,
 }
 
 impl SecondLevel<'_> {
-    /// Walks from a guest-physical to a host frame; tells each reference.
+    /// Goes from a guest-physical to a host frame, by the segment where that leads there; tells each
+    /// reference.
     #[inline(always)]
     fn walk(
         &mut self,
@@ -203,6 +209,12 @@ impl SecondLevel<'_> {
         store: bool,
         references: &mut impl FnMut(u64),
     ) -> Result<Mapping, Fault> {
+        if let Some(segment) = &self.segments.host {
+            self.bound_checks += 1;
+            if let Some(mapping) = segment.mapping(gpa, self.tree.page_bits()) {
+                return Ok(mapping);
+            }
+        }
         let mut direct = Direct {
             first_page: self.first_page,
             references,
@@ -274,8 +286,17 @@ pub(crate) fn nested(
     references: &mut impl FnMut(u64),
 ) -> Result<Mapping, Fault> {
     let (space, page_bits) = (host.space, tree.page_bits());
-    let mut guest = Guest { host, references };
-    let in_guest = walk(tree, caches, space, addr, store, &mut guest)?;
+    let by_segment = host.segments.guest.as_ref().and_then(|segment| {
+        host.bound_checks += 1;
+        segment.mapping(addr, page_bits)
+    });
+    let in_guest = match by_segment {
+        Some(mapping) => mapping,
+        None => {
+            let mut guest = Guest { host, references };
+            walk(tree, caches, space, addr, store, &mut guest)?
+        }
+    };
     let within = addr.0 & ((1 << page_bits) - 1);
     let gpa = GuestPhysAddr(u64::from(in_guest.frame) << page_bits | within);
     let in_host = host.walk(gpa, store, references)?;
@@ -300,6 +321,7 @@ mod tests {
         host: Radix<GuestPhysAddr>,
         guest_caches: WalkCaches,
         host_caches: WalkCaches,
+        segments: Segments,
     }
 
     impl World {
@@ -331,6 +353,7 @@ mod tests {
                 host,
                 guest_caches,
                 host_caches,
+                segments: Segments::default(),
             }
         }
 
@@ -341,6 +364,8 @@ mod tests {
                 caches: &mut self.host_caches,
                 first_page: 0,
                 space: Space(0),
+                segments: &self.segments,
+                bound_checks: 0,
             };
             nested(
                 &mut self.guest,
@@ -449,6 +474,8 @@ mod tests {
             caches: &mut world.host_caches,
             first_page: 0,
             space: Space(0),
+            segments: &world.segments,
+            bound_checks: 0,
         };
         let mut go = |addr| {
             nested(
