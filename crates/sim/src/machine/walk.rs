@@ -313,6 +313,7 @@ mod tests {
 
     use super::*;
     use crate::machine::cpu::ICE_LAKE_SP;
+    use crate::machine::segment::{EscapeFilter, Segment};
 
     const GVA: GuestVirtAddr = GuestVirtAddr(0x12_4000_0000);
 
@@ -358,6 +359,11 @@ mod tests {
         }
 
         fn references(&mut self) -> usize {
+            self.translate().1
+        }
+
+        /// The mapping, references and comparisons with bounds.
+        fn translate(&mut self) -> (Mapping, usize, u64) {
             let mut n = 0;
             let mut second = SecondLevel {
                 tree: &mut self.host,
@@ -367,7 +373,7 @@ mod tests {
                 segments: &self.segments,
                 bound_checks: 0,
             };
-            nested(
+            let mapping = nested(
                 &mut self.guest,
                 &mut self.guest_caches,
                 &mut second,
@@ -378,7 +384,7 @@ mod tests {
                 },
             )
             .unwrap();
-            n
+            (mapping, n, second.bound_checks)
         }
 
         /// References when the host's page-walk caches are emptied before each of its walks.
@@ -429,6 +435,45 @@ mod tests {
         assert_eq!(World::new(4, Base, Huge).cold(), 19);
         assert_eq!(World::new(4, Huge, Huge).cold(), 15);
         assert_eq!(World::new(5, Huge, Base).cold(), 29);
+    }
+
+    /// References and comparisons of a cold walk to where paging leads, under some segments.
+    fn cold_with(guest: bool, host: bool, escapes: bool) -> (usize, u64) {
+        let mut world = World::new(4, PageSize::Base, PageSize::Base);
+        let data = GuestPhysAddr(1 << 31);
+        let paged = {
+            let mut world = World::new(4, PageSize::Base, PageSize::Base);
+            world.translate().0.frame
+        };
+        let mut filter = EscapeFilter::default();
+        if escapes {
+            filter.insert(data.0);
+        }
+        let end = GuestVirtAddr(GVA.0 + 4096);
+        world.segments.guest = guest.then(|| Segment::new(GVA, end, data.0, Default::default()));
+        // Data lies at 2 GiB of the guest's and at 128 MiB of the host's memory; tables below.
+        world.segments.host = host.then(|| {
+            let (start, end) = (GuestPhysAddr(0), GuestPhysAddr(1 << 32));
+            Segment::new(start, end, 0, filter)
+        });
+        let (mapping, references, checks) = world.translate();
+        let by_host = host && !escapes;
+        let expected = if by_host { (data.0 >> 12) as u32 } else { paged };
+        assert_eq!(mapping.frame, expected);
+        (references, checks)
+    }
+
+    #[test]
+    fn segments_take_dimensions_out_of_walks() {
+        // VMM Direct: the guest's four entries, each table and the data compared with the bounds.
+        assert_eq!(cold_with(false, true, false), (4, 5));
+        // Guest Direct: the hypervisor's four entries.
+        assert_eq!(cold_with(true, false, false), (4, 1));
+        // Dual Direct: none.
+        assert_eq!(cold_with(true, true, false), (0, 2));
+        // What escapes is walked to by the hypervisor's tables.
+        assert_eq!(cold_with(true, true, true), (4, 2));
+        assert_eq!(cold_with(false, true, true), (8, 5));
     }
 
     #[test]
