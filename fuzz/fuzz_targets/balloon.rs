@@ -42,8 +42,11 @@ enum Reply {
     Lie(Vec<Said>),
     Before(Said),
     After(Said),
-    /// The agent alone, or the guest with it.
-    Restart(bool),
+    /// The agent alone, or the guest with it; after an honest answer or without one.
+    Restart {
+        is_reset: bool,
+        answers: bool,
+    },
 }
 
 #[derive(Debug, Arbitrary)]
@@ -118,7 +121,8 @@ struct Truth {
     /// The guest named it as held: in this run of its agent, in one before.
     is_named: PerTier<Vec<bool>>,
     was_named: PerTier<Vec<bool>>,
-    /// Holes in what was only named before the agent's last start.
+    /// Holes that may still be made in what was only named before the agent's last start: a batch, if it
+    /// confirmed right before that it was there.
     stale_holes: usize,
     is_proved: PerTier<bool>,
     /// Where a nonce lies.
@@ -148,14 +152,14 @@ impl Truth {
         ByteCount(backed.count() as u64 * PAGE_SIZE)
     }
 
-    fn restart(&mut self) {
+    fn restart(&mut self, was_confirmed: bool) {
         for tier in Tier::ALL {
             let named = std::mem::replace(self.is_named.get_mut(tier), vec![false; pages(tier)]);
             for (was, is) in self.was_named.get_mut(tier).iter_mut().zip(named) {
                 *was |= is;
             }
         }
-        self.stale_holes = 0;
+        self.stale_holes = if was_confirmed { HOLES_MAX } else { 0 };
     }
 
     fn punch(&mut self, extent: Extent) {
@@ -173,11 +177,10 @@ impl Truth {
             assert!(named[page] || before[page], "page {page} was never named");
             is_stale |= !named[page];
         }
-        self.stale_holes += usize::from(is_stale);
-        assert!(
-            self.stale_holes <= HOLES_MAX,
-            "punched after a restart what was named before it"
-        );
+        if is_stale {
+            let left = self.stale_holes.checked_sub(1);
+            self.stale_holes = left.expect("nothing that was named before a restart is punched");
+        }
         self.is_punched_since_question = true;
         self.is_backed.get_mut(extent.tier)[file_pages(extent)].fill(false);
     }
@@ -348,13 +351,17 @@ impl Guest {
                 self.answer(message, out);
                 self.lie(said, last, out);
             }
-            Some(Reply::Restart(is_reset)) => {
+            Some(Reply::Restart { is_reset, answers }) => {
+                if answers {
+                    self.answer(message, out);
+                }
                 self.session += 1;
                 if is_reset {
                     self.boot = self.boot.wrapping_add(1);
                     self.is_held = PerTier::from_fn(|tier| vec![false; pages(tier)]);
                 }
-                self.memory.truth().restart();
+                let was_confirmed = answers && matches!(message, Message::Ping { .. });
+                self.memory.truth().restart(was_confirmed);
                 let hello = self.hello();
                 self.say(hello, out);
             }

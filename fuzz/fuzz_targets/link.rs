@@ -8,7 +8,7 @@ use std::time::Duration;
 use arbitrary::Arbitrary;
 use demeter_fuzz::Said;
 use demeter_host::agent::{Agent, Answers};
-use demeter_policy::NodeId;
+use demeter_policy::{ByteCount, NodeId, PAGE_SIZE};
 use demeter_proto::{Decoder, Hello, Message, RequestId, SessionId, Stats};
 use libfuzzer_sys::fuzz_target;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf};
@@ -19,6 +19,7 @@ enum Step {
     Say(Said),
     List(u8),
     Take,
+    Tell(u8),
     Confirm(u8),
     Pass(u16),
 }
@@ -147,6 +148,12 @@ async fn case(script: Vec<Step>) {
                 };
                 assert_eq!(request, open.request);
                 open.is_answered = !matches!(answer, Message::Inflated(_) | Message::Held(_));
+            }
+            Step::Tell(pages) => {
+                let oom = ByteCount(u64::from(pages) * PAGE_SIZE);
+                let told = timeout(SOON, agent.tell(Message::Allow { oom })).await;
+                let is_told = told.expect("in time").is_ok();
+                assert_eq!(is_told, known.hello.is_some(), "told, or nobody is there");
             }
             Step::Confirm(session) => {
                 let session = SessionId(session.into());

@@ -55,7 +55,10 @@ impl Said {
     /// The message, or bytes that are none.
     pub fn message(self, last: u64) -> Result<Message, Vec<u8>> {
         // Mostly the last one.
-        let request = |back: u8| RequestId(last.wrapping_sub(u64::from(back.saturating_sub(200))));
+        let request = |back: u8| match back % 4 {
+            3 => RequestId(last.wrapping_sub(u64::from(back / 4))),
+            _ => RequestId(last),
+        };
         let node = |node: u8| NodeId(u32::from(node) % 3);
         Ok(match self {
             Self::Hello(boot, session, nodes) => Message::Hello(Hello {
