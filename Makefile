@@ -6,7 +6,7 @@ ifeq ($(shell PATH="$(PATH)" command -v cargo 2>/dev/null),)
 $(error Rust is missing; get it from https://rustup.rs and try again)
 endif
 
-.PHONY: build setup demo test bench
+.PHONY: build setup demo test bench fuzz
 
 # Static release binaries: target/release/{demeter,graph,gups,kvload,memlat,sweep}.
 build:
@@ -23,7 +23,13 @@ demo: setup
 
 # Everything that must hold before a change is merged.
 test: setup
+	@sh xtask/setup.sh fuzz
 	@cargo xtask test
+
+# A million inputs for each fuzz target: about an hour.
+fuzz:
+	@sh xtask/setup.sh fuzz
+	@cargo xtask fuzz
 
 # How fast the classifier is.
 bench:

@@ -3,7 +3,8 @@
 # without the rights, says what is missing and how to get it.
 #
 #   setup.sh compiler    what cargo needs to link: this is why setup is no task of xtask
-#   setup.sh             that, and what the lab's VMs and the recorder of programs need
+#   setup.sh fuzz        that, and what the fuzz engine needs
+#   setup.sh             what cargo needs, and what the lab's VMs and the recorder of programs need
 set -u
 
 packages=
@@ -11,7 +12,8 @@ need() { packages="$packages $1"; }
 
 command -v cc >/dev/null || need gcc
 [ -e /usr/include/stdio.h ] || need libc6-dev
-if [ "${1-}" != compiler ]; then
+[ "${1-}" != fuzz ] || command -v c++ >/dev/null || need g++
+if [ -z "${1-}" ]; then
     command -v qemu-system-x86_64 >/dev/null || need qemu-system-x86
     command -v qemu-x86_64 >/dev/null || need qemu-user
     command -v dpkg-deb >/dev/null || need dpkg
@@ -48,7 +50,7 @@ if [ -n "$packages" ]; then
 fi
 
 # The lab downloads a stock kernel by the package lists; a kernel of an earlier run serves, too.
-if [ "${1-}" != compiler ] && command -v apt-cache >/dev/null && [ "$(id -u)" = 0 ] &&
+if [ -z "${1-}" ] && command -v apt-cache >/dev/null && [ "$(id -u)" = 0 ] &&
     [ -z "$(apt-cache search --names-only '^linux-image-.*-cloud-amd64$')" ]; then
     apt-get -qq update ||
         echo "setup: no package lists and no network: the lab needs a kernel that it has cached" >&2

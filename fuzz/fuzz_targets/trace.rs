@@ -17,9 +17,8 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(frame.thread < header.threads && !frame.accesses.is_empty());
         for access in &frame.accesses {
             let gva = access.gva().0;
-            let holds = |span: &demeter_sim::trace::Span| {
-                gva.wrapping_sub(span.base.0) < span.bytes
-            };
+            let holds =
+                |span: &demeter_sim::trace::Span| gva.wrapping_sub(span.base.0) < span.bytes;
             assert!(header.regions.iter().any(holds));
         }
         accesses += frame.accesses.len();

@@ -1,9 +1,11 @@
-//! The fuzz targets in fuzz/, a minute each. They need a nightly compiler and cargo-fuzz; where
-//! those are missing, the property tests over the same code stand alone.
+//! The fuzz targets in fuzz/, by libFuzzer, on the compiler that the project is built with: its
+//! coverage is an option of stable compilers (sancov), and the engine comes as a crate, for which a
+//! C++ compiler is needed. There is no address sanitizer: what is fuzzed is safe Rust.
 
 use std::collections::VecDeque;
 use std::fs;
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Output};
 use std::sync::Mutex;
 use std::thread;
 
@@ -11,32 +13,71 @@ use anyhow::{Context, bail};
 
 use crate::shell;
 
-const SECONDS: u32 = 60;
+/// Fuzzes what comes from the other side of a socket, a ring or a file.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Inputs for each target
+    #[arg(long, default_value_t = 1_000_000)]
+    runs: u64,
+    /// No more than so many seconds for each target
+    #[arg(long, default_value_t = 3600)]
+    seconds: u32,
+    /// Where chance begins, so that a run can be made again; 0 is somewhere else each time
+    #[arg(long, default_value_t = 0)]
+    seed: u32,
+    /// Only these targets
+    #[arg(value_name = "TARGET")]
+    targets: Vec<String>,
+}
+
+impl Args {
+    /// What `make test` does: the same each time, as far as the time goes.
+    pub const SHORT: Self = Self {
+        runs: 1_000_000,
+        seconds: 3,
+        seed: 1,
+        targets: vec![],
+    };
+}
+
+/// A target that must fail, or nothing that the others say is worth anything.
+const CANARY: &str = "canary";
+
+/// Enough to find the canary: about 100,000 are needed.
+const CANARY_RUNS: u64 = 20_000_000;
+
+/// Coverage by counters at every edge, and of what is compared.
+const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module \
+    -Cllvm-args=-sanitizer-coverage-level=4 \
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
+    -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares";
 
 /// Builds all fuzz targets and runs them, as many at a time as there are cores.
-pub fn fuzz() -> anyhow::Result<()> {
-    if !shell::root().join("fuzz/Cargo.toml").exists() {
-        return Ok(());
-    }
-    if !shell::succeeds(cargo_fuzz("--version")) {
-        eprintln!(
-            "no nightly compiler with cargo-fuzz here: the fuzz targets do not run, only the \
-             property tests over the same code; get them with: rustup toolchain install nightly \
-             && cargo install cargo-fuzz"
+pub fn fuzz(args: &Args) -> anyhow::Result<()> {
+    let mut build = shell::cargo("build --release --locked --manifest-path fuzz/Cargo.toml");
+    // The folder is named, so that no setting of the person's moves it.
+    build.args(["--target-dir", "fuzz/target"]);
+    shell::run(with_flags(build))?;
+    let all = targets()?;
+    if let Some(unknown) = args.targets.iter().find(|target| !all.contains(target)) {
+        bail!(
+            "there is no fuzz target {unknown}; there are: {}",
+            all.join(", ")
         );
-        return Ok(());
     }
-    shell::run(cargo_fuzz("build"))?;
-    let targets = targets()?;
+    find_the_canary()?;
+    let wanted = |target: &String| {
+        target != CANARY && (args.targets.is_empty() || args.targets.contains(target))
+    };
+    let chosen: VecDeque<String> = all.into_iter().filter(wanted).collect();
     let workers = thread::available_parallelism()
         .map_or(1, usize::from)
-        .min(targets.len());
-    eprintln!("fuzzing {} for {SECONDS} s each", targets.join(", "));
-    let queue = Mutex::new(VecDeque::from(targets));
+        .min(chosen.len());
+    let queue = Mutex::new(chosen);
     let next = || queue.lock().ok()?.pop_front();
     let worker = || {
         while let Some(target) = next() {
-            fuzz_one(&target)?;
+            fuzz_one(&target, args)?;
         }
         Ok(())
     };
@@ -55,44 +96,98 @@ pub fn fuzz() -> anyhow::Result<()> {
     })
 }
 
-fn targets() -> anyhow::Result<Vec<String>> {
-    let output = cargo_fuzz("list")
-        .output()
-        .context("cannot run cargo fuzz list")?;
-    if !output.status.success() {
-        bail!(
-            "cargo fuzz list: {}",
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-    }
-    Ok(String::from_utf8_lossy(&output.stdout)
-        .lines()
-        .map(str::to_owned)
-        .collect())
+fn with_flags(mut command: Command) -> Command {
+    let flags: Vec<_> = FLAGS.split_whitespace().collect();
+    command.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"));
+    command
 }
 
-fn fuzz_one(target: &str) -> anyhow::Result<()> {
-    // New inputs go under target/; the corpus in the tree stays as small as it is.
-    let found = format!("target/fuzz-corpus/{target}");
-    let kept = format!("fuzz/corpus/{target}");
-    fs::create_dir_all(shell::root().join(&found)).context("cannot make target/fuzz-corpus")?;
-    let kept = if shell::root().join(&kept).is_dir() {
-        kept
-    } else {
-        String::new()
-    };
-    let limits = format!("-max_total_time={SECONDS} -timeout=10 -rss_limit_mb=2048");
-    let output = cargo_fuzz(&format!("run {target} {found} {kept} -- {limits}"))
-        .output()
-        .with_context(|| format!("cannot fuzz {target}"))?;
-    if !output.status.success() {
-        eprintln!("{}", String::from_utf8_lossy(&output.stderr));
-        bail!("fuzz target {target} found a failure; its input is in fuzz/artifacts/{target}");
+fn targets() -> anyhow::Result<Vec<String>> {
+    let folder = shell::root().join("fuzz/fuzz_targets");
+    let mut targets = vec![];
+    for entry in fs::read_dir(&folder).context("cannot list fuzz/fuzz_targets")? {
+        let path = entry?.path();
+        let name = path.file_stem().and_then(|name| name.to_str());
+        targets.extend(name.map(str::to_owned));
     }
+    targets.sort();
+    Ok(targets)
+}
+
+fn find_the_canary() -> anyhow::Result<()> {
+    let folder = shell::root().join("target/fuzz-canary");
+    fs::create_dir_all(&folder).context("cannot make target/fuzz-canary")?;
+    let canary = Args {
+        runs: CANARY_RUNS,
+        seconds: 120,
+        ..Args::SHORT
+    };
+    let output = run(CANARY, &[], &canary, &folder)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() || !said.contains("the canary was found") {
+        bail!("the fuzz engine does not find the canary, so it would find nothing else: {said}");
+    }
+    eprintln!("fuzz {CANARY}: found, as it must be");
     Ok(())
 }
 
-/// `cargo +nightly fuzz`: by rustup's cargo, which alone knows `+nightly`.
-fn cargo_fuzz(args: &str) -> Command {
-    shell::program("cargo", &format!("+nightly fuzz {args}"))
+fn fuzz_one(target: &str, args: &Args) -> anyhow::Result<()> {
+    let root = shell::root();
+    // New inputs go under target/; the corpus in the tree stays as small as it is.
+    let found = format!("target/fuzz-corpus/{target}");
+    fs::create_dir_all(root.join(&found)).context("cannot make target/fuzz-corpus")?;
+    let mut corpus = vec![found];
+    let kept = format!("fuzz/corpus/{target}");
+    if root.join(&kept).is_dir() {
+        corpus.push(kept);
+    }
+    let artifacts = root.join(format!("fuzz/artifacts/{target}"));
+    fs::create_dir_all(&artifacts).context("cannot make fuzz/artifacts")?;
+    let output = run(target, &corpus, args, &artifacts)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        eprintln!("{said}");
+        bail!("fuzz target {target} found a failure; its input is in fuzz/artifacts/{target}");
+    }
+    let done = said.lines().rev().find(|line| line.starts_with("Done "));
+    let done = done.with_context(|| format!("fuzz target {target} does not say what it did"))?;
+    let count = done
+        .split_whitespace()
+        .nth(1)
+        .and_then(|n| n.parse::<u64>().ok());
+    if count.is_none_or(|count| count == 0) {
+        bail!("fuzz target {target} did nothing: {done}");
+    }
+    eprintln!("fuzz {target}: {done}");
+    Ok(())
+}
+
+/// Runs a target over a corpus, of which new inputs go into the first folder.
+fn run(target: &str, corpus: &[String], args: &Args, artifacts: &Path) -> anyhow::Result<Output> {
+    let built = shell::root().join("fuzz/target");
+    // Below the target's own folder, where cargo is told a target.
+    let program = [format!("{}/release", host()), "release".into()]
+        .map(|folder| built.join(folder).join(target))
+        .into_iter()
+        .find(|path| path.exists())
+        .with_context(|| format!("fuzz target {target} was not built"))?;
+    let mut command = shell::program(&program, "-timeout=60 -rss_limit_mb=2048");
+    command
+        .arg(format!("-runs={}", args.runs))
+        .arg(format!("-max_total_time={}", args.seconds))
+        .arg(format!("-seed={}", args.seed))
+        .arg(format!("-artifact_prefix={}/", artifacts.display()))
+        .args(corpus);
+    command
+        .output()
+        .with_context(|| format!("cannot run fuzz target {target}"))
+}
+
+/// The target that this program was built for, which is where cargo builds.
+fn host() -> String {
+    let output = shell::program("rustc", "-vV").output();
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    let line = text.unwrap_or_default();
+    let host = line.lines().find_map(|line| line.strip_prefix("host: "));
+    host.unwrap_or_default().to_owned()
 }

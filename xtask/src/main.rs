@@ -25,8 +25,8 @@ enum Task {
     Demo,
     /// Run all checks and tests
     Test,
-    /// Run the fuzz targets alone
-    Fuzz,
+    /// Fuzz what comes from the other side of a socket, a ring or a file
+    Fuzz(fuzz::Args),
     /// Run each system's authors' experiment on the simulator, and write docs/src/systems.md
     Systems,
     /// Make the reference pages of docs/ from the code, and the book where mdbook is installed
@@ -49,8 +49,8 @@ fn main() -> ExitCode {
         Task::Demo => demo::demo(),
         Task::Test => test::test(),
         Task::Docs => docs::docs(),
+        Task::Fuzz(args) => fuzz::fuzz(&args),
         Task::Systems => systems::systems(),
-        Task::Fuzz => fuzz::fuzz(),
         Task::Fresh(args) => fresh::fresh(&args),
         Task::Bench => shell::run(shell::cargo("bench --locked --package demeter-policy")),
     };

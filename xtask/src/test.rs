@@ -20,7 +20,7 @@ pub fn test() -> anyhow::Result<()> {
     }
     // The VM test boots the release binaries.
     build::build()?;
-    fuzz::fuzz()?;
+    fuzz::fuzz(&fuzz::Args::SHORT)?;
     eprintln!("checks took {} s; now the tests", start.elapsed().as_secs());
     shell::run(shell::cargo("test --locked --workspace"))
 }

@@ -81,6 +81,17 @@ fn a_build_needs_no_emulator() {
 }
 
 #[test]
+fn the_fuzz_engine_needs_a_compiler_of_its_own() {
+    let machine = machine(&[("cc", ""), ROOT, LISTS, APT]);
+    assert!(setup(&machine, &["fuzz"]).status.success());
+    assert!(
+        log(&machine).ends_with(" install g++\n"),
+        "{}",
+        log(&machine)
+    );
+}
+
+#[test]
 fn old_package_lists_are_renewed_once() {
     let apt = (
         "apt-get",

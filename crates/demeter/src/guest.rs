@@ -130,7 +130,7 @@ pub fn guest(args: Args) -> anyhow::Result<()> {
         return relay();
     }
     if args.clean_up {
-        clean_up();
+        clean_up(Path::new("/"));
         return Ok(());
     }
     let config = args.config()?;
@@ -320,8 +320,12 @@ fn link(root: &Path, status: &StatusCell, commands: &Sender<Command>) -> Option<
 
 /// Takes over the kdamond of an agent that was killed, and ends it. Where somebody else has DAMON, or
 /// nobody can, there is nothing to do.
-fn clean_up() {
-    match choose(Choice::Damon, &Settings::default()) {
+fn clean_up(root: &Path) {
+    let settings = Settings {
+        root: root.into(),
+        ..Settings::default()
+    };
+    match choose(Choice::Damon, &settings) {
         Ok(tracker) => drop(tracker),
         Err(error) => tracing::info!("nothing to clean up: {error}"),
     }
@@ -358,6 +362,42 @@ mod tests {
     use demeter_policy::ByteCount;
 
     use super::*;
+
+    /// DAMON's files with a kdamond that runs; its intervals tell whose it is.
+    fn kdamond(update_us: &str) -> (tempfile::TempDir, PathBuf) {
+        let root = tempfile::tempdir().unwrap();
+        let admin = root.path().join("sys/kernel/mm/damon/admin/kdamonds");
+        for (file, text) in [
+            ("nr_kdamonds", "1\n"),
+            ("0/state", "on\n"),
+            ("0/contexts/nr_contexts", "1\n"),
+            ("0/contexts/0/avail_operations", "vaddr\npaddr\n"),
+            ("0/contexts/0/operations", "vaddr\n"),
+            (
+                "0/contexts/0/monitoring_attrs/intervals/update_us",
+                update_us,
+            ),
+        ] {
+            let path = admin.join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        (root, admin)
+    }
+
+    #[test]
+    fn cleaning_up_ends_our_kdamond_and_nobody_elses() {
+        // Our own figure, and DAMON's default.
+        for (update_us, want) in [("1000003\n", ["0", "off"]), ("60000000\n", ["1", "on"])] {
+            let (root, admin) = kdamond(update_us);
+            clean_up(root.path());
+            let found = ["nr_kdamonds", "0/state"]
+                .map(|file| std::fs::read_to_string(admin.join(file)).unwrap());
+            assert_eq!(found.each_ref().map(|text| text.trim()), want);
+        }
+        // Where there is no DAMON there is nothing to do.
+        clean_up(tempfile::tempdir().unwrap().path());
+    }
 
     #[test]
     fn the_relay_goes_on_until_it_is_stopped_or_an_agent_runs_again() {

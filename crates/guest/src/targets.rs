@@ -199,7 +199,7 @@ const CGROUP_PROCS: &str = "cgroup.procs";
 
 /// The process's name and start time, from proc(5)'s stat. The name is in parentheses, and is any
 /// bytes: parentheses, spaces, line feeds, no text at all.
-fn parse_stat(stat: &[u8]) -> Option<(&[u8], u64)> {
+pub fn parse_stat(stat: &[u8]) -> Option<(&[u8], u64)> {
     let open = stat.iter().position(|&b| b == b'(')?;
     let close = stat.iter().rposition(|&b| b == b')')?;
     let comm = stat.get(open + 1..close)?;

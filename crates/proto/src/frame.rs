@@ -145,7 +145,8 @@ fn decode(stuffed: &[u8]) -> Result<Message, DecodeError> {
         .split_first_chunk::<HEADER_BYTES>()
         .ok_or(DecodeError::Damaged)?;
     let [v0, v1, k0, k1, crc @ ..] = *header;
-    if u32::from_le_bytes(crc) != checksum(&header[..4], payload) {
+    // A fuzzer would never get past it.
+    if !cfg!(fuzzing) && u32::from_le_bytes(crc) != checksum(&header[..4], payload) {
         return Err(DecodeError::Damaged);
     }
     let (version, kind) = (u16::from_le_bytes([v0, v1]), u16::from_le_bytes([k0, k1]));

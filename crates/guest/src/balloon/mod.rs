@@ -11,8 +11,8 @@ mod live;
 pub mod port;
 pub mod readings;
 pub mod relay;
-#[cfg(test)]
-pub(crate) mod simulated;
+#[cfg(any(test, fuzzing))]
+pub mod simulated;
 mod watermarks;
 
 use std::io;

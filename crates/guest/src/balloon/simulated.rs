@@ -1,4 +1,4 @@
-//! A balloon in memory, for tests. A node is a run of pages; what is not held is spare.
+//! A balloon in memory, for tests and fuzz targets. A node is a run of pages; what is not held is spare.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -218,10 +218,12 @@ impl Balloon for SimulatedBalloon {
 pub struct Shared(pub Arc<Mutex<SimulatedBalloon>>);
 
 impl Shared {
+    /// A driver with two nodes of so many pages each.
     pub fn new(pages: u64) -> Self {
         Self(Arc::new(Mutex::new(SimulatedBalloon::new(pages))))
     }
 
+    /// The driver, to look at and to change.
     pub fn lock(&self) -> MutexGuard<'_, SimulatedBalloon> {
         self.0.lock().unwrap()
     }

@@ -288,3 +288,23 @@ proptest! {
         }
     }
 }
+
+/// Where the fuzz target `recording` starts from.
+const FUZZ_SEED: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../fuzz/corpus/recording/hot_set"
+);
+
+#[test]
+fn the_fuzz_seed_has_the_format_of_today() {
+    let bytes = fs::read(FUZZ_SEED).unwrap();
+    let replayed = replay_bytes(&bytes)
+        .expect("write it anew: cargo test -p demeter-guest -- --ignored writes_the_fuzz_seed");
+    assert!(replayed.is_ended && replayed.decisions > 0);
+}
+
+#[test]
+#[ignore = "writes to the source tree"]
+fn writes_the_fuzz_seed() {
+    fs::write(FUZZ_SEED, bytes_of(&hot_set(4, 8, 8..10, 4))).unwrap();
+}

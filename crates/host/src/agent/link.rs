@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use demeter_proto::{DecodeError, Decoder, Hello, Message, SessionId, Stats, encode};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::{GuestSession, NotHeard};
@@ -27,11 +27,20 @@ const READ_BYTES: usize = 16 * 1024;
 /// A session that no guest has: "I do not know you, say Hello".
 const NOBODY: SessionId = SessionId(0);
 
-/// Something to say, and where answers go.
+/// Something to say.
 #[derive(Debug)]
 pub(super) struct Question {
     pub(super) message: Message,
-    pub(super) answers: Option<mpsc::Sender<Message>>,
+    pub(super) then: Then,
+}
+
+/// What follows when it is said. Dropped, it tells its asker that nobody is there.
+#[derive(Debug)]
+pub(super) enum Then {
+    /// Answers go there.
+    Answers(mpsc::Sender<Message>),
+    /// There are none; it is enough that it went out.
+    Sent(oneshot::Sender<()>),
 }
 
 /// What names a question in its answers.
@@ -137,7 +146,10 @@ impl Link {
     }
 
     /// Speaks with the guest until the connection breaks (an error) or nobody asks any more.
-    async fn serve(&mut self, mut stream: UnixStream) -> io::Result<()> {
+    pub(super) async fn serve(
+        &mut self,
+        mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    ) -> io::Result<()> {
         let mut decoder = Decoder::default();
         let mut bytes = vec![0; READ_BYTES];
         let mut silent_at = Instant::now() + SILENCE_MAX;
@@ -187,18 +199,29 @@ impl Link {
         }
     }
 
-    async fn ask(&mut self, stream: &mut UnixStream, question: Question) -> io::Result<()> {
+    async fn ask(
+        &mut self,
+        stream: &mut (impl AsyncWrite + Unpin),
+        question: Question,
+    ) -> io::Result<()> {
         if self.peer.borrow().is_none() {
             return Ok(());
         }
         write(stream, &question.message).await?;
-        if let (Some(key), Some(answers)) = (Key::of(&question.message), question.answers) {
-            self.open = Some((key, answers));
+        match (Key::of(&question.message), question.then) {
+            (Some(key), Then::Answers(answers)) => self.open = Some((key, answers)),
+            // Whoever does not wait for it any more does not mind.
+            (_, Then::Sent(sent)) => drop(sent.send(())),
+            (None, Then::Answers(_)) => {}
         }
         Ok(())
     }
 
-    async fn hear(&mut self, stream: &mut UnixStream, message: Message) -> io::Result<()> {
+    async fn hear(
+        &mut self,
+        stream: &mut (impl AsyncWrite + Unpin),
+        message: Message,
+    ) -> io::Result<()> {
         match message {
             Message::Hello(hello) => {
                 let session = hello.session;
@@ -258,7 +281,8 @@ impl Link {
         });
     }
 
-    fn part(&mut self) {
+    /// Nobody is there any more.
+    pub(super) fn part(&mut self) {
         self.open = None;
         self.stats.send_replace(None);
         self.peer.send_if_modified(|peer| peer.take().is_some());
@@ -266,7 +290,7 @@ impl Link {
 }
 
 /// Writes a message. A guest that does not read for long is as good as gone.
-async fn write(stream: &mut UnixStream, message: &Message) -> io::Result<()> {
+async fn write(stream: &mut (impl AsyncWrite + Unpin), message: &Message) -> io::Result<()> {
     let mut bytes = vec![];
     encode(message, &mut bytes).map_err(io::Error::other)?;
     timeout(WAIT_MAX, stream.write_all(&bytes)).await?

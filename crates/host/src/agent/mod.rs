@@ -10,11 +10,11 @@ use std::path::PathBuf;
 
 use demeter_policy::{NodeId, Pid};
 use demeter_proto::{BootId, Message, NodeTotal, RequestId, SessionId, Stats};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::process::PeerProcess;
-use link::{Link, Question};
+use link::{Link, Question, Then};
 
 /// A guest that has introduced itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,6 +80,36 @@ impl Agent {
     ///
     /// Must be called within a tokio runtime.
     pub fn connect(socket: PathBuf, server: PeerProcess, first: RequestId) -> Self {
+        Self::by(socket, server, first, Link::run)
+    }
+
+    /// Speaks over a stream that is there already, once. For fuzz targets.
+    #[cfg(fuzzing)]
+    pub fn over(
+        stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static,
+        first: RequestId,
+    ) -> Self {
+        // Nothing is connected to, so nobody serves it.
+        let nobody = PeerProcess {
+            pid: Pid(0),
+            uid: 0,
+            started: 0,
+        };
+        Self::by(PathBuf::new(), nobody, first, |mut link| async move {
+            let _ = link.serve(stream).await;
+            link.part();
+        })
+    }
+
+    fn by<F>(
+        socket: PathBuf,
+        server: PeerProcess,
+        first: RequestId,
+        run: impl FnOnce(Link) -> F,
+    ) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
         let (questions, asked) = mpsc::channel(1);
         let (peer_sender, peer) = watch::channel(None);
         let (stats_sender, stats) = watch::channel(None);
@@ -98,7 +128,7 @@ impl Agent {
             peer,
             stats,
             request: first.0,
-            task: tokio::spawn(link.run()),
+            task: tokio::spawn(run(link)),
         }
     }
 
@@ -119,7 +149,10 @@ impl Agent {
 
     /// Asks; the answers are taken from what is returned. Asking something else before the last
     /// answer has come gives up on it.
-    pub(crate) async fn ask(
+    ///
+    /// # Errors
+    /// When nobody can be asked.
+    pub async fn ask(
         &mut self,
         question: impl FnOnce(RequestId) -> Message,
     ) -> Result<Answers, Away> {
@@ -128,23 +161,32 @@ impl Agent {
         let (sender, answers) = mpsc::channel(ANSWERS_MAX);
         let question = Question {
             message,
-            answers: Some(sender),
+            then: Then::Answers(sender),
         };
         self.questions.send(question).await.map_err(|_| Away)?;
         Ok(Answers(answers))
     }
 
-    /// Says something that needs no answer.
-    pub(crate) async fn tell(&mut self, message: Message) -> Result<(), Away> {
+    /// Says something that needs no answer. Has gone out when this returns: what is asked afterwards
+    /// is heard afterwards.
+    ///
+    /// # Errors
+    /// When nobody is there to be told.
+    pub async fn tell(&mut self, message: Message) -> Result<(), Away> {
+        let (sender, sent) = oneshot::channel();
         let question = Question {
             message,
-            answers: None,
+            then: Then::Sent(sender),
         };
-        self.questions.send(question).await.map_err(|_| Away)
+        self.questions.send(question).await.map_err(|_| Away)?;
+        sent.await.map_err(|_| Away)
     }
 
     /// Makes sure that the guest is still in this session, by an answer that it gives now.
-    pub(crate) async fn confirm(&mut self, session: SessionId) -> Result<(), Away> {
+    ///
+    /// # Errors
+    /// When it is not, or does not answer.
+    pub async fn confirm(&mut self, session: SessionId) -> Result<(), Away> {
         let mut answers = self.ask(|id| Message::Ping { nonce: id.0 }).await?;
         answers.next().await?;
         let peer = self.peer.borrow();
@@ -164,11 +206,14 @@ const ANSWERS_MAX: usize = 4;
 
 /// The answers to one question, in order.
 #[derive(Debug)]
-pub(crate) struct Answers(mpsc::Receiver<Message>);
+pub struct Answers(mpsc::Receiver<Message>);
 
 impl Answers {
-    /// The next one. `Away` when the session ended, or after the last one.
-    pub(crate) async fn next(&mut self) -> Result<Message, Away> {
+    /// The next one.
+    ///
+    /// # Errors
+    /// `Away` when the session ended, or after the last one.
+    pub async fn next(&mut self) -> Result<Message, Away> {
         self.0.recv().await.ok_or(Away)
     }
 }

@@ -196,6 +196,24 @@ async fn a_broken_connection_is_made_again() {
 }
 
 #[tokio::test]
+async fn what_nobody_was_told_is_not_taken_for_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let (listener, mut agent) = listen(dir.path());
+    let allow = |oom| Message::Allow {
+        oom: ByteCount(oom),
+    };
+    let mut pipe = Pipe::accept(&listener).await;
+    assert_eq!(soon(agent.tell(allow(1))).await, Err(Away));
+    // The same guest, a moment later: a punch must not rely on what it never heard.
+    pipe.say(&Message::Hello(hello(1, 1))).await;
+    present(&agent, true).await;
+    assert_eq!(soon(agent.tell(allow(2))).await, Ok(()));
+    let heard = [soon(pipe.hear()).await, soon(pipe.hear()).await];
+    let session = SessionId(1);
+    assert_eq!(heard, [Some(Message::Welcome { session }), Some(allow(2))]);
+}
+
+#[tokio::test]
 async fn only_answers_to_the_question_of_this_session_are_passed_on() {
     let dir = tempfile::tempdir().unwrap();
     let (listener, mut agent) = listen(dir.path());

@@ -418,6 +418,20 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn huge_pages_that_are_set_aside_are_refused() {
+        // Takes no huge page as long as it is empty.
+        let huge = match rustix::fs::memfd_create("huge", rustix::fs::MemfdFlags::HUGETLB) {
+            Ok(file) => fs::File::from(file),
+            Err(error) => return eprintln!("skipped: no hugetlb memfd here: {error}"),
+        };
+        let vm = vm();
+        vm.state().back_by(Tier::Fast, huge);
+        let host = HostFiles::default();
+        let said = find(&vm, "a", &FakeVm::memdev(), &host).await.unwrap_err();
+        assert!(said.contains("hugetlbfs"), "{said}");
+    }
+
+    #[tokio::test]
     async fn a_file_on_disk_is_memory_only_where_the_operator_says_so() {
         let folder = tempfile::tempdir().unwrap();
         let on_disk = FakeVm::new(SIZE);

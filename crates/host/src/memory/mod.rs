@@ -16,4 +16,4 @@ pub use file::{FileId, Kind, MemoryFile};
 pub use live::{HostFiles, LiveBacking, MemoryError};
 pub use map::{MemoryMap, Overlap, Piece};
 pub use owners::FileOwners;
-pub use process::ProcessError;
+pub use process::{Mapped, ProcessError, mapped_in};

@@ -17,8 +17,10 @@ use crate::process::pidfd;
 
 /// Where in which file a piece of a process's memory lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Mapped {
+pub struct Mapped {
+    /// The file.
     pub file: FileId,
+    /// Where it begins in the file.
     pub offset: FileOffset,
 }
 
@@ -96,8 +98,7 @@ impl Mapping {
     }
 }
 
-/// The file behind `[addr, addr + bytes)` of a process; `root` is where /proc is below. The
-/// kernel may keep one mapping in several pieces; they must be of one file without a gap.
+/// The file behind `[addr, addr + bytes)` of a process; `root` is where /proc is below.
 pub(super) fn mapped(
     root: &Path,
     pid: Pid,
@@ -105,7 +106,22 @@ pub(super) fn mapped(
     bytes: ByteCount,
 ) -> Result<Mapped, ProcessError> {
     let path = root.join(format!("proc/{pid}/maps"));
-    let text = fs::read_to_string(&path).map_err(|source| ProcessError::Read { path, source })?;
+    let maps = fs::read(&path).map_err(|source| ProcessError::Read { path, source })?;
+    // Files may be called anything.
+    mapped_in(&String::from_utf8_lossy(&maps), pid, addr, bytes)
+}
+
+/// The same by the text of the process's maps (proc(5)). The kernel may keep one mapping in several
+/// pieces; they must be of one file without a gap.
+///
+/// # Errors
+/// When not all of it is memory of one file that the process shares and may write.
+pub fn mapped_in(
+    maps: &str,
+    pid: Pid,
+    addr: HostVirtAddr,
+    bytes: ByteCount,
+) -> Result<Mapped, ProcessError> {
     let not_mapped = |addr| ProcessError::NotMapped {
         pid,
         addr: HostVirtAddr(addr),
@@ -116,7 +132,7 @@ pub(super) fn mapped(
         .ok_or_else(|| not_mapped(addr.0))?;
     let mut found: Option<Mapped> = None;
     let mut at = addr.0;
-    for mapping in text.lines().filter_map(Mapping::parse) {
+    for mapping in maps.lines().filter_map(Mapping::parse) {
         if at >= end {
             break;
         }
@@ -129,12 +145,13 @@ pub(super) fn mapped(
         if !mapping.writable {
             return Err(ProcessError::ReadOnly(pid));
         }
-        let here = mapping.offset + (at - mapping.start);
+        let here = mapping.offset.checked_add(at - mapping.start);
+        let here = here.ok_or_else(|| not_mapped(at))?;
         let first = *found.get_or_insert(Mapped {
             file: mapping.file,
             offset: FileOffset(here),
         });
-        if first.file != mapping.file || first.offset.0 + (at - addr.0) != here {
+        if first.file != mapping.file || Some(here) != first.offset.0.checked_add(at - addr.0) {
             return Err(not_mapped(at));
         }
         at = mapping.end;
@@ -299,6 +316,28 @@ nonsense
         }
         let said = mapped(root.path(), Pid(8), HostVirtAddr(0), ByteCount(1)).unwrap_err();
         assert!(said.to_string().contains("proc/8/maps"), "{said}");
+    }
+
+    #[test]
+    fn a_name_of_any_bytes_hides_no_mapping() {
+        let root = root();
+        let path = root.path().join("proc/9/maps");
+        let named = b"1000-2000 rw-s 00000000 08:01 78 /\xff\xfe\n";
+        fs::write(&path, [&named[..], MAPS.as_bytes()].concat()).unwrap();
+        let addr = HostVirtAddr(0x7f00_1000_0000);
+        let found = mapped(root.path(), Pid(9), addr, ByteCount(0x1000)).unwrap();
+        assert_eq!(found.offset, FileOffset(0x1000_0000));
+    }
+
+    #[test]
+    fn an_offset_beyond_all_offsets_is_no_memory() {
+        let maps = "1000-3000 rw-s fffffffffffff000 00:01 7 /memfd:m\n";
+        let at = |addr, bytes| mapped_in(maps, Pid(9), HostVirtAddr(addr), ByteCount(bytes));
+        assert!(at(0x1000, 0x1000).is_ok());
+        assert!(matches!(
+            at(0x2000, 0x1000),
+            Err(ProcessError::NotMapped { .. })
+        ));
     }
 
     #[test]

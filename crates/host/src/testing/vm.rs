@@ -37,6 +37,11 @@ impl BootMemory {
         for offset in (0..bytes).step_by(MIB as usize) {
             file.write_all_at(&[7; MIB as usize], offset).unwrap();
         }
+        Self::mapped(file, bytes)
+    }
+
+    /// Maps a file as it is; nothing is set aside for it.
+    fn mapped(file: File, bytes: u64) -> Self {
         // SAFETY: a new shared mapping of a file of ours, at an address of the kernel's choice.
         // Nothing refers to it: it is there to be found in /proc/PID/maps.
         let address = unsafe {
@@ -44,12 +49,13 @@ impl BootMemory {
                 std::ptr::null_mut(),
                 bytes as usize,
                 libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
+                libc::MAP_SHARED | libc::MAP_NORESERVE,
                 file.as_raw_fd(),
                 0,
             )
         };
-        assert_ne!(address, libc::MAP_FAILED);
+        let error = std::io::Error::last_os_error();
+        assert_ne!(address, libc::MAP_FAILED, "{error}");
         Self {
             file,
             address: address as u64,
@@ -144,6 +150,13 @@ impl State {
         let bytes = self.boot.get(tier).bytes;
         file.set_len(bytes).unwrap();
         *self.boot.get_mut(tier) = BootMemory::of(file, bytes);
+    }
+
+    /// Backs a tier by a file that stays empty.
+    pub fn back_by(&mut self, tier: Tier, file: File) {
+        let bytes = self.boot.get(tier).bytes;
+        file.set_len(bytes).unwrap();
+        *self.boot.get_mut(tier) = BootMemory::mapped(file, bytes);
     }
 
     pub(super) fn use_memory(&mut self, tier: Tier, bytes: ByteCount) {

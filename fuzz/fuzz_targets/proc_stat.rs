@@ -1,0 +1,14 @@
+//! Any bytes as a process's stat file; a name of any bytes does not hide when a process started.
+#![no_main]
+
+use demeter_guest::targets::parse_stat;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|input: (&[u8], u64)| {
+    let (bytes, start) = input;
+    let _ = parse_stat(bytes);
+    let mut stat = b"1 (".to_vec();
+    stat.extend(bytes);
+    stat.extend(format!(") S {}{start} 0", "0 ".repeat(18)).bytes());
+    assert_eq!(parse_stat(&stat), Some((bytes, start)));
+});

@@ -1,0 +1,153 @@
+//! What fuzz targets share: anything that a guest may say to its host, and a runtime whose clock goes on
+//! when nobody has anything to do.
+
+use arbitrary::Arbitrary;
+use demeter_policy::{ByteCount, GuestPhysAddr, NodeId, PAGE_SIZE};
+use demeter_proto::{
+    BootId, Done, GpaRange, Hello, Message, NodeTotal, Outcome, Permille, Ranges, RequestId,
+    SessionId, Stats, encode,
+};
+use tokio::runtime::{Builder, Runtime};
+
+/// One thing that a guest may say.
+#[derive(Debug, Clone, Arbitrary)]
+pub enum Said {
+    /// Boot, session, nodes.
+    Hello(u8, u8, Vec<u8>),
+    /// Pages that the driver gave back by itself.
+    Stats(u16),
+    Inflated(Named),
+    Held(Named),
+    /// Request, node, page.
+    Proof(u8, u8, u16),
+    /// Request, node, outcome.
+    Done(u8, u8, u8),
+    Ping(u64),
+    Pong(u8),
+    /// What only a host says.
+    Welcome(u8),
+    /// As it is, frame or not.
+    Raw(Vec<u8>),
+}
+
+/// Memory that a guest names.
+#[derive(Debug, Clone, Arbitrary)]
+pub struct Named {
+    request: u8,
+    node: u8,
+    more: bool,
+    /// First page, pages, and how it is bent.
+    ranges: Vec<(u16, u16, u8)>,
+}
+
+impl Said {
+    /// As it goes through the pipe. Requests are counted back from `last`, the one asked last.
+    pub fn bytes(self, last: u64) -> Vec<u8> {
+        let message = match self.message(last) {
+            Ok(message) => message,
+            Err(raw) => return raw,
+        };
+        let mut bytes = vec![];
+        encode(&message, &mut bytes).expect("within the protocol's bounds");
+        bytes
+    }
+
+    /// The message, or bytes that are none.
+    pub fn message(self, last: u64) -> Result<Message, Vec<u8>> {
+        // Mostly the last one.
+        let request = |back: u8| match back % 4 {
+            3 => RequestId(last.wrapping_sub(u64::from(back / 4))),
+            _ => RequestId(last),
+        };
+        let node = |node: u8| NodeId(u32::from(node) % 3);
+        Ok(match self {
+            Self::Hello(boot, session, nodes) => Message::Hello(Hello {
+                boot_id: BootId([boot; 16]),
+                session: SessionId(session.into()),
+                driver: true,
+                nodes: nodes
+                    .into_iter()
+                    .take(8)
+                    .map(|n| NodeTotal {
+                        node: node(n),
+                        total: ByteCount(PAGE_SIZE << (n % 64)),
+                    })
+                    .collect(),
+            }),
+            Self::Stats(pages) => Message::Stats(Stats {
+                psi_some: Permille::new(pages),
+                psi_full: Permille::new(0),
+                fast_hit: None,
+                oom_returned: ByteCount(u64::from(pages) * PAGE_SIZE),
+                nodes: vec![],
+            }),
+            Self::Inflated(named) => Message::Inflated(named.ranges(request, node)),
+            Self::Held(named) => Message::Held(named.ranges(request, node)),
+            Self::Proof(back, of, page) => Message::Proof {
+                request: request(back),
+                node: node(of),
+                page: GuestPhysAddr(u64::from(page) * PAGE_SIZE),
+            },
+            Self::Done(back, of, outcome) => Message::Done(Done {
+                request: request(back),
+                node: node(of),
+                moved: ByteCount(u64::from(outcome) * PAGE_SIZE),
+                held: ByteCount(0),
+                outcome: match outcome % 8 {
+                    0 => Outcome::NoDriver,
+                    1 => Outcome::Refused,
+                    2 | 3 => Outcome::Partial,
+                    _ => Outcome::Ok,
+                },
+                reason: "so".into(),
+            }),
+            Self::Ping(nonce) => Message::Ping { nonce },
+            Self::Pong(back) => Message::Pong {
+                nonce: request(back).0,
+            },
+            Self::Welcome(session) => Message::Welcome {
+                session: SessionId(session.into()),
+            },
+            Self::Raw(bytes) => return Err(bytes),
+        })
+    }
+}
+
+impl Named {
+    fn ranges(self, request: impl Fn(u8) -> RequestId, node: impl Fn(u8) -> NodeId) -> Ranges {
+        let range = |(page, pages, bend): (u16, u16, u8)| {
+            let (start, bytes) = (u64::from(page) * PAGE_SIZE, u64::from(pages) * PAGE_SIZE);
+            let (start, bytes) = match bend {
+                255 => (start + 1, bytes),
+                254 => (start, bytes + 512),
+                253 => (start, u64::MAX - bytes),
+                252 => (u64::MAX - start, bytes),
+                _ => (start, bytes),
+            };
+            GpaRange {
+                start: GuestPhysAddr(start),
+                bytes: ByteCount(bytes),
+            }
+        };
+        Ranges {
+            request: request(self.request),
+            node: node(self.node),
+            more: self.more,
+            ranges: self.ranges.into_iter().take(4095).map(range).collect(),
+        }
+    }
+}
+
+thread_local! {
+    static RUNTIME: Runtime = Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .max_blocking_threads(1)
+        .build()
+        .expect("a runtime");
+}
+
+/// Runs a case to its end. No time passes while anybody has something to do.
+pub fn run(case: impl Future<Output = ()>) {
+    RUNTIME.with(|runtime| runtime.block_on(case));
+}
