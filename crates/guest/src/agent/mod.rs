@@ -150,6 +150,7 @@ impl Agent {
         let gain = Gain {
             loads_per_sample: tracker.loads_per_sample(),
             latency_ns,
+            cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
         };
         let engine_config = engine::Config {
             stake_ns,
@@ -175,6 +176,7 @@ impl Agent {
                 loads_per_sample: gain.loads_per_sample,
                 fast_ns: latency_ns.fast,
                 slow_ns: latency_ns.slow,
+                cpus: gain.cpus,
             };
             engine.record(Recorder::start(
                 path,
