@@ -28,8 +28,6 @@
 //! - After a pause the engine tries again with a small stake. A pause is so long that what the
 //!   trial has lost is a hundredth of it ([`LOSS_SHARE`]), and twice as long as the one before it,
 //!   up to a bound. A trial that has gained makes it short again.
-//! - No more than the stake is kept of what came in: what one hot set has earned is not spent on
-//!   the next thing that looks like one.
 //!
 //! A tracker that does not know what a sample stands for gives shares: the samples of an epoch
 //! together are taken to be worth [`SHARE_OF_TIME`] of it.
@@ -61,6 +59,9 @@ const CREDIT_TICKS: i64 = 8;
 
 /// The most that is lent.
 const CREDIT_MAX_NS: i64 = 500_000_000;
+
+/// The most that is kept for later, or the stake if that is more.
+const BALANCE_MAX_NS: i64 = 1_000_000_000;
 
 /// Epochs in a row in which nothing can be paid for before the engine rests.
 const BROKE_EPOCHS: u32 = 4;
@@ -190,7 +191,7 @@ impl Account {
             gain,
             epoch_ms,
             is_kept,
-            cap_ns: stake_ns.max(TRIAL_NS),
+            cap_ns: stake_ns.max(BALANCE_MAX_NS),
             balance_ns: stake_ns,
             income_ns: 0,
             steady_ns: 0,
