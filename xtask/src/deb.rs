@@ -110,8 +110,12 @@ fn stage(tree: &Path, version: &str) -> anyhow::Result<()> {
     for name in ["guest.toml", "host.toml"] {
         copy(&packaging.join(name), &tree.join(name))?;
     }
-    for name in ["README.md", "ARCHITECTURE.md"] {
+    for name in ["README.md", "ARCHITECTURE.md", "SECURITY.md"] {
         copy(&root.join(name), &tree.join(name))?;
+    }
+    copy_folder(&root.join("docs"), &tree.join("docs"))?;
+    for name in ["grafana", "prometheus"] {
+        copy_folder(&packaging.join(name), &tree.join(name))?;
     }
     copy(&root.join("CHANGELOG.md"), &tree.join("CHANGELOG.md"))?;
     copy_folder(&root.join("scenarios"), &tree.join("scenarios"))?;

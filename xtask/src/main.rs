@@ -3,6 +3,7 @@
 mod build;
 mod deb;
 mod demo;
+mod docs;
 mod fresh;
 mod fuzz;
 mod shell;
@@ -26,8 +27,10 @@ enum Task {
     Test,
     /// Run the fuzz targets alone
     Fuzz,
-    /// Run each system's authors' experiment on the simulator, and write docs/systems.md
+    /// Run each system's authors' experiment on the simulator, and write docs/src/systems.md
     Systems,
+    /// Make the reference pages of docs/ from the code, and the book where mdbook is installed
+    Docs,
     /// Run the benchmarks
     Bench,
     /// Do what a newcomer does, on a fresh Debian: clone, `make demo`, `make test`
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Task::Deb => deb::deb(),
         Task::Demo => demo::demo(),
         Task::Test => test::test(),
+        Task::Docs => docs::docs(),
         Task::Systems => systems::systems(),
         Task::Fuzz => fuzz::fuzz(),
         Task::Fresh(args) => fresh::fresh(&args),

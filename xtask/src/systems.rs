@@ -1,4 +1,4 @@
-//! `docs/systems.md`: the designs, and what they come to beside their authors' figures.
+//! `docs/src/systems.md`: the designs, and what they come to beside their authors' figures.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::{build, shell};
 
 /// Where results are kept.
 const RESULTS: &str = "target/systems";
-const PAGE: &str = "docs/systems.md";
+const PAGE: &str = "docs/src/systems.md";
 
 /// Runs each `scenarios/paper-NAME.toml` on the simulator, and writes the page.
 pub fn systems() -> anyhow::Result<()> {
@@ -40,5 +40,5 @@ pub fn systems() -> anyhow::Result<()> {
         .output()
         .context("cannot run demeter")?;
     anyhow::ensure!(output.status.success(), "demeter {page}: {}", output.status);
-    fs::write(shell::root().join(PAGE), output.stdout).context("cannot write docs/systems.md")
+    fs::write(shell::root().join(PAGE), output.stdout).context("cannot write docs/src/systems.md")
 }

@@ -154,8 +154,8 @@ mod tests {
     }
 
     #[test]
-    fn the_readme_has_the_catalogue() {
-        let readme = include_str!("../../../README.md");
+    fn the_book_has_the_catalogue() {
+        let page = include_str!("../../../docs/src/scenarios.md");
         for system in System::ALL {
             let Row {
                 name,
@@ -165,7 +165,7 @@ mod tests {
             } = system.row();
             let places = system.row().places();
             let line = format!("| `{name}` | {places} | {about} | {source} |");
-            assert!(readme.contains(&line), "README.md lacks:\n{line}");
+            assert!(page.contains(&line), "docs/src/scenarios.md lacks:\n{line}");
         }
     }
 }

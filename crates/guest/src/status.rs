@@ -143,12 +143,6 @@ impl Collector for Snapshot {
             let metric = ConstCounter::new(value);
             metric.encode(encoder.encode_descriptor(name, help, unit, metric.metric_type())?)
         };
-        counter(
-            "moves_cost_milliseconds",
-            "Time that moves took",
-            None,
-            s.moves_cost_ms,
-        )?;
         let bytes = Some(&Unit::Bytes);
         counter("epochs", "Epochs since the start", None, s.epochs)?;
         counter("samples", "Samples taken from the tracker", None, s.samples)?;
@@ -224,15 +218,15 @@ impl Collector for Snapshot {
             bytes,
             s.balloon_wants_bytes,
         )?;
-        let metric = ConstGauge::new(s.moves_benefit_ms);
-        let help = "Time that moves are estimated to have saved programs";
+        let seconds = Some(&Unit::Seconds);
+        let metric = ConstCounter::new(s.moves_cost_ms as f64 / 1000.0);
+        let help = "Time that moves took";
         let kind = metric.metric_type();
-        metric.encode(encoder.encode_descriptor(
-            "moves_benefit_milliseconds",
-            help,
-            None,
-            kind,
-        )?)?;
+        metric.encode(encoder.encode_descriptor("moves_cost", help, seconds, kind)?)?;
+        let metric = ConstGauge::new(s.moves_benefit_ms as f64 / 1000.0);
+        let help = "Time that moves are estimated to have saved programs, less what they lost";
+        let kind = metric.metric_type();
+        metric.encode(encoder.encode_descriptor("moves_benefit", help, seconds, kind)?)?;
         if let Some(permille) = s.fast_hit_permille {
             let metric = ConstGauge::new(f64::from(permille) / 1000.0);
             let help = "Share of samples that fell into fast memory";
@@ -283,6 +277,8 @@ mod tests {
         let cell = StatusCell::default();
         cell.update(|s| {
             s.promoted_bytes = 4096;
+            s.moves_cost_ms = 1500;
+            s.moves_benefit_ms = -250;
             s.failed_bytes.insert("EBUSY".into(), 8192);
             s.targets.push(TargetStatus {
                 pid: 7,
@@ -297,6 +293,8 @@ mod tests {
             "demeter_guest_failed_bytes_total{errno=\"EBUSY\"} 8192",
             "demeter_guest_resident_bytes{pid=\"7\",comm=\"a\\\"b\\n\",tier=\"fast\"} 5",
             "demeter_guest_targets 1",
+            "demeter_guest_moves_cost_seconds_total 1.5",
+            "demeter_guest_moves_benefit_seconds -0.25",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
         }

@@ -19,7 +19,7 @@ pub mod config;
 pub mod controller;
 pub mod hypervisor;
 pub mod memory;
-mod metrics;
+pub mod metrics;
 mod privileges;
 pub mod process;
 pub mod provisioner;

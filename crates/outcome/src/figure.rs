@@ -49,6 +49,7 @@ const FIXED: &[Fixed] = &figures! {
     "t90_after_shift_s", "t90 after the shift", "s", |s| s.t90_after_shift_s;
     "mgmt_cpu_s", "management CPU", "s", |s| s.mgmt_cpu_s;
     "cores_managing", "cores managing", "", |s| s.cores_managing();
+    "walk_overhead", "walks over all else", "", walk_overhead;
     "bytes_promoted", "promoted", "bytes", |s| Some(s.bytes_promoted? as f64);
     "bytes_demoted", "demoted", "bytes", |s| Some(s.bytes_demoted? as f64);
     "tail.mean_ns", "mean of operations", "ns", |s| Some(s.tail?.mean_ns);
@@ -61,6 +62,14 @@ const FIXED: &[Fixed] = &figures! {
 /// The system, if its speed is told in this unit.
 fn told_in(system: &SystemResult, unit: Unit) -> Option<&SystemResult> {
     (system.speed.as_ref()?.unit == unit).then_some(system)
+}
+
+/// Time of page walks over that of the program without them.
+fn walk_overhead(system: &SystemResult) -> Option<f64> {
+    let walks_s = *system.counters.get("walk_ns")? as f64 / 1e9;
+    let work = ["compute", "walk", "cache", "fast", "slow"].map(|cause| system.cpu_s.get(cause));
+    let work_s = work.into_iter().sum::<Option<f64>>()?;
+    (work_s > walks_s).then(|| walks_s / (work_s - walks_s))
 }
 
 /// The largest speed of an interval.

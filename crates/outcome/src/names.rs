@@ -48,7 +48,7 @@ pub const CAUSES: [(&str, Role); 26] = [
 pub const OTHER_SYSTEM: &str = "other_system";
 
 /// What the simulator counts.
-pub const COUNTERS: [&str; 10] = [
+pub const COUNTERS: [&str; 14] = [
     "flush_total",
     "flush_guest_local_one",
     "flush_guest_local_all",
@@ -59,6 +59,10 @@ pub const COUNTERS: [&str; 10] = [
     "hint_faults",
     "samples",
     "operations",
+    "tlb_misses",
+    "walk_references",
+    "walk_ns",
+    "segment_hits",
 ];
 
 /// What is kept of a kernel's /proc/vmstat, by the start of its name: how pages moved.

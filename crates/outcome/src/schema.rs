@@ -84,7 +84,7 @@ pub struct Published {
     pub figure: String,
     /// Whose.
     pub system: String,
-    /// The system that it is divided by, if it is a ratio.
+    /// The system that it is divided by, if it is a ratio; with what is different in its case.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub over: Option<String>,
     /// Settings of the case that it is about; empty without cases.

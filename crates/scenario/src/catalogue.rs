@@ -1,5 +1,5 @@
 //! The systems there are, one row each. `--help`, error messages, `demeter systems`, the colours of
-//! pictures and the README's table come from here; the simulator and the lab test that they have what
+//! pictures and the book's table come from here; the simulator and the lab test that they have what
 //! the rows say they run.
 
 use std::fmt;

@@ -58,6 +58,7 @@ impl Scenario {
         self.check_fit()?;
         check_lab(&self.lab)?;
         check_sim(&self.sim)?;
+        self.check_translation()?;
         self.agent.check().map_err(|e| format!("agent.{e}"))?;
         check_provision(self)?;
         self.check_vary()

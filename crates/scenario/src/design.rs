@@ -1,4 +1,4 @@
-//! What the designs of the literature have in common and where they differ, for `docs/systems.md`.
+//! What the designs of the literature have in common and where they differ, for `docs/src/systems.md`.
 
 use crate::System;
 

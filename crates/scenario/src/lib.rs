@@ -14,6 +14,7 @@ mod result;
 pub mod rng;
 mod scenario;
 mod settings;
+mod translation;
 mod vary;
 mod workload;
 
@@ -23,6 +24,7 @@ pub use grid::{Axis, Grid, NoAxis, Point};
 pub use provision::{Crashes, Provision, Provisioner, ResizeCycle, Variant, Vm};
 pub use scenario::{Cpu, Error, Lab, Machine, Scenario, Sim, Thp, Tier};
 pub use settings::Settings;
+pub use translation::{Pages, Translation, TranslationMode};
 pub use vary::{Case, Published};
 pub use workload::{
     App, Figure, Gups, Memlat, Mix, Number, Part, Pattern, Phase, Program, Programs, Ready, Silo,

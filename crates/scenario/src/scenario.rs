@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use demeter_policy::Tuning;
 use serde::{Deserialize, Serialize};
 
-use crate::{Provision, Published, Settings, System, Workload};
+use crate::{Provision, Published, Settings, System, Translation, Workload};
 
 /// A scenario: one workload on one machine under several systems.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -144,6 +144,10 @@ pub struct Sim {
     /// Whether the time counts in which a program fills its memory, and whoever manages memory is
     /// at work by then: so it is where a program is timed as a whole.
     pub timed_fill: bool,
+    /// How addresses are translated, where all memory is reserved in one piece: direct segments, and
+    /// pages of 1 GiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub translation: Option<Translation>,
 }
 
 impl Default for Sim {
@@ -158,6 +162,7 @@ impl Default for Sim {
             slow_granule_bytes: 64,
             host_thp: Thp::Always,
             timed_fill: false,
+            translation: None,
         }
     }
 }
@@ -172,6 +177,8 @@ pub enum Cpu {
     /// AMD Zen 3.
     #[serde(rename = "zen-3")]
     Zen3,
+    /// Intel Sandy Bridge-EN.
+    SandyBridge,
     /// The lab's emulator, to compare the simulator with the lab.
     Lab,
 }

@@ -36,6 +36,9 @@ pub struct Published {
     /// scenario's only case where empty.
     #[serde(default)]
     pub case: BTreeMap<String, String>,
+    /// Settings of the case of the system that it is divided by; the same case where empty.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub over_case: BTreeMap<String, String>,
     /// What was published.
     pub value: f64,
     /// How far ours may be from it, as a share of it, and still agree.
@@ -105,11 +108,20 @@ impl Scenario {
     fn check_published(&self, cases: &[Case]) -> Result<(), String> {
         let all: Vec<_> = cases.iter().map(|case| case.point.texts()).collect();
         for published in &self.published {
-            let fits = all.iter().filter(|case| published.is_about(case)).count();
-            refuse_if(fits != 1, || {
+            let count = |settings| all.iter().filter(|case| fits(settings, case)).count();
+            let told = format!("published: {} of {}", published.figure, published.system);
+            let about = count(&published.case);
+            refuse_if(about != 1, || {
+                format!("{told} is about {about} cases; its `case` must name one")
+            })?;
+            if published.over_case.is_empty() {
+                continue;
+            }
+            let over = count(&published.over_case);
+            refuse_if(over != 1 || published.over.is_none(), || {
                 format!(
-                    "published: {} of {} is about {fits} cases; its `case` must name one",
-                    published.figure, published.system
+                    "{told} is divided by {over} cases; its `over` must name a system, and its \
+                     `over_case` one case"
                 )
             })?;
         }
@@ -120,12 +132,25 @@ impl Scenario {
 impl Published {
     /// Whether it is about the case with these settings, in the spelling of [`Point::texts`].
     pub fn is_about(&self, settings: &[(String, String)]) -> bool {
-        let among = |(key, value): (&String, &String)| {
-            let same = |(k, v): &(String, String)| (k, v) == (key, value);
-            settings.iter().any(same)
-        };
-        self.case.iter().all(among)
+        fits(&self.case, settings)
     }
+
+    /// Whether the case with these settings is the one of the system that it is divided by.
+    pub fn is_over(&self, settings: &[(String, String)]) -> bool {
+        if self.over_case.is_empty() {
+            return self.is_about(settings);
+        }
+        fits(&self.over_case, settings)
+    }
+}
+
+/// Whether a case has all of these settings.
+fn fits(wanted: &BTreeMap<String, String>, settings: &[(String, String)]) -> bool {
+    let among = |(key, value): (&String, &String)| {
+        let same = |(k, v): &(String, String)| (k, v) == (key, value);
+        settings.iter().any(same)
+    };
+    wanted.iter().all(among)
 }
 
 #[cfg(test)]
@@ -198,6 +223,29 @@ mod tests {
                 said.contains(&format!("elapsed_s of none is about {fits}")),
                 "{said}"
             );
+        }
+    }
+
+    #[test]
+    fn a_figure_may_be_divided_by_that_of_another_case() {
+        let with = |over: &str| {
+            scenario(&format!(
+                "[[vary]]\n\"sim.vms\" = [1, 2]\n[[published]]\nfigure = \"elapsed_s\"\n\
+                 system = \"none\"\nvalue = 1.0\nwithin = 0.1\nsource = \"a paper\"\n\
+                 case = {{ \"sim.vms\" = \"2\" }}\n{over}"
+            ))
+        };
+        let one = |vms: &str| [("sim.vms".to_owned(), vms.to_owned())];
+        let fine = with("over = \"none\"\nover_case = { \"sim.vms\" = \"1\" }").unwrap();
+        assert!(fine.published[0].is_over(&one("1")) && !fine.published[0].is_over(&one("2")));
+        let same = with("over = \"none\"").unwrap();
+        assert!(same.published[0].is_over(&one("2")));
+        for bad in [
+            "over_case = { \"sim.vms\" = \"1\" }",
+            "over = \"none\"\nover_case = { \"sim.vms\" = \"3\" }",
+        ] {
+            let said = with(bad).unwrap_err();
+            assert!(said.contains("over_case"), "{said}");
         }
     }
 

@@ -59,30 +59,31 @@ pub fn run_all(
 
 /// A published figure with ours; nothing of ours where its case or system was not run.
 fn beside_ours(published: &scenario::Published, result: &RunResult) -> Published {
-    let case = result
-        .cases
-        .iter()
-        .find(|c| published.is_about(&c.settings));
-    let systems = match case {
-        Some(case) => &case.systems,
-        None => &result.systems,
-    };
-    let of = |system: scenario::System| {
+    let of = |system: scenario::System, is_case: &dyn Fn(&[(String, String)]) -> bool| {
+        let case = result.cases.iter().find(|c| is_case(&c.settings));
+        let systems = case.map_or(&result.systems, |case| &case.systems);
         let name = system.to_string();
         published
             .figure
             .of(systems.iter().find(|s| s.name == name)?)
     };
+    let ours = of(published.system, &|case| published.is_about(case));
     let ours = match published.over {
-        None => of(published.system),
-        Some(over) => of(published.system)
-            .zip(of(over))
+        None => ours,
+        Some(over) => ours
+            .zip(of(over, &|case| published.is_over(case)))
             .map(|(ours, over)| ours / over),
     };
+    // What the cases have in common is told with the case.
+    let others = published.over_case.iter();
+    let others = others.filter(|(key, value)| published.case.get(*key) != Some(*value));
+    let others: String = others
+        .map(|(key, value)| format!(" {key}={value}"))
+        .collect();
     Published {
         figure: published.figure.to_string(),
         system: published.system.to_string(),
-        over: published.over.map(|over| over.to_string()),
+        over: published.over.map(|over| format!("{over}{others}")),
         case: published.case.clone().into_iter().collect(),
         value: published.value,
         ours: ours.filter(|ours| ours.is_finite()),

@@ -9,7 +9,8 @@ use crate::guest::{Node, Watermarks};
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
-use crate::machine::radix::{HUGE_BITS, PageSize, Radix};
+use crate::machine::radix::{Address, HUGE_BITS, PageSize, Radix};
+use crate::machine::segment::Segments;
 
 /// Frames of the host's memory.
 #[derive(Debug, Clone)]
@@ -29,6 +30,10 @@ pub(crate) struct Backing {
     pub(crate) moved_bytes: [u64; 2],
     /// How tiers are chosen.
     policy: BackingPolicy,
+    /// What is translated without tables.
+    pub(crate) segments: Segments,
+    /// Whether there is no hypervisor: guest-physical memory is the host's.
+    pub(crate) is_native: bool,
 }
 
 /// Which tier backs a page when it is first touched.
@@ -163,6 +168,23 @@ impl Hypervisor {
         Ok(())
     }
 
+    /// Backs all of a VM's memory with pages of this size, in one piece; nothing else is backed yet.
+    /// Tells the first frame.
+    pub(crate) fn reserve(
+        &mut self,
+        backing: &mut Backing,
+        end: GuestPhysAddr,
+        size: PageSize,
+    ) -> Result<u32, HostFull> {
+        reserve(
+            &mut backing.tree,
+            &mut self.nodes,
+            GuestPhysAddr(0)..end,
+            size,
+        )
+        .ok_or(HostFull)
+    }
+
     /// Moves the base page of a VM at a guest-physical address to a tier; true when it did. What
     /// was cached from the tables is the caller's to invalidate.
     pub(crate) fn migrate(
@@ -196,6 +218,41 @@ impl Hypervisor {
     }
 }
 
+/// Maps a range to memory in one piece, with pages of this size: of the last page no more may be
+/// there than the range needs. Tells the first frame; nothing where the nodes are not free or too small.
+pub(crate) fn reserve<A: Address>(
+    tree: &mut Radix<A>,
+    nodes: &mut [Node; 2],
+    range: std::ops::Range<A>,
+    size: PageSize,
+) -> Option<u32> {
+    let page_bits = tree.page_bits();
+    let range = range.start.number()..range.end.number();
+    let mut first = None;
+    for (i, at) in range.clone().step_by(BLOCK_SIZE as usize).enumerate() {
+        let block = nodes.iter_mut().find_map(Node::take_block)?;
+        let expected = *first.get_or_insert(block) + ((i as u32) << (HUGE_BITS - page_bits));
+        if block != expected {
+            return None;
+        }
+        match size {
+            PageSize::Base => {
+                for page in 0..1u32 << (HUGE_BITS - page_bits) {
+                    let at = at + (u64::from(page) << page_bits);
+                    tree.map(A::of(at), size, block + page);
+                }
+            }
+            PageSize::Huge => tree.map(A::of(at), size, block),
+            PageSize::Giant => {
+                if at.is_multiple_of(1 << (HUGE_BITS + 9)) {
+                    tree.map(A::of(at), size, block);
+                }
+            }
+        }
+    }
+    first
+}
+
 impl Backing {
     /// Nothing backed yet. `first_page`: the 4 KiB page of host memory where the tables begin.
     pub(crate) fn new(levels: u32, page_bits: u32, first_page: u32, policy: BackingPolicy) -> Self {
@@ -204,6 +261,8 @@ impl Backing {
             first_page,
             moved_bytes: [0; 2],
             policy,
+            segments: Segments::default(),
+            is_native: false,
         }
     }
 }

@@ -13,6 +13,7 @@ mod machine;
 mod pool;
 mod program;
 mod reclaim;
+mod reserve;
 mod run;
 mod setup;
 mod system;

@@ -49,6 +49,7 @@ fn simulate<P: Program>(
 ) -> Result<SystemResult, SimError> {
     let build = system::build(system).ok_or(SimError::NoModel(system))?;
     let mut world = setup.world(build, programs);
+    setup.reserve(&mut world)?;
     world.start(setup.timed_fill)?;
     let unit = setup::unit(&scenario.workload);
     let mut moments = vec![world.moment(0, &unit)];

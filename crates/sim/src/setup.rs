@@ -3,7 +3,7 @@
 use demeter_outcome::Unit;
 use demeter_policy::engine::{Config, Gain};
 use demeter_policy::{BLOCK_SIZE, ByteCount, MIB, PerTier};
-use demeter_scenario::{Cpu, Scenario, Thp, Workload};
+use demeter_scenario::{Cpu, Scenario, Thp, Translation, Workload};
 
 use crate::error::SimError;
 use crate::guest::{Guest, GuestConfig, Watermarks};
@@ -11,7 +11,7 @@ use crate::hypervisor::{Backing, BackingPolicy, Hypervisor};
 use crate::machine::actor::Vcpu;
 use crate::machine::core::Core;
 use crate::machine::cost::PS_PER_NS;
-use crate::machine::cpu::{CpuModel, ICE_LAKE_SP, ZEN_3, emulator};
+use crate::machine::cpu::{CpuModel, ICE_LAKE_SP, SANDY_BRIDGE, ZEN_3, emulator};
 use crate::machine::flush::FlushCounts;
 use crate::machine::memory::Memory;
 use crate::machine::radix::{INDEX_MAX, PageSize, table_bytes};
@@ -19,6 +19,7 @@ use crate::machine::sampler::Sampling;
 use crate::machine::tier::{LINE_BYTES, TierModel};
 use crate::machine::walk::Space;
 use crate::program::Program;
+use crate::reserve::reserve;
 use crate::system::{AgentSettings, Build, Managed, Needs, Tiering};
 use crate::vm::{Hardware, Host, Machine, Vm};
 use crate::workload::accesses_per_operation;
@@ -58,6 +59,8 @@ pub(crate) struct Setup {
     operations: Option<u64>,
     /// When the hot set jumps: the oracle knows both.
     shift_at_s: Option<u64>,
+    /// How reserved memory is translated.
+    translation: Option<Translation>,
 }
 
 impl Setup {
@@ -79,6 +82,7 @@ impl Setup {
         let (cpu, dilation) = match scenario.sim.cpu {
             Cpu::IceLakeSp => (ICE_LAKE_SP, 1),
             Cpu::Zen3 => (ZEN_3, 1),
+            Cpu::SandyBridge => (SANDY_BRIDGE, 1),
             Cpu::Lab => (emulator(), dilation),
         };
         let gbps = 1_000_000_000 / dilation;
@@ -117,6 +121,7 @@ impl Setup {
             cores: cores_of(scenario) as usize,
             operations: scenario.sim.operations,
             shift_at_s: scenario.shift_at_s(),
+            translation: scenario.sim.translation,
         };
         setup.check()?;
         Ok(setup)
@@ -167,6 +172,11 @@ impl Setup {
             ByteCount(count * slow.0),
             needs.watermarks,
         );
+        let fast_end = match self.translation {
+            // Without a hypervisor the guest's memory is the machine's.
+            Some(translation) if !translation.mode.is_nested() => guest_tables + fast.0,
+            _ => fast_end,
+        };
         let vm = |(i, (manager, program)): (usize, (_, P))| {
             let guest = Guest::new(&guest_config);
             let policy = match needs.tiering {
@@ -199,6 +209,16 @@ impl Setup {
             hypervisor,
         };
         World::new(host, vms, self.k)
+    }
+
+    /// Reserves the memory of all programs, where the scenario asks for that. Nothing is touched yet.
+    pub(crate) fn reserve<P: Program>(&self, world: &mut World<P>) -> Result<(), SimError> {
+        let Some(translation) = &self.translation else {
+            return Ok(());
+        };
+        let hypervisor = &mut world.host.hypervisor;
+        let mut vms = world.vms.iter_mut();
+        vms.try_for_each(|vm| reserve(vm, hypervisor, translation))
     }
 
     /// What the manager of a program's memory has to do with.

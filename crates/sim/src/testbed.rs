@@ -9,6 +9,7 @@ use crate::machine::ledger::Bill;
 use crate::machine::memory::Memory;
 use crate::machine::radix::{PageSize, Radix, table_bytes};
 use crate::machine::sampler::{Sampler, Sampling};
+use crate::machine::segment::Segments;
 use crate::machine::tier::TierModel;
 use crate::machine::walk::Space;
 use crate::program::Access;
@@ -91,6 +92,7 @@ impl Testbed {
             guest: &mut self.guest,
             host: &mut self.host,
             host_first_page: 0,
+            segments: &Segments::default(),
             space: Space(0),
         };
         let (core, memory) = (&mut self.core, &mut self.memory);

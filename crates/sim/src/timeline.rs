@@ -2,6 +2,8 @@
 
 use demeter_outcome::{Meter, Moment, Timeline, Unit, Work};
 
+use crate::machine::core::Walks;
+use crate::machine::cost::PS_PER_NS;
 use crate::machine::flush::FlushCounts;
 use crate::machine::ledger::{Bill, Cause};
 use crate::program::Program;
@@ -20,12 +22,19 @@ impl<P: Program> World<P> {
         });
         let sum = |of: fn(&Vm<P>) -> u64| self.vms.iter().map(of).sum::<u64>();
         let ops = sum(|vm| vm.ops);
+        let cores = &self.host.machine.cores;
+        let walks =
+            |of: fn(&Walks) -> u64| cores.iter().map(|c| of(&c.walks)).sum::<u64>() << self.k;
         let counters = [
             ("flush_total", flushes.total()),
             ("page_faults", sum(|vm| vm.guest.counts.faults)),
             ("hint_faults", sum(|vm| vm.guest.counts.hint_faults)),
             ("samples", sum(Vm::samples)),
             ("operations", ops),
+            ("tlb_misses", walks(|w| w.walks)),
+            ("walk_references", walks(|w| w.references)),
+            ("walk_ns", walks(|w| w.ps) / PS_PER_NS),
+            ("segment_hits", walks(|w| w.by_segment)),
         ];
         let counters = counters.into_iter().chain(flushes.by_name());
         let bill = self.bill();

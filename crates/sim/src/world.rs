@@ -18,7 +18,7 @@ pub(crate) struct World<P> {
     pub(crate) host: Host,
     pub(crate) vms: Vec<Vm<P>>,
     scheduler: CpuScheduler,
-    k: u32,
+    pub(crate) k: u32,
     window_end_ps: u64,
     /// When the timed phase began.
     start_ps: u64,

@@ -3,9 +3,9 @@
 use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use demeter_policy::Pid;
 
@@ -24,10 +24,16 @@ pub enum Said {
     Ended(Pid),
 }
 
+/// How long the end of a program's output is waited for once it has ended: a descendant may go on
+/// with it.
+const OUTPUT_END_MAX: Duration = Duration::from_secs(1);
+
 /// A program that was started. It leads a session and a process group of its own.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
+    /// Disconnected once all its output was heard; gone once that was waited for.
+    listening: Option<Receiver<()>>,
 }
 
 impl Process {
@@ -56,7 +62,9 @@ impl Process {
         // `command` still holds the pipe's other end.
         drop(command);
         let (heard, tell_ready) = (Arc::clone(heard), tell.clone());
+        let (listens, listening) = mpsc::channel::<()>();
         std::thread::spawn(move || {
+            let _dropped_at_the_end = listens;
             let mut bytes = [0; 4096];
             loop {
                 let read = match output.read(&mut bytes) {
@@ -76,7 +84,10 @@ impl Process {
             wait_for_end(pid);
             let _ = tell.send(Said::Ended(pid));
         });
-        Ok(Self { child })
+        Ok(Self {
+            child,
+            listening: Some(listening),
+        })
     }
 
     /// Its process id.
@@ -84,9 +95,14 @@ impl Process {
         Pid(self.child.id())
     }
 
-    /// How it ended, if it has.
+    /// How it ended, if it has. What it printed before that has been heard then.
     pub fn status(&mut self) -> Option<ExitStatus> {
-        self.child.try_wait().ok().flatten()
+        let status = self.child.try_wait().ok().flatten()?;
+        if let Some(listening) = self.listening.take() {
+            // Nothing is ever sent: it ends with the listener, or in time.
+            let _ = listening.recv_timeout(OUTPUT_END_MAX);
+        }
+        Some(status)
     }
 
     /// Asks its group to end.

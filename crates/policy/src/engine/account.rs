@@ -29,10 +29,13 @@
 //!   trial has lost is a hundredth of it ([`LOSS_SHARE`]), and twice as long as the one before it,
 //!   up to a bound. A trial that has gained makes it short again.
 //!
-//! A tracker that does not know what a sample stands for gives shares: the samples of an epoch
-//! together are taken to be worth [`SHARE_OF_TIME`] of it.
+//! A tracker that does not know what a sample stands for gives shares. The samples of an epoch together
+//! are then taken to be worth [`SHARE_OF_TIME`] of it, which is good enough for a person who looks at the
+//! balance, and too rough to decide by: the account says what moves bring and stops none. In the lab
+//! a good hot set of the DAMON tracker counted as a loss, and the engine rested when it should have gone on.
 //!
 //! # Properties
+//! Where the tracker knows what a sample stands for:
 //! - Moves cost no more than the stakes, with what was lent on each, twice (to undo them), and what
 //!   moves have brought, but for one batch, whatever is sampled.
 //! - A trial that fails leaves memory where it lay.
@@ -63,7 +66,9 @@ const CREDIT_MAX_NS: i64 = 500_000_000;
 /// The most that is kept for later, or the stake if that is more.
 const BALANCE_MAX_NS: i64 = 1_000_000_000;
 
-/// Epochs in a row in which nothing can be paid for before the engine rests.
+/// Epochs in a row in which nothing can be paid for before the engine rests, where samples tell of each
+/// epoch. A tracker that does not know what a sample stands for looks now and then; what moves have
+/// brought may show at the end of the horizon only.
 const BROKE_EPOCHS: u32 = 4;
 
 /// Time of the first rest, and of the longest that follows from doubling.
@@ -364,7 +369,7 @@ impl Account {
             return;
         }
         self.broke_epochs += 1;
-        if self.broke_epochs >= BROKE_EPOCHS {
+        if self.broke_epochs >= self.patience() {
             self.broke_epochs = 0;
             let has_gained = self.trial_ns() >= 0;
             self.rest = if has_gained { Rest::Pause } else { Rest::Watch };
@@ -372,6 +377,14 @@ impl Account {
                 self.rest_ms = REST_MIN_MS;
             }
             self.rest_for(HORIZON_MS);
+        }
+    }
+
+    /// Epochs in a row in which nothing can be paid for before the engine rests.
+    fn patience(&self) -> u32 {
+        match self.gain.loads_per_sample {
+            Some(_) => BROKE_EPOCHS,
+            None => self.horizon_ticks().max(BROKE_EPOCHS),
         }
     }
 
@@ -423,7 +436,7 @@ impl Account {
         self.sample_ns = from.known(Some(sample_ns).filter(|ns| (0.0..=1e20).contains(ns)))?;
         self.tick = from.next_u32()?;
         self.exposure = from.next((2 * (REST_EPOCHS + 1) * EXPOSURE_ONE).into())? as u32;
-        self.broke_epochs = from.next(BROKE_EPOCHS.into())? as u32;
+        self.broke_epochs = from.next(self.patience().into())? as u32;
         self.rest_until = from.next_u32()?;
         self.rest_ms = from.next(REST_MAX_MS)?;
         from.known((self.rest_ms >= REST_MIN_MS).then_some(()))?;

@@ -157,7 +157,7 @@ impl<S: Strategy> Engine<S> {
                 config.gain,
                 config.stake_ns,
                 config.epoch_ms,
-                S::KEEPS_ACCOUNT,
+                S::KEEPS_ACCOUNT && config.gain.loads_per_sample.is_some(),
             ),
             slept: 1,
             strategy,

@@ -12,9 +12,11 @@ mod reclaim;
 mod shadow;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use demeter_policy::{BLOCK_SIZE, Block, ByteCount, GuestPhysAddr, GuestVirtAddr, VirtRange};
 
+use crate::hypervisor::reserve;
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
@@ -130,6 +132,20 @@ impl Guest {
         bases
     }
 
+    /// Maps all regions to memory in one piece, before anything is touched. Tells the range of virtual
+    /// memory, and where it leads to.
+    pub(crate) fn reserve(
+        &mut self,
+        size: PageSize,
+    ) -> Result<(Range<GuestVirtAddr>, GuestPhysAddr), OutOfMemory> {
+        let end = self.vmas.last().map_or(FIRST_BASE, |v| v.end().0);
+        let end = GuestVirtAddr(end.next_multiple_of(BLOCK_SIZE));
+        let range = GuestVirtAddr(FIRST_BASE)..end;
+        let first = reserve(&mut self.tables, &mut self.nodes, range.clone(), size)
+            .ok_or(OutOfMemory(range.end))?;
+        Ok((range, self.gpa(first)))
+    }
+
     /// The process's mappings, sorted.
     pub(crate) fn vmas(&self) -> &[VirtRange] {
         &self.vmas
@@ -178,7 +194,8 @@ impl Guest {
     pub(crate) fn bytes(&self, size: PageSize) -> u64 {
         match size {
             PageSize::Base => 1 << self.page_bits,
-            _ => BLOCK_SIZE,
+            PageSize::Huge => BLOCK_SIZE,
+            PageSize::Giant => 1 << (HUGE_BITS + 9),
         }
     }
 

@@ -20,6 +20,7 @@ use super::memory::{LINE_BITS, Memory, TierId};
 use super::prefetch::prefetch;
 use super::radix::{PageSize, Radix};
 use super::sampler::Sampler;
+use super::segment::Segments;
 use super::tlb::{Tlb, Translation};
 use super::walk::{Fault, Mapping, SecondLevel, Space, WalkCaches, native, nested};
 use crate::program::Access;
@@ -42,6 +43,8 @@ pub(crate) struct Tables<'a> {
     pub(crate) host: &'a mut Radix<GuestPhysAddr>,
     /// The 4 KiB page of host memory where these begin.
     pub(crate) host_first_page: u32,
+    /// What is translated without them.
+    pub(crate) segments: &'a Segments,
     /// The VM's.
     pub(crate) space: Space,
 }
@@ -166,14 +169,30 @@ impl Caches {
     }
 }
 
+/// What became of translations that no TLB had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Walks {
+    /// Walks that ended with a translation.
+    pub(crate) walks: u64,
+    /// Entries of page tables that were read.
+    pub(crate) references: u64,
+    /// Time of the walks, without the TLBs'.
+    pub(crate) ps: u64,
+    /// Translations by segments alone.
+    pub(crate) by_segment: u64,
+}
+
 /// A core.
 #[derive(Debug, Clone)]
 pub(crate) struct Core {
+    /// Counted as if each stood for itself alone.
+    pub(crate) walks: Walks,
     tlb: Tlb,
     guest_walk: WalkCaches,
     host_walk: WalkCaches,
     caches: Caches,
     tlb_second_ps: u64,
+    bound_check_ps: u64,
     kind: TlbKind,
     page_bits: u32,
     last: Last,
@@ -184,6 +203,7 @@ impl Core {
     pub(crate) fn new(cpu: &CpuModel, page_bits: u32) -> Self {
         let [l1, l2, _] = cpu.caches;
         Self {
+            walks: Walks::default(),
             tlb: Tlb::new(&cpu.tlb, page_bits),
             guest_walk: WalkCaches::new(&cpu.tlb),
             host_walk: WalkCaches::new(&cpu.tlb),
@@ -196,6 +216,7 @@ impl Core {
                 clean_from: None,
             },
             tlb_second_ps: cpu.tlb.l2_hit_ps,
+            bound_check_ps: cpu.bound_check_ps,
             kind: cpu.tlb.kind,
             page_bits,
             last: NO_LAST,
@@ -294,24 +315,31 @@ impl Core {
             return Ok(if hit.second { self.tlb_second_ps } else { 0 });
         }
         self.last = NO_LAST;
-        let mut ps = self.tlb_second_ps;
+        if let Some(address) = tables.segments.translate(gva, NESTED) {
+            return Ok(self.take_segment::<NESTED>(tables.space, gva, address));
+        }
+        let (mut ps, mut references) = (0, 0);
         let (caches, walks) = (
             &mut self.caches,
             [&mut self.guest_walk, &mut self.host_walk],
         );
-        let Mapping { frame, size, dirty } = match self.kind {
+        let (mapping, bound_checks) = match self.kind {
             TlbKind::Hardware => walk::<NESTED>(tables, walks, gva, store, &mut |address| {
                 let line = address >> LINE_BITS;
+                references += 1;
                 ps += caches.fetch::<CACHES>(memory, line, false).ps;
             })?,
             TlbKind::Soft => {
-                let mapping = walk::<NESTED>(tables, walks, gva, store, &mut |_| {})?;
-                Mapping {
-                    size: PageSize::Base,
-                    ..mapping
-                }
+                let (mapping, checks) = walk::<NESTED>(tables, walks, gva, store, &mut |_| {})?;
+                let size = PageSize::Base;
+                (Mapping { size, ..mapping }, checks)
             }
         };
+        let Mapping { frame, size, dirty } = mapping;
+        ps += bound_checks * self.bound_check_ps;
+        self.walks.walks += 1;
+        self.walks.references += references;
+        self.walks.ps += ps;
         let first = frame - tables.guest.within(gva, size);
         self.tlb
             .insert(tables.space, gva, size, Translation::new(first, dirty));
@@ -321,7 +349,31 @@ impl Core {
             frame,
             dirty,
         };
-        Ok(ps)
+        Ok(self.tlb_second_ps + ps)
+    }
+
+    /// A segment leads to `address` in host memory. Without a hypervisor its bounds are compared
+    /// beside the first TLB, which such pages never enter; with one beside the second.
+    fn take_segment<const NESTED: bool>(
+        &mut self,
+        space: Space,
+        gva: GuestVirtAddr,
+        address: u64,
+    ) -> u64 {
+        let frame = (address >> self.page_bits) as u32;
+        self.walks.by_segment += 1;
+        self.last = Last {
+            line: NOTHING,
+            page: gva.0 >> self.page_bits,
+            frame,
+            dirty: true,
+        };
+        if !NESTED {
+            return 0;
+        }
+        self.tlb
+            .insert_first(space, gva, Translation::new(frame, true));
+        self.tlb_second_ps
     }
 
     /// Forgets the translations of one address of a space, and as the hardware does all of its
@@ -359,7 +411,8 @@ impl Core {
     }
 }
 
-/// Walks the tables; `reference` is told each address that is read on the way.
+/// Walks the tables; `reference` is told each address that is read on the way. Tells how often bounds of a
+/// segment were compared, too.
 #[inline(always)]
 fn walk<const NESTED: bool>(
     tables: &mut Tables<'_>,
@@ -367,9 +420,9 @@ fn walk<const NESTED: bool>(
     gva: GuestVirtAddr,
     store: bool,
     reference: &mut impl FnMut(u64),
-) -> Result<Mapping, Fault> {
+) -> Result<(Mapping, u64), Fault> {
     if !NESTED {
-        return native(
+        let mapping = native(
             tables.guest,
             guest_walk,
             tables.space,
@@ -377,14 +430,18 @@ fn walk<const NESTED: bool>(
             store,
             reference,
         );
+        return mapping.map(|mapping| (mapping, 0));
     }
     let mut second = SecondLevel {
         tree: tables.host,
         caches: host_walk,
         first_page: tables.host_first_page,
         space: tables.space,
+        segments: tables.segments,
+        bound_checks: 0,
     };
-    nested(tables.guest, guest_walk, &mut second, gva, store, reference)
+    let mapping = nested(tables.guest, guest_walk, &mut second, gva, store, reference)?;
+    Ok((mapping, second.bound_checks))
 }
 
 /// Brings the simulator's own memory that accesses further on will need into this computer's
@@ -485,6 +542,7 @@ mod tests {
                     guest: &mut guest,
                     host: &mut host,
                     host_first_page: 0,
+                    segments: &Segments::default(),
                     space: Space(0),
                 };
                 let access = [Access::load(GuestVirtAddr(at))];

@@ -12,6 +12,7 @@ pub(crate) mod memory;
 mod prefetch;
 pub(crate) mod radix;
 pub(crate) mod sampler;
+pub(crate) mod segment;
 pub(crate) mod tier;
 mod tlb;
 pub(crate) mod walk;

@@ -59,6 +59,7 @@ pub(crate) struct Tlb {
     page_bits: u32,
     /// Sizes that were ever inserted, as bits: the others need no look-up.
     sizes: u8,
+    is_second_small: bool,
 }
 
 impl Tlb {
@@ -85,6 +86,7 @@ impl Tlb {
             second_giant: Assoc::new(model.l2_1g),
             page_bits,
             sizes: 0,
+            is_second_small: model.is_l2_4k_only,
         }
     }
 
@@ -145,7 +147,16 @@ impl Tlb {
         None
     }
 
-    /// Inserts a translation into both levels.
+    /// Inserts a base page's translation into the first level only: what a segment translates needs no
+    /// second one.
+    #[inline(always)]
+    pub(crate) fn insert_first(&mut self, space: Space, gva: GuestVirtAddr, t: Translation) {
+        self.sizes |= 1 << PageSize::Base as u8;
+        let key = self.key(space, gva, PageSize::Base);
+        put(&mut self.first[PageSize::Base as usize], key, t);
+    }
+
+    /// Inserts a translation into the first level, and into the second if it holds such pages.
     #[inline(always)]
     pub(crate) fn insert(
         &mut self,
@@ -157,6 +168,9 @@ impl Tlb {
         self.sizes |= 1 << size as u8;
         let key = self.key(space, gva, size);
         put(&mut self.first[size as usize], key, t);
+        if self.is_second_small && size != PageSize::Base {
+            return;
+        }
         if size == PageSize::Giant {
             put(&mut self.second_giant, key, t);
         } else {

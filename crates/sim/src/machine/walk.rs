@@ -16,6 +16,7 @@ use demeter_policy::{GuestPhysAddr, GuestVirtAddr};
 use super::assoc::Assoc;
 use super::cpu::TlbModel;
 use super::radix::{Address, PageSize, Radix, Table, entry_offset};
+use super::segment::Segments;
 
 /// Which address space cached translations belong to: a VM's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -192,10 +193,15 @@ pub(crate) struct SecondLevel<'a> {
     pub(crate) first_page: u32,
     /// The VM's.
     pub(crate) space: Space,
+    /// The VM's.
+    pub(crate) segments: &'a Segments,
+    /// Times that an address was compared with a segment's bounds.
+    pub(crate) bound_checks: u64,
 }
 
 impl SecondLevel<'_> {
-    /// Walks from a guest-physical to a host frame; tells each reference.
+    /// Goes from a guest-physical to a host frame, by the segment where that leads there; tells each
+    /// reference.
     #[inline(always)]
     fn walk(
         &mut self,
@@ -203,6 +209,12 @@ impl SecondLevel<'_> {
         store: bool,
         references: &mut impl FnMut(u64),
     ) -> Result<Mapping, Fault> {
+        if let Some(segment) = &self.segments.host {
+            self.bound_checks += 1;
+            if let Some(mapping) = segment.mapping(gpa, self.tree.page_bits()) {
+                return Ok(mapping);
+            }
+        }
         let mut direct = Direct {
             first_page: self.first_page,
             references,
@@ -274,8 +286,17 @@ pub(crate) fn nested(
     references: &mut impl FnMut(u64),
 ) -> Result<Mapping, Fault> {
     let (space, page_bits) = (host.space, tree.page_bits());
-    let mut guest = Guest { host, references };
-    let in_guest = walk(tree, caches, space, addr, store, &mut guest)?;
+    let by_segment = host.segments.guest.as_ref().and_then(|segment| {
+        host.bound_checks += 1;
+        segment.mapping(addr, page_bits)
+    });
+    let in_guest = match by_segment {
+        Some(mapping) => mapping,
+        None => {
+            let mut guest = Guest { host, references };
+            walk(tree, caches, space, addr, store, &mut guest)?
+        }
+    };
     let within = addr.0 & ((1 << page_bits) - 1);
     let gpa = GuestPhysAddr(u64::from(in_guest.frame) << page_bits | within);
     let in_host = host.walk(gpa, store, references)?;
@@ -292,6 +313,7 @@ mod tests {
 
     use super::*;
     use crate::machine::cpu::ICE_LAKE_SP;
+    use crate::machine::segment::{EscapeFilter, Segment};
 
     const GVA: GuestVirtAddr = GuestVirtAddr(0x12_4000_0000);
 
@@ -300,6 +322,7 @@ mod tests {
         host: Radix<GuestPhysAddr>,
         guest_caches: WalkCaches,
         host_caches: WalkCaches,
+        segments: Segments,
     }
 
     impl World {
@@ -331,18 +354,26 @@ mod tests {
                 host,
                 guest_caches,
                 host_caches,
+                segments: Segments::default(),
             }
         }
 
         fn references(&mut self) -> usize {
+            self.translate().1
+        }
+
+        /// The mapping, references and comparisons with bounds.
+        fn translate(&mut self) -> (Mapping, usize, u64) {
             let mut n = 0;
             let mut second = SecondLevel {
                 tree: &mut self.host,
                 caches: &mut self.host_caches,
                 first_page: 0,
                 space: Space(0),
+                segments: &self.segments,
+                bound_checks: 0,
             };
-            nested(
+            let mapping = nested(
                 &mut self.guest,
                 &mut self.guest_caches,
                 &mut second,
@@ -353,7 +384,7 @@ mod tests {
                 },
             )
             .unwrap();
-            n
+            (mapping, n, second.bound_checks)
         }
 
         /// References when the host's page-walk caches are emptied before each of its walks.
@@ -406,6 +437,49 @@ mod tests {
         assert_eq!(World::new(5, Huge, Base).cold(), 29);
     }
 
+    /// References and comparisons of a cold walk to where paging leads, under some segments.
+    fn cold_with(guest: bool, host: bool, escapes: bool) -> (usize, u64) {
+        let mut world = World::new(4, PageSize::Base, PageSize::Base);
+        let data = GuestPhysAddr(1 << 31);
+        let paged = {
+            let mut world = World::new(4, PageSize::Base, PageSize::Base);
+            world.translate().0.frame
+        };
+        let mut filter = EscapeFilter::default();
+        if escapes {
+            filter.insert(data.0);
+        }
+        let end = GuestVirtAddr(GVA.0 + 4096);
+        world.segments.guest = guest.then(|| Segment::new(GVA, end, data.0, Default::default()));
+        // Data lies at 2 GiB of the guest's and at 128 MiB of the host's memory; tables below.
+        world.segments.host = host.then(|| {
+            let (start, end) = (GuestPhysAddr(0), GuestPhysAddr(1 << 32));
+            Segment::new(start, end, 0, filter)
+        });
+        let (mapping, references, checks) = world.translate();
+        let by_host = host && !escapes;
+        let expected = if by_host {
+            (data.0 >> 12) as u32
+        } else {
+            paged
+        };
+        assert_eq!(mapping.frame, expected);
+        (references, checks)
+    }
+
+    #[test]
+    fn segments_take_dimensions_out_of_walks() {
+        // VMM Direct: the guest's four entries, each table and the data compared with the bounds.
+        assert_eq!(cold_with(false, true, false), (4, 5));
+        // Guest Direct: the hypervisor's four entries.
+        assert_eq!(cold_with(true, false, false), (4, 1));
+        // Dual Direct: none.
+        assert_eq!(cold_with(true, true, false), (0, 2));
+        // What escapes is walked to by the hypervisor's tables.
+        assert_eq!(cold_with(true, true, true), (4, 2));
+        assert_eq!(cold_with(false, true, true), (8, 5));
+    }
+
     #[test]
     fn native_walks_reference_one_entry_a_level() {
         for (levels, size, want) in [
@@ -449,6 +523,8 @@ mod tests {
             caches: &mut world.host_caches,
             first_page: 0,
             space: Space(0),
+            segments: &world.segments,
+            bound_checks: 0,
         };
         let mut go = |addr| {
             nested(

@@ -6,7 +6,7 @@ use super::{Host, Machine, Vm, wait_until};
 use crate::error::SimError;
 use crate::latency::Operation;
 use crate::machine::actor::Vcpu;
-use crate::machine::core::Tables;
+use crate::machine::core::{Core, Tables};
 use crate::machine::ledger::{Bill, Cause};
 use crate::machine::radix::PageSize;
 use crate::machine::walk::Fault;
@@ -130,18 +130,26 @@ impl<P: Program> Vm<P> {
                 guest: &mut self.guest.tables,
                 host: &mut self.backing.tree,
                 host_first_page: self.backing.first_page,
+                segments: &self.backing.segments,
                 space: self.hardware.space,
             };
             let count = thread.next_end().unwrap_or(end).min(end) - thread.done;
             let todo = &thread.batch.accesses()[thread.done..];
             let Machine { cores, memory } = &mut host.machine;
             let (vcpu, core) = (&mut self.hardware.vcpus[on], self.hardware.placed[on]);
-            let progress = cores[core].run::<true, true>(
+            let run = if self.backing.is_native {
+                Core::run::<false, true>
+            } else {
+                Core::run::<true, true>
+            };
+            let (tables, sampler) = (&mut tables, &mut vcpu.sampler);
+            let progress = run(
+                &mut cores[core],
                 todo,
                 count,
-                &mut tables,
+                tables,
                 memory,
-                &mut vcpu.sampler,
+                sampler,
                 &mut bill,
             );
             let clock_ps = vcpu.bill.add_scaled(&bill, k);

@@ -52,11 +52,13 @@ impl<P: Program> Vm<P> {
             for (first, size) in frames {
                 let count = (self.guest.bytes(size) >> page_bits) as u32;
                 for frame in first..first + count {
-                    let backed = self
-                        .backing
-                        .tree
-                        .frame(GuestPhysAddr(u64::from(frame) << page_bits));
-                    let tier = backed.map(|f| hypervisor.tier_of(f));
+                    let gpa = GuestPhysAddr(u64::from(frame) << page_bits);
+                    let tier = if self.backing.is_native {
+                        Some(self.guest.node_of(frame))
+                    } else {
+                        let backed = self.backing.tree.frame(gpa);
+                        backed.map(|f| hypervisor.tier_of(f))
+                    };
                     all += 1;
                     fast += u64::from(tier == Some(TierId::Fast));
                 }

@@ -65,14 +65,10 @@ fn stakes_ns(rests: u64) -> u64 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// Also where the tracker does not know what a sample stands for.
     #[test]
-    fn on_any_stream_moves_cost_no_more_than_stakes_and_what_they_brought(
-        seed: u64, knows: bool,
-    ) {
+    fn on_any_stream_moves_cost_no_more_than_stakes_and_what_they_brought(seed: u64) {
         let script = Script::new(seed);
-        let gain = Gain { loads_per_sample: GAIN.loads_per_sample.filter(|_| knows), ..GAIN };
-        let mut plain = rig(&script, gain);
+        let mut plain = rig(&script, GAIN);
         let (mut rests, mut gross_ns, mut before) = (0, 0, plain.engine.balance());
         for epoch in script.epochs.iter().cycle().take(300) {
             plain.epoch(epoch);

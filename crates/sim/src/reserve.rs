@@ -1,0 +1,65 @@
+//! Memory that is mapped before anything runs, in one piece in both dimensions: what segments and pages of
+//! 1 GiB need.
+
+use demeter_policy::GuestPhysAddr;
+use demeter_scenario::rng::Rng;
+use demeter_scenario::{Pages, Translation};
+
+use crate::error::SimError;
+use crate::hypervisor::Hypervisor;
+use crate::machine::radix::PageSize;
+use crate::machine::segment::{EscapeFilter, Segment, Segments};
+use crate::vm::Vm;
+
+/// Stream of the random numbers that choose bad pages.
+const BAD_PAGES_STREAM: u64 = 0xbad;
+
+/// Maps all memory of a VM whose program has its regions, and sets the segments up.
+pub(crate) fn reserve<P: crate::program::Program>(
+    vm: &mut Vm<P>,
+    hypervisor: &mut Hypervisor,
+    translation: &Translation,
+) -> Result<(), SimError> {
+    let mode = translation.mode;
+    let page_bits = vm.guest.page_bits();
+    let (virt, start) = vm.guest.reserve(size(translation.guest_pages))?;
+    let program_end = GuestPhysAddr(start.0 + (virt.end.0 - virt.start.0));
+    // Bad pages are of the program's memory, so that they show.
+    let filter = |to: u64, end: u64| {
+        let mut escapes = EscapeFilter::default();
+        let mut rng = Rng::new(1, BAD_PAGES_STREAM);
+        for _ in 0..translation.bad_pages {
+            escapes.insert(to + (rng.below((end - to) >> 12) << 12));
+        }
+        escapes
+    };
+    vm.backing.is_native = !mode.is_nested();
+    let mut segments = Segments::default();
+    if mode.guest_segment() {
+        let escapes = if mode.is_nested() {
+            EscapeFilter::default()
+        } else {
+            filter(virt.start.0, virt.end.0)
+        };
+        segments.guest = Some(Segment::new(virt.start, virt.end, start.0, escapes));
+    }
+    if mode.is_nested() {
+        let end = vm.guest.end_gpa();
+        let frame = hypervisor.reserve(&mut vm.backing, end, size(translation.host_pages))?;
+        if mode.host_segment() {
+            let to = u64::from(frame) << page_bits;
+            let escapes = filter(start.0, program_end.0);
+            segments.host = Some(Segment::new(GuestPhysAddr(0), end, to, escapes));
+        }
+    }
+    vm.backing.segments = segments;
+    Ok(())
+}
+
+fn size(pages: Pages) -> PageSize {
+    match pages {
+        Pages::Base => PageSize::Base,
+        Pages::Huge => PageSize::Huge,
+        Pages::Giant => PageSize::Giant,
+    }
+}
