@@ -258,6 +258,7 @@ fn start(
         tracker,
         pages: Box::new(LivePages::default()),
         latency_ns,
+        cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
     };
     let (root, config) = (root.to_owned(), config.clone());
     Ok(Agent::new(root, config, effects, status.clone())?)

@@ -21,6 +21,7 @@ fn record(path: &Path, epoch_ms: u64) {
         loads_per_sample: Some(4093),
         fast_ns: 80,
         slow_ns: 250,
+        cpus: 4,
     };
     let tuning = Tuning {
         epoch_ms,

@@ -178,6 +178,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         tracker,
         pages: Box::new(LivePages::default()),
         latency_ns: ASSUMED_NS,
+        cpus: 1,
     };
     let mut agent = Agent::new(root.path().into(), config, effects, status.clone())?;
 

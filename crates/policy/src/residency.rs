@@ -134,6 +134,25 @@ impl ResidencyMap {
         }
     }
 
+    /// The blocks that were moved to a tier not long before this tick and are not set aside in
+    /// `epoch`, with their bytes there, by address.
+    pub(crate) fn moved_to(
+        &self,
+        pid: Pid,
+        tier: Tier,
+        tick: u32,
+        epoch: u32,
+    ) -> impl Iterator<Item = (Block, ByteCount)> + '_ {
+        let blocks = self.spaces.get(&pid).into_iter().flatten();
+        blocks
+            .filter(move |(_, k)| k.moved_at(tick) == Some(tier) && k.aside_until <= epoch)
+            .map(move |(&block, k)| match tier {
+                Tier::Fast => (block, k.placement.fast),
+                Tier::Slow => (block, k.placement.slow),
+            })
+            .filter(|(_, bytes)| bytes.0 > 0)
+    }
+
     /// Forgets blocks of `pid` that no range in `space` (sorted, disjoint) touches.
     pub fn restrict(&mut self, pid: Pid, space: &[VirtRange]) {
         if let Some(blocks) = self.spaces.get_mut(&pid) {

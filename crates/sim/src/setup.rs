@@ -285,6 +285,7 @@ fn agent_settings(scenario: &Scenario, dilation: u64) -> AgentSettings {
             fast: latency_ns(&machine.fast),
             slow: latency_ns(&machine.slow),
         },
+        cpus: machine.vcpus,
     };
     AgentSettings {
         classifier: tuning.classifier(),

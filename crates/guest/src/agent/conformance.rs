@@ -139,6 +139,7 @@ impl AgentRig {
             tracker: Box::new(queue.clone()),
             pages: Box::new(kernel.clone()),
             latency_ns: WORTH_MUCH.latency_ns,
+            cpus: WORTH_MUCH.cpus,
         };
         let agent = Agent::with_stake(
             root.path().into(),

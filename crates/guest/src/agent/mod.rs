@@ -114,6 +114,8 @@ pub struct Effects {
     pub pages: Box<dyn Pages>,
     /// Latency of a load from each tier, nanoseconds.
     pub latency_ns: PerTier<u32>,
+    /// CPUs that programs run on.
+    pub cpus: u32,
 }
 
 impl Agent {
@@ -141,6 +143,7 @@ impl Agent {
             tracker,
             pages,
             latency_ns,
+            cpus,
         } = effects;
         let topology = Topology::read(&root)?;
         let tiers = config.tiers(&topology)?;
@@ -150,6 +153,7 @@ impl Agent {
         let gain = Gain {
             loads_per_sample: tracker.loads_per_sample(),
             latency_ns,
+            cpus,
         };
         let engine_config = engine::Config {
             stake_ns,
@@ -175,6 +179,7 @@ impl Agent {
                 loads_per_sample: gain.loads_per_sample,
                 fast_ns: latency_ns.fast,
                 slow_ns: latency_ns.slow,
+                cpus: gain.cpus,
             };
             engine.record(Recorder::start(
                 path,

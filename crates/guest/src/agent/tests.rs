@@ -108,6 +108,7 @@ fn effects(script: &Arc<Mutex<Script>>, kernel: &SharedPages) -> Effects {
         tracker: Box::new(ScriptedTracker(script.clone())),
         pages: Box::new(kernel.clone()),
         latency_ns: WORTH_MUCH.latency_ns,
+        cpus: WORTH_MUCH.cpus,
     }
 }
 

@@ -51,6 +51,8 @@ pub struct Header {
     pub fast_ns: u32,
     /// Latency of a load from the slow node, nanoseconds.
     pub slow_ns: u32,
+    /// CPUs of the machine.
+    pub cpus: u32,
 }
 
 impl Header {
@@ -62,6 +64,7 @@ impl Header {
                 fast: self.fast_ns,
                 slow: self.slow_ns,
             },
+            cpus: self.cpus,
         }
     }
 }

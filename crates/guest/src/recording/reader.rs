@@ -89,6 +89,7 @@ impl<R: Read> Reader<R> {
                 loads_per_sample: None,
                 fast_ns: 0,
                 slow_ns: 0,
+                cpus: 0,
             },
             state: vec![],
             offset: 0,

@@ -16,13 +16,18 @@
 //!   was counts as neither. So what is credited is the difference to memory left alone.
 //! - The account begins with a stake, pays for moves, earns their benefit, and is capped. Planning may
 //!   spend what is in it, on what is hoped to pay for itself within the horizon.
+//!   All samples of an epoch together are worth no more than the time that it took: a sweep makes
+//!   many loads that do not wait for memory.
 //! - What came in steadily, in two epochs in a row, is lent on: then the rest of a hot set follows its
 //!   first blocks at once.
 //! - When something would be worth moving and the account cannot pay for it for [`BROKE_EPOCHS`], the
-//!   engine *rests*: it goes on to watch, less often, and looks nothing up. After a pause it
-//!   tries again with a small stake. A pause is so long that what the trial has lost is
-//!   a hundredth of it ([`LOSS_SHARE`]), and twice as long as the one before it, up to a bound. A trial
-//!   that has gained makes it short again.
+//!   engine *rests*: it goes on to watch, less often, and looks nothing up. A trial that has not paid for
+//!   itself until then has another horizon to do so; it goes on as soon as it has. Else it has lost:
+//!   what it moved goes back to where it lay, unless it has brought most of its cost ([`KEEP_PART`]),
+//!   since memory that lies otherwise serves a program as well on the whole, but not at each moment.
+//! - After a pause the engine tries again with a small stake. A pause is so long that what the
+//!   trial has lost is a hundredth of it ([`LOSS_SHARE`]), and twice as long as the one before it,
+//!   up to a bound. A trial that has gained makes it short again.
 //!
 //! A tracker that does not know what a sample stands for gives shares. The samples of an epoch together
 //! are then taken to be worth [`SHARE_OF_TIME`] of it, which is good enough for a person who looks at the
@@ -31,8 +36,9 @@
 //!
 //! # Properties
 //! Where the tracker knows what a sample stands for:
-//! - Moves cost no more than the stakes, with what was lent on each, and what moves have brought, but
-//!   for one batch, whatever is sampled.
+//! - Moves cost no more than the stakes, with what was lent on each, twice (to undo them), and what
+//!   moves have brought, but for one batch, whatever is sampled.
+//! - A trial that fails leaves memory where it lay.
 //! - Whatever is sampled, a loss is no more than the stake and a hundredth of the time, but for the
 //!   trial that is under way. So on a sweep moves die out.
 //! - A stable hot set comes into fast memory; a hot set that has moved is followed.
@@ -65,13 +71,16 @@ const BALANCE_MAX_NS: i64 = 1_000_000_000;
 /// brought may show at the end of the horizon only.
 const BROKE_EPOCHS: u32 = 4;
 
-/// Time of the first rest, and of the longest that follows from doubling. What was moved before a
-/// rest counts no longer after it: a trial is judged by its own moves.
+/// Time of the first rest, and of the longest that follows from doubling.
 const REST_MIN_MS: u64 = HORIZON_MS;
 const REST_MAX_MS: u64 = 32 * HORIZON_MS;
 
 /// A rest takes this many times what the trial before it has lost.
 const LOSS_SHARE: u64 = 100;
+
+/// What a trial that has lost has moved stays if it has brought this part of what it has cost:
+/// it will bring more.
+const KEEP_PART: i64 = 2;
 
 /// Epochs of which one is waited for while resting.
 pub(super) const REST_EPOCHS: u32 = 4;
@@ -102,6 +111,8 @@ pub struct Gain {
     pub loads_per_sample: Option<u32>,
     /// Latency of a load from each tier, nanoseconds; as measured.
     pub latency_ns: PerTier<u32>,
+    /// CPUs that programs run on.
+    pub cpus: u32,
 }
 
 impl Gain {
@@ -110,6 +121,14 @@ impl Gain {
         let PerTier { fast, slow } = self.latency_ns;
         let loads = self.loads_per_sample?;
         Some(f64::from(loads) * f64::from(slow.saturating_sub(fast)))
+    }
+}
+
+impl Gain {
+    /// Part of the time that a program saves that does nothing but wait for slow memory.
+    fn time_saved(&self) -> f64 {
+        let PerTier { fast, slow } = self.latency_ns;
+        f64::from(self.cpus) * f64::from(slow.saturating_sub(fast)) / f64::from(slow.max(1))
     }
 }
 
@@ -139,8 +158,9 @@ pub(super) struct Account {
     price_ps: [Option<u64>; 2],
     cost_ns: u64,
     benefit_ns: i64,
-    /// What this trial has brought, less what it has cost.
-    trial_ns: i64,
+    /// What this trial has brought and what it has cost.
+    trial_benefit_ns: i64,
+    trial_cost_ns: u64,
     /// Samples of this epoch in promoted memory, less those in demoted memory.
     net_samples: i64,
     /// Weight of all samples of this epoch.
@@ -155,6 +175,18 @@ pub(super) struct Account {
     rest_ms: u64,
     /// The first tick after the rest; 0 while there is none.
     rest_until: u32,
+    rest: Rest,
+}
+
+/// What an engine that does not move anything waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rest {
+    /// What its trial will have brought.
+    Watch,
+    /// A better time; what the trial has moved stays.
+    Pause,
+    /// Likewise, after what the trial has moved is back.
+    PutBack,
 }
 
 impl Account {
@@ -171,7 +203,8 @@ impl Account {
             price_ps: [None; 2],
             cost_ns: 0,
             benefit_ns: 0,
-            trial_ns: 0,
+            trial_benefit_ns: 0,
+            trial_cost_ns: 0,
             net_samples: 0,
             all_samples: 0,
             sample_ns: gain.sample_ns().unwrap_or(0.0),
@@ -180,12 +213,18 @@ impl Account {
             broke_epochs: 0,
             rest_ms: REST_MIN_MS,
             rest_until: 0,
+            rest: Rest::Pause,
         }
     }
 
-    /// Ticks for which a move is watched.
-    pub(super) fn horizon_ticks(&self) -> u32 {
+    /// Ticks within which a move has to pay for itself.
+    fn horizon_ticks(&self) -> u32 {
         (HORIZON_MS / self.epoch_ms).max(1) as u32
+    }
+
+    /// Ticks for which a move is watched: those of a trial are, until it is judged.
+    pub(super) fn watch_ticks(&self) -> u32 {
+        2 * self.horizon_ticks()
     }
 
     /// How many times the usual length of an epoch have passed.
@@ -209,10 +248,13 @@ impl Account {
     pub(super) fn end_samples(&mut self, epochs: u32) {
         self.tick = self.tick.saturating_add(epochs);
         self.exposure = self.exposure / 2 + epochs * EXPOSURE_ONE;
-        if self.gain.loads_per_sample.is_none() {
-            let elapsed_ns = (self.epoch_ms * u64::from(epochs)) as f64 * 1e6;
-            self.sample_ns = elapsed_ns * SHARE_OF_TIME / self.all_samples.max(1) as f64;
-        }
+        let elapsed_ns = (self.epoch_ms * u64::from(epochs)) as f64 * 1e6;
+        let share_ns = elapsed_ns / self.all_samples.max(1) as f64;
+        self.sample_ns = match self.gain.sample_ns() {
+            // All of them together are worth no more than the time that passed.
+            Some(sample_ns) => sample_ns.min(share_ns * self.gain.time_saved()),
+            None => share_ns * SHARE_OF_TIME,
+        };
         let benefit_ns = (self.net_samples as f64 * self.sample_ns) as i64;
         let most = TOTAL_MAX_NS as i64;
         let income_ns = (benefit_ns / i64::from(epochs.max(1))).clamp(-most, most);
@@ -226,15 +268,60 @@ impl Account {
             .balance_ns
             .saturating_add(benefit_ns)
             .clamp(-most, self.cap_ns);
-        self.trial_ns = self.trial_ns.saturating_add(benefit_ns).clamp(-most, most);
-        if self.is_resting() && self.tick >= self.rest_until {
-            self.rest_until = 0;
-            // Neither what came in meanwhile nor a debt counts: chance would make either.
-            self.balance_ns = TRIAL_NS;
-            self.trial_ns = 0;
+        self.trial_benefit_ns = self
+            .trial_benefit_ns
+            .saturating_add(benefit_ns)
+            .clamp(-most, most);
+        if self.is_resting() {
+            self.rest();
         }
         self.net_samples = 0;
         self.all_samples = 0;
+    }
+
+    /// What this trial has brought, less what it has cost.
+    fn trial_ns(&self) -> i64 {
+        self.trial_benefit_ns - self.trial_cost_ns as i64
+    }
+
+    /// Goes on with a rest, to its end.
+    fn rest(&mut self) {
+        let is_over = self.tick >= self.rest_until;
+        match self.rest {
+            Rest::Watch if self.trial_ns() >= 0 => self.begin_trial(),
+            Rest::Watch if is_over => self.judge(),
+            Rest::Pause | Rest::PutBack if is_over => self.begin_trial(),
+            _ => {}
+        }
+    }
+
+    fn begin_trial(&mut self) {
+        self.rest_until = 0;
+        // Neither what came in meanwhile nor a debt counts: chance would make either.
+        self.balance_ns = TRIAL_NS;
+        self.trial_benefit_ns = 0;
+        self.trial_cost_ns = 0;
+    }
+
+    /// A trial has lost: says for how long there is none, and whether its moves are undone.
+    fn judge(&mut self) {
+        let cost_ns = self.trial_cost_ns as i64;
+        let undoes = self.trial_benefit_ns < cost_ns / KEEP_PART;
+        self.rest = if undoes { Rest::PutBack } else { Rest::Pause };
+        let lost_ns = -self.trial_ns() + if undoes { cost_ns } else { 0 };
+        let lost_ms = lost_ns.max(0).unsigned_abs() / NS_PER_MS;
+        self.rest_for(self.rest_ms.max(lost_ms.saturating_mul(LOSS_SHARE)));
+        self.rest_ms = (2 * self.rest_ms).min(REST_MAX_MS);
+    }
+
+    fn rest_for(&mut self, ms: u64) {
+        let ticks = u32::try_from((ms / self.epoch_ms).max(1)).unwrap_or(u32::MAX);
+        self.rest_until = self.tick.saturating_add(ticks);
+    }
+
+    /// Whether what the last trial has moved goes back.
+    pub(super) fn puts_back(&self) -> bool {
+        self.is_resting() && self.rest == Rest::PutBack
     }
 
     /// Pays for a batch. Whether there is something left.
@@ -242,9 +329,8 @@ impl Account {
         let took_ns = took_ns.min(TOTAL_MAX_NS / 2);
         self.cost_ns = (self.cost_ns + took_ns).min(TOTAL_MAX_NS);
         let least = -(TOTAL_MAX_NS as i64);
-        for left_ns in [&mut self.balance_ns, &mut self.trial_ns] {
-            *left_ns = left_ns.saturating_sub(took_ns as i64).max(least);
-        }
+        self.balance_ns = self.balance_ns.saturating_sub(took_ns as i64).max(least);
+        self.trial_cost_ns = (self.trial_cost_ns + took_ns).min(TOTAL_MAX_NS);
         let price_ps = u128::from(took_ns) * 1000 / u128::from(tried.0.max(1));
         let price_ps = price_ps.min(PRICE_MAX_PS.into()) as u64;
         let known = &mut self.price_ps[direction as usize];
@@ -285,14 +371,12 @@ impl Account {
         self.broke_epochs += 1;
         if self.broke_epochs >= self.patience() {
             self.broke_epochs = 0;
-            let lost_ms = self.trial_ns.min(0).unsigned_abs() / NS_PER_MS;
-            let rest_ms = self.rest_ms.max(lost_ms.saturating_mul(LOSS_SHARE));
-            let ticks = u32::try_from((rest_ms / self.epoch_ms).max(1)).unwrap_or(u32::MAX);
-            self.rest_until = self.tick.saturating_add(ticks);
-            self.rest_ms = match self.trial_ns < 0 {
-                true => (2 * self.rest_ms).min(REST_MAX_MS),
-                false => REST_MIN_MS,
-            };
+            let has_gained = self.trial_ns() >= 0;
+            self.rest = if has_gained { Rest::Pause } else { Rest::Watch };
+            if has_gained {
+                self.rest_ms = REST_MIN_MS;
+            }
+            self.rest_for(HORIZON_MS);
         }
     }
 
@@ -324,7 +408,8 @@ impl Account {
             self.cost_ns,
             signed(self.benefit_ns),
         ]);
-        to.extend([self.trial_ns, self.income_ns, self.steady_ns].map(signed));
+        to.extend([self.trial_benefit_ns, self.income_ns, self.steady_ns].map(signed));
+        to.extend([self.trial_cost_ns, self.rest as u64]);
         to.extend(self.price_ps.map(|price| price.map_or(0, |ps| ps + 1)));
         to.push(self.sample_ns.to_bits());
         to.extend([self.tick, self.exposure, self.broke_epochs, self.rest_until].map(u64::from));
@@ -337,9 +422,13 @@ impl Account {
         self.balance_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
         self.cost_ns = from.next(TOTAL_MAX_NS)?;
         self.benefit_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
-        self.trial_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
+        self.trial_benefit_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
         self.income_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
         self.steady_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
+        self.trial_cost_ns = from.next(TOTAL_MAX_NS)?;
+        let rests = [Rest::Watch, Rest::Pause, Rest::PutBack];
+        let rest = from.next(u64::MAX)?;
+        self.rest = from.known(rests.into_iter().find(|&r| r as u64 == rest))?;
         for price in &mut self.price_ps {
             *price = from.next(PRICE_MAX_PS + 1)?.checked_sub(1);
         }

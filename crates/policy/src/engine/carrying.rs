@@ -48,7 +48,7 @@ impl<S: Strategy> Engine<S> {
             batch, direction, ..
         } = &self.moves;
         check(placements, batch.len())?;
-        let (tick, ticks) = (self.account.tick(), self.account.horizon_ticks());
+        let (tick, ticks) = (self.account.tick(), self.account.watch_ticks());
         let (mut tried, mut moved) = (0, 0);
         for (r, placement) in batch.iter().zip(placements) {
             let left = direction.left(placement);
@@ -72,7 +72,8 @@ impl<S: Strategy> Engine<S> {
         // Not between a demotion and the promotions that it has made room for: half of an exchange
         // cannot pay.
         let is_half = direction == Direction::Demotion && self.moves.wants_room();
-        if !may_go_on && !is_half && self.balloon_wants.0 == 0 {
+        let is_bound = !self.account.puts_back() && self.balloon_wants.0 == 0;
+        if !may_go_on && !is_half && is_bound {
             self.moves.give_up();
         }
         if direction == Direction::Promotion && moved * 2 < tried {

@@ -24,6 +24,7 @@ pub const WORTH_MUCH: Gain = Gain {
         fast: 100,
         slow: 1 << 20,
     },
+    cpus: 1 << 20,
 };
 
 /// What happens to a machine.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::process::Process;
 use super::strategy::Classify;
 use super::{Engine, LookUps, NodeFacts, State, Strategy};
-use crate::{Block, ByteCount, MIB, PerTier, Pid, Plan, Room, Situation, rank};
+use crate::{Block, ByteCount, MIB, PerTier, Pid, Plan, Relocation, Room, Situation, Tier, rank};
 
 /// The most samples that are taken in one epoch.
 pub(super) const SAMPLES_MAX: usize = 1 << 16;
@@ -102,7 +102,7 @@ impl<S: Strategy> Engine<S> {
         let spaces = self.processes.iter();
         self.ranking = rank(spaces.map(|(&pid, p)| (pid, p.classifier.ranges())));
         if self.account.is_resting() && self.balloon_wants.0 == 0 {
-            return self.carry_out(Plan::default());
+            return self.carry_out(self.put_back());
         }
         match self.strategy.look_ups(has_news, self.ranking.first()) {
             LookUps::NoPlan => return self.carry_out(Plan::default()),
@@ -172,6 +172,37 @@ impl<S: Strategy> Engine<S> {
             slow_free: facts.slow.usable(),
             batch: self.config.batch,
         }
+    }
+
+    /// What brings memory back to where it lay before a trial that has failed, if it shall.
+    fn put_back(&self) -> Plan {
+        match self.room {
+            Some(room) if self.account.puts_back() => Plan {
+                promotions: self.moved_to(Tier::Slow),
+                demotions: self.moved_to(Tier::Fast),
+                level: room.level(),
+                is_short: false,
+            },
+            _ => Plan::default(),
+        }
+    }
+
+    /// Blocks that were moved to this tier not long ago and can leave it, a batch of them.
+    fn moved_to(&self, tier: Tier) -> Vec<Relocation> {
+        let mut left = self.config.batch.0;
+        let moved = self.processes.keys().flat_map(|&pid| {
+            let moved = self
+                .residency
+                .moved_to(pid, tier, self.account.tick(), self.epoch);
+            moved.map(move |(block, bytes)| Relocation { pid, block, bytes })
+        });
+        moved
+            .take_while(|r| {
+                let fits = r.bytes.0 <= left;
+                left = left.saturating_sub(r.bytes.0);
+                fits
+            })
+            .collect()
     }
 
     pub(super) fn draft(&self, room: Room) -> Plan {

@@ -87,6 +87,7 @@ impl Machine {
                 fast: 600,
                 slow: 1800,
             },
+            cpus: 1,
         };
         let config = Config::new(&tuning, size, gain);
         let mut engine = Engine::new(Ranges(tuning.classifier()), config);

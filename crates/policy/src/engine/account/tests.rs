@@ -16,6 +16,7 @@ const GAIN: Gain = Gain {
         fast: 640,
         slow: 2000,
     },
+    cpus: 1,
 };
 
 /// A block takes 10 ms.
@@ -53,12 +54,12 @@ fn window(from: u64, len: u64, all: u64, samples: u64) -> EpochScript {
     }
 }
 
-/// The time that all trials so far may have cost: their stakes and what was lent on them, and a
-/// batch of each direction that was under way.
+/// The time that all trials so far may have cost: their stakes and what was lent on them, a
+/// batch of each direction that was under way, and as much again to undo them.
 fn stakes_ns(rests: u64) -> u64 {
     let lent = CREDIT_MAX_NS as u64;
     let batches = 2 * BATCH_BLOCKS as u64 * BLOCK_NS;
-    STAKE_NS + lent + batches + rests * (TRIAL_NS as u64 + lent + batches)
+    2 * (STAKE_NS + lent + batches + rests * (TRIAL_NS as u64 + lent + batches))
 }
 
 proptest! {
@@ -145,10 +146,10 @@ proptest! {
     #[test]
     fn nothing_that_is_told_overflows(
         told in prop::collection::vec((any::<u32>(), 0u8..4, any::<u64>(), 0u32..9), 0..200),
-        loads in prop::option::of(any::<u32>()), slow: u32, stake: u64, epoch_ms in 1u64..60_000,
+        loads in prop::option::of(any::<u32>()), slow: u32, cpus: u32, stake: u64, epoch_ms in 1u64..60_000,
     ) {
         let latency_ns = PerTier { fast: 80, slow };
-        let gain = Gain { loads_per_sample: loads, latency_ns };
+        let gain = Gain { loads_per_sample: loads, latency_ns, cpus };
         let mut account = Account::new(gain, stake, epoch_ms, true);
         for (weight, kind, number, epochs) in told {
             match kind {
@@ -192,4 +193,20 @@ fn while_it_rests_it_looks_nothing_up_and_then_tries_again() {
         next(&mut plain);
     }
     assert!(moved(&plain) > before, "a trial moves something");
+}
+
+/// A window that is wider than what fits, and comes back when its horizon is over.
+#[test]
+fn a_trial_that_fails_leaves_memory_where_it_lay() {
+    let mut script = hot_set(100, 300, 350..400, 0);
+    script.epochs = (0..400).map(|n| window(n * 30, 40, 400, 300)).collect();
+    let mut plain = rig(&script, GAIN);
+    let (mut most_away, mut is_back) = (0, false);
+    for epoch in &script.epochs {
+        plain.epoch(epoch);
+        let away = 100 - in_fast(&plain, 0..100);
+        most_away = most_away.max(away);
+        is_back |= most_away > 4 && away <= 1 && plain.engine.balance().is_resting;
+    }
+    assert!(is_back, "{most_away} blocks were away at the most");
 }
