@@ -181,7 +181,9 @@ mod tests {
                 filter.insert(mix(trial << 8 | page) >> 28 << ESCAPE_BITS);
             }
             let others = (0..1000).map(|page| mix(1 << 32 | trial << 16 | page) >> 28);
-            sum += others.filter(|page| filter.contains(page << ESCAPE_BITS)).count();
+            sum += others
+                .filter(|page| filter.contains(page << ESCAPE_BITS))
+                .count();
         }
         // (1 - (63/64)^16)^4 of 64,000: 159.
         assert!((80..320).contains(&sum), "{sum}");

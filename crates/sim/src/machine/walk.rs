@@ -458,7 +458,11 @@ mod tests {
         });
         let (mapping, references, checks) = world.translate();
         let by_host = host && !escapes;
-        let expected = if by_host { (data.0 >> 12) as u32 } else { paged };
+        let expected = if by_host {
+            (data.0 >> 12) as u32
+        } else {
+            paged
+        };
         assert_eq!(mapping.frame, expected);
         (references, checks)
     }
