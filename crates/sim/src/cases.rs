@@ -57,9 +57,12 @@ pub fn run_all(
     Ok(result)
 }
 
+/// Whether settings are those of a case.
+type IsCase<'a> = dyn Fn(&[(String, String)]) -> bool + 'a;
+
 /// A published figure with ours; nothing of ours where its case or system was not run.
 fn beside_ours(published: &scenario::Published, result: &RunResult) -> Published {
-    let of = |system: scenario::System, is_case: &dyn Fn(&[(String, String)]) -> bool| {
+    let of = |system: scenario::System, is_case: &IsCase<'_>| {
         let case = result.cases.iter().find(|c| is_case(&c.settings));
         let systems = case.map_or(&result.systems, |case| &case.systems);
         let name = system.to_string();

@@ -154,12 +154,12 @@ mod tests {
             let base = base << 12;
             let mut escapes = EscapeFilter::default();
             for page in &bad {
-                escapes.insert(base + (page % pages << 12));
+                escapes.insert(base + ((page % pages) << 12));
             }
             let limit = base + (pages << 12);
             let segment = Segment::new(GuestPhysAddr(base), GuestPhysAddr(limit), to, escapes);
             for page in &bad {
-                let at = base + (page % pages << 12) + at % 4096;
+                let at = base + ((page % pages) << 12) + at % 4096;
                 prop_assert_eq!(segment.translate(GuestPhysAddr(at)), None);
             }
             prop_assert_eq!(segment.translate(GuestPhysAddr(limit)), None);
