@@ -13,8 +13,8 @@ fuzz_target!(|bytes: &[u8]| {
         match record {
             Ok(Record::Sample(sample)) => {
                 let _ = access(sample);
-                if let Some(raw) = raw(sample) {
-                    assert!(raw.len() + 4 <= sample.len());
+                if let Some((_, raw)) = raw(sample) {
+                    assert!(raw.len() + 12 <= sample.len());
                 }
             }
             Ok(_) => {}

@@ -13,7 +13,7 @@ use demeter_policy::{GuestVirtAddr, Pid, VirtRange};
 
 use super::super::TrackerError;
 use super::super::perf::ring::{self, Record, Ring};
-use super::super::perf::sys::{self, Attr, Scope, sample};
+use super::super::perf::sys::{self, Attr, Scope, flag, sample};
 use super::NAME;
 use super::page_size::HUGE_BYTES;
 use super::regions::Region;
@@ -26,6 +26,17 @@ const TYPE_TRACEPOINT: u32 = 2;
 
 /// Several epochs' worth of records of about 64 bytes.
 const RING_BYTES: usize = 256 << 10;
+
+/// What a kdamond has reported.
+#[derive(Debug, Default)]
+pub(super) struct Reported {
+    pub(super) regions: Vec<Region>,
+    /// When the first of them was, nanoseconds of the monotonic clock.
+    pub(super) first_ns: Option<u64>,
+    /// Records that found no room, and malformed ones.
+    pub(super) lost: u64,
+    pub(super) rejected: u64,
+}
 
 /// The tracepoint's records of one kdamond.
 pub(super) struct Aggregations {
@@ -44,7 +55,9 @@ impl Aggregations {
             size: size_of::<Attr>() as u32,
             config: id,
             sample_period: 1,
-            sample_type: sample::RAW,
+            sample_type: sample::TIME | sample::RAW,
+            flags: flag::USE_CLOCKID,
+            clockid: libc::CLOCK_MONOTONIC,
             ..Attr::default()
         };
         let event =
@@ -70,26 +83,30 @@ impl Aggregations {
         })
     }
 
-    /// The regions since the last call, those of `targets[i]` under target number i, and how
-    /// many were lost and how many malformed.
-    pub(super) fn take(&self, targets: &[Pid]) -> Result<(Vec<Region>, u64, u64), String> {
+    /// What was reported since the last call; regions of `targets[i]` are under target number i.
+    pub(super) fn take(&self, targets: &[Pid]) -> Result<Reported, String> {
         let mut bytes = Vec::new();
         self.ring.take(&mut bytes)?;
-        let (mut regions, mut lost, mut rejected) = (Vec::new(), 0u64, 0);
+        let mut reported = Reported::default();
         for record in ring::records(&bytes) {
             match record? {
                 Record::Sample(sample) => {
-                    let raw = ring::raw(sample);
-                    match raw.and_then(|raw| self.format.region(raw, targets)) {
-                        Some(region) => regions.push(region),
-                        None => rejected += 1,
+                    let parsed = ring::raw(sample).and_then(|(time_ns, raw)| {
+                        Some((time_ns, self.format.region(raw, targets)?))
+                    });
+                    match parsed {
+                        Some((time_ns, region)) => {
+                            reported.first_ns.get_or_insert(time_ns);
+                            reported.regions.push(region);
+                        }
+                        None => reported.rejected += 1,
                     }
                 }
-                Record::Lost(count) => lost = lost.saturating_add(count),
+                Record::Lost(count) => reported.lost = reported.lost.saturating_add(count),
                 Record::Other => {}
             }
         }
-        Ok((regions, lost, rejected))
+        Ok(reported)
     }
 }
 

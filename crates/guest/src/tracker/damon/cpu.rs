@@ -15,12 +15,21 @@ pub(super) fn of(root: &Path, thread: Pid) -> Option<Duration> {
 
 /// What this thread has spent.
 pub(super) fn of_this_thread() -> Duration {
+    read_clock(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+/// Nanoseconds of the monotonic clock, which a tracepoint's records tell, too.
+pub(super) fn monotonic_ns() -> u64 {
+    u64::try_from(read_clock(libc::CLOCK_MONOTONIC).as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn read_clock(clock: libc::clockid_t) -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
     // SAFETY: the kernel writes to `time`, which outlives the call.
-    let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) } != 0;
+    let failed = unsafe { libc::clock_gettime(clock, &raw mut time) } != 0;
     if failed {
         return Duration::ZERO;
     }

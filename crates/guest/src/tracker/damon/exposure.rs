@@ -13,8 +13,10 @@
 //! again with shorter ones while many of them are always found accessed. Accesses that arrive
 //! independently at a rate r leave an interval T untouched with probability exp(-rT): a share f of
 //! looks that found an access stands for r = -ln(1 - f) / T per page. The longest exposure that is
-//! not saturated is the most certain one. A region that is saturated in the shortest exposure has
-//! no upper bound: it counts as the hottest of all, since taking it for cold could do harm.
+//! not saturated is the most certain one. A region that is saturated in the shortest exposure may be
+//! accessed at any rate between what that exposure can tell and the hottest region's: the middle is
+//! assumed, on a scale of ratios. Taken for the hottest it would keep hot memory out of fast
+//! memory, taken for what the exposure can tell it would have to give way to lukewarm memory.
 //!
 //! Rates become samples, which the policy weighs by their number. So the hottest regions have as many as
 //! there were looks that found an access, colder ones fewer by their rates, and no region more than it had
@@ -375,7 +377,7 @@ impl Exposures {
         }
         let hottest = heats.values().map(|h| h.rate).fold(0.0, f64::max);
         for heat in heats.values_mut().filter(|h| h.is_saturated) {
-            heat.rate = hottest;
+            heat.rate = (heat.rate * hottest).sqrt();
         }
         heats
     }
@@ -482,13 +484,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saturated_in_all_exposures_is_never_the_colder_one() {
+    fn what_is_saturated_in_all_exposures_lies_between_lukewarm_and_hot() {
         let mut exposures = Exposures::default();
-        let (huge, small) = (block(1, 4, 2 * MIB), block(2, 2, PAGE_SIZE));
-        exposures.add(0, LONG, 4, &[huge, small]);
-        exposures.add(1, SHORT, 4, &[huge, small]);
+        let huge = block(1, 20, 2 * MIB);
+        let (hot, lukewarm) = (block(2, 10, PAGE_SIZE), block(3, 1, PAGE_SIZE));
+        exposures.add(0, LONG, 20, &[huge, hot, lukewarm]);
+        exposures.add(1, SHORT, 20, &[huge]);
         let samples = samples_of(&mut exposures);
-        assert!(count(&samples, &huge) >= count(&samples, &small));
+        let [huge, hot, lukewarm] = [huge, hot, lukewarm].map(|block| count(&samples, &block));
+        assert!(lukewarm < huge && huge < hot, "{lukewarm} {huge} {hot}");
     }
 
     #[test]

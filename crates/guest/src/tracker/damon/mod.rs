@@ -77,6 +77,9 @@ const PASSES: [Pass; 4] = [
 /// kernel that is too busy.
 const PASS_PATIENCE: u32 = 8;
 
+/// An interval is taken to be no longer than so many times what was asked for, whatever a clock says.
+const STRETCH_MAX: u32 = 100;
+
 /// Looks at a short pass's ring, in vain, before it is given up.
 const SHORT_PASS_WAITS: u32 = 20;
 const SHORT_PASS_WAIT: Duration = Duration::from_millis(5);
@@ -116,6 +119,8 @@ pub struct DamonTracker {
 struct Running {
     rung: usize,
     started: Instant,
+    /// The same, nanoseconds of the monotonic clock.
+    started_ns: u64,
     kdamond: Pid,
     aggregations: Aggregations,
     /// In the kdamond's order.
@@ -164,15 +169,16 @@ impl DamonTracker {
                 return Ok(());
             }
             let regions = self.regions(&targets);
-            let started = self
-                .kdamond
-                .start(&targets, regions, &PASSES[rung])
-                .and_then(|kdamond| Ok((kdamond, (self.listen)(&self.root, kdamond)?)));
+            let started = self.kdamond.start(&targets, regions, &PASSES[rung]);
+            let started_ns = cpu::monotonic_ns();
+            let started =
+                started.and_then(|kdamond| Ok((kdamond, (self.listen)(&self.root, kdamond)?)));
             match started {
                 Ok((kdamond, aggregations)) => {
                     self.running = Some(Running {
                         rung,
                         started: Instant::now(),
+                        started_ns,
                         kdamond,
                         aggregations,
                         targets,
@@ -208,19 +214,17 @@ impl DamonTracker {
         let Some(running) = &self.running else {
             return Ok(false);
         };
-        let (mut regions, lost, rejected) =
-            running
-                .aggregations
-                .take(&running.targets)
-                .map_err(|what| TrackerError::Corrupt {
-                    tracker: NAME,
-                    what,
-                })?;
-        drained.lost += lost;
-        drained.rejected += rejected;
-        if regions.is_empty() {
+        let taken = running.aggregations.take(&running.targets);
+        let mut reported = taken.map_err(|what| TrackerError::Corrupt {
+            tracker: NAME,
+            what,
+        })?;
+        drained.lost += reported.lost;
+        drained.rejected += reported.rejected;
+        let regions = &mut reported.regions;
+        let Some(first_ns) = reported.first_ns else {
             return Ok(false);
-        }
+        };
         // DAMON reports target after target.
         for regions in regions.chunk_by_mut(|a, b| a.pid == b.pid) {
             let pages = PageSizes::of(&self.root, regions[0].pid);
@@ -230,13 +234,13 @@ impl DamonTracker {
             }
         }
         let pass = PASSES[running.rung];
-        let cpu = cpu::of(&self.root, running.kdamond).unwrap_or_default();
-        // A bit is cleared some time before the interval begins: kdamond goes through all regions.
-        let asleep = running.started.elapsed().saturating_sub(cpu).as_secs_f64();
-        let rounds = (asleep / pass.interval.as_secs_f64()).max(1.0);
-        let interval = pass.interval + cpu.div_f64(2.0 * rounds);
+        // From one look at a region to the next, kdamond goes through all others, too, and may have
+        // to wait for a CPU.
+        let elapsed = Duration::from_nanos(first_ns.saturating_sub(running.started_ns));
+        let interval = (elapsed / pass.looks).clamp(pass.interval, pass.interval * STRETCH_MAX);
+        tracing::debug!(rung = running.rung, ?interval, regions = regions.len(), "took a pass");
         self.exposures
-            .add(running.rung, interval, pass.looks, &regions);
+            .add(running.rung, interval, pass.looks, regions);
         Ok(true)
     }
 

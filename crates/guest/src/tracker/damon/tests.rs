@@ -74,7 +74,8 @@ impl FakeDamon {
             return;
         }
         let raw = record(target, start, end, accesses);
-        let mut bytes = (raw.len() as u32).to_ne_bytes().to_vec();
+        let mut bytes = super::cpu::monotonic_ns().to_ne_bytes().to_vec();
+        bytes.extend((raw.len() as u32).to_ne_bytes());
         bytes.extend(raw);
         bytes.resize(bytes.len().next_multiple_of(8), 0);
         let header = u64::from(ring::PERF_RECORD_SAMPLE) | (bytes.len() as u64 + 8) << 48;

@@ -89,10 +89,12 @@ pub fn access(sample: &[u8]) -> Option<(Pid, GuestVirtAddr)> {
     Some((Pid(u32_at(sample, 0)?), GuestVirtAddr(u64_at(sample, 8)?)))
 }
 
-/// The tracepoint's bytes in a sample of type RAW.
-pub fn raw(sample: &[u8]) -> Option<&[u8]> {
-    let size = u32_at(sample, 0)? as usize;
-    sample[4..].get(..size)
+/// When a sample of type TIME|RAW was written, nanoseconds of the event's clock, and the tracepoint's
+/// bytes in it.
+pub fn raw(sample: &[u8]) -> Option<(u64, &[u8])> {
+    let time_ns = u64_at(sample, 0)?;
+    let size = u32_at(sample, 8)? as usize;
+    Some((time_ns, sample[12..].get(..size)?))
 }
 
 /// The records in `bytes`, which begin at the tail and end at the head. An error says what is
@@ -205,8 +207,11 @@ mod tests {
     #[test]
     fn a_sample_too_short_for_its_fields_yields_nothing() {
         assert_eq!(access(&[0; 15]), None);
-        assert_eq!(raw(&[9, 0, 0, 0, 1, 2, 3, 4]), None);
-        assert_eq!(raw(&[3, 0, 0, 0, 1, 2, 3, 4]), Some(&[1, 2, 3][..]));
+        let timed = |rest: &[u8]| [&7u64.to_ne_bytes()[..], rest].concat();
+        assert_eq!(raw(&timed(&[9, 0, 0, 0, 1, 2, 3, 4])), None);
+        let three = timed(&[3, 0, 0, 0, 1, 2, 3, 4]);
+        assert_eq!(raw(&three), Some((7, &[1, 2, 3][..])));
+        assert_eq!(raw(&three[..11]), None);
         assert_eq!(raw(&[]), None);
     }
 

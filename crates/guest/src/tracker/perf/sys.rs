@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use demeter_policy::Pid;
 
-/// The first 72 bytes of `struct perf_event_attr` (PERF_ATTR_SIZE_VER1, linux/perf_event.h); the
+/// The first 96 bytes of `struct perf_event_attr` (PERF_ATTR_SIZE_VER3, linux/perf_event.h); the
 /// kernel takes the rest to be zero.
 #[repr(C)]
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -21,6 +21,10 @@ pub(in super::super) struct Attr {
     pub bp_type: u32,
     pub config1: u64,
     pub config2: u64,
+    pub branch_sample_type: u64,
+    pub sample_regs_user: u64,
+    pub sample_stack_user: u32,
+    pub clockid: i32,
 }
 
 /// Bits of [`Attr::flags`].
@@ -28,6 +32,8 @@ pub(in super::super) mod flag {
     pub const DISABLED: u64 = 1 << 0;
     pub const EXCLUDE_KERNEL: u64 = 1 << 5;
     pub const EXCLUDE_HV: u64 = 1 << 6;
+    /// Times are those of the clock in [`Attr::clockid`](super::Attr::clockid).
+    pub const USE_CLOCKID: u64 = 1 << 25;
     /// Where the two bits of `precise_ip` begin.
     pub const PRECISE_IP_SHIFT: u32 = 15;
 }
@@ -35,6 +41,7 @@ pub(in super::super) mod flag {
 /// Bits of [`Attr::sample_type`].
 pub(in super::super) mod sample {
     pub const TID: u64 = 1 << 1;
+    pub const TIME: u64 = 1 << 2;
     pub const ADDR: u64 = 1 << 3;
     pub const RAW: u64 = 1 << 10;
 }
@@ -98,6 +105,6 @@ pub(in super::super) fn enable(event: &OwnedFd, on: bool) -> io::Result<()> {
 mod tests {
     #[test]
     fn attributes_have_the_kernels_size() {
-        assert_eq!(size_of::<super::Attr>(), 72);
+        assert_eq!(size_of::<super::Attr>(), 96);
     }
 }
