@@ -78,6 +78,7 @@ impl Said {
                 psi_some: Permille::new(pages),
                 psi_full: Permille::new(0),
                 fast_hit: None,
+                relocation: None,
                 oom_returned: ByteCount(u64::from(pages) * PAGE_SIZE),
                 nodes: vec![],
             }),

@@ -9,7 +9,9 @@ use anyhow::Context;
 use crate::shell;
 
 /// The command, and the workloads that it expects beside itself.
-pub const BINARIES: [&str; 6] = ["demeter", "graph", "gups", "kvload", "memlat", "sweep"];
+pub const BINARIES: [&str; 7] = [
+    "demeter", "graph", "gups", "kvload", "memlat", "mix", "sweep",
+];
 
 /// Builds the binaries and puts them into target/release.
 pub fn build() -> anyhow::Result<()> {

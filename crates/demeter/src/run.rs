@@ -42,6 +42,15 @@ impl Place {
             Self::Here => "here",
         }
     }
+
+    /// As the catalogue names it.
+    fn of_catalogue(self) -> demeter_scenario::Place {
+        match self {
+            Self::Lab => demeter_scenario::Place::Lab,
+            Self::Sim => demeter_scenario::Place::Sim,
+            Self::Here => demeter_scenario::Place::Here,
+        }
+    }
 }
 
 /// Options of `demeter run`.
@@ -153,29 +162,30 @@ impl Args {
         }
         scenario.seed = self.seed.unwrap_or(scenario.seed);
         scenario.duration_s = self.duration.unwrap_or(scenario.duration_s);
-        if matches!(self.on, Place::Sim) {
-            leave_out_those_without_a_model(scenario);
+        if self.systems.is_empty() || matches!(self.on, Place::Sim) {
+            leave_out_those_of_other_places(scenario, self.on);
         }
     }
 }
 
-/// Systems of a scenario that is made for the lab, too. If none has a model, all stay, so that the
-/// first one is named as the error.
-fn leave_out_those_without_a_model(scenario: &mut Scenario) {
-    let (modelled, others): (Vec<System>, Vec<System>) = scenario
+/// A scenario may be made for several places. If no system runs here, all stay, so that the first one
+/// is named as the error.
+fn leave_out_those_of_other_places(scenario: &mut Scenario, place: Place) {
+    let (here, others): (Vec<System>, Vec<System>) = scenario
         .systems
         .iter()
-        .partition(|system| system.runs_on(demeter_scenario::Place::Sim));
-    if modelled.is_empty() {
+        .partition(|system| system.runs_on(place.of_catalogue()));
+    if here.is_empty() {
         return;
     }
     for system in others {
         eprintln!(
-            "{:17} left out: the simulator has no model of it",
-            system.to_string()
+            "{:17} left out: it does not run on {}",
+            system.to_string(),
+            place.name()
         );
     }
-    scenario.systems = modelled;
+    scenario.systems = here;
 }
 
 /// One line of progress on standard error.

@@ -133,11 +133,13 @@ fn pool_gauge(frame: &mut Frame, area: Rect, tier: &str, committed: u64, pool: u
 
 fn vm_table(vms: &[VmView]) -> Table<'_> {
     let header = [
-        "VM", "state", "fast MiB", "", "slow MiB", "", "hit", "wait", "problem",
+        "VM", "state", "fast MiB", "", "slow MiB", "", "hit", "moves s", "saved s", "wait",
+        "problem",
     ];
     let rows = vms.iter().map(|vm| {
         let [fast, slow] = status::owned(vm.owned);
         let owned = vm.owned.unwrap_or_default();
+        let [cost, benefit] = status::relocation(vm.relocation);
         let fast = format!("{fast}/{}", vm.target.fast_bytes / MIB);
         let slow = format!("{slow}/{}", vm.target.slow_bytes / MIB);
         let bar =
@@ -155,6 +157,8 @@ fn vm_table(vms: &[VmView]) -> Table<'_> {
             Cell::from(slow),
             bar("slow", owned.slow_bytes, vm.target.slow_bytes),
             Cell::from(status::share(vm.fast_hit)),
+            Cell::from(cost),
+            Cell::from(benefit),
             Cell::from(status::share(vm.pressure)),
             Cell::from(vm.problem.as_deref().unwrap_or("")),
         ])
@@ -167,6 +171,8 @@ fn vm_table(vms: &[VmView]) -> Table<'_> {
         Constraint::Length(13),
         Constraint::Length(BAR as u16),
         Constraint::Length(5),
+        Constraint::Length(8),
+        Constraint::Length(13),
         Constraint::Length(5),
         Constraint::Fill(1),
     ];
@@ -228,6 +234,11 @@ mod tests {
                     target: mib(200, 800),
                     owned: Some(mib(100, 800)),
                     fast_hit: Some(0.98),
+                    relocation: Some(demeter_host::view::RelocationView {
+                        cost_ms: 1234,
+                        benefit_ms: 45_600,
+                        is_resting: false,
+                    }),
                     ..VmView::default()
                 },
                 VmView {
@@ -253,7 +264,7 @@ mod tests {
 
     #[test]
     fn the_screen_shows_pool_vms_and_the_newest_events() {
-        let screen = screen(120, 14, &shown());
+        let screen = screen(140, 14, &shown());
         for want in [
             "demeter 0.1.0  policy wss  2 VMs",
             "fast 300 of 1000 MiB committed",
@@ -263,6 +274,7 @@ mod tests {
             "800/800",
             "████████████",
             "98 %",
+            "45.6",
             "marked",
             "-/100",
             "claims foreign memory",

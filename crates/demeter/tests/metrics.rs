@@ -47,6 +47,7 @@ fn host() -> String {
     let vm = VmView {
         owned: Some(TierView::default()),
         fast_hit: Some(0.5),
+        relocation: Some(Default::default()),
         pressure: Some(0.5),
         ..VmView::default()
     };

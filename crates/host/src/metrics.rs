@@ -111,6 +111,21 @@ impl Collector for Snapshot {
             |vm| vm.fast_hit,
         )?;
         by_vm(
+            "vm_relocation_cost_seconds",
+            "Time that the moves of a VM's agent took since it started",
+            |vm| Some(vm.relocation?.cost_ms as f64 / 1000.0),
+        )?;
+        by_vm(
+            "vm_relocation_benefit_seconds",
+            "Time that the moves of a VM's agent are taken to have saved; negative where they did harm",
+            |vm| Some(vm.relocation?.benefit_ms as f64 / 1000.0),
+        )?;
+        by_vm(
+            "vm_relocation_resting",
+            "Whether a VM's agent rests, because moving brings nothing",
+            |vm| Some(f64::from(u8::from(vm.relocation?.is_resting))),
+        )?;
+        by_vm(
             "vm_pressure_ratio",
             "Share of time that some task of the guest waited for memory",
             |vm| vm.pressure,
@@ -145,6 +160,7 @@ impl Collector for Snapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::view::RelocationView;
 
     #[test]
     fn the_snapshot_is_told_by_vm_and_tier() {
@@ -159,6 +175,11 @@ mod tests {
             returned_bytes: 9,
             overruns: 2,
             fast_hit: Some(0.5),
+            relocation: Some(RelocationView {
+                cost_ms: 1500,
+                benefit_ms: -250,
+                is_resting: true,
+            }),
             ..VmView::default()
         };
         let other = VmView {
@@ -180,6 +201,9 @@ mod tests {
             "demeter_host_vm_owned_bytes{vm=\"db\",tier=\"slow\"} 8",
             "demeter_host_vm_up{vm=\"web\"} 0.0",
             "demeter_host_vm_fast_hit_ratio{vm=\"db\"} 0.5",
+            "demeter_host_vm_relocation_cost_seconds{vm=\"db\"} 1.5",
+            "demeter_host_vm_relocation_benefit_seconds{vm=\"db\"} -0.25",
+            "demeter_host_vm_relocation_resting{vm=\"db\"} 1.0",
             "demeter_host_vm_overruns_total{vm=\"db\"} 2",
             "demeter_host_vm_returned_bytes_total{vm=\"db\"} 9",
         ] {

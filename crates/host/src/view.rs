@@ -91,12 +91,26 @@ pub struct VmView {
     pub overrun: TierView,
     /// Share of sampled accesses that fast memory served, 0 to 1.
     pub fast_hit: Option<f64>,
+    /// What its agent's moves have cost and brought; `None` where no agent runs.
+    #[serde(default)]
+    pub relocation: Option<RelocationView>,
     /// Memory in use again and again, as the guest estimates it.
     pub working_set_bytes: Option<u64>,
     /// Share of time that some task of the guest waited for memory, 0 to 1.
     pub pressure: Option<f64>,
     /// Why it is not as it should be.
     pub problem: Option<String>,
+}
+
+/// What an agent's moves have cost and brought since it started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct RelocationView {
+    /// Time that moves took, milliseconds.
+    pub cost_ms: u64,
+    /// Time that they are taken to have saved, milliseconds; negative where they did harm.
+    pub benefit_ms: i64,
+    /// Whether the agent rests, because moving brings nothing.
+    pub is_resting: bool,
 }
 
 /// Something that happened.

@@ -5,7 +5,8 @@ use demeter_policy::{ByteCount, GuestPhysAddr, NodeId};
 
 use crate::message::{
     BootId, Done, EncodeError, GpaRange, Hello, Message, NODES_MAX, NodeStats, NodeTotal, Nonce,
-    Outcome, Permille, RANGES_MAX, REASON_BYTES_MAX, Ranges, RequestId, Resize, SessionId, Stats,
+    Outcome, Permille, RANGES_MAX, REASON_BYTES_MAX, Ranges, Relocation, RequestId, Resize,
+    SessionId, Stats,
 };
 use crate::text::shown;
 
@@ -30,6 +31,11 @@ pub(crate) fn write(message: &Message, out: &mut Vec<u8>) -> Result<u16, EncodeE
             w.u16(stats.psi_some.get());
             w.u16(stats.psi_full.get());
             w.u16(stats.fast_hit.map_or(UNKNOWN, Permille::get));
+            let relocation = stats.relocation.unwrap_or_default();
+            w.0.push(stats.relocation.is_some().into());
+            w.u64(relocation.cost_ms);
+            w.u64(relocation.benefit_ms.cast_unsigned());
+            w.0.push(relocation.is_resting.into());
             w.u64(stats.oom_returned.0);
             for node in at_most_nodes(&stats.nodes)? {
                 w.u32(node.node.0);
@@ -289,6 +295,7 @@ impl<'a> Reader<'a> {
             } else {
                 Some(self.permille()?)
             },
+            relocation: self.relocation()?,
             oom_returned: self.bytes()?,
             nodes: self.list(36, NODES_MAX, |r| {
                 Some(NodeStats {
@@ -300,6 +307,20 @@ impl<'a> Reader<'a> {
                 })
             })?,
         })
+    }
+
+    /// Outer: whether it is well-formed; inner: whether it is known.
+    fn relocation(&mut self) -> Option<Option<Relocation>> {
+        let is_known = self.bool()?;
+        let relocation = Relocation {
+            cost_ms: self.u64()?,
+            benefit_ms: self.u64()?.cast_signed(),
+            is_resting: self.bool()?,
+        };
+        match is_known {
+            true => Some(Some(relocation)),
+            false => (relocation == Relocation::default()).then_some(None),
+        }
     }
 
     fn ranges(&mut self) -> Option<Ranges> {

@@ -28,7 +28,7 @@ use crate::message::{EncodeError, Message};
 /// The protocol's version: both sides must speak the same.
 ///
 /// 2: a guest proves that it is the VM whose memory the host would take (`Prove`).
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// The most bytes in a payload.
 pub const PAYLOAD_BYTES_MAX: usize = 64 * 1024;

@@ -24,6 +24,7 @@ mod text;
 pub use frame::{DecodeError, Decoder, ENCODED_BYTES_MAX, PAYLOAD_BYTES_MAX, VERSION, encode};
 pub use message::{
     BootId, Done, EncodeError, GpaRange, Hello, Message, NODES_MAX, NodeStats, NodeTotal, Nonce,
-    Outcome, Permille, RANGES_MAX, REASON_BYTES_MAX, Ranges, RequestId, Resize, SessionId, Stats,
+    Outcome, Permille, RANGES_MAX, REASON_BYTES_MAX, Ranges, Relocation, RequestId, Resize,
+    SessionId, Stats,
 };
 pub use text::shown;

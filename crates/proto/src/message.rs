@@ -154,10 +154,23 @@ pub struct Stats {
     pub psi_full: Permille,
     /// Share of sampled accesses that fast memory served; `None` where nothing samples.
     pub fast_hit: Option<Permille>,
+    /// What relocation has cost and brought; `None` where no agent runs.
+    pub relocation: Option<Relocation>,
     /// What the driver gave back by itself, out of memory, since boot.
     pub oom_returned: ByteCount,
     /// By node, at most [`NODES_MAX`].
     pub nodes: Vec<NodeStats>,
+}
+
+/// What an agent's moves have cost and brought since it started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Relocation {
+    /// Time that moves took, milliseconds.
+    pub cost_ms: u64,
+    /// Time that they are taken to have saved, milliseconds; negative where they did harm.
+    pub benefit_ms: i64,
+    /// Whether the agent rests, because moving brings nothing.
+    pub is_resting: bool,
 }
 
 /// How a guest uses one node.

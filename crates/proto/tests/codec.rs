@@ -5,7 +5,7 @@ use demeter_policy::{ByteCount, GuestPhysAddr, NodeId};
 use demeter_proto::{
     BootId, DecodeError, Decoder, Done, ENCODED_BYTES_MAX, EncodeError, GpaRange, Hello, Message,
     NODES_MAX, NodeStats, NodeTotal, Nonce, Outcome, Permille, RANGES_MAX, REASON_BYTES_MAX,
-    Ranges, RequestId, Resize, SessionId, Stats, encode, shown,
+    Ranges, Relocation, RequestId, Resize, SessionId, Stats, encode, shown,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -56,22 +56,34 @@ fn stats() -> impl Strategy<Value = Message> {
         },
     );
     let hit = prop::option::of(permille());
+    let relocation = (any::<u64>(), any::<i64>(), any::<bool>()).prop_map(
+        |(cost_ms, benefit_ms, is_resting)| Relocation {
+            cost_ms,
+            benefit_ms,
+            is_resting,
+        },
+    );
+    let relocation = prop::option::of(relocation);
     (
         permille(),
         permille(),
         hit,
+        relocation,
         bytes(),
         vec(node, 0..=NODES_MAX),
     )
-        .prop_map(|(psi_some, psi_full, fast_hit, oom_returned, nodes)| {
-            Message::Stats(Stats {
-                psi_some,
-                psi_full,
-                fast_hit,
-                oom_returned,
-                nodes,
-            })
-        })
+        .prop_map(
+            |(psi_some, psi_full, fast_hit, relocation, oom_returned, nodes)| {
+                Message::Stats(Stats {
+                    psi_some,
+                    psi_full,
+                    fast_hit,
+                    relocation,
+                    oom_returned,
+                    nodes,
+                })
+            },
+        )
 }
 
 fn ranges() -> impl Strategy<Value = Ranges> {

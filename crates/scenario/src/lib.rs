@@ -27,6 +27,6 @@ pub use settings::Settings;
 pub use translation::{Pages, Translation, TranslationMode};
 pub use vary::{Case, Published};
 pub use workload::{
-    App, Figure, Gups, Memlat, Mix, Number, Part, Pattern, Phase, Program, Programs, Ready, Silo,
-    SiloMix, Trace, Workload, Zipf,
+    App, Course, Figure, Gups, Memlat, Mix, Number, Part, Pattern, Phase, Program, Programs, Ready,
+    Silo, SiloMix, Stretch, Trace, Workload, Zipf,
 };

@@ -1,6 +1,6 @@
 //! The host's snapshot as text.
 
-use demeter_host::view::{EventView, HostView, TierView};
+use demeter_host::view::{EventView, HostView, RelocationView, TierView};
 use demeter_policy::MIB;
 use demeter_proto::shown;
 
@@ -23,12 +23,15 @@ pub fn text(view: &HostView) -> String {
             "slow MiB",
             "target",
             "hit",
+            "moves s",
+            "saved s",
             "provisioner",
         ]
         .map(String::from),
     ];
     rows.extend(view.vms.iter().map(|vm| {
         let [fast, slow] = owned(vm.owned);
+        let [cost, benefit] = relocation(vm.relocation);
         [
             vm.name.clone(),
             vm.state.to_string(),
@@ -37,6 +40,8 @@ pub fn text(view: &HostView) -> String {
             slow,
             (vm.target.slow_bytes / MIB).to_string(),
             share(vm.fast_hit),
+            cost,
+            benefit,
             vm.provisioner.to_string(),
         ]
     }));
@@ -48,7 +53,7 @@ pub fn text(view: &HostView) -> String {
         let line: Vec<_> = cells
             .map(|(column, (cell, &width))| match column {
                 // Numbers stand right.
-                2..=6 => format!("{cell:>width$}"),
+                2..=8 => format!("{cell:>width$}"),
                 _ => format!("{cell:width$}"),
             })
             .collect();
@@ -61,6 +66,19 @@ pub fn text(view: &HostView) -> String {
         }
     }
     text
+}
+
+/// Seconds that moves took and have saved, with a word where the agent rests; `-` where no agent runs.
+pub fn relocation(of: Option<RelocationView>) -> [String; 2] {
+    let Some(of) = of else {
+        return ["-".into(), "-".into()];
+    };
+    let seconds = |ms: f64| format!("{:.1}", ms / 1000.0);
+    let rests = if of.is_resting { " rests" } else { "" };
+    [
+        seconds(of.cost_ms as f64),
+        seconds(of.benefit_ms as f64) + rests,
+    ]
 }
 
 /// MiB owned of each tier, fast first; `-` where nobody knows.
@@ -108,6 +126,11 @@ mod tests {
                     target: mib(200, 800),
                     owned: Some(mib(250, 800)),
                     fast_hit: Some(0.987),
+                    relocation: Some(RelocationView {
+                        cost_ms: 1530,
+                        benefit_ms: -250,
+                        is_resting: true,
+                    }),
                     ..VmView::default()
                 },
                 VmView {
@@ -123,9 +146,9 @@ mod tests {
         assert_eq!(
             text(&view),
             "policy wss, committed 300 of 1000 MiB fast, 1200 of 4000 MiB slow\n\
-             VM            state  fast MiB  target  slow MiB  target   hit  provisioner\n\
-             db            up          250     200       800     800  99 %  demeter-balloon\n\
-             web-frontend  down          -     100         -     400     -  demeter-balloon\n\
+             VM            state  fast MiB  target  slow MiB  target   hit  moves s     saved s  provisioner\n\
+             db            up          250     200       800     800  99 %      1.5  -0.2 rests  demeter-balloon\n\
+             web-frontend  down          -     100         -     400     -        -           -  demeter-balloon\n\
              web-frontend: nobody listens\n"
         );
     }

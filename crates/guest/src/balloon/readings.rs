@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use demeter_policy::{ByteCount, NodeId};
-use demeter_proto::{BootId, NODES_MAX, NodeStats, NodeTotal, Permille, Stats};
+use demeter_proto::{BootId, NODES_MAX, NodeStats, NodeTotal, Permille, Relocation, Stats};
 
 use super::{Balloon, NodeBalloon};
 use crate::nodes::{NodeUsage, NodesError, Topology};
@@ -77,6 +77,11 @@ pub fn stats(
         psi_some,
         psi_full,
         fast_hit: status.and_then(|s| s.fast_hit_permille).map(Permille::new),
+        relocation: status.map(|s| Relocation {
+            cost_ms: s.moves_cost_ms,
+            benefit_ms: s.moves_benefit_ms,
+            is_resting: s.is_resting,
+        }),
         oom_returned: ByteCount(oom_returned),
         nodes: told,
     })
@@ -160,11 +165,15 @@ pub(super) mod tests {
             working_set_fast_bytes: 5,
             working_set_slow_bytes: 7,
             fast_hit_permille: Some(900),
+            moves_cost_ms: 3,
+            moves_benefit_ms: -1,
             ..Default::default()
         };
         let stats = stats(root.path(), &nodes, Some(&mut balloon), Some(&status)).unwrap();
         assert_eq!((stats.psi_some.get(), stats.psi_full.get()), (123, 30));
         assert_eq!(stats.fast_hit, Some(Permille::new(900)));
+        let relocation = stats.relocation.unwrap();
+        assert_eq!((relocation.cost_ms, relocation.benefit_ms), (3, -1));
         let node = |n: usize| stats.nodes[n];
         assert_eq!(node(0).total, ByteCount(200 * MIB));
         assert_eq!(node(0).free, ByteCount(MIB));
@@ -180,7 +189,7 @@ pub(super) mod tests {
         fs::remove_dir_all(root.path().join("proc/pressure")).unwrap();
         let nodes = totals(&Topology::read(root.path()).unwrap(), None);
         let stats = stats(root.path(), &nodes, None, None).unwrap();
-        assert_eq!(stats.fast_hit, None);
+        assert_eq!((stats.fast_hit, stats.relocation), (None, None));
         assert_eq!(stats.psi_some, Permille::default());
         assert!(
             stats

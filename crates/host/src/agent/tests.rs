@@ -147,6 +147,7 @@ fn stats(oom_returned: u64) -> Message {
         psi_some: Default::default(),
         psi_full: Default::default(),
         fast_hit: None,
+        relocation: None,
         oom_returned: ByteCount(oom_returned),
         nodes: vec![],
     })

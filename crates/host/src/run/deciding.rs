@@ -357,6 +357,7 @@ fn vm_view(name: &VmName, vm: VmStatus, known: &Known) -> VmView {
         overruns: known.overruns,
         overrun: known.overrun.into(),
         fast_hit: known.fast_hit,
+        relocation: known.relocation,
         working_set_bytes: known.usage.and_then(|usage| Some(usage.working_set?.0)),
         pressure: known.pressure,
         problem: lie.or_else(|| known.trouble.clone()).or(vm.reason),

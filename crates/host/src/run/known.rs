@@ -6,6 +6,7 @@ use demeter_proto::{NodeStats, Stats};
 
 use crate::config::VmConfig;
 use crate::controller::Observation;
+use crate::view::RelocationView;
 
 /// From so much of the time on in which some task of a guest waits for memory, it is pressed.
 const PRESSED_PERMILLE: u16 = 100;
@@ -28,6 +29,8 @@ pub(super) struct Known {
     working_set: Smoothed,
     /// Share of sampled accesses that fast memory served.
     pub fast_hit: Option<f64>,
+    /// What its agent's moves have cost and brought.
+    pub relocation: Option<RelocationView>,
     /// Share of time that some task waited for memory.
     pub pressure: Option<f64>,
     /// What the driver took back by itself since the guest began.
@@ -47,6 +50,7 @@ impl Known {
             usage: None,
             working_set: Smoothed::default(),
             fast_hit: None,
+            relocation: None,
             pressure: None,
             oom_returned: ByteCount(0),
         }
@@ -64,6 +68,7 @@ impl Known {
             self.usage = None;
             self.working_set = Smoothed::default();
             self.fast_hit = None;
+            self.relocation = None;
             self.pressure = None;
             self.oom_returned = ByteCount(0);
         }
@@ -92,6 +97,11 @@ impl Known {
         });
         let share = |permille: demeter_proto::Permille| f64::from(permille.get()) / 1000.0;
         self.fast_hit = stats.fast_hit.map(share);
+        self.relocation = stats.relocation.map(|of| RelocationView {
+            cost_ms: of.cost_ms,
+            benefit_ms: of.benefit_ms,
+            is_resting: of.is_resting,
+        });
         self.pressure = Some(share(stats.psi_some));
         let before = std::mem::replace(&mut self.oom_returned, stats.oom_returned);
         before != stats.oom_returned
@@ -122,6 +132,10 @@ mod tests {
             psi_some: Permille::new(100),
             psi_full: Permille::new(0),
             fast_hit: Some(Permille::new(750)),
+            relocation: Some(demeter_proto::Relocation {
+                benefit_ms: -7,
+                ..Default::default()
+            }),
             oom_returned: ByteCount(0),
             nodes: vec![
                 node(1, 100, 20, 50, 3),
@@ -136,6 +150,7 @@ mod tests {
         assert_eq!(usage.working_set, Some(ByteCount(43 * MIB)));
         assert!(usage.pressed);
         assert_eq!((known.fast_hit, known.pressure), (Some(0.75), Some(0.1)));
+        assert_eq!(known.relocation.unwrap().benefit_ms, -7);
 
         // Sums beyond all bounds are a lie, but no reason to fall over.
         stats.nodes = vec![node(4, 1, u64::MAX / MIB, u64::MAX / MIB, u64::MAX / MIB); 8];
@@ -149,7 +164,7 @@ mod tests {
 
         known.trouble = Some("nobody listens".into());
         known.heard(&Observation::Reset);
-        assert!(known.usage.is_none() && known.fast_hit.is_none());
+        assert!(known.usage.is_none() && known.fast_hit.is_none() && known.relocation.is_none());
         known.heard(&Observation::Here);
         assert!(known.trouble.is_none());
     }

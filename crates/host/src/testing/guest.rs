@@ -140,6 +140,7 @@ fn stats(state: &State) -> Message {
         psi_some: Permille::new(0),
         psi_full: Permille::new(0),
         fast_hit: Some(Permille::new(900)),
+        relocation: None,
         oom_returned: ByteCount(0),
         nodes: state.nodes.iter().map(node).collect(),
     })

@@ -67,7 +67,7 @@ impl<'a> Workload<'a> {
     /// Waits until it has filled its memory. Returns its hot set where that is known.
     pub fn fill(&mut self) -> Result<Option<VirtRange>, Fault> {
         match self {
-            Self::Own(program) => program.fill().map(Some),
+            Self::Own(program) => program.fill(),
             Self::Programs(programs) => programs.fill().map(|()| None),
         }
     }
@@ -197,13 +197,15 @@ impl<'a> OwnProgram<'a> {
         Pid(self.child.id())
     }
 
-    fn fill(&mut self) -> Result<VirtRange, Fault> {
+    /// Returns its hot set, where it has one that it knows.
+    fn fill(&mut self) -> Result<Option<VirtRange>, Fault> {
         match self.next_event()? {
+            Event::Ready { hot_bytes: 0, .. } => Ok(None),
             Event::Ready {
                 hot_start,
                 hot_bytes,
                 ..
-            } => hot_range(hot_start, hot_bytes),
+            } => hot_range(hot_start, hot_bytes).map(Some),
             other => Err(out_of_turn(&other)),
         }
     }
@@ -340,6 +342,12 @@ fn command_line(bed: &Testbed<'_>, job: &Job) -> Result<(&'static str, Vec<Strin
             option("size", format!("{}MiB", memlat.size_mib));
             option("cold", format!("{}MiB", memlat.cold_mib));
             "memlat"
+        }
+        Kind::Mix(mix) => {
+            let parameters = toml::to_string(mix)
+                .map_err(|e| Fault::Workload(format!("cannot be told its parts: {e}")))?;
+            option("workload", parameters);
+            "mix"
         }
         other => {
             let kind = other.kind();

@@ -22,7 +22,7 @@ use crate::link::{
 };
 
 /// The programs that go into every VM.
-const PROGRAMS: [&str; 3] = ["demeter", "gups", "memlat"];
+const PROGRAMS: [&str; 4] = ["demeter", "gups", "memlat", "mix"];
 
 /// Resident size from which on the agent of a VM that runs rounds looks after a process, MiB: above
 /// that of the lab's own.
@@ -40,7 +40,7 @@ pub struct Lab {
     pub kernel: Option<PathBuf>,
     /// Folder for what is fetched or built once.
     pub cache: PathBuf,
-    /// Folder with the programs demeter, gups and memlat.
+    /// Folder with the programs demeter, gups, memlat and mix.
     pub programs: PathBuf,
     /// Folder for the logs of every VM, and for the agent's recording; `None` keeps the logs of
     /// failed ones only and records nothing.

@@ -4,6 +4,7 @@
 //! linked into one random cycle of cache lines, and followed.
 
 use std::hint::black_box;
+use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 use clap::Parser;
@@ -51,12 +52,12 @@ pub fn run(args: &Memlat) -> Result<(), Error> {
     match args.place_hot {
         Some(node) => {
             chased.prefer_node(&(0..args.size.bytes), node)?;
-            touch(&chased, &waiter)?;
-            touch(&cold, &waiter)?;
+            touch(&chased, &all(&chased), &waiter)?;
+            touch(&cold, &all(&cold), &waiter)?;
         }
         None => {
-            touch(&cold, &waiter)?;
-            touch(&chased, &waiter)?;
+            touch(&cold, &all(&cold), &waiter)?;
+            touch(&chased, &all(&chased), &waiter)?;
         }
     }
     chain::link(chased.words(), &mut Rng::new(args.common.seed, 0));
@@ -89,9 +90,14 @@ pub fn run(args: &Memlat) -> Result<(), Error> {
     Ok(())
 }
 
-/// Touches every page in address order, unless a signal comes.
-fn touch(region: &Region, waiter: &Waiter) -> Result<(), Error> {
-    for chunk in region.words().chunks(PAGE_WORDS * 512) {
+fn all(region: &Region) -> Range<u64> {
+    0..size_of_val(region.words()) as u64
+}
+
+/// Touches every page of these bytes of a region in address order, unless a signal comes.
+pub(super) fn touch(region: &Region, bytes: &Range<u64>, waiter: &Waiter) -> Result<(), Error> {
+    let [start, end] = [bytes.start, bytes.end].map(|byte| byte as usize / size_of::<u64>());
+    for chunk in region.words()[start..end].chunks(PAGE_WORDS * 512) {
         waiter.check()?;
         for page in chunk.chunks(PAGE_WORDS) {
             // Not zero: a page of zeroes is one that a system may share or drop.

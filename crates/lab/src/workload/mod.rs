@@ -15,6 +15,7 @@ pub mod graph;
 pub mod gups;
 pub mod kvload;
 pub mod memlat;
+pub mod mix;
 pub(crate) mod region;
 mod size;
 mod store;

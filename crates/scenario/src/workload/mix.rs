@@ -77,6 +77,10 @@ impl Parameters for Mix {
         self.cold_mib
     }
 
+    fn is_real(&self) -> bool {
+        true
+    }
+
     fn tells_hot_set(&self) -> bool {
         let stays = |part: &Part| part.moves_s.is_none();
         self.turns_s.is_none()
@@ -107,6 +111,16 @@ impl Parameters for Mix {
                     .into()
             },
         )
+    }
+}
+
+impl Mix {
+    /// Whether it can be run.
+    ///
+    /// # Errors
+    /// Which key is wrong, and how to mend it.
+    pub fn is_sound(&self) -> Result<(), String> {
+        self.check(0)
     }
 }
 

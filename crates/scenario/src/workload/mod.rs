@@ -2,6 +2,7 @@
 //! is wrong with them.
 
 mod app;
+mod course;
 mod gups;
 mod memlat;
 mod mix;
@@ -15,6 +16,7 @@ mod zipf;
 use serde::{Deserialize, Serialize};
 
 pub use app::App;
+pub use course::{Course, Stretch};
 pub use gups::{Gups, Phase};
 pub use memlat::Memlat;
 pub use mix::{Mix, Part, Pattern};

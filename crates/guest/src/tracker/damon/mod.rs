@@ -238,7 +238,12 @@ impl DamonTracker {
         // to wait for a CPU.
         let elapsed = Duration::from_nanos(first_ns.saturating_sub(running.started_ns));
         let interval = (elapsed / pass.looks).clamp(pass.interval, pass.interval * STRETCH_MAX);
-        tracing::debug!(rung = running.rung, ?interval, regions = regions.len(), "took a pass");
+        tracing::debug!(
+            rung = running.rung,
+            ?interval,
+            regions = regions.len(),
+            "took a pass"
+        );
         self.exposures
             .add(running.rung, interval, pass.looks, regions);
         Ok(true)

@@ -1,0 +1,153 @@
+//! The course of a mix: to which part an access goes, and where in it. The simulator and the lab's
+//! program follow the same.
+
+use demeter_policy::MIB;
+
+use super::mix::{Mix, Part, Pattern};
+use crate::rng::{Rng, bound};
+
+const NS_PER_S: u64 = 1_000_000_000;
+
+/// Where accesses go.
+#[derive(Debug, Clone)]
+pub struct Course {
+    /// The parts, in the order of their allocation.
+    pub parts: Vec<Stretch>,
+    turns_ns: Option<u64>,
+}
+
+/// A part of memory, and how it is used.
+#[derive(Debug, Clone)]
+pub struct Stretch {
+    /// Its size, bytes.
+    pub bytes: u64,
+    /// Whether its lines are used one after the other, rather than at random.
+    pub is_sweep: bool,
+    /// Size of its hot set, bytes; 0 where it has none.
+    pub hot_bytes: u64,
+    /// Random numbers below this, and not below the previous part's, choose it.
+    below: u64,
+    stores_below: u64,
+    hot_below: u64,
+    moves_ns: Option<u64>,
+}
+
+impl Course {
+    /// Accesses in a part before the next one is chosen: a page's worth of lines. A program stays in
+    /// a part for a while, so that sweeps are streams also where something else is used beside them.
+    pub const RUN: usize = 64;
+
+    /// Bytes that an access stands for: a cache line.
+    pub const LINE: u64 = 64;
+
+    /// The course of these parameters, which have been checked.
+    pub fn new(mix: &Mix) -> Self {
+        let shares: f64 = mix.parts.iter().map(|part| part.share).sum();
+        let mut share = 0.0;
+        let stretch = |part: &Part| {
+            share += part.share / shares;
+            Stretch {
+                bytes: part.size_mib * MIB,
+                is_sweep: part.pattern == Pattern::Sweep,
+                hot_bytes: part.hot_mib * MIB,
+                below: bound(share.min(1.0)),
+                stores_below: bound(part.stores),
+                hot_below: bound(part.hot_weight),
+                moves_ns: part.moves_s.map(|s| s * NS_PER_S),
+            }
+        };
+        Self {
+            parts: mix.parts.iter().map(stretch).collect(),
+            turns_ns: mix.turns_s.map(|s| s * NS_PER_S),
+        }
+    }
+
+    /// The part whose turn it is, where they take turns. Times are of the timed phase.
+    pub fn turn(&self, now_ns: u64) -> Option<usize> {
+        self.turns_ns
+            .map(|turns_ns| (now_ns / turns_ns) as usize % self.parts.len())
+    }
+
+    /// The part of the next [`Self::RUN`] accesses.
+    #[inline]
+    pub fn choose(&self, turn: Option<usize>, rng: &mut Rng) -> usize {
+        turn.unwrap_or_else(|| {
+            let random = rng.next();
+            let chosen = self.parts.iter().position(|part| random < part.below);
+            chosen.unwrap_or(self.parts.len() - 1)
+        })
+    }
+}
+
+impl Stretch {
+    /// Where its hot set begins, bytes from its start.
+    pub fn hot_start(&self, now_ns: u64) -> u64 {
+        let Some(moves_ns) = self.moves_ns else {
+            return self.bytes - self.hot_bytes;
+        };
+        let places = self.bytes / self.hot_bytes;
+        let moved = now_ns / moves_ns;
+        // From its end on, downwards.
+        (places - 1 - moved % places) * self.hot_bytes
+    }
+
+    /// Whether its hot set moves on.
+    pub fn moves(&self) -> bool {
+        self.moves_ns.is_some()
+    }
+
+    /// The offset of an access at random, bytes.
+    #[inline]
+    pub fn offset(&self, hot_start: u64, rng: &mut Rng) -> u64 {
+        if self.hot_bytes > 0 && rng.next() < self.hot_below {
+            return hot_start + rng.below(self.hot_bytes / Course::LINE) * Course::LINE;
+        }
+        let cold = rng.below((self.bytes - self.hot_bytes) / Course::LINE) * Course::LINE;
+        // What lies behind the hot set follows what lies before it.
+        cold + if cold < hot_start { 0 } else { self.hot_bytes }
+    }
+
+    /// Whether the next access is a store.
+    #[inline]
+    pub fn is_store(&self, rng: &mut Rng) -> bool {
+        self.stores_below > 0 && rng.next() < self.stores_below
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_hot_sets_and_turns_are_as_asked() {
+        let mix: Mix = toml::from_str(
+            "turns_s = 2\n\
+             parts = [{ size_mib = 4, share = 1 },\
+                      { size_mib = 8, share = 3, hot_mib = 2, hot_weight = 0.5, moves_s = 1, stores = 0.25 }]",
+        )
+        .unwrap();
+        let (course, mut rng) = (Course::new(&mix), Rng::new(1, 0));
+        assert_eq!(
+            [0, 2, 4].map(|s| course.turn(s * NS_PER_S)),
+            [0, 1, 0].map(Some)
+        );
+        let second = (0..10_000)
+            .filter(|_| course.choose(None, &mut rng) == 1)
+            .count();
+        assert!((7200..7800).contains(&second), "{second}");
+
+        let part = &course.parts[1];
+        assert_eq!(part.hot_start(0), 6 * MIB);
+        let hot_start = part.hot_start(NS_PER_S);
+        assert_eq!(hot_start, 4 * MIB);
+        let (mut hot, mut stores) = (0, 0);
+        for _ in 0..10_000 {
+            let offset = part.offset(hot_start, &mut rng);
+            assert!(offset < part.bytes && offset.is_multiple_of(Course::LINE));
+            hot += u32::from((hot_start..hot_start + part.hot_bytes).contains(&offset));
+            stores += u32::from(part.is_store(&mut rng));
+        }
+        assert!((4700..5300).contains(&hot), "{hot}");
+        assert!((2200..2800).contains(&stores), "{stores}");
+    }
+}
