@@ -146,7 +146,7 @@ impl AgentRig {
             config,
             effects,
             StatusCell::default(),
-            script.config().stake_ns,
+            Some(script.config().stake_ns),
         );
         Self {
             root,

@@ -127,16 +127,17 @@ impl Agent {
         effects: Effects,
         status: StatusCell,
     ) -> Result<Self, AgentError> {
-        Self::with_stake(root, config, effects, status, engine::STAKE_NS)
+        Self::with_stake(root, config, effects, status, None)
     }
 
-    /// The same with so much time that moves may take before they have brought anything.
+    /// The same with so much time that moves may take before they have brought anything, if not the
+    /// usual one.
     fn with_stake(
         root: PathBuf,
         config: Config,
         effects: Effects,
         status: StatusCell,
-        stake_ns: u64,
+        stake_ns: Option<u64>,
     ) -> Result<Self, AgentError> {
         config.check()?;
         let Effects {
@@ -155,10 +156,8 @@ impl Agent {
             latency_ns,
             cpus,
         };
-        let engine_config = engine::Config {
-            stake_ns,
-            ..engine::Config::new(tuning, fast_size, gain)
-        };
+        let mut engine_config = engine::Config::new(tuning, fast_size, gain);
+        engine_config.stake_ns = stake_ns.unwrap_or(engine_config.stake_ns);
         status.update(|s| {
             s.version = env!("CARGO_PKG_VERSION");
             s.tracker = tracker.name().into();

@@ -150,7 +150,7 @@ impl World {
             },
             effects(&script, &kernel),
             status.clone(),
-            1 << 50,
+            Some(1 << 50),
         )
         .unwrap();
         Self {

@@ -30,12 +30,10 @@
 //!   up to a bound. A trial that has gained makes it short again.
 //!
 //! A tracker that does not know what a sample stands for gives shares. The samples of an epoch together
-//! are then taken to be worth [`SHARE_OF_TIME`] of it, which is good enough for a person who looks at the
-//! balance, and too rough to decide by: the account says what moves bring and stops none. In the lab
-//! a good hot set of the DAMON tracker counted as a loss, and the engine rested when it should have gone on.
+//! are then taken to be worth [`SHARE_OF_TIME`] of it. And since such a tracker looks now and then only,
+//! what moves bring shows late: stakes are larger ([`STAKE_OF_SHARES_NS`]).
 //!
 //! # Properties
-//! Where the tracker knows what a sample stands for:
 //! - Moves cost no more than the stakes, with what was lent on each, twice (to undo them), and what
 //!   moves have brought, but for one batch, whatever is sampled.
 //! - A trial that fails leaves memory where it lay.
@@ -52,10 +50,13 @@ use crate::{Budget, ByteCount, PerTier, Tier};
 pub const HORIZON_MS: u64 = 10_000;
 
 /// What an engine starts with: a fifth of a second of moves.
-pub const STAKE_NS: u64 = 200_000_000;
+const STAKE_NS: u64 = 200_000_000;
 
-/// What a further trial gets.
-const TRIAL_NS: i64 = 100_000_000;
+/// The same where the tracker does not know what a sample stands for.
+const STAKE_OF_SHARES_NS: u64 = 1_000_000_000;
+
+/// A further trial gets this part of the stake.
+const TRIAL_PART: i64 = 2;
 
 /// Ticks of income that are lent.
 const CREDIT_TICKS: i64 = 8;
@@ -116,6 +117,14 @@ pub struct Gain {
 }
 
 impl Gain {
+    /// What an engine starts with.
+    pub fn stake_ns(&self) -> u64 {
+        match self.loads_per_sample {
+            Some(_) => STAKE_NS,
+            None => STAKE_OF_SHARES_NS,
+        }
+    }
+
     /// Nanoseconds that a sample brings when its memory is promoted, if anybody knows.
     fn sample_ns(&self) -> Option<f64> {
         let PerTier { fast, slow } = self.latency_ns;
@@ -151,6 +160,7 @@ pub(super) struct Account {
     /// Whether it is kept at all.
     is_kept: bool,
     cap_ns: i64,
+    trial_ns: i64,
     balance_ns: i64,
     /// What came in for each tick of the last epoch, and of the two last ones the less.
     income_ns: i64,
@@ -197,6 +207,7 @@ impl Account {
             epoch_ms,
             is_kept,
             cap_ns: stake_ns.max(BALANCE_MAX_NS),
+            trial_ns: stake_ns / TRIAL_PART,
             balance_ns: stake_ns,
             income_ns: 0,
             steady_ns: 0,
@@ -280,7 +291,7 @@ impl Account {
     }
 
     /// What this trial has brought, less what it has cost.
-    fn trial_ns(&self) -> i64 {
+    fn trial_gain_ns(&self) -> i64 {
         self.trial_benefit_ns - self.trial_cost_ns as i64
     }
 
@@ -288,7 +299,7 @@ impl Account {
     fn rest(&mut self) {
         let is_over = self.tick >= self.rest_until;
         match self.rest {
-            Rest::Watch if self.trial_ns() >= 0 => self.begin_trial(),
+            Rest::Watch if self.trial_gain_ns() >= 0 => self.begin_trial(),
             Rest::Watch if is_over => self.judge(),
             Rest::Pause | Rest::PutBack if is_over => self.begin_trial(),
             _ => {}
@@ -298,7 +309,7 @@ impl Account {
     fn begin_trial(&mut self) {
         self.rest_until = 0;
         // Neither what came in meanwhile nor a debt counts: chance would make either.
-        self.balance_ns = TRIAL_NS;
+        self.balance_ns = self.trial_ns;
         self.trial_benefit_ns = 0;
         self.trial_cost_ns = 0;
     }
@@ -308,7 +319,7 @@ impl Account {
         let cost_ns = self.trial_cost_ns as i64;
         let undoes = self.trial_benefit_ns < cost_ns / KEEP_PART;
         self.rest = if undoes { Rest::PutBack } else { Rest::Pause };
-        let lost_ns = -self.trial_ns() + if undoes { cost_ns } else { 0 };
+        let lost_ns = -self.trial_gain_ns() + if undoes { cost_ns } else { 0 };
         let lost_ms = lost_ns.max(0).unsigned_abs() / NS_PER_MS;
         self.rest_for(self.rest_ms.max(lost_ms.saturating_mul(LOSS_SHARE)));
         self.rest_ms = (2 * self.rest_ms).min(REST_MAX_MS);
@@ -371,7 +382,7 @@ impl Account {
         self.broke_epochs += 1;
         if self.broke_epochs >= self.patience() {
             self.broke_epochs = 0;
-            let has_gained = self.trial_ns() >= 0;
+            let has_gained = self.trial_gain_ns() >= 0;
             self.rest = if has_gained { Rest::Pause } else { Rest::Watch };
             if has_gained {
                 self.rest_ms = REST_MIN_MS;

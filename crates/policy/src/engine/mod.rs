@@ -53,7 +53,7 @@ use account::{Account, REST_EPOCHS};
 use moves::{Moves, Next};
 use process::Process;
 
-pub use account::{Balance, Gain, HORIZON_MS, STAKE_NS};
+pub use account::{Balance, Gain, HORIZON_MS};
 pub use moves::BATCH_BLOCKS;
 pub use process::ProcessFigures;
 pub use protocol::{Direction, Input, Misuse, NodeFacts, Request};
@@ -157,7 +157,7 @@ impl<S: Strategy> Engine<S> {
                 config.gain,
                 config.stake_ns,
                 config.epoch_ms,
-                S::KEEPS_ACCOUNT && config.gain.loads_per_sample.is_some(),
+                S::KEEPS_ACCOUNT,
             ),
             slept: 1,
             strategy,

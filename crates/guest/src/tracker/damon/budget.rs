@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 const CALM_PART: f64 = 0.2;
 
 /// CPU time that may be saved.
-const SAVED_MAX: Duration = Duration::from_millis(750);
+const SAVED_MAX: Duration = Duration::from_millis(450);
 
 /// The longest rest of a calm agent: after it a look is due, whatever the last one cost.
 const CALM_REST_MAX: Duration = Duration::from_secs(20);

@@ -59,7 +59,7 @@ fn window(from: u64, len: u64, all: u64, samples: u64) -> EpochScript {
 fn stakes_ns(rests: u64) -> u64 {
     let lent = CREDIT_MAX_NS as u64;
     let batches = 2 * BATCH_BLOCKS as u64 * BLOCK_NS;
-    2 * (STAKE_NS + lent + batches + rests * (TRIAL_NS as u64 + lent + batches))
+    2 * (STAKE_NS + lent + batches + rests * (STAKE_NS / TRIAL_PART as u64 + lent + batches))
 }
 
 proptest! {
