@@ -53,7 +53,7 @@ pub const HORIZON_MS: u64 = 10_000;
 const STAKE_NS: u64 = 200_000_000;
 
 /// The same where the tracker does not know what a sample stands for.
-const STAKE_OF_SHARES_NS: u64 = 1_000_000_000;
+const STAKE_OF_SHARES_NS: u64 = 1_500_000_000;
 
 /// A further trial gets this part of the stake.
 const TRIAL_PART: i64 = 2;
