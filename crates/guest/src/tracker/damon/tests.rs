@@ -1,12 +1,12 @@
 use std::fs::{self, File, OpenOptions};
 use std::sync::atomic::Ordering;
 
+use demeter_linux::damon::testing::{FORMAT, record};
+use demeter_linux::mapping::Mapping;
+use demeter_linux::perf::ring;
 use demeter_policy::GuestVirtAddr;
 
 use super::super::lab::tests::map;
-use super::super::mapping::Mapping;
-use super::super::perf::ring;
-use super::aggregations::tests::{FORMAT, record};
 use super::*;
 
 const ADMIN: &str = "sys/kernel/mm/damon/admin/kdamonds";

@@ -7,14 +7,14 @@ use demeter_policy::Pid;
 
 /// What a thread has spent since it began: the first field of its `schedstat`, nanoseconds
 /// (Documentation/scheduler/sched-stats.rst). Nothing where the kernel does not tell.
-pub(super) fn of(root: &Path, thread: Pid) -> Option<Duration> {
+pub fn of(root: &Path, thread: Pid) -> Option<Duration> {
     let text = std::fs::read_to_string(root.join(format!("proc/{thread}/schedstat"))).ok()?;
     let nanos = text.split_whitespace().next()?.parse().ok()?;
     Some(Duration::from_nanos(nanos))
 }
 
 /// What this thread has spent.
-pub(super) fn of_this_thread() -> Duration {
+pub fn of_this_thread() -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,

@@ -11,12 +11,11 @@ use std::path::Path;
 
 use demeter_policy::{GuestVirtAddr, Pid, VirtRange};
 
-use super::super::TrackerError;
-use super::super::perf::ring::{self, Record, Ring};
-use super::super::perf::sys::{self, Attr, Scope, sample};
-use super::NAME;
-use super::page_size::HUGE_BYTES;
+use super::DamonError;
 use super::regions::Region;
+use crate::page_size::HUGE_BYTES;
+use crate::perf::ring::{self, Record, Ring};
+use crate::perf::sys::{self, Attr, Scope, sample};
 
 /// Where tracefs is mounted.
 const TRACEFS: [&str; 2] = ["sys/kernel/tracing", "sys/kernel/debug/tracing"];
@@ -28,7 +27,8 @@ const TYPE_TRACEPOINT: u32 = 2;
 const RING_BYTES: usize = 256 << 10;
 
 /// The tracepoint's records of one kdamond.
-pub(super) struct Aggregations {
+#[derive(Debug)]
+pub struct Aggregations {
     ring: Ring,
     format: Format,
     /// Kept open for as long as it is to write.
@@ -37,7 +37,7 @@ pub(super) struct Aggregations {
 
 impl Aggregations {
     /// Listens to a kdamond's thread.
-    pub(super) fn open(root: &Path, kdamond: Pid) -> Result<Self, TrackerError> {
+    pub fn open(root: &Path, kdamond: Pid) -> Result<Self, DamonError> {
         let (id, format) = tracepoint(root)?;
         let attr = Attr {
             kind: TYPE_TRACEPOINT,
@@ -49,10 +49,9 @@ impl Aggregations {
         };
         let event =
             sys::open(&attr, Scope::Thread(kdamond), None).map_err(|error| match error.kind() {
-                io::ErrorKind::PermissionDenied => TrackerError::Unavailable {
-                    tracker: NAME,
+                io::ErrorKind::PermissionDenied => DamonError::Unavailable {
                     why: format!("the kernel refuses the tracepoint damon_aggregated: {error}"),
-                    mend: "run the agent as root (CAP_PERFMON and CAP_SYS_PTRACE)".into(),
+                    mend: "run Demeter as root (CAP_PERFMON and CAP_SYS_PTRACE)".into(),
                 },
                 _ => to_error("listen to damon_aggregated", error),
             })?;
@@ -60,7 +59,7 @@ impl Aggregations {
     }
 
     /// Reads the ring of a given event.
-    pub(super) fn on(event: OwnedFd, format: Format) -> Result<Self, TrackerError> {
+    pub fn on(event: OwnedFd, format: Format) -> Result<Self, DamonError> {
         let ring = Ring::map(&event, RING_BYTES)
             .map_err(|error| to_error("map the ring of damon_aggregated", error))?;
         Ok(Self {
@@ -72,7 +71,7 @@ impl Aggregations {
 
     /// The regions since the last call, those of `targets[i]` under target number i, and how
     /// many were lost and how many malformed.
-    pub(super) fn take(&self, targets: &[Pid]) -> Result<(Vec<Region>, u64, u64), String> {
+    pub fn take(&self, targets: &[Pid]) -> Result<(Vec<Region>, u64, u64), String> {
         let mut bytes = Vec::new();
         self.ring.take(&mut bytes)?;
         let (mut regions, mut lost, mut rejected) = (Vec::new(), 0u64, 0);
@@ -93,18 +92,16 @@ impl Aggregations {
     }
 }
 
-fn to_error(what: &str, source: io::Error) -> TrackerError {
-    TrackerError::Io {
-        tracker: NAME,
+fn to_error(what: &str, source: io::Error) -> DamonError {
+    DamonError::Io {
         what: what.into(),
         source,
     }
 }
 
 /// The tracepoint's number and the layout of its records.
-fn tracepoint(root: &Path) -> Result<(u64, Format), TrackerError> {
-    let unavailable = |why: String| TrackerError::Unavailable {
-        tracker: NAME,
+fn tracepoint(root: &Path) -> Result<(u64, Format), DamonError> {
+    let unavailable = |why: String| DamonError::Unavailable {
         why,
         mend: "use a kernel with CONFIG_FTRACE and mount tracefs: \
                mount -t tracefs tracefs /sys/kernel/tracing"
@@ -202,13 +199,11 @@ impl Field {
     }
 }
 
-#[cfg(test)]
-pub(super) mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    pub(in super::super) const FORMAT: &str = "\
+/// What tests need of the tracepoint.
+#[cfg(any(test, feature = "testing"))]
+pub mod testing {
+    /// A `format` file of the kernel.
+    pub const FORMAT: &str = "\
 name: damon_aggregated
 ID: 500
 format:
@@ -224,7 +219,7 @@ format:
 ";
 
     /// The bytes of a record in that format.
-    pub(in super::super) fn record(target: u64, start: u64, end: u64, accesses: u32) -> Vec<u8> {
+    pub fn record(target: u64, start: u64, end: u64, accesses: u32) -> Vec<u8> {
         let mut bytes = vec![0; 48];
         bytes[8..16].copy_from_slice(&target.to_ne_bytes());
         bytes[24..32].copy_from_slice(&start.to_ne_bytes());
@@ -232,6 +227,14 @@ format:
         bytes[40..44].copy_from_slice(&accesses.to_ne_bytes());
         bytes
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::testing::{FORMAT, record};
+    use super::*;
 
     #[test]
     fn a_region_belongs_to_the_target_of_its_number() {
