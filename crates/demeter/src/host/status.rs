@@ -37,7 +37,10 @@ pub fn text(view: &HostView) -> String {
             slow,
             (vm.target.slow_bytes / MIB).to_string(),
             share(vm.fast_hit),
-            vm.provisioner.to_string(),
+            match vm.managed_by.as_deref() {
+                Some("history") => "host (history)".into(),
+                _ => vm.provisioner.to_string(),
+            },
         ]
     }));
     let widths: Vec<_> = (0..rows[0].len())

@@ -23,9 +23,6 @@ const TRACEFS: [&str; 2] = ["sys/kernel/tracing", "sys/kernel/debug/tracing"];
 /// `PERF_TYPE_TRACEPOINT` (linux/perf_event.h).
 const TYPE_TRACEPOINT: u32 = 2;
 
-/// Several epochs' worth of records of about 64 bytes.
-const RING_BYTES: usize = 256 << 10;
-
 /// The tracepoint's records of one kdamond.
 #[derive(Debug)]
 pub struct Aggregations {
@@ -36,8 +33,8 @@ pub struct Aggregations {
 }
 
 impl Aggregations {
-    /// Listens to a kdamond's thread.
-    pub fn open(root: &Path, kdamond: Pid) -> Result<Self, DamonError> {
+    /// Listens to a kdamond's thread, through a ring of so many bytes: a power of two of pages.
+    pub fn open(root: &Path, kdamond: Pid, ring_bytes: usize) -> Result<Self, DamonError> {
         let (id, format) = tracepoint(root)?;
         let attr = Attr {
             kind: TYPE_TRACEPOINT,
@@ -55,12 +52,12 @@ impl Aggregations {
                 },
                 _ => to_error("listen to damon_aggregated", error),
             })?;
-        Self::on(event, format)
+        Self::on(event, format, ring_bytes)
     }
 
     /// Reads the ring of a given event.
-    pub fn on(event: OwnedFd, format: Format) -> Result<Self, DamonError> {
-        let ring = Ring::map(&event, RING_BYTES)
+    pub fn on(event: OwnedFd, format: Format, ring_bytes: usize) -> Result<Self, DamonError> {
+        let ring = Ring::map(&event, ring_bytes)
             .map_err(|error| to_error("map the ring of damon_aggregated", error))?;
         Ok(Self {
             ring,

@@ -71,6 +71,9 @@ const REGIONS_MIN_PER_TARGET: u64 = 10;
 /// How often a start is tried again without the processes that went meanwhile.
 const START_ATTEMPTS: u32 = 5;
 
+/// Several epochs' worth of records of about 64 bytes.
+const RING_BYTES: usize = 256 << 10;
+
 type Listen = fn(&Path, Pid) -> Result<Aggregations, DamonError>;
 
 impl From<DamonError> for TrackerError {
@@ -121,7 +124,9 @@ struct Running {
 impl DamonTracker {
     /// Takes DAMON, if nobody else has it; observes nothing before targets are set.
     pub fn new(settings: &Settings) -> Result<Self, TrackerError> {
-        Self::with_listener(settings, Aggregations::open)
+        Self::with_listener(settings, |root, kdamond| {
+            Aggregations::open(root, kdamond, RING_BYTES)
+        })
     }
 
     fn with_listener(settings: &Settings, listen: Listen) -> Result<Self, TrackerError> {

@@ -11,7 +11,7 @@ use super::*;
 
 const ADMIN: &str = "sys/kernel/mm/damon/admin/kdamonds";
 const RING: &str = "ring";
-const RING_BYTES: usize = ring::CONTROL_BYTES + (256 << 10);
+const MAPPED_BYTES: usize = ring::CONTROL_BYTES + RING_BYTES;
 
 /// The kernel's side in a fake root: DAMON's files and the ring of the tracepoint.
 pub(in crate::tracker) struct FakeDamon {
@@ -47,9 +47,9 @@ impl FakeDamon {
         }
         File::create(root.join(RING))
             .unwrap()
-            .set_len(RING_BYTES as u64)
+            .set_len(MAPPED_BYTES as u64)
             .unwrap();
-        let ring = Mapping::new(&open_ring(root), RING_BYTES).unwrap();
+        let ring = Mapping::new(&open_ring(root), MAPPED_BYTES).unwrap();
         Self {
             root: root.into(),
             ring,
@@ -110,7 +110,8 @@ pub(in crate::tracker) fn tracker(root: &Path) -> Result<DamonTracker, TrackerEr
         ..Settings::default()
     };
     DamonTracker::with_listener(&settings, |root, _kdamond| {
-        Aggregations::on(open_ring(root).into(), Format::parse(FORMAT).unwrap())
+        let format = Format::parse(FORMAT).unwrap();
+        Aggregations::on(open_ring(root).into(), format, RING_BYTES)
     })
 }
 
