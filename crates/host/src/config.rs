@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use demeter_policy::history::HOT_ONES;
 use demeter_policy::provision::{Policy, ProvisionerKind};
 use demeter_policy::{ByteCount, MIB, NodeId, PerTier, Tier, TierBytes};
 use serde::{Deserialize, Serialize};
@@ -80,7 +81,7 @@ impl Default for HistoryConfig {
     fn default() -> Self {
         Self {
             interval_ms: 100,
-            hot_ones: demeter_policy::history::HOT_ONES,
+            hot_ones: HOT_ONES,
         }
     }
 }

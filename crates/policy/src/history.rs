@@ -9,7 +9,7 @@
 //! As Lee, Gupta and Schwan (MSPC 2013) have it: each block has a [`History`] of 32 looks, one in each interval of
 //! the VM's own run time, so that a VM that does not run forgets nothing. A block is hot from so many
 //! ones on ([`ByHistory::hot_ones`]). The ones are the counts by which the [planner](crate::plan()) ranks, fills,
-//! and exchanges, and by which the working set is told.
+//! and exchanges; the working set is what is hot.
 //!
 //! How long a look takes, from clearing a bit to reading it, decides what it can tell. The authors
 //! look at pages of 4 KiB for a whole interval; in a block of 2 MiB something is nearly always
@@ -30,8 +30,8 @@ use std::time::Duration;
 
 use crate::engine::{Classify, Strategy};
 use crate::{
-    BLOCK_SIZE, Block, Budget, ByteCount, ClassifiedRange, GuestVirtAddr, Plan, Situation,
-    VirtRange, plan,
+    BLOCK_SIZE, Block, Budget, ByteCount, ClassifiedRange, GuestVirtAddr, Placement, Plan,
+    RankedRange, ResidencyMap, Situation, VirtRange, plan,
 };
 
 /// Ones of a hot block's history, of 32: as in the authors' hypervisor.
@@ -133,6 +133,23 @@ pub struct ByHistory {
 impl Default for ByHistory {
     fn default() -> Self {
         Self { hot_ones: HOT_ONES }
+    }
+}
+
+impl ByHistory {
+    /// The working set, by the tier in which it lies: the blocks that are hot. Compared with the mean, as
+    /// for [`working_set`](crate::working_set()), all would be in it: looks are as long as lets them find as much
+    /// as fast memory holds.
+    pub fn working_set(&self, ranking: &[RankedRange], residency: &ResidencyMap) -> Placement {
+        let least = (f64::from(self.hot_ones) - 0.5) / BLOCK_SIZE as f64;
+        let hot = ranking.iter().filter(|range| range.density() >= least);
+        let mut set = Placement::default();
+        for range in hot {
+            let placement = residency.placement(range.pid, &range.range);
+            set.fast.0 += placement.fast.0;
+            set.slow.0 += placement.slow.0;
+        }
+        set
     }
 }
 

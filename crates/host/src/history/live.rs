@@ -8,8 +8,10 @@ use std::process::{Child, Command, Stdio};
 
 use demeter_linux::cpu;
 use demeter_linux::maps::read_maps;
+use demeter_linux::mover::Mover;
 use demeter_linux::nodes::NodeUsage;
-use demeter_policy::MIB;
+use demeter_policy::engine::Direction;
+use demeter_policy::{Block, MIB};
 
 use super::*;
 use crate::VmName;
@@ -55,7 +57,7 @@ impl Drop for Killed {
 /// Bytes of these blocks in fast memory.
 fn in_fast(pid: Pid, range: &VirtRange, tiers: Tiers) -> u64 {
     let mut pages = LivePages::default();
-    let blocks: Vec<_> = demeter_policy::Block::all_of(range).collect();
+    let blocks: Vec<_> = Block::all_of(range).collect();
     let mut prober = demeter_linux::prober::Prober::new(tiers);
     let found = prober.look(&mut pages, pid, &[*range], &blocks).unwrap();
     found.iter().map(|placement| placement.fast.0).sum()
@@ -106,6 +108,14 @@ async fn a_hot_eighth_is_promoted() {
     let name: VmName = "a".parse().unwrap();
     let damon = SharedDamon::new(root, &config);
     let usage = |node| NodeUsage::read(root, node).unwrap().free.0 / MIB;
+    // It begins where it should not lie.
+    let mut mover = Mover::new(tiers, false);
+    for blocks in Block::all_of(&hot).collect::<Vec<_>>().chunks(8) {
+        let mut pages = LivePages::default();
+        let moved = mover.migrate(&mut pages, Direction::Demotion, pid, &[array], blocks);
+        moved.unwrap();
+    }
+    assert!(in_fast(pid, &hot, tiers) < HOT / 20);
     println!(
         "array of {} MiB, {} of it and {} of the hot part in fast memory; free: fast {}, slow {} MiB",
         array.len().0 / MIB,
@@ -142,7 +152,7 @@ async fn a_hot_eighth_is_promoted() {
     assert_eq!(kdamonds.unwrap().trim(), "0", "nothing stays behind");
 }
 
-/// CPU time of this process and of kdamonds that run.
+/// CPU time of this process; kdamonds come on top.
 fn own_cpu() -> Duration {
     let tasks = fs::read_dir("/proc/self/task").unwrap();
     let tasks = tasks.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());

@@ -69,6 +69,7 @@ pub(super) struct Worker {
     bits: Box<dyn AccessBits>,
     reports: watch::Sender<Report>,
 
+    strategy: ByHistory,
     engine: Engine<ByHistory>,
     prober: Prober,
     mover: Mover,
@@ -128,6 +129,7 @@ impl Worker {
             pages,
             bits,
             reports,
+            strategy,
             engine: Engine::new(strategy, engine_config),
             prober: Prober::new(tiers),
             // Huge pages are the host's to make.
@@ -351,7 +353,10 @@ impl Worker {
     }
 
     fn report(&self) {
-        let set = self.engine.working_set();
+        let engine = &self.engine;
+        let set = self
+            .strategy
+            .working_set(engine.ranking(), engine.residency());
         let node = |node, used: ByteCount, working_set| NodeStats {
             node,
             total: used,
@@ -362,12 +367,12 @@ impl Worker {
         let stats = Stats {
             psi_some: Permille::new(0),
             psi_full: Permille::new(0),
-            // Bits tell whether, not how often.
-            fast_hit: set.fast_hit_permille.map(Permille::new),
+            // Of looks that found something accessed, since bits do not tell how often.
+            fast_hit: engine.working_set().fast_hit_permille.map(Permille::new),
             oom_returned: ByteCount(0),
             nodes: vec![
-                node(self.nodes.fast, self.usage.fast, set.placement.fast),
-                node(self.nodes.slow, self.usage.slow, set.placement.slow),
+                node(self.nodes.fast, self.usage.fast, set.fast),
+                node(self.nodes.slow, self.usage.slow, set.slow),
             ],
         };
         self.reports.send_if_modified(|report| {

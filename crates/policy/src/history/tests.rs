@@ -78,6 +78,33 @@ fn hot_blocks_fill_free_memory_and_take_the_place_of_cold_ones() {
 }
 
 #[test]
+fn the_working_set_is_what_is_hot_wherever_it_lies() {
+    let mut histories = Histories::default();
+    histories.set_space(&[blocks(0, 8)]);
+    for i in 0..32 {
+        look(
+            &mut histories,
+            [0, 1].into_iter().chain((i < 21).then_some(2)),
+        );
+    }
+    let mut residency = ResidencyMap::default();
+    let fast = Placement {
+        fast: ByteCount(BLOCK_SIZE),
+        ..Placement::default()
+    };
+    let slow = Placement {
+        slow: ByteCount(BLOCK_SIZE / 2),
+        ..Placement::default()
+    };
+    residency.set(PID, Block(0), fast);
+    residency.set(PID, Block(1), slow);
+    residency.set(PID, Block(2), fast);
+    let ranking = rank([(PID, histories.ranges())]);
+    let set = ByHistory::default().working_set(&ranking, &residency);
+    assert_eq!((set.fast, set.slow), (fast.fast, slow.slow));
+}
+
+#[test]
 fn an_interval_without_any_access_is_none() {
     let mut histories = Histories::default();
     histories.set_space(&[blocks(0, 2)]);
