@@ -1,6 +1,9 @@
 //! `demeter probe`: what works on this machine.
 
+use std::fmt::Display;
 use std::path::Path;
+
+use serde::Serialize;
 
 use crate::output;
 
@@ -9,6 +12,9 @@ use crate::output;
 /// Changes nothing. The exit code is 1 where Demeter cannot work.
 #[derive(clap::Args)]
 pub struct Args {
+    /// Look at this machine as a host of VMs without an agent (`manage = "history"`)
+    #[arg(long)]
+    host: bool,
     /// Print JSON instead of text
     #[arg(long)]
     json: bool,
@@ -16,14 +22,27 @@ pub struct Args {
 
 /// Prints the report; the gravest problem, if Demeter cannot work, is the error.
 pub fn probe(args: &Args) -> anyhow::Result<()> {
-    let report = demeter_guest::probe::probe(Path::new("/"));
-    if args.json {
-        output::print(serde_json::to_string_pretty(&report)? + "\n")?;
+    let root = Path::new("/");
+    let problem = if args.host {
+        let report = demeter_host::probe::probe(root);
+        print(&report, args.json)?;
+        let problem = report.advice.into_iter().find(|advice| advice.blocks);
+        problem.map(|advice| (advice.what, advice.mend))
     } else {
-        output::print(report.to_string())?;
-    }
-    match report.advice.iter().find(|advice| advice.blocks) {
-        Some(problem) => anyhow::bail!("{}; {}", problem.what, problem.mend),
+        let report = demeter_guest::probe::probe(root);
+        print(&report, args.json)?;
+        let problem = report.advice.into_iter().find(|advice| advice.blocks);
+        problem.map(|advice| (advice.what, advice.mend))
+    };
+    match problem {
+        Some((what, mend)) => anyhow::bail!("{what}; {mend}"),
         None => Ok(()),
+    }
+}
+
+fn print(report: &(impl Display + Serialize), json: bool) -> anyhow::Result<()> {
+    match json {
+        true => output::print(serde_json::to_string_pretty(report)? + "\n"),
+        false => output::print(report.to_string()),
     }
 }

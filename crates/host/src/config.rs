@@ -4,7 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use demeter_policy::history::HOT_ONES;
 use demeter_policy::provision::{Policy, ProvisionerKind};
 use demeter_policy::{ByteCount, MIB, NodeId, PerTier, Tier, TierBytes};
 use serde::{Deserialize, Serialize};
@@ -52,6 +54,45 @@ pub struct PoolConfig {
     pub slow_mib: u64,
 }
 
+/// Who sees which memory of a VM is hot, and moves it between tiers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Manage {
+    /// The agent in the guest.
+    #[default]
+    Agent,
+    /// The host, by histories of access bits; the guest need not know.
+    History,
+    /// The agent if one speaks, else the host.
+    Auto,
+}
+
+/// How the host itself tells hot memory from cold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HistoryConfig {
+    /// Run time of the VM between two looks at its access bits, milliseconds.
+    pub interval_ms: u64,
+    /// Of the last 32 looks at a block of 2 MiB, those that must have found it accessed.
+    pub hot_ones: u32,
+}
+
+impl Default for HistoryConfig {
+    fn default() -> Self {
+        Self {
+            interval_ms: 100,
+            hot_ones: HOT_ONES,
+        }
+    }
+}
+
+impl HistoryConfig {
+    /// Run time of the VM between two looks.
+    pub fn interval(&self) -> Duration {
+        Duration::from_millis(self.interval_ms)
+    }
+}
+
 /// One VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -62,7 +103,14 @@ pub struct VmConfig {
     pub agent: Option<PathBuf>,
     /// User that QEMU runs as, if neither root nor ours.
     pub owner_uid: Option<u32>,
-    /// How its size is changed.
+    /// Who moves its memory between tiers. With `history`, and with `auto` while no agent speaks, the
+    /// tiers are the host's nodes, and its fast memory is kept to its size.
+    #[serde(default)]
+    pub manage: Manage,
+    /// How the host itself tells hot memory from cold.
+    #[serde(default)]
+    pub history: HistoryConfig,
+    /// How its size is changed, where an agent manages it.
     #[serde(default)]
     pub provisioner: ProvisionerKind,
     /// Its weight under the policy "shares".
@@ -229,19 +277,27 @@ impl VmConfig {
         let configured = |tier| mib(self.tier(tier).guarantee_mib);
         TierBytes {
             fast: configured(Tier::Fast),
-            slow: configured(Tier::Slow).max(self.oom()),
+            slow: match self.manage {
+                // All of its memory may come to lie there.
+                Manage::History => mib(self.slow.size_mib),
+                _ => configured(Tier::Slow).max(self.oom()),
+            },
         }
     }
 
     /// What it never has more of, where the configuration says so.
     pub fn limits(&self) -> PerTier<Option<ByteCount>> {
-        PerTier::from_fn(|tier| self.tier(tier).limit_mib.map(mib))
+        let mut limits = PerTier::from_fn(|tier| self.tier(tier).limit_mib.map(mib));
+        if self.manage == Manage::History {
+            limits.slow = Some(mib(self.slow.size_mib));
+        }
+        limits
     }
 
     /// What its kernel may take back by itself, of slow memory.
     pub fn oom(&self) -> ByteCount {
         match self.provisioner {
-            ProvisionerKind::DemeterBalloon => mib(self.oom_mib),
+            ProvisionerKind::DemeterBalloon if self.manage != Manage::History => mib(self.oom_mib),
             // They take nothing back by themselves.
             _ => ByteCount(0),
         }
@@ -256,7 +312,26 @@ impl VmConfig {
     }
 
     fn check(&self, name: &VmName) -> Result<(), ConfigError> {
-        if self.provisioner == ProvisionerKind::DemeterBalloon && self.agent.is_none() {
+        let HistoryConfig {
+            interval_ms,
+            hot_ones,
+        } = self.history;
+        if !(10..=60_000).contains(&interval_ms) || !(1..=32).contains(&hot_ones) {
+            return Err(wrong(
+                format!(
+                    "vm.{name}.history = {{ interval_ms = {interval_ms}, hot_ones = {hot_ones} }}"
+                ),
+                "interval_ms is 10 to 60000, hot_ones is 1 to 32",
+            ));
+        }
+        if self.manage == Manage::Auto && self.agent.is_none() {
+            return Err(wrong(
+                format!("vm.{name} has manage = \"auto\" and no agent socket"),
+                "set agent, or manage = \"history\"",
+            ));
+        }
+        let by_agent = self.manage != Manage::History;
+        if by_agent && self.provisioner == ProvisionerKind::DemeterBalloon && self.agent.is_none() {
             return Err(wrong(
                 format!("vm.{name} has no agent socket, which demeter-balloon needs"),
                 "set agent, or provisioner = \"virtio-mem\"",
@@ -283,7 +358,8 @@ impl VmConfig {
         for tier in Tier::ALL {
             let config = self.tier(tier);
             let key = format!("vm.{name}.{tier}");
-            if config.memdev.is_none() && self.provisioner != ProvisionerKind::VirtioMem {
+            let needed = by_agent && self.provisioner != ProvisionerKind::VirtioMem;
+            if config.memdev.is_none() && needed {
                 return Err(wrong(
                     format!("{key}.memdev is missing"),
                     "give the id of its -object memory-backend-*",
@@ -381,6 +457,21 @@ mod tests {
         checked(GOOD).unwrap();
         for (good, bad, want) in [
             ("[vm.a]", "[vm.\"a b\"]", "'a b' is no name"),
+            (
+                "provisioner = \"virtio-mem\"",
+                "manage = \"auto\"",
+                "no agent socket",
+            ),
+            (
+                "provisioner = \"virtio-mem\"",
+                "manage = \"by magic\"",
+                "`agent`, `history`, `auto`",
+            ),
+            (
+                "provisioner = \"virtio-mem\"",
+                "manage = \"history\"\nhistory = { hot_ones = 33 }",
+                "hot_ones is 1 to 32",
+            ),
             (
                 "pool =",
                 "policy = \"magic\"\npool =",

@@ -9,9 +9,17 @@ use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabiliti
 /// their memory files, and to connect to their sockets.
 const NEEDED: CapabilitySet = CapabilitySet::SYS_PTRACE.union(CapabilitySet::DAC_OVERRIDE);
 
+/// What it needs on top to manage VMs by histories: to move the pages of other processes, and to listen to
+/// the kernel's tracepoints.
+const NEEDED_BY_HISTORY: CapabilitySet = CapabilitySet::SYS_NICE.union(CapabilitySet::PERFMON);
+
 /// Gives up all other rights of this thread, and of those that it starts, for good.
-pub(crate) fn give_up() -> io::Result<()> {
-    let kept = capabilities(None)?.permitted & NEEDED;
+pub(crate) fn give_up(by_history: bool) -> io::Result<()> {
+    let needed = match by_history {
+        true => NEEDED | NEEDED_BY_HISTORY,
+        false => NEEDED,
+    };
+    let kept = capabilities(None)?.permitted & needed;
     let sets = CapabilitySets {
         effective: kept,
         permitted: kept,
@@ -41,12 +49,17 @@ mod tests {
     #[test]
     fn only_what_is_needed_is_left() {
         // Rights are a thread's: this one's end with it.
-        let left = std::thread::spawn(|| {
-            give_up().unwrap();
-            let sets = capabilities(None).unwrap();
-            assert!(rustix::thread::no_new_privs().unwrap());
-            sets.permitted | sets.effective | sets.inheritable
-        });
-        assert_eq!(left.join().unwrap() - NEEDED, CapabilitySet::empty());
+        let left = |by_history| {
+            let left = std::thread::spawn(move || {
+                give_up(by_history).unwrap();
+                let sets = capabilities(None).unwrap();
+                assert!(rustix::thread::no_new_privs().unwrap());
+                sets.permitted | sets.effective | sets.inheritable
+            });
+            left.join().unwrap()
+        };
+        assert_eq!(left(false) - NEEDED, CapabilitySet::empty());
+        let most = NEEDED | NEEDED_BY_HISTORY;
+        assert_eq!(left(true) - most, CapabilitySet::empty());
     }
 }

@@ -19,8 +19,9 @@ use tokio::task::JoinSet;
 
 use crate::VmName;
 use crate::api::{self, Handle, ListenError, Token};
-use crate::config::Config;
+use crate::config::{Config, Manage};
 use crate::controller::Refusal;
+use crate::history::SharedDamon;
 use crate::memory::HostFiles;
 use crate::privileges;
 use crate::store::{Store, StoreError};
@@ -78,7 +79,8 @@ pub enum RunError {
 /// Runs the host controller until SIGTERM or SIGINT. VMs stay as they are then.
 pub fn run(config: &Config) -> Result<(), RunError> {
     let system = |what| move |source| RunError::System { what, source };
-    privileges::give_up().map_err(system("give up privileges"))?;
+    let by_history = config.vms.values().any(|vm| vm.manage != Manage::Agent);
+    privileges::give_up(by_history).map_err(system("give up privileges"))?;
     let needed = DESCRIPTORS + DESCRIPTORS_PER_VM * config.vms.len() as u64;
     let most = privileges::raise_descriptors();
     if most < needed {
@@ -123,6 +125,7 @@ pub async fn serve(
         memory_paths: config.memory_paths.clone(),
         ..HostFiles::default()
     };
+    let damon = Arc::new(SharedDamon::new(root, config));
     // Everything that was started ends with this function, whatever way it ends.
     let mut tasks = JoinSet::new();
     let mut commands = BTreeMap::new();
@@ -133,6 +136,7 @@ pub async fn serve(
             name: name.clone(),
             config: vm.clone(),
             files: files.clone(),
+            damon: damon.clone(),
             commands: received,
             news: news_in.clone(),
         };

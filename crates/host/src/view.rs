@@ -71,6 +71,9 @@ pub struct VmView {
     pub name: String,
     /// How its size is changed.
     pub provisioner: ProvisionerKind,
+    /// Who moves its memory between tiers: `agent` or `history`; `None` until one does.
+    #[serde(default)]
+    pub managed_by: Option<String>,
     /// Whether it can be managed.
     pub state: VmState,
     /// What it shall have, by wish or by policy.

@@ -6,6 +6,7 @@ use std::future;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use demeter_policy::provision::ProvisionerKind;
@@ -16,8 +17,9 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 use crate::VmName;
 use crate::agent::{Agent, GuestSession, NotHeard};
-use crate::config::VmConfig;
+use crate::config::{Manage, VmConfig};
 use crate::controller::{Command, Observation, PATIENCE};
+use crate::history::{HistoryError, HistoryTiering, Report, SharedDamon, VmMemory};
 use crate::hypervisor::qemu::{self, Qemu};
 use crate::hypervisor::{Connection, Event, Events, Hypervisor, HypervisorError};
 use crate::memory::{HostFiles, LiveBacking, MemoryError};
@@ -58,6 +60,8 @@ pub(crate) enum News {
     Overrun(TierBytes),
     /// How the guest uses its memory.
     Usage(Stats),
+    /// Who manages it from now on.
+    Managed(&'static str),
     /// Why the VM cannot be managed; it is tried again.
     Trouble(String),
 }
@@ -71,6 +75,8 @@ pub(crate) struct VmTask {
     pub config: VmConfig,
     /// Which files may be memory.
     pub files: HostFiles,
+    /// Who reads access bits.
+    pub damon: Arc<SharedDamon>,
     /// What the controller orders.
     pub commands: mpsc::Receiver<Command>,
     /// Where to tell what happens.
@@ -94,6 +100,8 @@ enum Trouble {
     Memory(#[from] MemoryError),
     #[error(transparent)]
     Provision(#[from] ProvisionError),
+    #[error(transparent)]
+    History(#[from] HistoryError),
     #[error("cannot watch the hypervisor's process: {0}")]
     Process(#[from] io::Error),
 }
@@ -113,12 +121,15 @@ enum Cut {
     Changed,
     /// What the guest says does not fit with what was found; as `Changed`, before it is judged.
     Doubt,
+    /// Managing it by histories has failed, and was told of.
+    Failed,
 }
 
 /// What a VM's hypervisor and its guest tell by themselves.
 struct Watch<'a> {
     events: &'a mut Events,
     guest: Option<Guest>,
+    history: Option<watch::Receiver<Report>>,
 }
 
 /// What the guest's agent tells.
@@ -130,6 +141,8 @@ struct Guest {
     boot: Option<BootId>,
     /// Whether the VM is here only while its agent is.
     needed: bool,
+    /// Whether somebody else manages the VM while its agent is not there.
+    is_replaced: bool,
 }
 
 impl Watch<'_> {
@@ -148,28 +161,46 @@ impl Watch<'_> {
                 Some(Event::Changed) => Err(Cut::Changed),
                 None => Err(Cut::Gone),
             },
-            news = guest => Ok(news),
+            news = guest => news,
+            news = reported(&mut self.history) => news,
+        }
+    }
+}
+
+/// What the thread says that manages the VM by histories.
+async fn reported(history: &mut Option<watch::Receiver<Report>>) -> Result<News, Cut> {
+    let Some(reports) = history else {
+        return future::pending().await;
+    };
+    loop {
+        reports.changed().await.map_err(|_| Cut::Failed)?;
+        let report = reports.borrow_and_update().clone();
+        if let Some(why) = report.failed {
+            return Ok(News::Trouble(why));
+        }
+        if let Some(stats) = report.usage {
+            return Ok(News::Usage(stats));
         }
     }
 }
 
 impl Guest {
+    /// Waits whether the agent speaks, no longer than `limit`.
+    async fn speaks_within(&mut self, limit: Duration) -> bool {
+        self.boot = match timeout(limit, self.peer.wait_for(Option::is_some)).await {
+            Ok(Ok(peer)) => peer.as_ref().map(|peer| peer.boot_id),
+            Ok(Err(_)) | Err(_) => None,
+        };
+        self.boot.is_some()
+    }
+
     /// Waits for the agent if it is needed, no longer than `limit`; says whether the VM can be
     /// spoken to.
     async fn arrives_within(&mut self, limit: Duration) -> bool {
-        if !self.needed {
-            return true;
-        }
-        match timeout(limit, self.peer.wait_for(Option::is_some)).await {
-            Ok(Ok(peer)) => {
-                self.boot = peer.as_ref().map(|peer| peer.boot_id);
-                true
-            }
-            Ok(Err(_)) | Err(_) => false,
-        }
+        !self.needed || self.speaks_within(limit).await
     }
 
-    async fn next(&mut self) -> News {
+    async fn next(&mut self) -> Result<News, Cut> {
         loop {
             tokio::select! {
                 biased;
@@ -177,23 +208,26 @@ impl Guest {
                     let boot = self.peer.borrow_and_update().as_ref().map(|peer| peer.boot_id);
                     let before = std::mem::replace(&mut self.boot, boot);
                     match (before, boot) {
+                        (None, Some(_)) | (Some(_), None) if self.is_replaced => {
+                            return Err(Cut::Changed);
+                        }
                         _ if !self.needed => {}
-                        (_, None) => return News::Observation(Observation::Lost),
+                        (_, None) => return Ok(News::Observation(Observation::Lost)),
                         (Some(before), Some(boot)) if before != boot => {
-                            return News::Observation(Observation::Reset);
+                            return Ok(News::Observation(Observation::Reset));
                         }
                         // The agent came, or was started anew: all is to be asked again.
-                        (_, Some(_)) => return News::Observation(Observation::Here),
+                        (_, Some(_)) => return Ok(News::Observation(Observation::Here)),
                     }
                 }
                 Ok(()) = self.not_heard.changed() => {
                     if let Some(why) = &*self.not_heard.borrow_and_update() {
-                        return News::Trouble(why.to_string());
+                        return Ok(News::Trouble(why.to_string()));
                     }
                 }
                 Ok(()) = self.stats.changed() => {
                     if let Some(stats) = self.stats.borrow_and_update().clone() {
-                        return News::Usage(stats);
+                        return Ok(News::Usage(stats));
                     }
                 }
                 // The link has ended; nothing comes of it any more.
@@ -235,6 +269,7 @@ impl VmTask {
         loop {
             match self.manage(&mut connection, doubted).await? {
                 Cut::Gone => break,
+                Cut::Failed => return self.tell(News::Observation(Observation::Lost)).await,
                 cut => doubted = cut == Cut::Doubt,
             }
             self.tell(News::Observation(Observation::Lost)).await?;
@@ -262,13 +297,26 @@ impl VmTask {
         let agent = self.config.agent.clone();
         let agent = agent.map(|socket| Agent::connect(socket, connection.process, random_id()));
         let needed = self.config.provisioner == ProvisionerKind::DemeterBalloon;
-        let guest = agent.as_ref().map(|agent| Guest {
+        let mut guest = agent.as_ref().map(|agent| Guest {
             not_heard: agent.not_heard(),
             peer: agent.peer(),
             stats: agent.stats(),
             boot: None,
             needed,
+            is_replaced: self.config.manage == Manage::Auto,
         });
+        let by_history = match (self.config.manage, &mut guest) {
+            (Manage::Agent, _) => false,
+            (Manage::Auto, Some(guest)) => !guest.speaks_within(FIRST_WORD).await,
+            (Manage::History | Manage::Auto, _) => true,
+        };
+        if by_history {
+            let guest = guest.map(|guest| Guest {
+                needed: false,
+                ..guest
+            });
+            return self.manage_by_history(connection, guest).await;
+        }
         match (self.config.provisioner, agent) {
             (ProvisionerKind::DemeterBalloon, Some(agent)) => {
                 let backing = self.backing(connection).await?;
@@ -298,6 +346,26 @@ impl VmTask {
         }
     }
 
+    /// Manages a VM whose guest tells nothing.
+    async fn manage_by_history(
+        &mut self,
+        connection: &mut Connection<impl Hypervisor>,
+        guest: Option<Guest>,
+    ) -> Result<Cut, End> {
+        let root = self.files.root.clone();
+        let memory = VmMemory::find(&root, connection).await?;
+        let damon = self.damon.take(&self.name).map_err(HistoryError::from)?;
+        let (tiering, reports) = HistoryTiering::start(&root, &self.config, memory, damon)?;
+        let mut watch = Watch {
+            events: &mut connection.events,
+            guest,
+            history: Some(reports),
+        };
+        self.tell(News::Managed(tiering.name())).await?;
+        self.tell(News::Observation(Observation::Here)).await?;
+        self.carry_out_all(tiering, &mut watch, false).await
+    }
+
     async fn backing(
         &self,
         connection: &Connection<impl Hypervisor>,
@@ -307,15 +375,16 @@ impl VmTask {
         LiveBacking::find(&self.files, self.name.as_str(), connection, &memdev).await
     }
 
-    /// Carries out orders until the connection ends.
+    /// Waits for the agent where it is needed, and carries out orders until the connection ends.
     async fn serve(
         &mut self,
-        mut provisioner: impl Provisioner,
+        provisioner: impl Provisioner,
         events: &mut Events,
         mut guest: Option<Guest>,
         doubted: bool,
     ) -> Result<Cut, End> {
-        tracing::info!("VM {}: managed by {}", self.name, provisioner.name());
+        self.tell(News::Managed("agent")).await?;
+        tracing::info!("VM {}: sized by {}", self.name, provisioner.name());
         let here = match guest.as_mut() {
             Some(guest) => guest.arrives_within(FIRST_WORD).await,
             None => true,
@@ -326,7 +395,21 @@ impl VmTask {
             News::Trouble(NO_AGENT.into())
         })
         .await?;
-        let mut watch = Watch { events, guest };
+        let mut watch = Watch {
+            events,
+            guest,
+            history: None,
+        };
+        self.carry_out_all(provisioner, &mut watch, doubted).await
+    }
+
+    /// Carries out orders, and tells what happens, until the connection ends.
+    async fn carry_out_all(
+        &mut self,
+        mut provisioner: impl Provisioner,
+        watch: &mut Watch<'_>,
+        doubted: bool,
+    ) -> Result<Cut, End> {
         let mut overrun = TierBytes::default();
         let mut look_due = interval(LOOK_EVERY);
         look_due.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -6,11 +6,12 @@
 //!
 //! Within a guest [`engine::Engine`] decides: [`Sample`] → [`Classifier`] → [`rank`] → [`plan`] (with
 //! [`ResidencyMap`] and [`Room`]) → [`Plan`] → batches of moves. [`Tuning`] is what a person may set of it; [`provision`] is what a
-//! host decides between guests.
+//! host decides between guests, and [`history`] how it tells hot memory of a guest that tells nothing.
 
 mod addr;
 mod classifier;
 pub mod engine;
+pub mod history;
 
 mod planner;
 pub mod provision;

@@ -42,7 +42,10 @@ pub fn text(view: &HostView) -> String {
             share(vm.fast_hit),
             cost,
             benefit,
-            vm.provisioner.to_string(),
+            match vm.managed_by.as_deref() {
+                Some("history") => "host (history)".into(),
+                _ => vm.provisioner.to_string(),
+            },
         ]
     }));
     let widths: Vec<_> = (0..rows[0].len())

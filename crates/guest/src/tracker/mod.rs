@@ -8,8 +8,6 @@ mod choice;
 mod conformance;
 pub mod damon;
 pub mod lab;
-mod lock;
-mod mapping;
 mod owners;
 pub mod perf;
 

@@ -62,6 +62,8 @@ async fn conforms<H: Hypervisor>(vm: FakeVm, connection: Connection<H>) {
     }
     assert_eq!(hypervisor.memory_map("node2").await.unwrap(), []);
 
+    assert_eq!(hypervisor.vcpus().await.unwrap(), [process.pid]);
+
     assert_eq!(hypervisor.pinning_device().await.unwrap(), None);
     vm.state().pinned = true;
     let pinning = hypervisor.pinning_device().await.unwrap();

@@ -8,7 +8,7 @@
 mod conformance;
 pub mod qemu;
 
-use demeter_policy::{ByteCount, NodeId, PhysRange};
+use demeter_policy::{ByteCount, NodeId, PhysRange, Pid};
 use tokio::sync::mpsc;
 
 use crate::process::PeerProcess;
@@ -27,6 +27,9 @@ pub trait Hypervisor: Clone + Send + Sync + 'static {
     /// Where the memory of a backend lies, for the guest and in the hypervisor's process; empty
     /// where the guest has it nowhere.
     fn memory_map(&self, backend: &str) -> impl Answer<Vec<Mapping>>;
+
+    /// The threads that run virtual CPUs.
+    fn vcpus(&self) -> impl Answer<Vec<Pid>>;
 
     /// A device that keeps guest memory pinned: where a hole is punched into the memory file, it
     /// would go on with pages that the guest no longer has.

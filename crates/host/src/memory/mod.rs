@@ -16,4 +16,5 @@ pub use file::{FileId, Kind, MemoryFile};
 pub use live::{HostFiles, LiveBacking, MemoryError};
 pub use map::{MemoryMap, Overlap, Piece};
 pub use owners::FileOwners;
+pub(crate) use process::pinned_by;
 pub use process::{Mapped, ProcessError, mapped_in};

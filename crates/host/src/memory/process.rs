@@ -208,7 +208,7 @@ pub(super) fn take(root: &Path, pid: Pid, file: FileId) -> Result<File, ProcessE
 }
 
 /// What a process has open that keeps its memory pinned, as far as descriptors show it.
-pub(super) fn pinned_by(root: &Path, pid: Pid) -> io::Result<Option<String>> {
+pub(crate) fn pinned_by(root: &Path, pid: Pid) -> io::Result<Option<String>> {
     let process = root.join(format!("proc/{pid}"));
     for entry in fs::read_dir(process.join("fd"))? {
         let entry = entry?;

@@ -159,6 +159,13 @@ impl Deciding {
                         .observe(now, name, Observation::OwnedChanged);
                 }
             }
+            News::Managed(by) => {
+                if known.managed_by.replace(by) != Some(by) {
+                    tracing::info!("VM {name}: managed by {by}");
+                    let what = format!("managed by {by} from now on");
+                    self.log.push(unix_ms(), Some(name.to_string()), what);
+                }
+            }
             News::Trouble(why) => {
                 if known.trouble.as_ref() != Some(&why) {
                     tracing::warn!("VM {name}: {why}");
@@ -348,6 +355,7 @@ fn vm_view(name: &VmName, vm: VmStatus, known: &Known) -> VmView {
     VmView {
         name: name.to_string(),
         provisioner: known.provisioner,
+        managed_by: known.managed_by.map(Into::into),
         state,
         desired: vm.desired.into(),
         target: TierBytes::from_fn(target).into(),

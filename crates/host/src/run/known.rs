@@ -16,6 +16,8 @@ const PRESSED_PERMILLE: u16 = 100;
 pub(super) struct Known {
     pub share: u32,
     pub provisioner: ProvisionerKind,
+    /// Who moves its memory between tiers.
+    pub managed_by: Option<&'static str>,
     nodes: PerTier<NodeId>,
     /// What went back to the host.
     pub returned: ByteCount,
@@ -42,6 +44,7 @@ impl Known {
         Self {
             share: config.share,
             provisioner: config.provisioner,
+            managed_by: None,
             nodes: config.nodes(),
             returned: ByteCount(0),
             overruns: 0,

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use demeter_policy::{
-    ByteCount, GuestPhysAddr, MIB, NodeId, PAGE_SIZE, PerTier, PhysRange, Tier, TierBytes,
+    ByteCount, GuestPhysAddr, MIB, NodeId, PAGE_SIZE, PerTier, PhysRange, Pid, Tier, TierBytes,
 };
 use demeter_proto::Nonce;
 use tokio::sync::Notify;
@@ -304,6 +304,10 @@ impl Hypervisor for Simulated {
         let layout = self.state()?.layout().into_iter();
         let of_backend = layout.filter(|(node, ..)| format!("node{node}") == backend);
         Ok(of_backend.map(|(_, mapping, _)| mapping).collect())
+    }
+
+    async fn vcpus(&self) -> Result<Vec<Pid>, HypervisorError> {
+        self.state().map(|_| vec![Pid(std::process::id())])
     }
 
     async fn pinning_device(&self) -> Result<Option<String>, HypervisorError> {

@@ -67,6 +67,8 @@ impl Setup {
             let (size, limit) = (vm.size, vm.limit);
             let (fast_mib, slow_mib) = (vm.fast_guarantee_mib, vm.slow_guarantee_mib);
             let config = VmConfig {
+                manage: Default::default(),
+                history: Default::default(),
                 qmp: qmp_socket(&vm.folder),
                 agent: Some(agent_socket(&vm.folder)),
                 owner_uid: None,

@@ -40,7 +40,7 @@ use std::time::Duration;
 
 use demeter_policy::{GuestVirtAddr, Pid, Sample, VirtRange};
 
-use super::regions::Region;
+use super::Region;
 
 /// Regions remembered for each exposure.
 pub(super) const REGIONS_KEPT: usize = 8192;

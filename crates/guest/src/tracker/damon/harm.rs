@@ -7,8 +7,7 @@ use demeter_policy::{
     VirtRange,
 };
 
-use super::regions::Region;
-use super::{Exposures, PASSES};
+use super::{Exposures, PASSES, Region};
 
 const PID: Pid = Pid(1);
 const BASE: u64 = 1 << 40;

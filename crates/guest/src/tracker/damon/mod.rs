@@ -11,46 +11,25 @@
 //! One thing stays hidden: the kernel clears accessed bits without flushing the TLB. A page that
 //! never leaves the TLB during a pass looks untouched.
 
-mod admin;
-mod aggregations;
 mod budget;
-mod cpu;
 mod exposure;
-mod page_size;
-mod regions;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use demeter_linux::cpu;
+use demeter_linux::damon::{Aggregations, DamonError, Kdamond, Operations, Pass};
+use demeter_linux::page_size::PageSizes;
 use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, Pid, Sample};
 
-pub use aggregations::Format;
+pub use demeter_linux::damon::{Format, Region};
 pub use exposure::Exposures;
-pub use regions::Region;
 
 use super::{Drained, Settings, Tracker, TrackerError};
 use crate::maps::read_maps;
-use admin::Kdamond;
-use aggregations::Aggregations;
 use budget::Budget;
-use page_size::PageSizes;
 
 const NAME: &str = "damon";
-
-/// How a pass looks at regions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Pass {
-    /// From clearing an accessed bit to looking at it.
-    interval: Duration,
-    /// Looks at each region.
-    looks: u32,
-}
-
-impl Pass {
-    fn length(&self) -> Duration {
-        self.interval * self.looks
-    }
-}
 
 /// Longest first. The first one ends within an epoch, kdamond's own work included; the others are
 /// waited for. Intervals are no round figures, so that they do not keep step with a program.
@@ -95,7 +74,27 @@ const REGIONS_MIN_PER_TARGET: u64 = 10;
 /// How often a start is tried again without the processes that went meanwhile.
 const START_ATTEMPTS: u32 = 5;
 
-type Listen = fn(&Path, Pid) -> Result<Aggregations, TrackerError>;
+/// Several epochs' worth of records of about 64 bytes.
+const RING_BYTES: usize = 256 << 10;
+
+type Listen = fn(&Path, Pid) -> Result<Aggregations, DamonError>;
+
+impl From<DamonError> for TrackerError {
+    fn from(error: DamonError) -> Self {
+        match error {
+            DamonError::Unavailable { why, mend } => Self::Unavailable {
+                tracker: NAME,
+                why,
+                mend,
+            },
+            DamonError::Io { what, source } => Self::Io {
+                tracker: NAME,
+                what,
+                source,
+            },
+        }
+    }
+}
 
 /// Reads regions and their access counts from a kdamond of our own.
 pub struct DamonTracker {
@@ -130,11 +129,14 @@ struct Running {
 impl DamonTracker {
     /// Takes DAMON, if nobody else has it; observes nothing before targets are set.
     pub fn new(settings: &Settings) -> Result<Self, TrackerError> {
-        Self::with_listener(settings, Aggregations::open)
+        Self::with_listener(settings, |root, kdamond| {
+            Aggregations::open(root, kdamond, RING_BYTES)
+        })
     }
 
     fn with_listener(settings: &Settings, listen: Listen) -> Result<Self, TrackerError> {
-        let kdamond = Kdamond::claim(&settings.root)?;
+        let mut kdamonds = Kdamond::claim(&settings.root, 1, Operations::Mapped)?;
+        let kdamond = kdamonds.remove(0);
         // Proves that we may listen, to ourselves while there is no kdamond yet.
         listen(&settings.root, Pid(std::process::id()))?;
         Ok(Self {
@@ -155,7 +157,7 @@ impl DamonTracker {
 
     fn stop(&mut self) -> Result<(), TrackerError> {
         self.running = None;
-        self.kdamond.stop()
+        Ok(self.kdamond.stop()?)
     }
 
     /// Begins a pass over what is wanted and alive.
@@ -169,7 +171,10 @@ impl DamonTracker {
                 return Ok(());
             }
             let regions = self.regions(&targets);
-            let started = self.kdamond.start(&targets, regions, &PASSES[rung]);
+            let started = self
+                .kdamond
+                .set_targets(&targets, regions)
+                .and_then(|()| self.kdamond.start(&PASSES[rung]));
             let started_ns = cpu::monotonic_ns();
             let started =
                 started.and_then(|kdamond| Ok((kdamond, (self.listen)(&self.root, kdamond)?)));
@@ -185,7 +190,7 @@ impl DamonTracker {
                     });
                     break;
                 }
-                Err(error) if attempt == START_ATTEMPTS => return Err(error),
+                Err(error) if attempt == START_ATTEMPTS => return Err(error.into()),
                 Err(error) => tracing::debug!(%error, "a target may have ended: trying again"),
             }
         }

@@ -1,17 +1,17 @@
 use std::fs::{self, File, OpenOptions};
 use std::sync::atomic::Ordering;
 
+use demeter_linux::damon::testing::{FORMAT, record};
+use demeter_linux::mapping::Mapping;
+use demeter_linux::perf::ring;
 use demeter_policy::GuestVirtAddr;
 
 use super::super::lab::tests::map;
-use super::super::mapping::Mapping;
-use super::super::perf::ring;
-use super::aggregations::tests::{FORMAT, record};
 use super::*;
 
 const ADMIN: &str = "sys/kernel/mm/damon/admin/kdamonds";
 const RING: &str = "ring";
-const RING_BYTES: usize = ring::CONTROL_BYTES + (256 << 10);
+const MAPPED_BYTES: usize = ring::CONTROL_BYTES + RING_BYTES;
 
 /// The kernel's side in a fake root: DAMON's files and the ring of the tracepoint.
 pub(in crate::tracker) struct FakeDamon {
@@ -47,9 +47,9 @@ impl FakeDamon {
         }
         File::create(root.join(RING))
             .unwrap()
-            .set_len(RING_BYTES as u64)
+            .set_len(MAPPED_BYTES as u64)
             .unwrap();
-        let ring = Mapping::new(&open_ring(root), RING_BYTES).unwrap();
+        let ring = Mapping::new(&open_ring(root), MAPPED_BYTES).unwrap();
         Self {
             root: root.into(),
             ring,
@@ -111,7 +111,8 @@ pub(in crate::tracker) fn tracker(root: &Path) -> Result<DamonTracker, TrackerEr
         ..Settings::default()
     };
     DamonTracker::with_listener(&settings, |root, _kdamond| {
-        Aggregations::on(open_ring(root).into(), Format::parse(FORMAT).unwrap())
+        let format = Format::parse(FORMAT).unwrap();
+        Aggregations::on(open_ring(root).into(), format, RING_BYTES)
     })
 }
 

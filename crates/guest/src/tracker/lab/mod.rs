@@ -10,12 +10,12 @@ use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use demeter_linux::lock::try_lock;
+use demeter_linux::mapping::{Mapping, unread};
 use demeter_policy::{Pid, Sample};
 
 pub use ring::{Layout, Record, records};
 
-use super::lock::try_lock;
-use super::mapping::{Mapping, unread};
 use super::owners::{Owner, Owners};
 use super::{Drained, Settings, Tracker, TrackerError};
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::super::{Settings, TrackerError};
 use super::NAME;
-use super::sys::{Attr, flag, sample};
+use demeter_linux::perf::sys::{Attr, flag, sample};
 
 const PMU_DIR: &str = "sys/bus/event_source/devices";
 

@@ -10,23 +10,22 @@
 //! event.rs keep to that.
 
 mod event;
-pub(super) mod ring;
 mod selftest;
-pub(super) mod sys;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use demeter_linux::perf::ring::Ring;
+use demeter_linux::perf::sys;
 use demeter_policy::{Pid, Sample};
 
+pub use demeter_linux::perf::ring::{Record, access, raw, records};
 pub use event::EventKind;
-pub use ring::{Record, access, raw, records};
 
 use super::{Drained, Settings, Tracker, TrackerError, is_user_address};
 use event::Event;
-use ring::Ring;
 
 const NAME: &str = "perf";
 

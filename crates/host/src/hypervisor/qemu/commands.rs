@@ -1,7 +1,7 @@
 //! QEMU as a [`Hypervisor`]: the few commands we need, with their types (QEMU's
 //! qapi/machine.json and qapi/misc.json).
 
-use demeter_policy::{ByteCount, GuestPhysAddr, NodeId};
+use demeter_policy::{ByteCount, GuestPhysAddr, NodeId, Pid};
 use demeter_proto::shown;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -57,6 +57,16 @@ impl Hypervisor for Qemu {
             });
         }
         Ok(mappings)
+    }
+
+    async fn vcpus(&self) -> Result<Vec<Pid>, HypervisorError> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "kebab-case")]
+        struct Cpu {
+            thread_id: u32,
+        }
+        let cpus: Vec<Cpu> = self.execute("query-cpus-fast", json!({})).await?;
+        Ok(cpus.into_iter().map(|cpu| Pid(cpu.thread_id)).collect())
     }
 
     async fn pinning_device(&self) -> Result<Option<String>, HypervisorError> {

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 
 /// Takes a file's lock (flock(2)), if nobody has it. It ends with the file, so at the latest with
 /// the process, and leaves nothing behind.
-pub(super) fn try_lock(file: &File) -> bool {
+pub fn try_lock(file: &File) -> bool {
     // SAFETY: flock takes a descriptor, which `file` keeps open, and touches no memory.
     unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
 }

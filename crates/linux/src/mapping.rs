@@ -10,7 +10,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A shared, writable mapping of the first bytes of a file or device.
-pub(super) struct Mapping {
+#[derive(Debug)]
+pub struct Mapping {
     base: NonNull<u8>,
     len: usize,
 }
@@ -21,7 +22,7 @@ unsafe impl Send for Mapping {}
 impl Mapping {
     /// Maps the first `len` bytes. The file must stay at least that long: a BAR of a PCI device
     /// and a perf event do.
-    pub(super) fn new(file: &impl AsFd, len: usize) -> io::Result<Self> {
+    pub fn new(file: &impl AsFd, len: usize) -> io::Result<Self> {
         let fd = file.as_fd().as_raw_fd();
         // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
         let base = unsafe {
@@ -46,7 +47,7 @@ impl Mapping {
     /// # Panics
     /// If the word does not lie inside or is not aligned: offsets are the caller's, checked
     /// against the length when the layout is accepted, never taken from the other side as is.
-    pub(super) fn u32_at(&self, offset: usize) -> &AtomicU32 {
+    pub fn u32_at(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(4) && offset <= self.len - 4);
         // SAFETY: inside the mapping and aligned (the base is page-aligned); lives as long as
         // `self`; every access on our side is atomic.
@@ -54,7 +55,7 @@ impl Mapping {
     }
 
     /// The 64-bit word at a byte offset; panics as [`Self::u32_at`] does.
-    pub(super) fn u64_at(&self, offset: usize) -> &AtomicU64 {
+    pub fn u64_at(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8) && offset <= self.len - 8);
         // SAFETY: as in `u32_at`.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
@@ -62,7 +63,7 @@ impl Mapping {
 
     /// Appends a copy of the 8-byte-aligned `range` of bytes to `out`; panics as
     /// [`Self::u32_at`] does.
-    pub(super) fn copy(&self, range: Range<usize>, out: &mut Vec<u8>) {
+    pub fn copy(&self, range: Range<usize>, out: &mut Vec<u8>) {
         for offset in range.step_by(8) {
             let word = self.u64_at(offset).load(Ordering::Relaxed);
             out.extend_from_slice(&word.to_ne_bytes());
@@ -83,7 +84,7 @@ impl Drop for Mapping {
 ///
 /// `None` when the writer claims more than the ring can hold, which is also what a head that ran
 /// backwards looks like. `capacity` is not zero.
-pub(super) fn unread(head: u64, tail: u64, capacity: u64) -> Option<[Range<u64>; 2]> {
+pub fn unread(head: u64, tail: u64, capacity: u64) -> Option<[Range<u64>; 2]> {
     let len = head.wrapping_sub(tail);
     if len > capacity {
         return None;

@@ -4,8 +4,8 @@
 //! runs over both.
 
 mod live;
-#[cfg(test)]
-pub(crate) mod simulated;
+#[cfg(any(test, feature = "testing"))]
+pub mod simulated;
 
 #[cfg(test)]
 mod conformance;

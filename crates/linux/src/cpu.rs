@@ -7,19 +7,19 @@ use demeter_policy::Pid;
 
 /// What a thread has spent since it began: the first field of its `schedstat`, nanoseconds
 /// (Documentation/scheduler/sched-stats.rst). Nothing where the kernel does not tell.
-pub(super) fn of(root: &Path, thread: Pid) -> Option<Duration> {
+pub fn of(root: &Path, thread: Pid) -> Option<Duration> {
     let text = std::fs::read_to_string(root.join(format!("proc/{thread}/schedstat"))).ok()?;
     let nanos = text.split_whitespace().next()?.parse().ok()?;
     Some(Duration::from_nanos(nanos))
 }
 
 /// What this thread has spent.
-pub(super) fn of_this_thread() -> Duration {
+pub fn of_this_thread() -> Duration {
     read_clock(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
 /// Nanoseconds of the monotonic clock, which a tracepoint's records tell, too.
-pub(super) fn monotonic_ns() -> u64 {
+pub fn monotonic_ns() -> u64 {
     u64::try_from(read_clock(libc::CLOCK_MONOTONIC).as_nanos()).unwrap_or(u64::MAX)
 }
 

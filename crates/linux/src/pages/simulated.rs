@@ -10,7 +10,7 @@ use super::{Errno, PageState, Pages, PagesError};
 
 /// A machine with nodes of limited size.
 #[derive(Debug, Default)]
-pub(crate) struct SimulatedPages {
+pub struct SimulatedPages {
     /// Free bytes of each node.
     pub free: BTreeMap<NodeId, u64>,
     /// Pages by process and first address: node and size.
@@ -28,6 +28,7 @@ pub(crate) struct SimulatedPages {
 }
 
 impl SimulatedPages {
+    /// A machine whose two nodes have so much free.
     pub fn new(fast_free: u64, slow_free: u64) -> Self {
         Self {
             free: [(NodeId(0), fast_free), (NodeId(1), slow_free)].into(),
@@ -149,13 +150,14 @@ impl Pages for SimulatedPages {
 
 /// A simulated kernel that a test and what it tests both hold.
 #[derive(Debug, Clone)]
-pub(crate) struct SharedPages {
+pub struct SharedPages {
     pages: Arc<Mutex<SimulatedPages>>,
     /// Where `proc/zoneinfo` always tells how full the nodes are.
     root: Option<PathBuf>,
 }
 
 impl SharedPages {
+    /// Shares `pages`; below `root` is where [`Self::write_zoneinfo`] writes.
     pub fn new(pages: SimulatedPages, root: Option<PathBuf>) -> Self {
         let shared = Self {
             pages: Arc::new(Mutex::new(pages)),
@@ -165,6 +167,7 @@ impl SharedPages {
         shared
     }
 
+    /// The machine, to look at or change.
     pub fn lock(&self) -> MutexGuard<'_, SimulatedPages> {
         self.pages.lock().unwrap()
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 use demeter_policy::{GuestVirtAddr, MIB, PAGE_SIZE, Pid};
 
 /// Bytes of a huge page that one page-table entry maps.
-pub(super) const HUGE_BYTES: u64 = 2 * MIB;
+pub const HUGE_BYTES: u64 = 2 * MIB;
 
 /// `_IOWR('f', 16, struct pm_scan_arg)`, of 96 bytes.
 const PAGEMAP_SCAN: libc::Ioctl = 0xC060_6610_u32 as libc::Ioctl;
@@ -42,13 +42,14 @@ struct PageRegion {
 }
 
 /// A process's page tables.
-pub(super) struct PageSizes {
+pub struct PageSizes {
     /// `None` where it has gone or may not be looked at.
     pagemap: Option<File>,
 }
 
 impl PageSizes {
-    pub(super) fn of(root: &Path, pid: Pid) -> Self {
+    /// Those of a process, whose /proc is below `root`.
+    pub fn of(root: &Path, pid: Pid) -> Self {
         Self {
             pagemap: File::open(root.join(format!("proc/{pid}/pagemap"))).ok(),
         }
@@ -56,7 +57,7 @@ impl PageSizes {
 
     /// Bytes that the page-table entry of an address maps; a huge page where the kernel does not
     /// tell.
-    pub(super) fn at(&self, addr: GuestVirtAddr) -> u64 {
+    pub fn at(&self, addr: GuestVirtAddr) -> u64 {
         let Some(pagemap) = &self.pagemap else {
             return HUGE_BYTES;
         };

@@ -11,12 +11,11 @@ use std::path::Path;
 
 use demeter_policy::{GuestVirtAddr, Pid, VirtRange};
 
-use super::super::TrackerError;
-use super::super::perf::ring::{self, Record, Ring};
-use super::super::perf::sys::{self, Attr, Scope, flag, sample};
-use super::NAME;
-use super::page_size::HUGE_BYTES;
+use super::DamonError;
 use super::regions::Region;
+use crate::page_size::HUGE_BYTES;
+use crate::perf::ring::{self, Record, Ring};
+use crate::perf::sys::{self, Attr, Scope, flag, sample};
 
 /// Where tracefs is mounted.
 const TRACEFS: [&str; 2] = ["sys/kernel/tracing", "sys/kernel/debug/tracing"];
@@ -24,22 +23,22 @@ const TRACEFS: [&str; 2] = ["sys/kernel/tracing", "sys/kernel/debug/tracing"];
 /// `PERF_TYPE_TRACEPOINT` (linux/perf_event.h).
 const TYPE_TRACEPOINT: u32 = 2;
 
-/// Several epochs' worth of records of about 64 bytes.
-const RING_BYTES: usize = 256 << 10;
-
 /// What a kdamond has reported.
 #[derive(Debug, Default)]
-pub(super) struct Reported {
-    pub(super) regions: Vec<Region>,
-    /// When the first of them was, nanoseconds of the monotonic clock.
-    pub(super) first_ns: Option<u64>,
-    /// Records that found no room, and malformed ones.
-    pub(super) lost: u64,
-    pub(super) rejected: u64,
+pub struct Reported {
+    /// In the order of their reports.
+    pub regions: Vec<Region>,
+    /// When the first of them was reported, nanoseconds of the monotonic clock.
+    pub first_ns: Option<u64>,
+    /// Records that found no room.
+    pub lost: u64,
+    /// Malformed records.
+    pub rejected: u64,
 }
 
 /// The tracepoint's records of one kdamond.
-pub(super) struct Aggregations {
+#[derive(Debug)]
+pub struct Aggregations {
     ring: Ring,
     format: Format,
     /// Kept open for as long as it is to write.
@@ -47,8 +46,8 @@ pub(super) struct Aggregations {
 }
 
 impl Aggregations {
-    /// Listens to a kdamond's thread.
-    pub(super) fn open(root: &Path, kdamond: Pid) -> Result<Self, TrackerError> {
+    /// Listens to a kdamond's thread, through a ring of so many bytes: a power of two of pages.
+    pub fn open(root: &Path, kdamond: Pid, ring_bytes: usize) -> Result<Self, DamonError> {
         let (id, format) = tracepoint(root)?;
         let attr = Attr {
             kind: TYPE_TRACEPOINT,
@@ -62,19 +61,18 @@ impl Aggregations {
         };
         let event =
             sys::open(&attr, Scope::Thread(kdamond), None).map_err(|error| match error.kind() {
-                io::ErrorKind::PermissionDenied => TrackerError::Unavailable {
-                    tracker: NAME,
+                io::ErrorKind::PermissionDenied => DamonError::Unavailable {
                     why: format!("the kernel refuses the tracepoint damon_aggregated: {error}"),
-                    mend: "run the agent as root (CAP_PERFMON and CAP_SYS_PTRACE)".into(),
+                    mend: "run Demeter as root (CAP_PERFMON and CAP_SYS_PTRACE)".into(),
                 },
                 _ => to_error("listen to damon_aggregated", error),
             })?;
-        Self::on(event, format)
+        Self::on(event, format, ring_bytes)
     }
 
     /// Reads the ring of a given event.
-    pub(super) fn on(event: OwnedFd, format: Format) -> Result<Self, TrackerError> {
-        let ring = Ring::map(&event, RING_BYTES)
+    pub fn on(event: OwnedFd, format: Format, ring_bytes: usize) -> Result<Self, DamonError> {
+        let ring = Ring::map(&event, ring_bytes)
             .map_err(|error| to_error("map the ring of damon_aggregated", error))?;
         Ok(Self {
             ring,
@@ -84,7 +82,7 @@ impl Aggregations {
     }
 
     /// What was reported since the last call; regions of `targets[i]` are under target number i.
-    pub(super) fn take(&self, targets: &[Pid]) -> Result<Reported, String> {
+    pub fn take(&self, targets: &[Pid]) -> Result<Reported, String> {
         let mut bytes = Vec::new();
         self.ring.take(&mut bytes)?;
         let mut reported = Reported::default();
@@ -110,18 +108,16 @@ impl Aggregations {
     }
 }
 
-fn to_error(what: &str, source: io::Error) -> TrackerError {
-    TrackerError::Io {
-        tracker: NAME,
+fn to_error(what: &str, source: io::Error) -> DamonError {
+    DamonError::Io {
         what: what.into(),
         source,
     }
 }
 
 /// The tracepoint's number and the layout of its records.
-fn tracepoint(root: &Path) -> Result<(u64, Format), TrackerError> {
-    let unavailable = |why: String| TrackerError::Unavailable {
-        tracker: NAME,
+fn tracepoint(root: &Path) -> Result<(u64, Format), DamonError> {
+    let unavailable = |why: String| DamonError::Unavailable {
         why,
         mend: "use a kernel with CONFIG_FTRACE and mount tracefs: \
                mount -t tracefs tracefs /sys/kernel/tracing"
@@ -219,13 +215,11 @@ impl Field {
     }
 }
 
-#[cfg(test)]
-pub(super) mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    pub(in super::super) const FORMAT: &str = "\
+/// What tests need of the tracepoint.
+#[cfg(any(test, feature = "testing"))]
+pub mod testing {
+    /// A `format` file of the kernel.
+    pub const FORMAT: &str = "\
 name: damon_aggregated
 ID: 500
 format:
@@ -241,7 +235,7 @@ format:
 ";
 
     /// The bytes of a record in that format.
-    pub(in super::super) fn record(target: u64, start: u64, end: u64, accesses: u32) -> Vec<u8> {
+    pub fn record(target: u64, start: u64, end: u64, accesses: u32) -> Vec<u8> {
         let mut bytes = vec![0; 48];
         bytes[8..16].copy_from_slice(&target.to_ne_bytes());
         bytes[24..32].copy_from_slice(&start.to_ne_bytes());
@@ -249,6 +243,14 @@ format:
         bytes[40..44].copy_from_slice(&accesses.to_ne_bytes());
         bytes
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::testing::{FORMAT, record};
+    use super::*;
 
     #[test]
     fn a_region_belongs_to_the_target_of_its_number() {

@@ -9,28 +9,46 @@ use demeter_policy::Pid;
 /// kernel takes the rest to be zero.
 #[repr(C)]
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(in super::super) struct Attr {
+pub struct Attr {
+    /// `type`.
     pub kind: u32,
+    /// Of this structure.
     pub size: u32,
+    /// Which event of its type.
     pub config: u64,
+    /// Events for each sample.
     pub sample_period: u64,
+    /// What a sample holds, of [`sample`].
     pub sample_type: u64,
+    /// What read(2) gives.
     pub read_format: u64,
+    /// Of [`flag`].
     pub flags: u64,
+    /// Samples for each wake.
     pub wakeup_events: u32,
+    /// For breakpoints.
     pub bp_type: u32,
+    /// More of the event.
     pub config1: u64,
+    /// More of the event.
     pub config2: u64,
+    /// Which branches.
     pub branch_sample_type: u64,
+    /// Which registers of user space.
     pub sample_regs_user: u64,
+    /// How much of the stack.
     pub sample_stack_user: u32,
+    /// The clock of times, where [`flag::USE_CLOCKID`] is set.
     pub clockid: i32,
 }
 
 /// Bits of [`Attr::flags`].
-pub(in super::super) mod flag {
+pub mod flag {
+    /// Begins switched off.
     pub const DISABLED: u64 = 1 << 0;
+    /// Not what the kernel does.
     pub const EXCLUDE_KERNEL: u64 = 1 << 5;
+    /// Not what a hypervisor does.
     pub const EXCLUDE_HV: u64 = 1 << 6;
     /// Times are those of the clock in [`Attr::clockid`](super::Attr::clockid).
     pub const USE_CLOCKID: u64 = 1 << 25;
@@ -39,10 +57,14 @@ pub(in super::super) mod flag {
 }
 
 /// Bits of [`Attr::sample_type`].
-pub(in super::super) mod sample {
+pub mod sample {
+    /// Process and thread.
     pub const TID: u64 = 1 << 1;
+    /// When it was written.
     pub const TIME: u64 = 1 << 2;
+    /// The address.
     pub const ADDR: u64 = 1 << 3;
+    /// A tracepoint's own bytes.
     pub const RAW: u64 = 1 << 10;
 }
 
@@ -53,7 +75,7 @@ const FLAG_FD_CLOEXEC: libc::c_ulong = 1 << 3;
 
 /// Whose events count.
 #[derive(Debug, Clone, Copy)]
-pub(in super::super) enum Scope {
+pub enum Scope {
     /// Every process's on this CPU.
     Cpu(u32),
     /// This thread's on every CPU.
@@ -61,11 +83,7 @@ pub(in super::super) enum Scope {
 }
 
 /// Opens an event.
-pub(in super::super) fn open(
-    attr: &Attr,
-    scope: Scope,
-    group: Option<&OwnedFd>,
-) -> io::Result<OwnedFd> {
+pub fn open(attr: &Attr, scope: Scope, group: Option<&OwnedFd>) -> io::Result<OwnedFd> {
     const ANY: libc::c_int = -1;
     let number = |number| libc::c_int::try_from(number).map_err(io::Error::other);
     let (thread, cpu) = match scope {
@@ -92,7 +110,7 @@ pub(in super::super) fn open(
 }
 
 /// Switches an event and its group on or off.
-pub(in super::super) fn enable(event: &OwnedFd, on: bool) -> io::Result<()> {
+pub fn enable(event: &OwnedFd, on: bool) -> io::Result<()> {
     let request = if on { IOC_ENABLE } else { IOC_DISABLE };
     // SAFETY: these requests take a flag by value and touch no memory of ours.
     match unsafe { libc::ioctl(event.as_raw_fd(), request, IOC_FLAG_GROUP) } {

@@ -10,29 +10,33 @@ use std::sync::atomic::Ordering;
 
 use demeter_policy::{GuestVirtAddr, PAGE_SIZE, Pid};
 
-use super::super::mapping::{Mapping, unread};
+use crate::mapping::{Mapping, unread};
 
-/// Offsets in the control page, which lies before the records.
-pub(in super::super) const DATA_HEAD: usize = 1024;
-pub(in super::super) const DATA_TAIL: usize = 1032;
-pub(in super::super) const CONTROL_BYTES: usize = PAGE_SIZE as usize;
+/// Where the writer's position lies in the control page, which is before the records.
+pub const DATA_HEAD: usize = 1024;
+/// Where the reader's position lies in it.
+pub const DATA_TAIL: usize = 1032;
+/// Bytes of the control page.
+pub const CONTROL_BYTES: usize = PAGE_SIZE as usize;
 
 /// Bytes of `struct perf_event_header`: type (u32), misc (u16), size (u16).
 const HEADER_BYTES: usize = 8;
 
 const PERF_RECORD_LOST: u32 = 2;
-pub(in super::super) const PERF_RECORD_SAMPLE: u32 = 9;
+/// The type of a record that is a sample.
+pub const PERF_RECORD_SAMPLE: u32 = 9;
 const PERF_RECORD_LOST_SAMPLES: u32 = 13;
 
 /// The ring that an event writes into.
-pub(in super::super) struct Ring {
+#[derive(Debug)]
+pub struct Ring {
     memory: Mapping,
     data_bytes: u64,
 }
 
 impl Ring {
     /// Maps an event's ring with room for `data_bytes` of records: a power of two of pages.
-    pub(in super::super) fn map(event: &impl AsFd, data_bytes: usize) -> io::Result<Self> {
+    pub fn map(event: &impl AsFd, data_bytes: usize) -> io::Result<Self> {
         let memory = Mapping::new(event, CONTROL_BYTES + data_bytes)?;
         Ok(Self {
             memory,
@@ -41,7 +45,7 @@ impl Ring {
     }
 
     /// Replaces `bytes` with what was written since the last call. The error says what lies.
-    pub(in super::super) fn take(&self, bytes: &mut Vec<u8>) -> Result<(), String> {
+    pub fn take(&self, bytes: &mut Vec<u8>) -> Result<(), String> {
         bytes.clear();
         let tail_word = self.memory.u64_at(DATA_TAIL);
         // Acquire: records up to this head are written before it. The tail has one writer, us.
@@ -66,7 +70,7 @@ impl Ring {
     }
 
     /// Forgets what was written since the last call.
-    pub(in super::super) fn discard(&self) {
+    pub fn discard(&self) {
         // Sound or not: it is not wanted, and the ring is in step afterwards.
         let _ = self.take(&mut Vec::new());
     }

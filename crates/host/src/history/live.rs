@@ -1,0 +1,162 @@
+//! Histories on a real kernel: DAMON, move_pages and two nodes. A process that updates an array stands
+//! for a hypervisor. Needs root and nobody else using DAMON; a VM will do: build this crate's tests,
+//! which are static, make them part of an initramfs and run with `--ignored --nocapture`.
+
+use std::fs;
+use std::hint::black_box;
+use std::process::{Child, Command, Stdio};
+
+use demeter_linux::cpu;
+use demeter_linux::maps::read_maps;
+use demeter_linux::mover::Mover;
+use demeter_linux::nodes::NodeUsage;
+use demeter_policy::engine::Direction;
+use demeter_policy::{Block, MIB};
+
+use super::*;
+use crate::VmName;
+use crate::config::Config;
+
+const SIZE: u64 = 400 * MIB;
+const HOT: u64 = SIZE / 8;
+/// What the array may have of fast memory.
+const FAST: u64 = 150 * MIB;
+/// Set in the child, which is the same test.
+const CHILD: &str = "DEMETER_TEST_UPDATE_FOR_EVER";
+const NAME: &str = "history::live::a_hot_eighth_is_promoted";
+
+/// 90 % of random updates go to the last eighth of an array.
+fn update_for_ever(ready: std::ffi::OsString) -> ! {
+    /// Slows the loop to the rate of a program that misses its caches.
+    const PAUSES: u32 = 1000;
+    let mut memory = vec![1u64; (SIZE / 8) as usize];
+    fs::write(ready, "ready").unwrap();
+    let mut random = 0x9e37_79b9_7f4a_7c15u64;
+    loop {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let words = if random.is_multiple_of(10) { SIZE } else { HOT } / 8;
+        let index = SIZE / 8 - 1 - (random >> 16) % words;
+        memory[index as usize] ^= random;
+        for pause in 0..PAUSES {
+            black_box(pause);
+        }
+    }
+}
+
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Bytes of these blocks in fast memory.
+fn in_fast(pid: Pid, range: &VirtRange, tiers: Tiers) -> u64 {
+    let mut pages = LivePages::default();
+    let blocks: Vec<_> = Block::all_of(range).collect();
+    let mut prober = demeter_linux::prober::Prober::new(tiers);
+    let found = prober.look(&mut pages, pid, &[*range], &blocks).unwrap();
+    found.iter().map(|placement| placement.fast.0).sum()
+}
+
+#[tokio::test]
+#[ignore = "needs root, two nodes, DAMON for itself and a minute"]
+async fn a_hot_eighth_is_promoted() {
+    if let Some(ready) = std::env::var_os(CHILD) {
+        update_for_ever(ready);
+    }
+    let root = Path::new("/");
+    let ready = tempfile::NamedTempFile::new().unwrap();
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", NAME])
+        .env(CHILD, ready.path())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let pid = Pid(child.id());
+    let _child = Killed(child);
+    while fs::read_to_string(ready.path()).unwrap().is_empty() {
+        sleep(LOOK_EVERY).await;
+    }
+    let vmas = read_maps(root, pid).unwrap();
+    let array = vmas.iter().map(|vma| vma.range);
+    let array = array.max_by_key(|range| range.len()).unwrap();
+    let hot = VirtRange::new(GuestVirtAddr(array.end().0 - HOT), array.end()).unwrap();
+    // The test's thread is one among several.
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let threads = threads.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let memory = VmMemory {
+        process: pid,
+        ranges: vec![array],
+        vcpus: threads.map(|name| Pid(name.parse().unwrap())).collect(),
+    };
+    let order = Topology::read(root).unwrap().fast_and_slow().unwrap();
+    let tiers = Tiers {
+        fast: order.fast,
+        slow: order.slow,
+    };
+    let text = format!(
+        "pool = {{ fast_mib = 1000, slow_mib = 1000 }}\n[vm.a]\nqmp = \"/q\"\n\
+         manage = \"history\"\nfast = {{ size_mib = {} }}\nslow = {{ size_mib = 500 }}\n",
+        FAST / MIB
+    );
+    let config: Config = toml::from_str(&text).unwrap();
+    let name: VmName = "a".parse().unwrap();
+    let damon = SharedDamon::new(root, &config);
+    let usage = |node| NodeUsage::read(root, node).unwrap().free.0 / MIB;
+    // It begins where it should not lie.
+    let mut mover = Mover::new(tiers, false);
+    for blocks in Block::all_of(&hot).collect::<Vec<_>>().chunks(8) {
+        let mut pages = LivePages::default();
+        let moved = mover.migrate(&mut pages, Direction::Demotion, pid, &[array], blocks);
+        moved.unwrap();
+    }
+    assert!(in_fast(pid, &hot, tiers) < HOT / 20);
+    println!(
+        "array of {} MiB, {} of it and {} of the hot part in fast memory; free: fast {}, slow {} MiB",
+        array.len().0 / MIB,
+        in_fast(pid, &array, tiers) / MIB,
+        in_fast(pid, &hot, tiers) / MIB,
+        usage(tiers.fast),
+        usage(tiers.slow),
+    );
+    let before = own_cpu();
+    let mine = damon.take(&name).unwrap();
+    let vm = &config.vms[&name];
+    let (mut tiering, reports) = HistoryTiering::start(root, vm, memory, mine).unwrap();
+    let deadline = || Instant::now() + Duration::from_secs(20);
+    let set = tiering.set(Tier::Fast, ByteCount(FAST), deadline()).await;
+    println!("{:?}", set.unwrap());
+    let began = Instant::now();
+    let mut share = 0.0;
+    for _ in 0..12 {
+        sleep(Duration::from_secs(5)).await;
+        share = in_fast(pid, &hot, tiers) as f64 / HOT as f64;
+        println!(
+            "{:>3} s: {:.0} % of the hot part and {} MiB in all in fast memory; {:?} s of CPU; {:?}",
+            began.elapsed().as_secs(),
+            share * 100.0,
+            in_fast(pid, &array, tiers) / MIB,
+            own_cpu().saturating_sub(before),
+            *reports.borrow(),
+        );
+    }
+    assert!(in_fast(pid, &array, tiers) <= FAST);
+    assert!(share >= 0.9, "{share} of the hot part in fast memory");
+    drop(tiering);
+    let kdamonds = fs::read_to_string("/sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds");
+    assert_eq!(kdamonds.unwrap().trim(), "0", "nothing stays behind");
+}
+
+/// CPU time of this process; kdamonds come on top.
+fn own_cpu() -> Duration {
+    let tasks = fs::read_dir("/proc/self/task").unwrap();
+    let tasks = tasks.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    tasks
+        .filter_map(|task| cpu::of(Path::new("/"), Pid(task)))
+        .sum()
+}

@@ -1,0 +1,295 @@
+//! Access bits of a VM's memory: the seam, and DAMON as the one who reads them.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use demeter_linux::cpu;
+use demeter_linux::damon::{Aggregations, DamonError, Kdamond, Operations, Pass, Region};
+use demeter_policy::{Block, GuestVirtAddr, PAGE_SIZE, Pid, VirtRange};
+
+use super::VmMemory;
+use crate::VmName;
+use crate::config::{Config, Manage};
+
+/// Reads access bits.
+pub(super) trait AccessBits: Send {
+    /// Clears the access bits of all blocks, waits, and appends an address in each block that was
+    /// accessed since. Returns the CPU time that the kernel spent on it.
+    ///
+    /// Nothing is appended where nothing is known.
+    fn look(
+        &mut self,
+        window: Duration,
+        accessed: &mut Vec<GuestVirtAddr>,
+    ) -> Result<Duration, DamonError>;
+}
+
+/// DAMON for all VMs of a host that have none to tell of their memory: a kdamond for each, since each has a
+/// time of its own. Taken with the first of them that is there, given back with the last.
+#[derive(Debug)]
+pub(crate) struct SharedDamon {
+    root: PathBuf,
+    /// Who may come.
+    vms: Vec<VmName>,
+    taken: Mutex<Weak<Vec<Kdamond>>>,
+}
+
+/// One VM's kdamond.
+pub(crate) struct Mine {
+    all: Arc<Vec<Kdamond>>,
+    index: usize,
+}
+
+impl SharedDamon {
+    /// Takes nothing yet.
+    pub fn new(root: &Path, config: &Config) -> Self {
+        let vms = config.vms.iter();
+        let vms = vms.filter(|(_, vm)| vm.manage != Manage::Agent);
+        Self::of(root, vms.map(|(name, _)| name.clone()))
+    }
+
+    /// The same, for these VMs.
+    pub(super) fn of(root: &Path, vms: impl IntoIterator<Item = VmName>) -> Self {
+        Self {
+            root: root.into(),
+            vms: vms.into_iter().collect(),
+            taken: Mutex::new(Weak::new()),
+        }
+    }
+
+    /// The kdamond of a VM.
+    pub fn take(&self, vm: &VmName) -> Result<Mine, DamonError> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = match taken.upgrade() {
+            Some(all) => all,
+            None => {
+                let kdamonds = Kdamond::claim(&self.root, self.vms.len(), Operations::Fixed)?;
+                Arc::new(kdamonds)
+            }
+        };
+        *taken = Arc::downgrade(&all);
+        let index = self.vms.iter().position(|known| known == vm);
+        let index = index.filter(|&index| index < all.len());
+        let index = index.ok_or_else(|| DamonError::Unavailable {
+            why: format!("no kdamond is set aside for VM {vm}"),
+            mend: "restart the controller".into(),
+        })?;
+        Ok(Mine { all, index })
+    }
+}
+
+impl Mine {
+    fn kdamond(&self) -> &Kdamond {
+        &self.all[self.index]
+    }
+}
+
+impl fmt::Debug for Mine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "kdamond {}", self.index)
+    }
+}
+
+impl Drop for Mine {
+    fn drop(&mut self) {
+        if let Err(error) = self.kdamond().stop() {
+            tracing::warn!(%error, "a kdamond goes on");
+        }
+    }
+}
+
+/// Bytes of a record in the ring, with what it is wrapped in.
+const RECORD_BYTES: usize = 96;
+
+/// The least of a ring.
+const RING_BYTES_MIN: usize = 256 << 10;
+
+/// How long a look may take beyond its window, and how often its ring is looked at.
+const PATIENCE: Duration = Duration::from_secs(2);
+const POLL: Duration = Duration::from_millis(1);
+
+/// Access bits through a kdamond with a region for each block. One look is one sampling interval that is also
+/// an aggregation interval: what it finds of a huge page is exact; of small pages it looks at one of each
+/// block.
+pub(super) struct DamonBits {
+    root: PathBuf,
+    damon: Mine,
+    process: Pid,
+    ring_bytes: usize,
+    batch: Batch,
+}
+
+impl DamonBits {
+    /// Tells the kdamond which blocks there are.
+    pub fn new(root: &Path, damon: Mine, memory: &VmMemory) -> Result<Self, DamonError> {
+        let regions: Vec<VirtRange> = memory.ranges.iter().flat_map(blocks_of).collect();
+        damon.kdamond().set_regions(memory.process, &regions)?;
+        let ring_bytes = (regions.len() * RECORD_BYTES).max(RING_BYTES_MIN);
+        let ring_bytes = ring_bytes.next_power_of_two();
+        // Proves that we may listen, before anything depends on it.
+        Aggregations::open(root, Pid(std::process::id()), PAGE_SIZE as usize)?;
+        Ok(Self {
+            root: root.into(),
+            damon,
+            process: memory.process,
+            ring_bytes,
+            batch: Batch::new(&regions),
+        })
+    }
+
+    /// Takes one whole aggregation from the ring of a kdamond's thread.
+    fn listen(
+        &self,
+        thread: Pid,
+        window: Duration,
+        accessed: &mut Vec<GuestVirtAddr>,
+    ) -> Result<(), DamonError> {
+        let aggregations = Aggregations::open(&self.root, thread, self.ring_bytes)?;
+        let deadline = Instant::now() + window + PATIENCE;
+        std::thread::sleep(window);
+        let mut batch = self.batch;
+        while Instant::now() < deadline {
+            let taken = aggregations.take(&[self.process]);
+            let reported = taken.map_err(|what| DamonError::Unavailable {
+                why: format!("the ring of damon_aggregated makes no sense: {what}"),
+                mend: "it is tried again".into(),
+            })?;
+            let is_whole = batch.add(&reported.regions, accessed);
+            if reported.lost > 0 {
+                // What is missing would look idle.
+                accessed.clear();
+                return Ok(());
+            }
+            if is_whole {
+                return Ok(());
+            }
+            std::thread::sleep(POLL);
+        }
+        accessed.clear();
+        Ok(())
+    }
+}
+
+impl AccessBits for DamonBits {
+    fn look(
+        &mut self,
+        window: Duration,
+        accessed: &mut Vec<GuestVirtAddr>,
+    ) -> Result<Duration, DamonError> {
+        let kdamond = self.damon.kdamond();
+        let thread = kdamond.start(&Pass {
+            interval: window,
+            looks: 1,
+        })?;
+        let listened = self.listen(thread, window, accessed);
+        let spent = cpu::of(&self.root, thread).unwrap_or_default();
+        kdamond.stop()?;
+        listened.map(|()| spent)
+    }
+}
+
+/// A range in blocks; the first and the last may be parts.
+fn blocks_of(range: &VirtRange) -> impl Iterator<Item = VirtRange> + use<> {
+    let range = *range;
+    Block::all_of(&range).filter_map(move |block| {
+        let end = GuestVirtAddr(Block(block.0 + 1).start().0);
+        VirtRange::new(block.start(), end)?.intersection(&range)
+    })
+}
+
+/// Finds one whole aggregation among records: from the first region to the last.
+#[derive(Debug, Clone, Copy)]
+struct Batch {
+    first: GuestVirtAddr,
+    end: GuestVirtAddr,
+    has_begun: bool,
+    is_whole: bool,
+}
+
+impl Batch {
+    fn new(regions: &[VirtRange]) -> Self {
+        Self {
+            first: regions.first().map(VirtRange::start).unwrap_or_default(),
+            end: regions.last().map(VirtRange::end).unwrap_or_default(),
+            has_begun: false,
+            is_whole: false,
+        }
+    }
+
+    /// Takes records in, appends what was accessed, and says whether that was all.
+    fn add(&mut self, regions: &[Region], accessed: &mut Vec<GuestVirtAddr>) -> bool {
+        for region in regions {
+            self.has_begun |= region.range.start() <= self.first;
+            if !self.has_begun || self.is_whole {
+                continue;
+            }
+            if region.accesses > 0 {
+                accessed.push(region.range.start());
+            }
+            self.is_whole = region.range.end() >= self.end;
+        }
+        self.is_whole
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use demeter_policy::BLOCK_SIZE;
+
+    fn range(start: u64, end: u64) -> VirtRange {
+        VirtRange::new(GuestVirtAddr(start), GuestVirtAddr(end)).unwrap()
+    }
+
+    #[test]
+    fn blocks_end_with_their_range() {
+        let (half, block) = (BLOCK_SIZE / 2, BLOCK_SIZE);
+        let blocks: Vec<_> = blocks_of(&range(half, 2 * block + 1)).collect();
+        assert_eq!(
+            blocks,
+            [
+                range(half, block),
+                range(block, 2 * block),
+                range(2 * block, 2 * block + 1)
+            ]
+        );
+    }
+
+    proptest! {
+        /// However the records come in pieces, and wherever listening begins.
+        #[test]
+        fn one_whole_aggregation_is_taken(
+            looks in prop::collection::vec(any::<bool>(), 1..30),
+            skipped in 0usize..30,
+            cuts in prop::collection::vec(1usize..8, 1..40),
+        ) {
+            let blocks: Vec<_> =
+                (0..looks.len() as u64).map(|b| range(b * BLOCK_SIZE, (b + 1) * BLOCK_SIZE)).collect();
+            let records: Vec<_> = blocks.iter().zip(&looks).map(|(&range, &is_accessed)| Region {
+                pid: Pid(1), range, accesses: is_accessed.into(), page_bytes: BLOCK_SIZE,
+            }).collect();
+            // The first aggregation has begun before; the second and third follow.
+            let skipped = skipped % records.len();
+            let all = [&records[skipped..], &records, &records].concat();
+            let mut batch = Batch::new(&blocks);
+            let (mut rest, mut accessed) = (&all[..], vec![]);
+            let mut cuts = cuts.into_iter().cycle();
+            loop {
+                prop_assert!(!rest.is_empty());
+                let cut = cuts.next().unwrap().min(rest.len());
+                let (piece, left) = rest.split_at(cut);
+                rest = left;
+                if batch.add(piece, &mut accessed) {
+                    break;
+                }
+            }
+            let want: Vec<_> =
+                records.iter().filter(|r| r.accesses > 0).map(|r| r.range.start()).collect();
+            prop_assert_eq!(accessed, want);
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! Tiering of a VM that runs no agent, by what the host alone can see.
+//!
+//! ```text
+//! vCPUs' run time ──▸ when to look        DAMON on the hypervisor's process ──▸ which blocks were accessed
+//!                              └──────▸ histories, planner (demeter_policy) ◂──────┘
+//!                                                  │
+//!                       what the VM may have ──▸ move_pages on the hypervisor's process
+//! ```
+//!
+//! The guest sees one kind of memory; here the host's nodes are the tiers. The same engine as the agent's
+//! decides, by access-bit histories instead of samples ([`demeter_policy::history`]). It takes the
+//! hypervisor for a process of this kernel, which it is: a [`GuestVirtAddr`] is then an address of that
+//! process (hVA), made of a [`HostVirtAddr`] in [`VmMemory::find`] and nowhere else.
+//!
+//! How much fast memory the VM may have, the controller says: to it this is a [`Provisioner`].
+
+#[cfg(test)]
+mod live;
+mod look;
+#[cfg(test)]
+mod tests;
+mod worker;
+
+use std::io;
+use std::path::Path;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use demeter_linux::damon::DamonError;
+use demeter_linux::maps::{MapsError, Vma, VmaKind, read_maps};
+use demeter_linux::nodes::{NodesError, Topology};
+use demeter_linux::pages::{LivePages, Pages, PagesError};
+use demeter_linux::prober::Tiers;
+use demeter_policy::engine::Misuse;
+use demeter_policy::{ByteCount, GuestVirtAddr, Pid, Tier, TierBytes, VirtRange};
+use demeter_proto::shown;
+use tokio::sync::{oneshot, watch};
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::config::VmConfig;
+use crate::hypervisor::{Connection, HostVirtAddr, Hypervisor, HypervisorError};
+use crate::memory::pinned_by;
+use crate::provisioner::{Progress, ProvisionError, Provisioner};
+pub(crate) use look::SharedDamon;
+use look::{AccessBits, DamonBits};
+pub(crate) use worker::Report;
+use worker::{Order, Worker};
+
+/// Pause between two looks at how far a VM has shrunk.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Time that is left for the last look.
+const LAST_LOOK: Duration = Duration::from_millis(200);
+
+/// Why a VM cannot be managed by histories.
+#[derive(Debug, thiserror::Error)]
+pub enum HistoryError {
+    /// The hypervisor does not say what is needed.
+    #[error(transparent)]
+    Hypervisor(#[from] HypervisorError),
+    /// The host has no two tiers.
+    #[error("manage = \"history\": {0}")]
+    Nodes(#[from] NodesError),
+    /// Nobody tells which memory is accessed.
+    #[error(
+        "manage = \"history\" reads access bits through DAMON: {0}; or run demeter guest in the VM and \
+         set manage = \"agent\""
+    )]
+    Damon(#[from] DamonError),
+    /// The hypervisor's mappings cannot be read.
+    #[error("manage = \"history\": {0}")]
+    Maps(#[from] MapsError),
+    /// The hypervisor's pages cannot be moved.
+    #[error("manage = \"history\": {0}")]
+    Pages(#[from] PagesError),
+    /// The VM's memory stays where it is, whatever anybody asks.
+    #[error(
+        "manage = \"history\": {what}, which the kernel cannot move; {mend}, or set manage = \"agent\""
+    )]
+    Immovable {
+        /// Which memory, and why.
+        what: String,
+        /// What to do about it.
+        mend: &'static str,
+    },
+    /// Slow memory is promised too little of.
+    #[error(
+        "manage = \"history\": the VM has {memory}, slow.size_mib gives it {slow}; a VM that is managed \
+         from the host may have all its memory in the slow tier, so give it as much"
+    )]
+    Slow {
+        /// All memory of the VM.
+        memory: ByteCount,
+        /// What it may have.
+        slow: ByteCount,
+    },
+    /// The system does not give what the work needs.
+    #[error("manage = \"history\": cannot start a thread: {0}")]
+    Thread(#[from] io::Error),
+    /// An error of ours.
+    #[error("manage = \"history\": the engine was told what does not fit: {0}; please report this")]
+    Misuse(#[from] Misuse),
+}
+
+/// A VM's memory and CPUs, as the host's kernel sees them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct VmMemory {
+    /// The hypervisor.
+    pub process: Pid,
+    /// Where it has the guest's memory: sorted, disjoint.
+    pub ranges: Vec<VirtRange>,
+    /// The threads that run virtual CPUs.
+    pub vcpus: Vec<Pid>,
+}
+
+impl VmMemory {
+    /// Asks the hypervisor, and refuses memory that cannot be moved.
+    pub async fn find(
+        root: &Path,
+        connection: &Connection<impl Hypervisor>,
+    ) -> Result<Self, HistoryError> {
+        let hypervisor = &connection.hypervisor;
+        let process = connection.process.pid;
+        let device = hypervisor.pinning_device().await?;
+        // Who may not look at descriptors may not move pages either, and hears of that.
+        if let Some(device) = device.or(pinned_by(root, process).ok().flatten()) {
+            return Err(HistoryError::Immovable {
+                what: format!("{} pins the VM's memory", shown(&device)),
+                mend: "take the device from the VM",
+            });
+        }
+        let mut ranges = vec![];
+        for backend in hypervisor.backends().await? {
+            let Some(id) = backend.id else { continue };
+            for mapping in hypervisor.memory_map(&id).await? {
+                let HostVirtAddr(start) = mapping.host;
+                let end = start.saturating_add(mapping.guest.len().0);
+                ranges.extend(VirtRange::new(GuestVirtAddr(start), GuestVirtAddr(end)));
+            }
+        }
+        let ranges = joined(ranges);
+        let vmas = read_maps(root, process)?;
+        for range in &ranges {
+            check_movable(range, &vmas)?;
+        }
+        if ranges.is_empty() {
+            let what = format!("{} names no memory of its VM", hypervisor.name());
+            return Err(HypervisorError::Failed(what).into());
+        }
+        Ok(Self {
+            process,
+            ranges,
+            vcpus: hypervisor.vcpus().await?,
+        })
+    }
+
+    /// All of it.
+    pub fn size(&self) -> ByteCount {
+        ByteCount(self.ranges.iter().map(|range| range.len().0).sum())
+    }
+}
+
+/// Sorted, and those that touch or overlap as one.
+fn joined(mut ranges: Vec<VirtRange>) -> Vec<VirtRange> {
+    ranges.sort_unstable();
+    let mut joined: Vec<VirtRange> = vec![];
+    for range in ranges {
+        let before = joined.last_mut().filter(|last| range.start() <= last.end());
+        match before.and_then(|last| {
+            let end = last.end().max(range.end());
+            Some((VirtRange::new(last.start(), end)?, last))
+        }) {
+            Some((both, last)) => *last = both,
+            None => joined.push(range),
+        }
+    }
+    joined
+}
+
+fn check_movable(range: &VirtRange, vmas: &[Vma]) -> Result<(), HistoryError> {
+    let mut behind = vmas
+        .iter()
+        .filter(|vma| vma.range.intersection(range).is_some())
+        .peekable();
+    if behind.peek().is_none() {
+        return Err(HistoryError::Immovable {
+            what: format!("memory at {:#x} is not mapped", range.start().0),
+            mend: "start the VM without guest_memfd",
+        });
+    }
+    match behind.find(|vma| !matches!(vma.kind, VmaKind::Anonymous | VmaKind::Shmem)) {
+        None => Ok(()),
+        Some(_) => Err(HistoryError::Immovable {
+            what: "the VM's memory lies in hugetlbfs, guest_memfd or a file".into(),
+            mend: "back it with memory-backend-ram, or -memfd without hugetlb",
+        }),
+    }
+}
+
+/// A VM's memory under a thread that looks and moves; ends, with everything that it set up, when it is
+/// dropped.
+#[derive(Debug)]
+pub(crate) struct HistoryTiering {
+    orders: mpsc::Sender<Order>,
+    memory: ByteCount,
+    /// Fast memory that the VM may have.
+    grant: ByteCount,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl HistoryTiering {
+    /// Takes DAMON for a VM, and begins. Also gives what is to be told of it.
+    pub fn start(
+        root: &Path,
+        config: &VmConfig,
+        memory: VmMemory,
+        damon: look::Mine,
+    ) -> Result<(Self, watch::Receiver<Report>), HistoryError> {
+        let topology = Topology::read(root)?;
+        let order = topology.fast_and_slow()?;
+        let tiers = Tiers {
+            fast: order.fast,
+            slow: order.slow,
+        };
+        let bits = DamonBits::new(root, damon, &memory)?;
+        Self::with(
+            root,
+            config,
+            memory,
+            tiers,
+            Box::new(LivePages::default()),
+            Box::new(bits),
+        )
+    }
+
+    fn with(
+        root: &Path,
+        config: &VmConfig,
+        memory: VmMemory,
+        tiers: Tiers,
+        pages: Box<dyn Pages>,
+        bits: Box<dyn AccessBits>,
+    ) -> Result<(Self, watch::Receiver<Report>), HistoryError> {
+        let (size, slow) = (memory.size(), config.sizes().slow);
+        if slow < size {
+            return Err(HistoryError::Slow { memory: size, slow });
+        }
+        let (orders, received) = mpsc::channel();
+        let (reports_in, reports) = watch::channel(Report::default());
+        let worker = Worker::new(root, config, memory, tiers, pages, bits, reports_in)?;
+        let grant = worker.grant();
+        let thread = std::thread::Builder::new()
+            .name("history".into())
+            .spawn(move || worker.run(&received))?;
+        let tiering = Self {
+            orders,
+            memory: size,
+            grant,
+            thread: Some(thread),
+        };
+        Ok((tiering, reports))
+    }
+
+    /// Has an order carried out, and says what the VM has of each tier then.
+    async fn ask(
+        &self,
+        order: impl FnOnce(oneshot::Sender<TierBytes>) -> Order,
+        deadline: Instant,
+    ) -> Result<TierBytes, ProvisionError> {
+        let who = || "the thread that manages the VM by histories".to_owned();
+        let (answer, answered) = oneshot::channel();
+        let sent = self.orders.send(order(answer));
+        sent.map_err(|_| ProvisionError::Unreachable(who()))?;
+        match timeout_at(deadline, answered).await {
+            Ok(Ok(usage)) => Ok(usage),
+            Ok(Err(_)) => Err(ProvisionError::Unreachable(who())),
+            Err(_) => Err(ProvisionError::Timeout(who())),
+        }
+    }
+}
+
+impl Drop for HistoryTiering {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.orders.send(Order::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Provisioner for HistoryTiering {
+    fn name(&self) -> &'static str {
+        "history"
+    }
+
+    /// Of fast memory what it may have, or has if that is more; of slow memory all that the VM has, since
+    /// it may come to lie there.
+    async fn actual(&mut self, deadline: Instant) -> Result<TierBytes, ProvisionError> {
+        let usage = self.ask(Order::Count, deadline).await?;
+        Ok(TierBytes {
+            fast: usage.fast.max(self.grant),
+            slow: self.memory,
+        })
+    }
+
+    async fn set(
+        &mut self,
+        tier: Tier,
+        target: ByteCount,
+        deadline: Instant,
+    ) -> Result<Progress, ProvisionError> {
+        if tier == Tier::Slow {
+            return Ok(Progress {
+                owned: self.memory,
+                returned_to_host: ByteCount(0),
+                reason: (target < self.memory)
+                    .then(|| "all of the VM's memory may come to lie in the slow tier".into()),
+            });
+        }
+        let before = self.ask(Order::Count, deadline).await?;
+        self.grant = target;
+        let order = |answer| Order::Grant {
+            fast: target,
+            answer,
+        };
+        let mut usage = self.ask(order, deadline).await?;
+        while usage.fast > target && Instant::now() + LAST_LOOK < deadline {
+            sleep(LOOK_EVERY).await;
+            usage = self.ask(Order::Count, deadline).await?;
+        }
+        let reason = (usage.fast > target)
+            .then(|| format!("{} of fast memory are not moved out yet", usage.fast));
+        Ok(Progress {
+            owned: usage.fast.max(target),
+            returned_to_host: ByteCount(before.fast.0.saturating_sub(usage.fast.0)),
+            reason,
+        })
+    }
+}

@@ -1,0 +1,323 @@
+//! The whole of it on a simulated kernel: nodes that fill up, pages that move, access bits of memory
+//! that is accessed as a test says.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use demeter_linux::pages::simulated::{SharedPages, SimulatedPages};
+use demeter_policy::{BLOCK_SIZE, Block, NodeId};
+use tempfile::TempDir;
+
+use super::*;
+use crate::VmName;
+use crate::config::Config;
+use crate::testing::FakeVm;
+
+const VMM: Pid = Pid(9);
+const VCPU: Pid = Pid(10);
+const TIERS: Tiers = Tiers {
+    fast: NodeId(0),
+    slow: NodeId(1),
+};
+/// Where the VM's memory begins.
+const FIRST: u64 = 512;
+const BLOCKS: u64 = 40;
+/// Blocks that lie in fast memory at first.
+const IN_FAST: u64 = 16;
+
+fn blocks(range: std::ops::Range<u64>) -> ByteCount {
+    ByteCount((range.end - range.start) * BLOCK_SIZE)
+}
+
+fn range(start: u64, end: u64) -> VirtRange {
+    VirtRange::new(GuestVirtAddr(start), GuestVirtAddr(end)).unwrap()
+}
+
+/// What the guest does.
+#[derive(Debug, Default)]
+struct Guest {
+    accessed: Vec<u64>,
+    run_ms: u64,
+    fails: bool,
+}
+
+/// Access bits of a guest that runs while it is looked at.
+struct FakeBits {
+    root: PathBuf,
+    guest: Arc<Mutex<Guest>>,
+}
+
+fn run_for(root: &Path, guest: &mut Guest, ms: u64) {
+    guest.run_ms += ms;
+    let folder = root.join(format!("proc/{VCPU}"));
+    fs::create_dir_all(&folder).unwrap();
+    let ns = guest.run_ms * 1_000_000;
+    fs::write(folder.join("schedstat"), format!("{ns} 0 1\n")).unwrap();
+}
+
+impl AccessBits for FakeBits {
+    fn look(
+        &mut self,
+        _window: Duration,
+        accessed: &mut Vec<GuestVirtAddr>,
+    ) -> Result<Duration, DamonError> {
+        let mut guest = self.guest.lock().unwrap();
+        if guest.fails {
+            return Err(DamonError::Unavailable {
+                why: "somebody else has taken DAMON".into(),
+                mend: "ask for it back".into(),
+            });
+        }
+        accessed.extend(guest.accessed.iter().map(|&b| Block(FIRST + b).start()));
+        if !guest.accessed.is_empty() {
+            run_for(&self.root, &mut guest, 200);
+        }
+        Ok(Duration::ZERO)
+    }
+}
+
+struct Vm {
+    tiering: HistoryTiering,
+    reports: watch::Receiver<Report>,
+    pages: SharedPages,
+    guest: Arc<Mutex<Guest>>,
+    root: TempDir,
+}
+
+fn config(slow_mib: u64) -> VmConfig {
+    let text = format!(
+        "pool = {{ fast_mib = 1000, slow_mib = 1000 }}\n[vm.a]\nqmp = \"/q\"\n\
+         manage = \"history\"\nfast = {{ size_mib = 32 }}\nslow = {{ size_mib = {slow_mib} }}\n"
+    );
+    let config: Config = toml::from_str(&text).unwrap();
+    config.check().unwrap();
+    config.vms.into_values().next().unwrap()
+}
+
+/// A VM of huge pages that accesses these blocks.
+fn start(accessed: impl IntoIterator<Item = u64>, slow_mib: u64) -> Result<Vm, HistoryError> {
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir_all(root.path().join("proc")).unwrap();
+    let free = 100 * BLOCK_SIZE;
+    let mut pages = SimulatedPages::new(free, free);
+    for block in 0..BLOCKS {
+        let node = NodeId((block >= IN_FAST).into());
+        pages.map_block(VMM, FIRST + block, true, node);
+    }
+    let pages = SharedPages::new(pages, Some(root.path().into()));
+    let guest = Arc::new(Mutex::new(Guest {
+        accessed: accessed.into_iter().collect(),
+        ..Guest::default()
+    }));
+    run_for(root.path(), &mut guest.lock().unwrap(), 200);
+    let memory = VmMemory {
+        process: VMM,
+        ranges: vec![range(FIRST * BLOCK_SIZE, (FIRST + BLOCKS) * BLOCK_SIZE)],
+        vcpus: vec![VCPU],
+    };
+    let bits = FakeBits {
+        root: root.path().into(),
+        guest: guest.clone(),
+    };
+    let (tiering, reports) = HistoryTiering::with(
+        root.path(),
+        &config(slow_mib),
+        memory,
+        TIERS,
+        Box::new(pages.clone()),
+        Box::new(bits),
+    )?;
+    Ok(Vm {
+        tiering,
+        reports,
+        pages,
+        guest,
+        root,
+    })
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(10)
+}
+
+impl Vm {
+    fn in_fast(&self, block: u64) -> bool {
+        let addr = Block(FIRST + block).start();
+        let mut out = vec![];
+        self.pages.clone().locate(VMM, &[addr], &mut out).unwrap();
+        out == [demeter_linux::pages::PageState::On(TIERS.fast)]
+    }
+
+    /// Waits until all of these lie in fast memory.
+    async fn promotes(&mut self, blocks: std::ops::Range<u64>) {
+        let deadline = soon();
+        while !blocks.clone().all(|block| self.in_fast(block)) {
+            assert!(Instant::now() < deadline, "{:?}", self.reports.borrow());
+            // Answered between two turns.
+            self.tiering.actual(deadline).await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn hot_memory_takes_the_place_of_cold_memory_within_what_the_vm_may_have() {
+    let mut vm = start(30..38, 100).unwrap();
+    let whole = blocks(0..BLOCKS);
+    let owned = vm.tiering.actual(soon()).await.unwrap();
+    assert_eq!((owned.fast, owned.slow), (blocks(0..IN_FAST), whole));
+    vm.promotes(30..38).await;
+    let on_fast = vm.pages.lock().on(VMM, TIERS.fast);
+    assert!(on_fast <= blocks(0..IN_FAST), "{on_fast}");
+    // And it is told how much the VM uses again and again.
+    let deadline = soon();
+    loop {
+        let report = vm.reports.borrow_and_update().clone();
+        let usage = report.usage.expect("told with the first turn");
+        let set: u64 = usage.nodes.iter().map(|node| node.working_set.0).sum();
+        if ByteCount(set) == blocks(30..38) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{usage:?}");
+        let _ = timeout_at(deadline, vm.reports.changed()).await;
+    }
+    // When another part gets hot, that takes its place.
+    vm.guest.lock().unwrap().accessed = (20..30).collect();
+    vm.promotes(20..30).await;
+}
+
+#[tokio::test]
+async fn a_vm_that_sleeps_gives_memory_back_and_gets_more() {
+    let mut vm = start([], 100).unwrap();
+    let less = blocks(0..6);
+    let shrunk = vm.tiering.set(Tier::Fast, less, soon()).await.unwrap();
+    assert_eq!((shrunk.owned, shrunk.reason), (less, None));
+    assert!(shrunk.returned_to_host >= blocks(6..IN_FAST));
+    assert!(vm.pages.lock().on(VMM, TIERS.fast) <= less);
+    let more = blocks(0..20);
+    let grown = vm.tiering.set(Tier::Fast, more, soon()).await.unwrap();
+    assert_eq!((grown.owned, grown.reason), (more, None));
+    let owned = vm.tiering.actual(soon()).await.unwrap();
+    assert_eq!(owned.fast, more, "what it may have is its own");
+    // All of it may come to lie in slow memory.
+    let slow = vm.tiering.set(Tier::Slow, less, soon()).await.unwrap();
+    assert_eq!(slow.owned, blocks(0..BLOCKS));
+    assert!(slow.reason.is_some());
+    drop(vm.root);
+}
+
+#[tokio::test]
+async fn memory_that_does_not_move_is_told_in_time() {
+    let mut vm = start([], 100).unwrap();
+    {
+        let mut pages = vm.pages.lock();
+        for block in 0..IN_FAST {
+            pages.stuck.insert((VMM, (FIRST + block) * BLOCK_SIZE));
+        }
+    }
+    let deadline = Instant::now() + Duration::from_millis(600);
+    let short = vm.tiering.set(Tier::Fast, ByteCount(0), deadline).await;
+    let short = short.unwrap();
+    assert_eq!(short.owned, blocks(0..IN_FAST));
+    assert!(short.reason.unwrap().contains("not moved out yet"));
+}
+
+#[tokio::test]
+async fn who_loses_damon_says_why_and_is_not_there() {
+    let mut vm = start([1], 100).unwrap();
+    vm.guest.lock().unwrap().fails = true;
+    let failed = vm.reports.wait_for(|report| report.failed.is_some());
+    let report = timeout_at(soon(), failed).await.unwrap().unwrap().clone();
+    let why = report.failed.unwrap();
+    assert!(why.contains("somebody else") && why.contains("manage = \"agent\""));
+    let asked = vm.tiering.actual(soon()).await;
+    assert!(matches!(asked, Err(ProvisionError::Unreachable(_))));
+}
+
+#[test]
+fn a_vm_whose_memory_the_slow_tier_may_not_hold_is_refused() {
+    let refused = start([], 79).err().unwrap().to_string();
+    assert!(refused.contains("80 MiB") && refused.contains("79 MiB"));
+}
+
+#[tokio::test]
+async fn the_vms_memory_is_found_in_its_hypervisor() {
+    let size = TierBytes {
+        fast: ByteCount(4 << 20),
+        slow: ByteCount(8 << 20),
+    };
+    let vm = FakeVm::new(size);
+    let found = VmMemory::find(Path::new("/"), &vm.connect().await).await;
+    let found = found.unwrap();
+    assert_eq!(found.size(), ByteCount(12 << 20));
+    let own = Pid(std::process::id());
+    assert_eq!((found.process, found.vcpus), (own, vec![own]));
+    vm.state().pinned = true;
+    let refused = VmMemory::find(Path::new("/"), &vm.simulated()).await;
+    let why = refused.unwrap_err().to_string();
+    assert!(why.contains("gpu0 pins the VM's memory"), "{why}");
+}
+
+#[test]
+fn ranges_that_touch_are_one_and_memory_of_files_is_refused() {
+    let ranges = vec![range(30, 40), range(0, 10), range(10, 20), range(35, 50)];
+    assert_eq!(joined(ranges), [range(0, 20), range(30, 50)]);
+    let vma = |start, end, kind| Vma {
+        range: range(start, end),
+        readable: true,
+        writable: true,
+        kind,
+    };
+    let vmas = [
+        vma(0, 10, VmaKind::Anonymous),
+        vma(10, 20, VmaKind::Shmem),
+        vma(30, 40, VmaKind::File),
+    ];
+    let refused = |start, end| check_movable(&range(start, end), &vmas).err();
+    assert!(refused(5, 15).is_none());
+    let why = refused(15, 35).unwrap().to_string();
+    assert!(why.contains("hugetlbfs") && why.contains("memory-backend-ram"));
+    assert!(refused(50, 60).unwrap().to_string().contains("not mapped"));
+}
+
+/// DAMON's files for two kdamonds.
+fn fake_damon(root: &Path) -> PathBuf {
+    let admin = root.join("sys/kernel/mm/damon/admin/kdamonds");
+    let fake = |file: &str, text: &str| {
+        let path = admin.join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    fake("nr_kdamonds", "0\n");
+    for kdamond in 0..2 {
+        fake(&format!("{kdamond}/state"), "off\n");
+        fake(&format!("{kdamond}/contexts/nr_contexts"), "");
+        let context = format!("{kdamond}/contexts/0");
+        fake(&format!("{context}/avail_operations"), "vaddr\nfvaddr\n");
+        fake(&format!("{context}/operations"), "");
+        let intervals = format!("{context}/monitoring_attrs/intervals");
+        fake(&format!("{intervals}/update_us"), "");
+    }
+    admin.join("nr_kdamonds")
+}
+
+#[test]
+fn vms_share_damon_and_the_last_gives_it_back() {
+    let root = tempfile::tempdir().unwrap();
+    let vm = |name: &str| -> VmName { name.parse().unwrap() };
+    let damon = SharedDamon::of(root.path(), [vm("a"), vm("b")]);
+    let missing = HistoryError::from(damon.take(&vm("a")).unwrap_err());
+    assert!(missing.to_string().contains("CONFIG_DAMON_SYSFS"));
+    let count = fake_damon(root.path());
+    let kdamonds = || fs::read_to_string(&count).unwrap().trim().to_owned();
+    let first = damon.take(&vm("a")).unwrap();
+    let second = damon.take(&vm("b")).unwrap();
+    assert_eq!(kdamonds(), "2");
+    assert!(damon.take(&vm("c")).is_err());
+    drop(first);
+    assert_eq!(kdamonds(), "2");
+    drop(second);
+    assert_eq!(kdamonds(), "0");
+    drop(damon.take(&vm("a")).unwrap());
+    assert_eq!(kdamonds(), "0", "it can be taken again");
+}

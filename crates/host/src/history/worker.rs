@@ -1,0 +1,385 @@
+//! The thread that looks at one VM's memory and moves it.
+//!
+//! It turns each time the busiest virtual CPU has run for an interval, so that a VM that sleeps costs
+//! nothing and forgets nothing; less often where looking takes more than [`CPU_PERCENT`] of a CPU.
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use demeter_linux::cpu;
+use demeter_linux::mover::Mover;
+use demeter_linux::nodes::NodeMemory;
+use demeter_linux::pages::Pages;
+use demeter_linux::prober::{Prober, Tiers};
+use demeter_policy::engine::{self, Engine, Gain, Input, NodeFacts, Request};
+use demeter_policy::history::{ByHistory, Window};
+use demeter_policy::{
+    Block, ByteCount, FillThreshold, GuestVirtAddr, NodeId, PerTier, Placement, Sample, TierBytes,
+    Tuning, VirtRange,
+};
+use demeter_proto::{NodeStats, Permille, Stats};
+use tokio::sync::{oneshot, watch};
+
+use super::look::AccessBits;
+use super::{HistoryError, VmMemory};
+use crate::config::VmConfig;
+
+/// The most that looking at a VM may take of one CPU, in the mean. Moving comes on top.
+const CPU_PERCENT: u32 = 5;
+
+/// How often it is counted where all of the memory lies: the guest takes memory by itself.
+const COUNT_EVERY: Duration = Duration::from_secs(2);
+
+/// The least pause: a virtual CPU's run time is told no finer.
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+
+/// What is asked of the thread.
+#[derive(Debug)]
+pub(super) enum Order {
+    /// Count where the memory lies.
+    Count(oneshot::Sender<TierBytes>),
+    /// From now on the VM may have so much fast memory.
+    Grant {
+        fast: ByteCount,
+        answer: oneshot::Sender<TierBytes>,
+    },
+    /// End.
+    Stop,
+}
+
+/// What the thread tells.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Report {
+    /// How the VM uses its memory, as an agent would tell it.
+    pub usage: Option<Stats>,
+    /// Why the thread has ended, if it has.
+    pub failed: Option<String>,
+}
+
+/// The thread's state.
+pub(super) struct Worker {
+    root: PathBuf,
+    memory: VmMemory,
+    blocks: Vec<Block>,
+    tiers: Tiers,
+    /// As the configuration numbers them, for reports.
+    nodes: PerTier<NodeId>,
+    pages: Box<dyn Pages>,
+    bits: Box<dyn AccessBits>,
+    reports: watch::Sender<Report>,
+
+    strategy: ByHistory,
+    engine: Engine<ByHistory>,
+    prober: Prober,
+    mover: Mover,
+    interval: Duration,
+    window: Window,
+    /// Fast memory that the VM may have.
+    grant: ByteCount,
+    /// What it has of each tier.
+    usage: TierBytes,
+    /// What the engine was told to make room for.
+    shortage: ByteCount,
+    counted: Instant,
+    /// Run time of each virtual CPU when its memory was last looked at.
+    run_times: Vec<Duration>,
+    started: Instant,
+    accessed: Vec<GuestVirtAddr>,
+    /// Time that this turn has spent on moves.
+    moving: Duration,
+}
+
+impl Worker {
+    /// Counts where the memory lies: so much the VM may keep until it is told otherwise.
+    pub fn new(
+        root: &Path,
+        config: &VmConfig,
+        memory: VmMemory,
+        tiers: Tiers,
+        pages: Box<dyn Pages>,
+        bits: Box<dyn AccessBits>,
+        reports: watch::Sender<Report>,
+    ) -> Result<Self, HistoryError> {
+        let interval = config.history.interval();
+        let strategy = ByHistory {
+            hot_ones: config.history.hot_ones,
+        };
+        let engine_config = engine::Config {
+            batch: Tuning::default().batch(),
+            // The strategy says from when on it is worth it.
+            fill: FillThreshold(0.0),
+            epoch_ms: config.history.interval_ms.max(1),
+            fast_size: config.sizes().fast,
+            gain: Gain {
+                loads_per_sample: None,
+                latency_ns: PerTier::default(),
+                cpus: 1,
+            },
+            stake_ns: 0,
+        };
+        let mut blocks: Vec<Block> = memory.ranges.iter().flat_map(Block::all_of).collect();
+        blocks.dedup();
+        let now = Instant::now();
+        let mut worker = Self {
+            root: root.into(),
+            blocks,
+            tiers,
+            nodes: config.nodes(),
+            pages,
+            bits,
+            reports,
+            strategy,
+            engine: Engine::new(strategy, engine_config),
+            prober: Prober::new(tiers),
+            // Huge pages are the host's to make.
+            mover: Mover::new(tiers, false),
+            interval,
+            window: Window::new(interval),
+            grant: ByteCount(0),
+            usage: TierBytes::default(),
+            shortage: ByteCount(0),
+            counted: now,
+            run_times: vec![Duration::ZERO; memory.vcpus.len()],
+            started: now,
+            memory,
+            accessed: vec![],
+            moving: Duration::ZERO,
+        };
+        worker.count()?;
+        worker.grant = worker.usage.fast;
+        worker.act()?;
+        Ok(worker)
+    }
+
+    /// Fast memory that the VM may have.
+    pub fn grant(&self) -> ByteCount {
+        self.grant
+    }
+
+    /// Works until told to stop, or until something fails.
+    pub fn run(mut self, orders: &Receiver<Order>) {
+        if let Err(error) = self.work(orders) {
+            let failed = Some(error.to_string());
+            self.reports
+                .send_modify(|report| report.failed = failed.clone());
+        }
+    }
+
+    fn work(&mut self, orders: &Receiver<Order>) -> Result<(), HistoryError> {
+        let mut next = Instant::now();
+        loop {
+            let wait = next.saturating_duration_since(Instant::now());
+            match orders.recv_timeout(wait) {
+                Ok(Order::Stop) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                Ok(Order::Count(answer)) => {
+                    self.count()?;
+                    // Whoever asked may have stopped waiting.
+                    let _ = answer.send(self.usage);
+                }
+                Ok(Order::Grant { fast, answer }) => {
+                    self.grant = fast;
+                    self.make_room()?;
+                    let _ = answer.send(self.usage);
+                }
+                Err(RecvTimeoutError::Timeout) => next = Instant::now() + self.turn()?,
+            }
+        }
+    }
+
+    /// Looks, decides and moves, if that is due. Returns the pause until the next turn.
+    fn turn(&mut self) -> Result<Duration, HistoryError> {
+        let run_times = self.run_times();
+        let ran = run_times.iter().zip(&self.run_times);
+        let ran = ran.map(|(now, before)| now.saturating_sub(*before)).max();
+        let left = self.interval.saturating_sub(ran.unwrap_or_default());
+        if left > Duration::ZERO {
+            // A VM that sleeps gives memory back as well.
+            if self.shortage.0 > 0 {
+                self.count()?;
+                self.epoch()?;
+            }
+            return Ok(left.max(PAUSE_MIN));
+        }
+        self.run_times = run_times;
+        let before = cpu::of_this_thread();
+        self.moving = Duration::ZERO;
+        self.accessed.clear();
+        let kernel = self.bits.look(self.window.now(), &mut self.accessed)?;
+        self.window.looked(self.accessed.len() as u64, self.grant);
+        if self.counted.elapsed() >= COUNT_EVERY {
+            self.count()?;
+        }
+        self.epoch()?;
+        self.report();
+        let spent = cpu::of_this_thread().saturating_sub(before) + kernel;
+        let rest = spent.saturating_sub(self.moving) * (100 / CPU_PERCENT - 1);
+        Ok(rest.max(PAUSE_MIN))
+    }
+
+    /// Of each virtual CPU; all of the time where the kernel does not tell.
+    fn run_times(&self) -> Vec<Duration> {
+        let of = |&thread| cpu::of(&self.root, thread).unwrap_or_else(|| self.started.elapsed());
+        self.memory.vcpus.iter().map(of).collect()
+    }
+
+    fn epoch(&mut self) -> Result<(), HistoryError> {
+        self.engine.push(Input::Epoch)?;
+        self.act()?;
+        self.accessed.clear();
+        self.make_room()
+    }
+
+    /// Has the engine demote what the VM has beyond what it may have.
+    fn make_room(&mut self) -> Result<(), HistoryError> {
+        let shortage = ByteCount(self.usage.fast.0.saturating_sub(self.grant.0));
+        if shortage != self.shortage {
+            self.shortage = shortage;
+            self.engine.push(Input::BalloonWants(shortage))?;
+            self.act()?;
+        }
+        Ok(())
+    }
+
+    /// Does what the engine asks for, until it sleeps.
+    fn act(&mut self) -> Result<(), HistoryError> {
+        let pid = self.memory.process;
+        loop {
+            match self.engine.request() {
+                Request::Sleep { .. } => return Ok(()),
+                Request::Refresh => {
+                    if self.engine.space(pid).is_empty() {
+                        self.engine.push(Input::Started(pid))?;
+                        let vmas = &self.memory.ranges;
+                        self.engine.push(Input::Space { pid, vmas })?;
+                    }
+                    self.engine.push(Input::Refreshed)?;
+                }
+                Request::Samples { most } => {
+                    let lost = self.accessed.len().saturating_sub(most) as u64;
+                    for &addr in self.accessed.iter().take(most) {
+                        self.engine.push(Input::Sample(Sample {
+                            pid,
+                            addr,
+                            weight: 1,
+                        }))?;
+                    }
+                    self.engine.push(Input::SamplesEnd { lost, rejected: 0 })?;
+                }
+                Request::LookUp { pid, blocks } => {
+                    let space: &[VirtRange] = &self.memory.ranges;
+                    let found = self.prober.look(&mut *self.pages, pid, space, blocks)?;
+                    self.engine.push(Input::Located(&found))?;
+                }
+                Request::ReadNodes => {
+                    let facts = self.facts()?;
+                    self.engine.push(Input::Nodes(facts))?;
+                }
+                Request::Move { .. } => self.move_batch()?,
+                Request::Reclaim => self.engine.push(Input::Reclaimed)?,
+            }
+        }
+    }
+
+    /// What the VM may still take of the nodes.
+    fn facts(&self) -> Result<PerTier<NodeFacts>, HistoryError> {
+        let nodes = [self.tiers.fast, self.tiers.slow];
+        let [fast, slow] = NodeMemory::read_all(&self.root, nodes)?;
+        let granted = ByteCount(self.grant.0.saturating_sub(self.usage.fast.0));
+        Ok(PerTier {
+            fast: NodeFacts {
+                free: fast.usable().min(granted),
+                kept: ByteCount(0),
+            },
+            slow: NodeFacts {
+                free: slow.free,
+                kept: slow.high_watermark,
+            },
+        })
+    }
+
+    fn move_batch(&mut self) -> Result<(), HistoryError> {
+        let Request::Move {
+            pid,
+            direction,
+            blocks: batch,
+        } = self.engine.request()
+        else {
+            return Ok(());
+        };
+        let before = cpu::of_this_thread();
+        let began = Instant::now();
+        let blocks: Vec<Block> = batch.iter().map(|r| r.block).collect();
+        let left = |placements: &[Placement]| -> u64 {
+            placements.iter().map(|p| direction.left(p).0).sum()
+        };
+        let tried: u64 = batch.iter().map(|r| r.bytes.0).sum();
+        let (placements, _) = self.mover.migrate(
+            &mut *self.pages,
+            direction,
+            pid,
+            &self.memory.ranges,
+            &blocks,
+        )?;
+        let moved = tried.saturating_sub(left(&placements));
+        let to = self.usage.get_mut(direction.to());
+        to.0 = to.0.saturating_add(moved);
+        let from = match direction {
+            engine::Direction::Promotion => &mut self.usage.slow,
+            engine::Direction::Demotion => &mut self.usage.fast,
+        };
+        from.0 = from.0.saturating_sub(moved);
+        let took_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.engine.push(Input::Moved {
+            placements: &placements,
+            took_ns,
+        })?;
+        self.moving += cpu::of_this_thread().saturating_sub(before);
+        Ok(())
+    }
+
+    /// Counts where all of the memory lies.
+    fn count(&mut self) -> Result<(), HistoryError> {
+        let (pid, space) = (self.memory.process, &self.memory.ranges);
+        let placements = self
+            .prober
+            .look(&mut *self.pages, pid, space, &self.blocks)?;
+        self.usage = TierBytes {
+            fast: ByteCount(placements.iter().map(|p| p.fast.0).sum()),
+            slow: ByteCount(placements.iter().map(|p| p.slow.0).sum()),
+        };
+        self.counted = Instant::now();
+        Ok(())
+    }
+
+    fn report(&self) {
+        let engine = &self.engine;
+        let set = self
+            .strategy
+            .working_set(engine.ranking(), engine.residency());
+        let node = |node, used: ByteCount, working_set| NodeStats {
+            node,
+            total: used,
+            free: ByteCount(0),
+            held: ByteCount(0),
+            working_set,
+        };
+        let stats = Stats {
+            psi_some: Permille::new(0),
+            psi_full: Permille::new(0),
+            // Of looks that found something accessed, since bits do not tell how often.
+            fast_hit: engine.working_set().fast_hit_permille.map(Permille::new),
+            relocation: None,
+            oom_returned: ByteCount(0),
+            nodes: vec![
+                node(self.nodes.fast, self.usage.fast, set.fast),
+                node(self.nodes.slow, self.usage.slow, set.slow),
+            ],
+        };
+        self.reports.send_if_modified(|report| {
+            let is_new = report.usage.as_ref() != Some(&stats);
+            report.usage = Some(stats);
+            is_new
+        });
+    }
+}

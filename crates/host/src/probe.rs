@@ -1,0 +1,520 @@
+//! What this host offers for managing VMs from the host, what it does not, and how to mend it.
+
+use std::fmt::{self, Display, Formatter};
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use demeter_linux::nodes::Topology;
+use demeter_policy::MIB;
+use serde::Serialize;
+
+/// `KVM_CHECK_EXTENSION` and `KVM_CAP_GUEST_MEMFD` (linux/kvm.h).
+const KVM_CHECK_EXTENSION: libc::Ioctl = 0xAE03;
+const KVM_CAP_GUEST_MEMFD: libc::c_int = 234;
+
+/// The first release whose KVM tells young pages apart without flushing the TLBs of all its CPUs
+/// (`KVM_ELIDE_TLB_FLUSH_IF_YOUNG`).
+const QUIET_AGEING: (u32, u32) = (6, 13);
+
+/// What a host has. `None` is what cannot be found out.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct HostReport {
+    /// The kernel's release.
+    pub kernel: Option<String>,
+    /// Whether KVM flushes TLBs whenever the kernel's reclaim looks whether guest pages are young.
+    pub ageing_flushes: Option<bool>,
+    /// Virtualization.
+    pub kvm: KvmReport,
+    /// DAMON, through which access bits are read.
+    pub damon: DamonReport,
+    /// Mode of transparent huge pages, and of those of shared memory.
+    pub thp: Option<String>,
+    /// The same for memfds and /dev/shm.
+    pub shmem_thp: Option<String>,
+    /// Huge pages that are set aside.
+    pub hugetlb: Vec<HugetlbReport>,
+    /// Nodes with memory.
+    pub nodes: Vec<NodeReport>,
+    /// The fast node and the slow one, if memory can be tiered.
+    pub tiers: Option<TierReport>,
+    /// What stands in the way of `manage = "history"`, each with its mend, the gravest first.
+    pub advice: Vec<Advice>,
+}
+
+/// What KVM has.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct KvmReport {
+    /// /dev/kvm is there and may be opened.
+    pub device: bool,
+    /// The CPU's extension: `vmx` or `svm`.
+    pub extension: Option<&'static str>,
+    /// Page tables of two dimensions (EPT, NPT).
+    pub two_dimensions: Option<bool>,
+    /// They have access and dirty bits; without, KVM takes mappings away to see who comes back.
+    pub access_bits: Option<bool>,
+    /// VMs may run VMs.
+    pub nested: Option<bool>,
+    /// Guests may have private memory, which cannot be moved.
+    pub guest_memfd: Option<bool>,
+    /// KVM's counters in debugfs can be read.
+    pub counters: bool,
+}
+
+/// Whether DAMON can be had.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase", tag = "state")]
+pub enum DamonReport {
+    /// Nobody has it.
+    Free,
+    /// Somebody runs kdamonds.
+    Taken {
+        /// How many.
+        kdamonds: u64,
+    },
+    /// The kernel has none.
+    Missing,
+    /// We may not look.
+    Denied,
+}
+
+/// Huge pages of one size.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct HugetlbReport {
+    /// Size of each, KiB.
+    pub size_kib: u64,
+    /// How many are set aside, and how many of these nobody uses.
+    pub total: u64,
+    /// Those that nobody uses.
+    pub free: u64,
+}
+
+/// A NUMA node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NodeReport {
+    /// Its number.
+    pub id: u32,
+    /// All its memory, bytes.
+    pub total_bytes: u64,
+    /// Free memory, bytes.
+    pub free_bytes: u64,
+    /// Whether it has CPUs.
+    pub has_cpus: bool,
+}
+
+/// Which nodes are the tiers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TierReport {
+    /// The fast node.
+    pub fast: u32,
+    /// The slow node.
+    pub slow: u32,
+    /// What decided it.
+    pub decided_by: String,
+}
+
+/// Something to mend.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Advice {
+    /// VMs cannot be managed from the host before this is mended.
+    pub blocks: bool,
+    /// What is wrong.
+    pub what: String,
+    /// What to do.
+    pub mend: String,
+}
+
+/// Looks at the host whose /proc, /sys and /dev lie below `root`. Changes nothing.
+pub fn probe(root: &Path) -> HostReport {
+    let line = |path: &str| {
+        let text = fs::read_to_string(root.join(path)).ok()?;
+        Some(text.trim().to_owned())
+    };
+    let kernel = line("proc/sys/kernel/osrelease");
+    let topology = Topology::read(root);
+    let order = topology.as_ref().map(Topology::fast_and_slow);
+    let mut report = HostReport {
+        ageing_flushes: kernel
+            .as_deref()
+            .and_then(version)
+            .map(|version| version < QUIET_AGEING),
+        kernel,
+        kvm: KvmReport::read(root),
+        damon: DamonReport::read(root),
+        thp: line("sys/kernel/mm/transparent_hugepage/enabled").and_then(chosen),
+        shmem_thp: line("sys/kernel/mm/transparent_hugepage/shmem_enabled").and_then(chosen),
+        hugetlb: hugetlb(root),
+        nodes: topology.as_ref().map_or(vec![], |topology| {
+            let node = |node: &demeter_linux::nodes::Node| NodeReport {
+                id: node.id.0,
+                total_bytes: node.total.0,
+                free_bytes: node.free.0,
+                has_cpus: node.has_cpus,
+            };
+            topology.with_memory().map(node).collect()
+        }),
+        tiers: match &order {
+            Ok(Ok(order)) => Some(TierReport {
+                fast: order.fast.0,
+                slow: order.slow.0,
+                decided_by: order.decided_by.to_string(),
+            }),
+            _ => None,
+        },
+        advice: vec![],
+    };
+    let unordered = match order {
+        Ok(Ok(_)) => None,
+        Ok(Err(error)) => Some(error.to_string()),
+        Err(error) => Some(error.to_string()),
+    };
+    report.advice = advice(&report, unordered);
+    report
+}
+
+/// The first two numbers of a release.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(['.', '-']).map(|part| part.parse().ok());
+    Some((numbers.next()??, numbers.next()??))
+}
+
+/// The word in brackets, as in `always [madvise] never`.
+fn chosen(text: String) -> Option<String> {
+    let (_, rest) = text.split_once('[')?;
+    Some(rest.split_once(']')?.0.into())
+}
+
+fn hugetlb(root: &Path) -> Vec<HugetlbReport> {
+    let dir = root.join("sys/kernel/mm/hugepages");
+    let entries = fs::read_dir(&dir).into_iter().flatten().flatten();
+    let mut found: Vec<_> = entries
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let size_kib = name.strip_prefix("hugepages-")?.strip_suffix("kB")?;
+            let number = |file: &str| {
+                let text = fs::read_to_string(entry.path().join(file)).ok()?;
+                text.trim().parse().ok()
+            };
+            Some(HugetlbReport {
+                size_kib: size_kib.parse().ok()?,
+                total: number("nr_hugepages")?,
+                free: number("free_hugepages")?,
+            })
+        })
+        .collect();
+    found.sort_by_key(|of| of.size_kib);
+    found
+}
+
+impl KvmReport {
+    fn read(root: &Path) -> Self {
+        let cpuinfo = fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
+        let flags = cpuinfo.lines().find(|line| line.starts_with("flags"));
+        let has = |flag| flags.is_some_and(|flags| flags.split_whitespace().any(|f| f == flag));
+        let extension = ["vmx", "svm"].into_iter().find(|&flag| has(flag));
+        let parameter = |module: &str, name: &str| {
+            let path = root.join(format!("sys/module/{module}/parameters/{name}"));
+            let text = fs::read_to_string(path).ok()?;
+            Some(matches!(text.trim(), "Y" | "1"))
+        };
+        let (two_dimensions, access_bits, nested) = match extension {
+            Some("vmx") => (
+                parameter("kvm_intel", "ept"),
+                parameter("kvm_intel", "eptad"),
+                parameter("kvm_intel", "nested"),
+            ),
+            // Nested page tables of AMD are page tables like others.
+            Some(_) => (
+                parameter("kvm_amd", "npt"),
+                parameter("kvm_amd", "npt"),
+                parameter("kvm_amd", "nested"),
+            ),
+            None => (None, None, None),
+        };
+        let kvm = root.join("dev/kvm");
+        let device = File::options().read(true).write(true).open(kvm).ok();
+        let guest_memfd = device.as_ref().map(|kvm| {
+            // SAFETY: the call takes a number by value and touches no memory of ours.
+            let has =
+                unsafe { libc::ioctl(kvm.as_raw_fd(), KVM_CHECK_EXTENSION, KVM_CAP_GUEST_MEMFD) };
+            has > 0
+        });
+        Self {
+            device: device.is_some(),
+            extension,
+            two_dimensions,
+            access_bits,
+            nested,
+            guest_memfd,
+            counters: fs::read_dir(root.join("sys/kernel/debug/kvm")).is_ok(),
+        }
+    }
+}
+
+impl DamonReport {
+    fn read(root: &Path) -> Self {
+        let path = root.join("sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds");
+        match fs::read_to_string(path) {
+            Ok(text) => match text.trim().parse() {
+                Ok(0) => Self::Free,
+                Ok(kdamonds) => Self::Taken { kdamonds },
+                Err(_) => Self::Missing,
+            },
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Self::Denied,
+            Err(_) => Self::Missing,
+        }
+    }
+}
+
+fn advice(report: &HostReport, unordered: Option<String>) -> Vec<Advice> {
+    let mut advice = vec![];
+    let mut add = |blocks, what: String, mend: &str| {
+        advice.push(Advice {
+            blocks,
+            what,
+            mend: mend.into(),
+        });
+    };
+    if let Some(why) = unordered {
+        add(true, why, "tiering needs a fast and a slower node");
+    }
+    match report.damon {
+        DamonReport::Free => {}
+        DamonReport::Taken { kdamonds } => add(
+            true,
+            format!("DAMON is in use ({kdamonds} kdamonds)"),
+            "stop who uses it, unless it is demeter host",
+        ),
+        DamonReport::Missing => add(
+            true,
+            "the kernel has no DAMON".into(),
+            "use a kernel with CONFIG_DAMON_VADDR and CONFIG_DAMON_SYSFS",
+        ),
+        DamonReport::Denied => add(true, "DAMON may not be looked at".into(), "run as root"),
+    }
+    let kvm = &report.kvm;
+    if kvm.extension.is_none() {
+        add(
+            false,
+            "the CPU shows no virtualization (vmx, svm): VMs are emulated here".into(),
+            "switch it on in the firmware, or allow nested virtualization for this VM",
+        );
+    } else if kvm.access_bits == Some(false) {
+        add(
+            false,
+            "guest page tables have no access bits: each look takes mappings away".into(),
+            "load kvm_intel with eptad=1, on a CPU that has them",
+        );
+    }
+    if report.ageing_flushes == Some(true) {
+        add(
+            false,
+            "KVM of this kernel flushes TLBs whenever reclaim looks at guest pages; looking through \
+             DAMON does not flush"
+                .into(),
+            "use Linux 6.13 or later where the host itself reclaims or tiers guest memory",
+        );
+    }
+    if report.thp.as_deref() == Some("never") {
+        add(
+            false,
+            "guest memory has no huge pages: one look tells of 4 KiB, not of 2 MiB".into(),
+            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+        );
+    }
+    advice.sort_by_key(|advice| !advice.blocks);
+    advice
+}
+
+impl Display for HostReport {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Self { kvm, .. } = self;
+        let ageing = match self.ageing_flushes {
+            Some(true) => "KVM's ageing flushes TLBs",
+            Some(false) => "KVM's ageing does not flush TLBs",
+            None => "ageing unknown",
+        };
+        writeln!(f, "kernel        {}, {ageing}", known(&self.kernel))?;
+        writeln!(
+            f,
+            "kvm           /dev/kvm {}, {}, two dimensions {}, access bits {}, nested {}",
+            yes_no(kvm.device),
+            kvm.extension.unwrap_or("no vmx or svm"),
+            maybe(kvm.two_dimensions),
+            maybe(kvm.access_bits),
+            maybe(kvm.nested),
+        )?;
+        writeln!(
+            f,
+            "              guest_memfd {}, counters {}",
+            maybe(kvm.guest_memfd),
+            yes_no(kvm.counters)
+        )?;
+        let damon = match self.damon {
+            DamonReport::Free => "free".into(),
+            DamonReport::Taken { kdamonds } => format!("in use ({kdamonds} kdamonds)"),
+            DamonReport::Missing => "missing".into(),
+            DamonReport::Denied => "not for us".into(),
+        };
+        writeln!(f, "damon         {damon}")?;
+        write!(
+            f,
+            "huge pages    transparent {}, of shared memory {}",
+            known(&self.thp),
+            known(&self.shmem_thp)
+        )?;
+        for of in &self.hugetlb {
+            let HugetlbReport {
+                size_kib,
+                total,
+                free,
+            } = of;
+            write!(f, "; {total} of {size_kib} KiB set aside, {free} free")?;
+        }
+        writeln!(f)?;
+        for node in &self.nodes {
+            writeln!(
+                f,
+                "node {:<8} {} MiB, {} MiB free, {}",
+                node.id,
+                node.total_bytes / MIB,
+                node.free_bytes / MIB,
+                if node.has_cpus {
+                    "with CPUs"
+                } else {
+                    "no CPUs"
+                }
+            )?;
+        }
+        match &self.tiers {
+            Some(tiers) => writeln!(
+                f,
+                "tiers         fast: node {}, slow: node {} ({})",
+                tiers.fast, tiers.slow, tiers.decided_by
+            )?,
+            None => writeln!(f, "tiers         none")?,
+        }
+        for advice in &self.advice {
+            let grade = if advice.blocks { "PROBLEM" } else { "warning" };
+            writeln!(
+                f,
+                "{grade}       {}\n              mend: {}",
+                advice.what, advice.mend
+            )?;
+        }
+        if self.advice.iter().all(|advice| !advice.blocks) {
+            writeln!(
+                f,
+                "VMs can be managed from this host (manage = \"history\")."
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn known(value: &Option<String>) -> &str {
+    value.as_deref().unwrap_or("unknown")
+}
+
+fn maybe(value: Option<bool>) -> &'static str {
+    value.map_or("unknown", yes_no)
+}
+
+fn yes_no(value: bool) -> &'static str {
+    if value { "yes" } else { "no" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(files: &[(&str, &str)]) -> HostReport {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        probe(root.path())
+    }
+
+    const DAMON: &str = "sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds";
+
+    fn blocking(report: &HostReport) -> Vec<&str> {
+        let blocking = report.advice.iter().filter(|advice| advice.blocks);
+        blocking.map(|advice| advice.what.as_str()).collect()
+    }
+
+    #[test]
+    fn a_host_that_has_everything() {
+        let meminfo = |node: u32| {
+            format!("Node {node} MemTotal: 1048576 kB\nNode {node} MemFree: 524288 kB\n")
+        };
+        let report = host(&[
+            ("proc/sys/kernel/osrelease", "6.13.2-generic\n"),
+            ("proc/cpuinfo", "flags\t\t: fpu svm sse\n"),
+            ("sys/module/kvm_amd/parameters/npt", "Y\n"),
+            ("sys/module/kvm_amd/parameters/nested", "1\n"),
+            (DAMON, "0\n"),
+            (
+                "sys/kernel/mm/transparent_hugepage/enabled",
+                "always [madvise] never\n",
+            ),
+            (
+                "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages",
+                "8\n",
+            ),
+            (
+                "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages",
+                "3\n",
+            ),
+            ("sys/devices/system/node/node0/meminfo", &meminfo(0)),
+            ("sys/devices/system/node/node0/cpulist", "0-3\n"),
+            ("sys/devices/system/node/node0/distance", "10 20\n"),
+            ("sys/devices/system/node/node1/meminfo", &meminfo(1)),
+            ("sys/devices/system/node/node1/cpulist", "\n"),
+            ("sys/devices/system/node/node1/distance", "20 10\n"),
+        ]);
+        assert_eq!(report.advice, []);
+        assert_eq!(report.ageing_flushes, Some(false));
+        assert_eq!(report.kvm.access_bits, Some(true));
+        let hugetlb = HugetlbReport {
+            size_kib: 2048,
+            total: 8,
+            free: 3,
+        };
+        assert_eq!(report.hugetlb, [hugetlb]);
+        let tiers = report.tiers.as_ref().unwrap();
+        assert_eq!((tiers.fast, tiers.slow), (0, 1));
+        let text = report.to_string();
+        assert!(text.contains("can be managed from this host"), "{text}");
+        assert!(text.contains("8 of 2048 KiB set aside, 3 free"), "{text}");
+    }
+
+    #[test]
+    fn what_is_missing_is_named_with_its_mend() {
+        let report = host(&[
+            ("proc/sys/kernel/osrelease", "6.12.94+deb12-cloud-amd64\n"),
+            ("proc/cpuinfo", "flags : vmx\n"),
+            ("sys/module/kvm_intel/parameters/eptad", "N\n"),
+            (DAMON, "2\n"),
+        ]);
+        assert_eq!(report.ageing_flushes, Some(true));
+        assert_eq!(report.kvm.access_bits, Some(false));
+        let blocking = blocking(&report);
+        assert_eq!(blocking.len(), 2, "{blocking:?}");
+        assert!(blocking[1].contains("DAMON is in use (2 kdamonds)"));
+        let warned = report.to_string();
+        assert!(warned.contains("eptad=1") && warned.contains("Linux 6.13"));
+        assert!(!warned.contains("can be managed"));
+    }
+
+    #[test]
+    fn nothing_at_all_is_no_reason_to_fall_over() {
+        let report = host(&[("proc/sys/kernel/osrelease", "no number")]);
+        assert_eq!(report.ageing_flushes, None);
+        assert_eq!(report.damon, DamonReport::Missing);
+        assert!(blocking(&report).contains(&"the kernel has no DAMON"));
+        assert!(report.to_string().contains("access bits unknown"));
+    }
+}

@@ -1,0 +1,291 @@
+//! Kdamonds of our own, through `/sys/kernel/mm/damon/admin`
+//! (Documentation/admin-guide/mm/damon/usage.rst).
+//!
+//! The number of kdamonds is one global figure, and changing it destroys those that are there.
+//! So we take DAMON only while nobody else has it, and hold a lock on that file, which tells
+//! Demeters apart: settings like ours without the lock were left by one that died.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use demeter_policy::{Pid, VirtRange};
+
+use super::{DamonError, Pass};
+use crate::lock::try_lock;
+
+const ADMIN_DIR: &str = "sys/kernel/mm/damon/admin/kdamonds";
+
+/// The kernel answers EBUSY while it works on another command; so often we ask again.
+const BUSY_RETRIES: u32 = 20;
+const BUSY_WAIT: Duration = Duration::from_millis(10);
+
+const CONTEXT_DIR: &str = "contexts/0";
+const INTERVALS_DIR: &str = "contexts/0/monitoring_attrs/intervals";
+const REGIONS_DIR: &str = "contexts/0/monitoring_attrs/nr_regions";
+const TARGETS_DIR: &str = "contexts/0/targets";
+
+/// Between two looks at the mappings, microseconds. No round figure: it tells our settings from
+/// others'.
+const UPDATE_US: u64 = 1_000_003;
+
+/// What a kdamond watches of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operations {
+    /// All that it maps, in regions of DAMON's choice.
+    Mapped,
+    /// The regions that it is given.
+    Fixed,
+}
+
+impl Operations {
+    /// The kernel's name for it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Mapped => "vaddr",
+            Self::Fixed => "fvaddr",
+        }
+    }
+}
+
+/// DAMON, taken for ourselves; given back with the last kdamond.
+#[derive(Debug)]
+struct Claim {
+    dir: PathBuf,
+    /// Locked.
+    _count: File,
+}
+
+/// A kdamond; dropping it stops it, and dropping the last one removes all.
+#[derive(Debug)]
+pub struct Kdamond {
+    dir: PathBuf,
+    _claim: Arc<Claim>,
+}
+
+impl Kdamond {
+    /// Takes DAMON for ourselves, with so many kdamonds.
+    ///
+    /// # Errors
+    /// When the kernel has no DAMON, somebody else has it, or the right to use it is missing.
+    pub fn claim(
+        root: &Path,
+        kdamonds: usize,
+        operations: Operations,
+    ) -> Result<Vec<Self>, DamonError> {
+        let dir = root.join(ADMIN_DIR);
+        let path = dir.join("nr_kdamonds");
+        let count = File::options()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .map_err(|error| {
+                let mend = match error.kind() {
+                    io::ErrorKind::PermissionDenied => "run Demeter as root (CAP_SYS_ADMIN)",
+                    _ => "use a kernel with CONFIG_DAMON_SYSFS and CONFIG_DAMON_VADDR",
+                };
+                unavailable(format!("cannot open {}: {error}", path.display()), mend)
+            })?;
+        if !try_lock(&count) {
+            return Err(unavailable(
+                "another Demeter uses DAMON".into(),
+                "stop it first",
+            ));
+        }
+        let there = read(&path)?;
+        if there != "0" {
+            if !are_ours(&dir, &there) {
+                return Err(unavailable(
+                    format!("DAMON is in use by somebody else ({there} kdamonds)"),
+                    "stop that user, or choose another tracker",
+                ));
+            }
+            tracing::warn!("removing the kdamonds that a Demeter left behind when it died");
+            remove(&dir)?;
+        }
+        let claim = Arc::new(Claim { dir, _count: count });
+        write(&path, &kdamonds.to_string())?;
+        let kdamond = |index: usize| Self {
+            dir: claim.dir.join(index.to_string()),
+            _claim: claim.clone(),
+        };
+        let kdamonds: Vec<_> = (0..kdamonds).map(kdamond).collect();
+        for kdamond in &kdamonds {
+            kdamond.create(operations)?;
+        }
+        Ok(kdamonds)
+    }
+
+    fn create(&self, operations: Operations) -> Result<(), DamonError> {
+        self.set("contexts/nr_contexts", 1)?;
+        let offered = self.get(&format!("{CONTEXT_DIR}/avail_operations"))?;
+        let wanted = operations.name();
+        if !offered.split_whitespace().any(|name| name == wanted) {
+            return Err(unavailable(
+                format!("the kernel's DAMON cannot watch virtual addresses ({wanted})"),
+                "use a kernel with CONFIG_DAMON_VADDR",
+            ));
+        }
+        self.set(&format!("{CONTEXT_DIR}/operations"), wanted)?;
+        self.set(&format!("{INTERVALS_DIR}/update_us"), UPDATE_US)
+    }
+
+    /// Watches these processes from the next start on. `regions` are the least for each process and
+    /// the most for all.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or it is on.
+    pub fn set_targets(&self, targets: &[Pid], regions: (u64, u64)) -> Result<(), DamonError> {
+        self.set(&format!("{REGIONS_DIR}/max"), regions.1)?;
+        self.set(&format!("{REGIONS_DIR}/min"), regions.0)?;
+        self.set(&format!("{TARGETS_DIR}/nr_targets"), targets.len())?;
+        for (index, pid) in targets.iter().enumerate() {
+            self.set(&format!("{TARGETS_DIR}/{index}/pid_target"), pid)?;
+        }
+        Ok(())
+    }
+
+    /// Watches these regions of one process, sorted and disjoint, from the next start on: with
+    /// [`Operations::Fixed`] none of them is split or merged.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or it is on.
+    pub fn set_regions(&self, target: Pid, regions: &[VirtRange]) -> Result<(), DamonError> {
+        // As many at least as at most: DAMON splits while there are fewer than half of the most, and
+        // merges to no more than the average size of the least.
+        let count = (regions.len() as u64).max(REGIONS_MIN);
+        self.set_targets(&[target], (count, count))?;
+        let dir = format!("{TARGETS_DIR}/0/regions");
+        self.set(&format!("{dir}/nr_regions"), regions.len())?;
+        for (index, range) in regions.iter().enumerate() {
+            self.set(&format!("{dir}/{index}/start"), range.start().0)?;
+            self.set(&format!("{dir}/{index}/end"), range.end().0)?;
+        }
+        Ok(())
+    }
+
+    /// Starts a pass and returns the kdamond's thread. Fails with EINVAL if a target has gone.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn start(&self, pass: &Pass) -> Result<Pid, DamonError> {
+        for (file, us) in [
+            ("sample_us", pass.interval.as_micros()),
+            ("aggr_us", pass.length().as_micros()),
+        ] {
+            self.set(&format!("{INTERVALS_DIR}/{file}"), us)?;
+        }
+        self.set("state", "on")?;
+        let path = self.dir.join("pid");
+        read(&path)?
+            .parse()
+            .map(Pid)
+            .map_err(|error| io_error("read", &path, io::Error::other(error)))
+    }
+
+    /// Stops observing; nothing is spent until the next start.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn stop(&self) -> Result<(), DamonError> {
+        stop(&self.dir)
+    }
+
+    fn set(&self, file: &str, value: impl ToString) -> Result<(), DamonError> {
+        write(&self.dir.join(file), &value.to_string())
+    }
+
+    fn get(&self, file: &str) -> Result<String, DamonError> {
+        read(&self.dir.join(file))
+    }
+}
+
+/// The kernel takes no fewer.
+const REGIONS_MIN: u64 = 3;
+
+impl Drop for Kdamond {
+    fn drop(&mut self) {
+        if let Err(error) = self.stop() {
+            tracing::warn!(%error, "a kdamond goes on");
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if let Err(error) = remove(&self.dir) {
+            tracing::warn!(%error, "kdamonds stay behind");
+        }
+    }
+}
+
+fn remove(dir: &Path) -> Result<(), DamonError> {
+    let count = dir.join("nr_kdamonds");
+    for index in 0..read(&count)?.parse().unwrap_or(0u32) {
+        stop(&dir.join(index.to_string()))?;
+    }
+    write(&count, "0")
+}
+
+/// A kdamond ends by itself when its last target does, and then refuses to be stopped.
+fn stop(dir: &Path) -> Result<(), DamonError> {
+    let state = dir.join("state");
+    let is_on = || read(&state).is_ok_and(|state| state == "on");
+    match is_on().then(|| write(&state, "off")) {
+        Some(Err(error)) if is_on() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Whether all kdamonds have settings that nobody but us would choose.
+fn are_ours(dir: &Path, kdamonds: &str) -> bool {
+    let is_ours = |index: u32| {
+        let text = |file: &str| read(&dir.join(index.to_string()).join(file)).unwrap_or_default();
+        let ours = [Operations::Mapped, Operations::Fixed].map(Operations::name);
+        ours.contains(&text(&format!("{CONTEXT_DIR}/operations")).as_str())
+            && text(&format!("{INTERVALS_DIR}/update_us")) == UPDATE_US.to_string()
+    };
+    kdamonds
+        .parse()
+        .is_ok_and(|count: u32| (0..count).all(is_ours))
+}
+
+fn read(path: &Path) -> Result<String, DamonError> {
+    let text = fs::read_to_string(path).map_err(|source| io_error("read", path, source))?;
+    Ok(text.trim().into())
+}
+
+fn write(path: &Path, value: &str) -> Result<(), DamonError> {
+    let mut result = Ok(());
+    for _ in 0..BUSY_RETRIES {
+        // Not fs::write: it would create the file where the kernel has none.
+        result = File::options()
+            .write(true)
+            .truncate(true)
+            .open(path)
+            .and_then(|mut file| io::Write::write_all(&mut file, value.as_bytes()));
+        match &result {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                std::thread::sleep(BUSY_WAIT);
+            }
+            _ => break,
+        }
+    }
+    result.map_err(|source| io_error(&format!("write {value:?} to"), path, source))
+}
+
+fn io_error(what: &str, path: &Path, source: io::Error) -> DamonError {
+    DamonError::Io {
+        what: format!("{what} {}", path.display()),
+        source,
+    }
+}
+
+fn unavailable(why: String, mend: &str) -> DamonError {
+    DamonError::Unavailable {
+        why,
+        mend: mend.into(),
+    }
+}

@@ -1,0 +1,14 @@
+//! What agent and controller ask of a Linux kernel: nodes, mappings, where pages lie and moving them,
+//! DAMON, perf's rings. Nothing here decides anything.
+
+pub mod cpu;
+pub mod damon;
+pub mod lock;
+pub mod mapping;
+pub mod maps;
+pub mod mover;
+pub mod nodes;
+pub mod page_size;
+pub mod pages;
+pub mod perf;
+pub mod prober;
