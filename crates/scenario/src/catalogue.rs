@@ -195,6 +195,13 @@ catalogue! {
         runs_on: &[P::Sim],
         color: None,
     }
+    Vtmm {
+        name: "vtmm",
+        about: "vTMM in the hypervisor: guest tables, temperatures",
+        source: "vTMM, EuroSys 2023",
+        runs_on: &[P::Sim],
+        color: None,
+    }
     Demeter {
         name: "demeter",
         about: "Demeter on hardware's samples",

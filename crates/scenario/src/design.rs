@@ -91,6 +91,12 @@ impl System {
                 "8 levels by log2 of updates; 5 s a level",
                 "VM paused each 5 s, at most 1,000 pairs",
             ],
+            Self::Vtmm => [
+                "hypervisor",
+                "accessed bits of the guest's tables that PML logged, each second",
+                "accesses in the last 32 scans, sorted in buckets",
+                "hottest for coldest; fast memory is a pool for all VMs",
+            ],
             Self::DemeterPaper => [
                 "guest kernel",
                 "PEBS by latency, at context switches",

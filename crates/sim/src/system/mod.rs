@@ -19,6 +19,7 @@ mod reclaimer;
 mod scan;
 mod sequential;
 mod unmanaged;
+mod vtmm;
 mod xen_history;
 
 use demeter_scenario::System;
@@ -34,6 +35,7 @@ pub(crate) use nimble::Nimble;
 pub(crate) use nomad::Nomad;
 pub(crate) use raminate::Raminate;
 pub(crate) use unmanaged::Unmanaged;
+pub(crate) use vtmm::Vtmm;
 pub(crate) use xen_history::XenHistory;
 
 /// Makes the manager of a VM.
@@ -56,6 +58,7 @@ pub(crate) fn build(system: System) -> Option<Build> {
         System::Nimble => |_| Box::new(Nimble),
         System::XenHistory => |_| Box::new(XenHistory::default()),
         System::Raminate => |_| Box::new(Raminate::default()),
+        System::Vtmm => |_| Box::new(Vtmm::default()),
         System::Demeter => |managed| Box::new(Agent::product(&managed.agent)),
         System::DemeterWorker => |managed| Box::new(Agent::polling(&managed.agent)),
         System::DemeterBlocks => |managed| Box::new(Agent::blocks(&managed.agent)),
