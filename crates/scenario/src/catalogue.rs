@@ -202,6 +202,13 @@ catalogue! {
         runs_on: &[P::Sim],
         color: None,
     }
+    HeteroOs {
+        name: "heteroos",
+        about: "HeteroOS: the hypervisor finds what is hot, the guest moves",
+        source: "HeteroOS, ISCA 2017",
+        runs_on: &[P::Sim],
+        color: None,
+    }
     Demeter {
         name: "demeter",
         about: "Demeter on hardware's samples",

@@ -97,6 +97,12 @@ impl System {
                 "accesses in the last 32 scans, sorted in buckets",
                 "hottest for coldest; fast memory is a pool for all VMs",
             ],
+            Self::HeteroOs => [
+                "hypervisor and guest kernel",
+                "accessed bits of the guest's tables, 16,384 pages each 500 ms",
+                "10 ones in a history of 32 bits",
+                "a list of 256,000 that the guest reads and promotes; its reclaim demotes",
+            ],
             Self::DemeterPaper => [
                 "guest kernel",
                 "PEBS by latency, at context switches",

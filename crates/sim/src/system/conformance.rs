@@ -20,6 +20,7 @@ fn seconds(system: System) -> u64 {
     match system {
         System::Raminate => 260,
         System::Nomad => 180,
+        System::HeteroOs => 90,
         _ => SECONDS,
     }
 }

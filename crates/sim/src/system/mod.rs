@@ -7,6 +7,7 @@ mod colloid;
 #[cfg(test)]
 mod conformance;
 mod hemem;
+mod heteroos;
 mod hint_fault_tiering;
 mod hypervisor_tpp;
 mod manager;
@@ -27,6 +28,7 @@ use demeter_scenario::System;
 pub(crate) use agent::{Agent, AgentSettings};
 pub(crate) use colloid::Colloid;
 pub(crate) use hemem::Hemem;
+pub(crate) use heteroos::HeteroOs;
 pub(crate) use hint_fault_tiering::HintFaultTiering;
 pub(crate) use hypervisor_tpp::{Ageing, HypervisorTpp};
 pub(crate) use manager::{Context, Managed, Manager, NEVER_PS, Needs, Tiering};
@@ -59,6 +61,7 @@ pub(crate) fn build(system: System) -> Option<Build> {
         System::XenHistory => |_| Box::new(XenHistory::default()),
         System::Raminate => |_| Box::new(Raminate::default()),
         System::Vtmm => |_| Box::new(Vtmm::default()),
+        System::HeteroOs => |_| Box::new(HeteroOs::default()),
         System::Demeter => |managed| Box::new(Agent::product(&managed.agent)),
         System::DemeterWorker => |managed| Box::new(Agent::polling(&managed.agent)),
         System::DemeterBlocks => |managed| Box::new(Agent::blocks(&managed.agent)),
