@@ -174,6 +174,13 @@ catalogue! {
         runs_on: &[P::Sim],
         color: None,
     }
+    HybridTier {
+        name: "hybridtier",
+        about: "HybridTier: frequency and momentum in small filters",
+        source: "HybridTier, ASPLOS 2025",
+        runs_on: &[P::Sim],
+        color: None,
+    }
     Nimble {
         name: "nimble",
         about: "Nimble in the guest's kernel: LRU lists, quick copies",

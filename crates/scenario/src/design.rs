@@ -73,6 +73,12 @@ impl System {
                 "samples of 2 MiB",
                 "what shifts the traffic until latencies are equal",
             ],
+            Self::HybridTier => [
+                "library",
+                "PEBS, 100,001 a second and CPU",
+                "4-bit counting Bloom filters: frequency 5 or momentum 3",
+                "promotes after 100,000 samples; demotes below 1.25 % free until 5 %",
+            ],
             Self::Nimble => [
                 "guest kernel",
                 "accessed bits, each second",

@@ -21,6 +21,7 @@ fn seconds(system: System) -> u64 {
         System::Raminate => 260,
         System::Nomad => 180,
         System::HeteroOs => 90,
+        System::HybridTier => 60,
         _ => SECONDS,
     }
 }

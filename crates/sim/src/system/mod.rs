@@ -9,6 +9,7 @@ mod conformance;
 mod hemem;
 mod heteroos;
 mod hint_fault_tiering;
+mod hybridtier;
 mod hypervisor_tpp;
 mod manager;
 mod memtis;
@@ -30,6 +31,7 @@ pub(crate) use colloid::Colloid;
 pub(crate) use hemem::Hemem;
 pub(crate) use heteroos::HeteroOs;
 pub(crate) use hint_fault_tiering::HintFaultTiering;
+pub(crate) use hybridtier::HybridTier;
 pub(crate) use hypervisor_tpp::{Ageing, HypervisorTpp};
 pub(crate) use manager::{Context, Managed, Manager, NEVER_PS, Needs, Tiering};
 pub(crate) use memtis::Memtis;
@@ -57,6 +59,7 @@ pub(crate) fn build(system: System) -> Option<Build> {
         System::Nomad => |managed| Box::new(Nomad::new(managed)),
         System::Hemem => |managed| Box::new(Hemem::new(managed)),
         System::Colloid => |managed| Box::new(Colloid::new(managed)),
+        System::HybridTier => |managed| Box::new(HybridTier::new(managed)),
         System::Nimble => |_| Box::new(Nimble),
         System::XenHistory => |_| Box::new(XenHistory::default()),
         System::Raminate => |_| Box::new(Raminate::default()),
