@@ -174,6 +174,13 @@ catalogue! {
         runs_on: &[P::Sim],
         color: None,
     }
+    ColloidTpp {
+        name: "colloid-tpp",
+        about: "Colloid on TPP's tracking: hot pages to the quicker tier",
+        source: "Colloid, SOSP 2024",
+        runs_on: &[P::Sim],
+        color: None,
+    }
     HybridTier {
         name: "hybridtier",
         about: "HybridTier: frequency and momentum in small filters",

@@ -73,6 +73,12 @@ impl System {
                 "samples of 2 MiB",
                 "what shifts the traffic until latencies are equal",
             ],
+            Self::ColloidTpp => [
+                "guest kernel",
+                "as g-tpp, and the memory controllers' counters; a core spins",
+                "as g-tpp",
+                "as g-tpp; while fast memory is slower what is hot goes down",
+            ],
             Self::HybridTier => [
                 "library",
                 "PEBS, 100,001 a second and CPU",

@@ -4,6 +4,7 @@
 mod agent;
 mod block_counters;
 mod colloid;
+mod colloid_tpp;
 #[cfg(test)]
 mod conformance;
 mod hemem;
@@ -28,6 +29,7 @@ use demeter_scenario::System;
 
 pub(crate) use agent::{Agent, AgentSettings};
 pub(crate) use colloid::Colloid;
+pub(crate) use colloid_tpp::ColloidTpp;
 pub(crate) use hemem::Hemem;
 pub(crate) use heteroos::HeteroOs;
 pub(crate) use hint_fault_tiering::HintFaultTiering;
@@ -59,6 +61,7 @@ pub(crate) fn build(system: System) -> Option<Build> {
         System::Nomad => |managed| Box::new(Nomad::new(managed)),
         System::Hemem => |managed| Box::new(Hemem::new(managed)),
         System::Colloid => |managed| Box::new(Colloid::new(managed)),
+        System::ColloidTpp => |managed| Box::new(ColloidTpp::new(managed)),
         System::HybridTier => |managed| Box::new(HybridTier::new(managed)),
         System::Nimble => |_| Box::new(Nimble),
         System::XenHistory => |_| Box::new(XenHistory::default()),
