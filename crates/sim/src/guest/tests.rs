@@ -51,6 +51,7 @@ impl Bench {
             read_bytes_per_s: 10_000_000_000,
             write_bytes_per_s: 10_000_000_000,
             granule_lines: 1,
+            others_bytes_per_s: 0,
         };
         Self {
             guest: Guest::new(&config),
