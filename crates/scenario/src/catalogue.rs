@@ -174,6 +174,20 @@ catalogue! {
         runs_on: &[P::Sim],
         color: None,
     }
+    ColloidTpp {
+        name: "colloid-tpp",
+        about: "Colloid on TPP's tracking: hot pages to the quicker tier",
+        source: "Colloid, SOSP 2024",
+        runs_on: &[P::Sim],
+        color: None,
+    }
+    HybridTier {
+        name: "hybridtier",
+        about: "HybridTier: frequency and momentum in small filters",
+        source: "HybridTier, ASPLOS 2025",
+        runs_on: &[P::Sim],
+        color: None,
+    }
     Nimble {
         name: "nimble",
         about: "Nimble in the guest's kernel: LRU lists, quick copies",
@@ -192,6 +206,20 @@ catalogue! {
         name: "raminate",
         about: "RAMinate in the hypervisor: written pages, VM paused",
         source: "RAMinate, SoCC 2016",
+        runs_on: &[P::Sim],
+        color: None,
+    }
+    Vtmm {
+        name: "vtmm",
+        about: "vTMM in the hypervisor: guest tables, temperatures",
+        source: "vTMM, EuroSys 2023",
+        runs_on: &[P::Sim],
+        color: None,
+    }
+    HeteroOs {
+        name: "heteroos",
+        about: "HeteroOS: the hypervisor finds what is hot, the guest moves",
+        source: "HeteroOS, ISCA 2017",
         runs_on: &[P::Sim],
         color: None,
     }

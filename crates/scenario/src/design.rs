@@ -73,6 +73,18 @@ impl System {
                 "samples of 2 MiB",
                 "what shifts the traffic until latencies are equal",
             ],
+            Self::ColloidTpp => [
+                "guest kernel",
+                "as g-tpp, and the memory controllers' counters; a core spins",
+                "as g-tpp",
+                "as g-tpp; while fast memory is slower what is hot goes down",
+            ],
+            Self::HybridTier => [
+                "library",
+                "PEBS, 100,001 a second and CPU",
+                "4-bit counting Bloom filters: frequency 5 or momentum 3",
+                "promotes after 100,000 samples; demotes below 1.25 % free until 5 %",
+            ],
             Self::Nimble => [
                 "guest kernel",
                 "accessed bits, each second",
@@ -90,6 +102,18 @@ impl System {
                 "EPT dirty bits, each second",
                 "8 levels by log2 of updates; 5 s a level",
                 "VM paused each 5 s, at most 1,000 pairs",
+            ],
+            Self::Vtmm => [
+                "hypervisor",
+                "accessed bits of the guest's tables that PML logged, each second",
+                "accesses in the last 32 scans, sorted in buckets",
+                "hottest for coldest; fast memory is a pool for all VMs",
+            ],
+            Self::HeteroOs => [
+                "hypervisor and guest kernel",
+                "accessed bits of the guest's tables, 16,384 pages each 500 ms",
+                "10 ones in a history of 32 bits",
+                "a list of 256,000 that the guest reads and promotes; its reclaim demotes",
             ],
             Self::DemeterPaper => [
                 "guest kernel",

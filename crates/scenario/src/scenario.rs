@@ -139,6 +139,9 @@ pub struct Sim {
     pub slow_write_gbps: Option<u64>,
     /// What the slow tier transfers inside for an access at random: 64 bytes, or 256 for Optane.
     pub slow_granule_bytes: u64,
+    /// What other programs on the host would load from the fast tier if it were idle, GB/s. They wait for
+    /// each load, so that they get less of a loaded tier.
+    pub fast_others_gbps: u64,
     /// Whether the hypervisor backs a guest's nodes with huge pages.
     pub host_thp: Thp,
     /// Whether the time counts in which a program fills its memory, and whoever manages memory is
@@ -160,6 +163,7 @@ impl Default for Sim {
             scale_bits: None,
             slow_write_gbps: None,
             slow_granule_bytes: 64,
+            fast_others_gbps: 0,
             host_thp: Thp::Always,
             timed_fill: false,
             translation: None,

@@ -101,6 +101,11 @@ impl Hypervisor {
         self.nodes[0].is_short()
     }
 
+    /// Bytes that promotions may still take before somebody has to make room.
+    pub(crate) fn promotable_bytes(&self) -> u64 {
+        u64::from(self.nodes[0].promotable()) << self.page_bits
+    }
+
     /// Whether reclaim still has to free memory.
     pub(crate) fn wants_more(&self) -> bool {
         self.nodes[0].wants_more()

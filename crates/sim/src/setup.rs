@@ -86,13 +86,16 @@ impl Setup {
             Cpu::Lab => (emulator(), dilation),
         };
         let gbps = 1_000_000_000 / dilation;
-        let tier =
-            |tier: &demeter_scenario::Tier, write_gbps: Option<u64>, granule: u64| TierModel {
-                latency_ps: tier.latency_ns * dilation * PS_PER_NS,
-                read_bytes_per_s: tier.bandwidth_gbps * gbps,
-                write_bytes_per_s: write_gbps.unwrap_or(tier.bandwidth_gbps) * gbps,
-                granule_lines: granule / LINE_BYTES,
-            };
+        let tier = |tier: &demeter_scenario::Tier,
+                    write_gbps: Option<u64>,
+                    granule: u64,
+                    others: u64| TierModel {
+            latency_ps: tier.latency_ns * dilation * PS_PER_NS,
+            read_bytes_per_s: tier.bandwidth_gbps * gbps,
+            write_bytes_per_s: write_gbps.unwrap_or(tier.bandwidth_gbps) * gbps,
+            granule_lines: granule / LINE_BYTES,
+            others_bytes_per_s: others * gbps,
+        };
         let setup = Self {
             cpu,
             k: match scenario.sim.scale_bits {
@@ -100,11 +103,17 @@ impl Setup {
                 None => scale_for(scenario)?,
             },
             tiers: [
-                tier(&machine.fast, None, LINE_BYTES),
+                tier(
+                    &machine.fast,
+                    None,
+                    LINE_BYTES,
+                    scenario.sim.fast_others_gbps,
+                ),
                 tier(
                     &machine.slow,
                     scenario.sim.slow_write_gbps,
                     scenario.sim.slow_granule_bytes,
+                    0,
                 ),
             ],
             usable: [&machine.fast, &machine.slow].map(|t| ByteCount(t.usable_mib * MIB)),

@@ -64,6 +64,7 @@ impl Testbed {
             read_bytes_per_s: 100_000_000_000,
             write_bytes_per_s: 100_000_000_000,
             granule_lines: 1,
+            others_bytes_per_s: 0,
         };
         let middle = (host_tables + table_pages + pages / 2) * PAGE_SIZE;
         let mut sampler = Sampler::new(0);

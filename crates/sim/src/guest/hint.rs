@@ -14,9 +14,11 @@ use crate::reclaim::Seen;
 /// Picoseconds in a millisecond.
 const PS_PER_MS: u64 = 1_000_000_000;
 
-/// A hint fault on a page of the slow node.
+/// A hint fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hint {
+    /// The node where the page lies.
+    pub(crate) node: TierId,
     /// Time since the page was made to fault, ms.
     pub(crate) since_ms: u32,
     /// Whether it was on the active list.
@@ -26,20 +28,21 @@ pub(crate) struct Hint {
 }
 
 impl Guest {
-    /// Makes the slow node's pages in a range of addresses fault; true when there were any. Their
-    /// translations are the caller's to flush.
+    /// Makes the slow node's pages in a range of addresses fault, or those of both nodes from the fast one
+    /// on; true when there were any. Their translations are the caller's to flush.
     pub(crate) fn make_fault(
         &mut self,
         range: Range<GuestVirtAddr>,
+        from: TierId,
         actor: &mut Actor<'_>,
     ) -> bool {
         let now_ms = (actor.now_ps() / PS_PER_MS) as u32;
-        let middle = self.nodes[1].frames().start;
+        let first = self.nodes[from as usize].frames().start;
         let (mut seen, mut marked, mut marked_huge) = (0u64, 0u64, 0u64);
         let frames = &mut self.frames;
         self.tables.for_each(range, |_, entry, size| {
             seen += 1;
-            if entry.index() >= middle && !entry.is_hint() {
+            if entry.index() >= first && !entry.is_hint() {
                 entry.set_hint(true);
                 *frames.word(entry.index()) = now_ms;
                 match size {
@@ -91,8 +94,7 @@ impl Guest {
         });
     }
 
-    /// Handles a hint fault: the page works again. Tells what the kernel learns if it lies in the
-    /// slow node.
+    /// Handles a hint fault: the page works again. Tells what the kernel learns.
     pub(crate) fn hint_fault(&mut self, gva: GuestVirtAddr, actor: &mut Actor<'_>) -> Option<Hint> {
         let (entry, size) = self.tables.find_mut(gva)?;
         entry.set_hint(false);
@@ -102,7 +104,8 @@ impl Guest {
         actor.charge(Cause::Hint, actor.costs.fault_ps << real);
         let used = self.frames.used(frame)?;
         let then_ms = *self.frames.word(frame);
-        (self.node_of(frame) == TierId::Slow).then(|| Hint {
+        Some(Hint {
+            node: self.node_of(frame),
             since_ms: ((actor.now_ps() / PS_PER_MS) as u32).saturating_sub(then_ms),
             active: used.seen.is_active(),
             pages: 1 << real,

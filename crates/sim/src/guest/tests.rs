@@ -51,6 +51,7 @@ impl Bench {
             read_bytes_per_s: 10_000_000_000,
             write_bytes_per_s: 10_000_000_000,
             granule_lines: 1,
+            others_bytes_per_s: 0,
         };
         Self {
             guest: Guest::new(&config),
@@ -207,7 +208,7 @@ fn hint_faults_tell_when_and_how_often() {
     let base = b.map(20 * MIB);
     b.fill(base, 20 * MIB);
     let all = base..GuestVirtAddr(base.0 + 20 * MIB);
-    assert!(b.act(|g, a| g.make_fault(all.clone(), a)));
+    assert!(b.act(|g, a| g.make_fault(all.clone(), TierId::Slow, a)));
     let (fast, slow) = (base, GuestVirtAddr(base.0 + 19 * MIB));
     assert!(!b.guest.tables.find(fast).unwrap().0.is_hint());
     assert!(b.guest.tables.find(slow).unwrap().0.is_hint());
@@ -216,7 +217,7 @@ fn hint_faults_tell_when_and_how_often() {
     assert!(first.since_ms >= 5 && !first.active);
     assert!(!b.guest.tables.find(slow).unwrap().0.is_hint());
     (0..2).for_each(|_| b.guest.mark_accessed(slow));
-    b.act(|g, a| g.make_fault(all, a));
+    b.act(|g, a| g.make_fault(all, TierId::Slow, a));
     assert!(b.act(|g, a| g.hint_fault(slow, a)).unwrap().active);
     assert_eq!(
         b.guest.counts.hint_faults, 4,
@@ -244,7 +245,7 @@ proptest! {
                 1 => drop(g.migrate_block_singly(block, to, a)),
                 2 => drop(g.migrate(gva, to, true, a)),
                 3 => drop(g.collapse(block, a)),
-                4 => drop(g.make_fault(gva..GuestVirtAddr(gva.0 + BLOCK_SIZE), a)),
+                4 => drop(g.make_fault(gva..GuestVirtAddr(gva.0 + BLOCK_SIZE), TierId::Slow, a)),
                 _ => drop(g.reclaim(a, u64::MAX)),
             });
         }

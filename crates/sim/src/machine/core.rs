@@ -528,6 +528,7 @@ mod tests {
                 read_bytes_per_s: 1 << 36,
                 write_bytes_per_s: 1 << 36,
                 granule_lines: 1,
+                others_bytes_per_s: 0,
             };
             let mut memory = Memory::new(&cpu, [tier; 2], 1 << 40);
             let (mut sampler, mut bill) = (Sampler::new(0), Bill::default());

@@ -36,6 +36,9 @@ pub struct TierModel {
     pub write_bytes_per_s: u64,
     /// Lines that the memory transfers inside for one that is accessed at random.
     pub granule_lines: u64,
+    /// What others than the VMs would load if the memory were idle. Each of their loads waits as long as
+    /// any: where latency is twice as high, they load half as much.
+    pub others_bytes_per_s: u64,
 }
 
 /// A tier under load.
@@ -105,8 +108,11 @@ impl Tier {
             let bytes = (lines << k) as f64 * LINE_BYTES as f64;
             bytes * 1e12 / (window_ps as f64 * per_s as f64)
         };
+        let slower = self.latency_ps as f64 / self.model.latency_ps.max(1) as f64;
+        let others = self.model.others_bytes_per_s as f64 / slower.max(1.0);
         let used = share(self.lines_read, self.model.read_bytes_per_s)
-            + share(self.lines_written, self.model.write_bytes_per_s);
+            + share(self.lines_written, self.model.write_bytes_per_s)
+            + others / self.model.read_bytes_per_s as f64;
         self.used += (used - self.used) * NEWEST;
         let overload = self.overload * (self.used / USE_MAX).sqrt();
         self.overload = overload.clamp(1.0, OVERLOAD_MAX);
@@ -151,6 +157,7 @@ mod tests {
         read_bytes_per_s: 176_000_000_000,
         write_bytes_per_s: 176_000_000_000,
         granule_lines: 1,
+        others_bytes_per_s: 0,
     };
 
     #[test]
@@ -187,6 +194,18 @@ mod tests {
             }
             let seconds = (windows / 2 * window_ps) as f64 / 1e12;
             prop_assert!((lines * LINE_BYTES) as f64 / seconds < 176e9 * 1.01);
+        }
+    }
+
+    proptest! {
+        /// Others who want so many times what there is make everybody wait so many times as long.
+        #[test]
+        fn others_wait_as_well(times in 3u64..20) {
+            let model = TierModel { others_bytes_per_s: times * DRAM.read_bytes_per_s, ..DRAM };
+            let mut tier = Tier::new(model, 12_000_000_000);
+            (0..500).for_each(|_| tier.end_window(1_000_000_000, 0));
+            let slower = tier.latency_ps as f64 / DRAM.latency_ps as f64;
+            prop_assert!((slower * USE_MAX / times as f64 - 1.0).abs() < 0.02, "{}", slower);
         }
     }
 

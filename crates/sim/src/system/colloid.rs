@@ -37,7 +37,7 @@ const PERIOD: u64 = 5003;
 const NEWEST: f64 = 1.0 / 16.0;
 
 /// Latencies that differ by less, as a share of the fast tier's, are equal.
-const EQUAL: f64 = 0.05;
+pub(super) const EQUAL: f64 = 0.05;
 
 /// What is left open is opened again when it is smaller.
 const NARROW: f64 = 0.01;
@@ -83,6 +83,46 @@ impl Balance {
     }
 }
 
+/// What the memory controllers tell, by tier.
+#[derive(Debug)]
+pub(super) struct Load {
+    /// Weight of the newest measurement.
+    newest: f64,
+    /// Lines by the last measurement; lines from one to the next, and latency, both smoothed.
+    lines_before: [u64; 2],
+    lines: [f64; 2],
+    latency_ps: [f64; 2],
+}
+
+impl Load {
+    /// Nothing measured yet.
+    pub(super) fn new(newest: f64) -> Self {
+        Self {
+            newest,
+            lines_before: [0; 2],
+            lines: [0.0; 2],
+            latency_ps: [0.0; 2],
+        }
+    }
+
+    /// Reads the counters.
+    pub(super) fn measure(&mut self, actor: &Actor<'_>) {
+        for (i, tier) in actor.memory.tiers.iter().enumerate() {
+            let lines = tier.lines_ever();
+            let new = (lines - self.lines_before[i]) as f64 * f64::from(1u32 << actor.k);
+            self.lines_before[i] = lines;
+            self.lines[i] += (new - self.lines[i]) * self.newest;
+            let latency_ps = tier.latency_ps as f64;
+            self.latency_ps[i] += (latency_ps - self.latency_ps[i]) * self.newest;
+        }
+    }
+
+    /// The tiers' latencies.
+    pub(super) fn latency_ps(&self) -> [f64; 2] {
+        self.latency_ps
+    }
+}
+
 /// The library.
 #[derive(Debug)]
 pub(crate) struct Colloid {
@@ -92,10 +132,7 @@ pub(crate) struct Colloid {
     samples_seen: u64,
     spinner: Spinner,
     balance: Balance,
-    /// By tier: lines by the last turn, lines of a turn, and latency, the last two smoothed.
-    lines_before: [u64; 2],
-    lines: [f64; 2],
-    latency_ps: [f64; 2],
+    load: Load,
     /// Bytes that may be moved.
     allowed: f64,
 }
@@ -110,22 +147,8 @@ impl Colloid {
             samples_seen: 0,
             spinner: Spinner::default(),
             balance: Balance::OPEN,
-            lines_before: [0; 2],
-            lines: [0.0; 2],
-            latency_ps: [0.0; 2],
+            load: Load::new(NEWEST),
             allowed: 0.0,
-        }
-    }
-
-    /// Reads the counters.
-    fn measure(&mut self, actor: &Actor<'_>) {
-        for (i, tier) in actor.memory.tiers.iter().enumerate() {
-            let lines = tier.lines_ever();
-            let new = (lines - self.lines_before[i]) as f64 * f64::from(1u32 << actor.k);
-            self.lines_before[i] = lines;
-            self.lines[i] += (new - self.lines[i]) * NEWEST;
-            let latency_ps = tier.latency_ps as f64;
-            self.latency_ps[i] += (latency_ps - self.latency_ps[i]) * NEWEST;
         }
     }
 
@@ -200,11 +223,11 @@ impl Manager for Colloid {
     fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {
         let Context { guest, actor, .. } = ctx;
         let due_ps = actor.now_ps() + TURN_PS;
-        self.measure(actor);
-        let all = self.lines[0] + self.lines[1];
+        self.load.measure(actor);
+        let all: f64 = self.load.lines.iter().sum();
         if all > 0.0 {
-            let p = self.lines[0] / all;
-            let part = self.balance.step(p, self.latency_ps);
+            let p = self.load.lines[0] / all;
+            let part = self.balance.step(p, self.load.latency_ps);
             let bytes = part.abs() * all * 64.0;
             self.allowed = (self.allowed + bytes).min(bytes * TURNS_PER_LIMIT);
             let pages = self.heat.blocks().count() as u64;

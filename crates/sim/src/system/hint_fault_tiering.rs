@@ -55,6 +55,56 @@ impl HintFaultTiering {
             cursor: Cursor::default(),
         }
     }
+
+    /// Makes the slow node's pages fault, or those of both nodes from the fast one on. Returns when the
+    /// next scan is due.
+    pub(super) fn scan(&mut self, from: TierId, ctx: &mut Context<'_>) -> u64 {
+        let Context { guest, actor, .. } = ctx;
+        let began_ps = actor.now_ps();
+        let areas: Vec<_> = guest.vmas().iter().map(|v| v.start()..v.end()).collect();
+        let mut marked = false;
+        let ended = self.cursor.scan(&areas, |stretch| {
+            let any = guest.make_fault(stretch, from, actor);
+            marked |= any;
+            any
+        });
+        if marked {
+            actor.flush_own();
+        }
+        if ended {
+            self.pace.pass_ended();
+        }
+        self.pace.after(began_ps, actor.now_ps())
+    }
+
+    /// A page has faulted: tells where it lies, if it is hot.
+    pub(super) fn found_hot(&self, gva: GuestVirtAddr, ctx: &mut Context<'_>) -> Option<TierId> {
+        let Context { guest, actor, .. } = ctx;
+        let hint = guest.hint_fault(gva, actor)?;
+        let is_hot = match self.kernel {
+            Kernel::Linux => hint.since_ms < HOT_MS,
+            Kernel::Tpp => {
+                // A page changes its list under the lock of all lists.
+                guest.mark_accessed(gva);
+                actor.contend(Cause::Hint, hint.pages);
+                hint.active
+            }
+        };
+        is_hot.then_some(hint.node)
+    }
+
+    /// Promotes a page that has faulted, if there is room.
+    pub(super) fn promote(&mut self, gva: GuestVirtAddr, ctx: &mut Context<'_>) {
+        let Context { guest, actor, .. } = ctx;
+        if guest.is_short() {
+            self.reclaimer.wake(actor.now_ps());
+        } else {
+            // While it was marked nobody could have its translation.
+            let moved = guest.migrate(gva, TierId::Fast, false, actor);
+            self.pace.promoted(moved);
+            self.guest_took_memory(ctx);
+        }
+    }
 }
 
 impl Manager for HintFaultTiering {
@@ -79,48 +129,12 @@ impl Manager for HintFaultTiering {
 
     /// The scanner's turn.
     fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {
-        let Context { guest, actor, .. } = ctx;
-        let began_ps = actor.now_ps();
-        let areas: Vec<_> = guest.vmas().iter().map(|v| v.start()..v.end()).collect();
-        let mut marked = false;
-        let ended = self.cursor.scan(&areas, |stretch| {
-            let any = guest.make_fault(stretch, actor);
-            marked |= any;
-            any
-        });
-        if marked {
-            actor.flush_own();
-        }
-        if ended {
-            self.pace.pass_ended();
-        }
-        self.pace.after(began_ps, actor.now_ps())
+        self.scan(TierId::Slow, ctx)
     }
 
     fn hint_fault(&mut self, gva: GuestVirtAddr, ctx: &mut Context<'_>) {
-        let Context { guest, actor, .. } = ctx;
-        let Some(hint) = guest.hint_fault(gva, actor) else {
-            return;
-        };
-        let is_hot = match self.kernel {
-            Kernel::Linux => hint.since_ms < HOT_MS,
-            Kernel::Tpp => {
-                // A page changes its list under the lock of all lists.
-                guest.mark_accessed(gva);
-                actor.contend(Cause::Hint, hint.pages);
-                hint.active
-            }
-        };
-        if !is_hot {
-            return;
-        }
-        if guest.is_short() {
-            self.reclaimer.wake(actor.now_ps());
-        } else {
-            // While it was marked nobody could have its translation.
-            let moved = guest.migrate(gva, TierId::Fast, false, actor);
-            self.pace.promoted(moved);
-            self.guest_took_memory(ctx);
+        if self.found_hot(gva, ctx) == Some(TierId::Slow) {
+            self.promote(gva, ctx);
         }
     }
 

@@ -4,10 +4,13 @@
 mod agent;
 mod block_counters;
 mod colloid;
+mod colloid_tpp;
 #[cfg(test)]
 mod conformance;
 mod hemem;
+mod heteroos;
 mod hint_fault_tiering;
+mod hybridtier;
 mod hypervisor_tpp;
 mod manager;
 mod memtis;
@@ -19,14 +22,18 @@ mod reclaimer;
 mod scan;
 mod sequential;
 mod unmanaged;
+mod vtmm;
 mod xen_history;
 
 use demeter_scenario::System;
 
 pub(crate) use agent::{Agent, AgentSettings};
 pub(crate) use colloid::Colloid;
+pub(crate) use colloid_tpp::ColloidTpp;
 pub(crate) use hemem::Hemem;
+pub(crate) use heteroos::HeteroOs;
 pub(crate) use hint_fault_tiering::HintFaultTiering;
+pub(crate) use hybridtier::HybridTier;
 pub(crate) use hypervisor_tpp::{Ageing, HypervisorTpp};
 pub(crate) use manager::{Context, Managed, Manager, NEVER_PS, Needs, Tiering};
 pub(crate) use memtis::Memtis;
@@ -34,6 +41,7 @@ pub(crate) use nimble::Nimble;
 pub(crate) use nomad::Nomad;
 pub(crate) use raminate::Raminate;
 pub(crate) use unmanaged::Unmanaged;
+pub(crate) use vtmm::Vtmm;
 pub(crate) use xen_history::XenHistory;
 
 /// Makes the manager of a VM.
@@ -53,9 +61,13 @@ pub(crate) fn build(system: System) -> Option<Build> {
         System::Nomad => |managed| Box::new(Nomad::new(managed)),
         System::Hemem => |managed| Box::new(Hemem::new(managed)),
         System::Colloid => |managed| Box::new(Colloid::new(managed)),
+        System::ColloidTpp => |managed| Box::new(ColloidTpp::new(managed)),
+        System::HybridTier => |managed| Box::new(HybridTier::new(managed)),
         System::Nimble => |_| Box::new(Nimble),
         System::XenHistory => |_| Box::new(XenHistory::default()),
         System::Raminate => |_| Box::new(Raminate::default()),
+        System::Vtmm => |_| Box::new(Vtmm::default()),
+        System::HeteroOs => |_| Box::new(HeteroOs::default()),
         System::Demeter => |managed| Box::new(Agent::product(&managed.agent)),
         System::DemeterWorker => |managed| Box::new(Agent::polling(&managed.agent)),
         System::DemeterBlocks => |managed| Box::new(Agent::blocks(&managed.agent)),

@@ -103,7 +103,7 @@ impl Nomad {
         let areas: Vec<_> = guest.vmas().iter().map(|v| v.start()..v.end()).collect();
         let mut marked = false;
         let ended = self.cursor.scan(&areas, |stretch| {
-            let any = guest.make_fault(stretch, actor);
+            let any = guest.make_fault(stretch, TierId::Slow, actor);
             marked |= any;
             any
         });
@@ -246,7 +246,8 @@ impl Manager for Nomad {
         if guest.write_fault(gva, actor) {
             return;
         }
-        if guest.hint_fault(gva, actor).is_some() {
+        let hint = guest.hint_fault(gva, actor);
+        if hint.is_some_and(|hint| hint.node == TierId::Slow) {
             let Some((_, size)) = guest.tables.find(gva) else {
                 return;
             };

@@ -44,11 +44,11 @@ const MOVES: u64 = 1024;
 
 /// A page's history: the last scan's bit is the highest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct History(u32);
+pub(super) struct History(u32);
 
 impl History {
     /// Takes a scan's bit in; true when the page comes to have so many ones.
-    fn push(&mut self, accessed: bool, hot: u32) -> bool {
+    pub(super) fn push(&mut self, accessed: bool, hot: u32) -> bool {
         let was_hot = self.is_hot(hot);
         self.0 = self.0 >> 1 | u32::from(accessed) << 31;
         !was_hot && self.is_hot(hot)
@@ -56,7 +56,12 @@ impl History {
 
     /// Whether it has so many ones.
     fn is_hot(self, hot: u32) -> bool {
-        self.0.count_ones() >= hot
+        self.ones() >= hot
+    }
+
+    /// In how many of the last 32 scans it was accessed.
+    pub(super) fn ones(self) -> u32 {
+        self.0.count_ones()
     }
 }
 

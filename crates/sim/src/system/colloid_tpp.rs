@@ -1,0 +1,107 @@
+//! Colloid on TPP's tracking: hot pages go to whichever tier is quicker.
+//!
+//! Vuppalapati and Agarwal, SOSP 2024; numbers as in the authors' kernel. It tracks and classifies as TPP
+//! does, and moves by one bit: whether the fast tier is the slower one.
+//!
+//! # Problem
+//! TPP promotes what is hot, however loaded the fast tier is.
+//!
+//! # Approach
+//! A thread with a core of its own reads the memory controllers' counters. While the fast tier is the
+//! slower one, nothing is promoted, fast memory's pages are made to fault as slow memory's are, and
+//! what faults and is hot is demoted. Else it is TPP.
+//!
+//! The thread reads without a pause; the model lets it read every 2 ms.
+
+use demeter_policy::GuestVirtAddr;
+
+use super::colloid::{EQUAL, Load};
+use super::hemem::Spinner;
+use super::{Context, HintFaultTiering, Managed, Manager, Needs};
+use crate::guest::Guest;
+use crate::machine::memory::TierId;
+
+/// Weight of the newest measurement.
+const NEWEST: f64 = 1.0 / 32.0;
+
+/// The kernel's part.
+#[derive(Debug)]
+pub(crate) struct ColloidTpp {
+    tpp: HintFaultTiering,
+    load: Load,
+    spinner: Spinner,
+}
+
+impl ColloidTpp {
+    /// Nothing seen yet.
+    pub(crate) fn new(managed: &Managed) -> Self {
+        Self {
+            tpp: HintFaultTiering::tpp(managed),
+            load: Load::new(NEWEST),
+            spinner: Spinner::default(),
+        }
+    }
+
+    /// Whether the fast tier is the slower one.
+    fn is_fast_slower(&self) -> bool {
+        let [fast, slow] = self.load.latency_ps();
+        fast - slow > EQUAL * fast
+    }
+}
+
+impl Manager for ColloidTpp {
+    fn needs(&self) -> Needs {
+        self.tpp.needs()
+    }
+
+    fn has_worker(&self) -> bool {
+        true
+    }
+
+    fn start(&mut self, guest: &Guest, now_ps: u64, filling: bool) -> u64 {
+        self.spinner = Spinner::since(now_ps);
+        self.tpp.start(guest, now_ps, filling)
+    }
+
+    /// The scanner's turn.
+    fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {
+        let from = match self.is_fast_slower() {
+            true => TierId::Fast,
+            false => TierId::Slow,
+        };
+        self.tpp.scan(from, ctx)
+    }
+
+    fn worker_turn(&mut self, _began_ps: u64, ctx: &mut Context<'_>) -> bool {
+        self.load.measure(&ctx.actor);
+        self.spinner.spin(&mut ctx.actor);
+        false
+    }
+
+    fn hint_fault(&mut self, gva: GuestVirtAddr, ctx: &mut Context<'_>) {
+        let Some(node) = self.tpp.found_hot(gva, ctx) else {
+            return;
+        };
+        match (node, self.is_fast_slower()) {
+            (TierId::Slow, false) => self.tpp.promote(gva, ctx),
+            (TierId::Fast, true) => {
+                // While it was marked nobody could have its translation.
+                let Context { guest, actor, .. } = ctx;
+                guest.migrate(gva, TierId::Slow, false, actor);
+            }
+            _ => {}
+        }
+    }
+
+    fn guest_took_memory(&mut self, ctx: &mut Context<'_>) {
+        self.tpp.guest_took_memory(ctx);
+    }
+
+    fn reclaim_since_ps(&self, now_ps: u64) -> Option<u64> {
+        self.tpp.reclaim_since_ps(now_ps)
+    }
+
+    fn reclaim(&mut self, now_ps: u64, ctx: &mut Context<'_>) {
+        self.tpp.reclaim(now_ps, ctx);
+    }
+}
