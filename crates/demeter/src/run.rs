@@ -4,17 +4,18 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::ValueEnum;
 use demeter_lab::link::{ProgramFigure, Report};
 use demeter_lab::workload::Rate;
-use demeter_lab::{Lab, Repetition, stop_on_signals};
+use demeter_lab::{Lab, Repetition};
 use demeter_outcome::RunResult;
 use demeter_scenario::{Scenario, System};
 
 use crate::output;
 use crate::progress::{Progress, Work};
 use crate::run_folder;
+use crate::signals;
 use crate::systems;
 
 /// Bytes in a mebibyte, for people.
@@ -90,7 +91,7 @@ pub struct Args {
 
 /// Runs the scenario, or every scenario of a folder.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let stop = stop_on_signals().context("cannot catch signals")?;
+    let stop = signals::stop_flag()?;
     if args.scenario.is_dir() {
         let (folder, json) = (&args.scenario, args.json.as_deref());
         let adapt = |scenario: &mut Scenario| args.adapt(scenario);
@@ -179,11 +180,11 @@ fn leave_out_those_of_other_places(scenario: &mut Scenario, place: Place) {
         return;
     }
     for system in others {
-        eprintln!(
+        output::say(format_args!(
             "{:17} left out: it does not run on {}",
             system.to_string(),
             place.name()
-        );
+        ));
     }
     scenario.systems = here;
 }
@@ -223,7 +224,7 @@ pub(crate) fn show(run: &str, report: &Report) {
         Report::Program(log) => {
             if log.is_why {
                 for line in log.text.lines() {
-                    eprintln!("{run:13} {}| {line}", log.name);
+                    output::say(format_args!("{run:13} {}| {line}", log.name));
                 }
             }
             return;
@@ -234,7 +235,7 @@ pub(crate) fn show(run: &str, report: &Report) {
         | Report::Failed { .. }
         | Report::Finished => return,
     };
-    eprintln!("{run:13} {line}");
+    output::say(format_args!("{run:13} {line}"));
 }
 
 /// The workload's speed, or those of its programs.

@@ -12,12 +12,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use demeter_lab::{Lab, Repetition, stop_on_signals};
+use demeter_lab::{Lab, Repetition};
 use demeter_outcome::{RunResult, SystemResult, best};
 use demeter_scenario::{Scenario, Settings, System, Thp};
 
 use crate::output;
 use crate::run;
+use crate::signals;
 
 /// What a VM takes besides the timed phase, as long as none has run: booting, filling memory, and
 /// checking it.
@@ -114,14 +115,14 @@ pub fn tune(args: Args) -> Result<()> {
         Duration::from_secs(scenario.duration_s) + BESIDES,
         args.time.map(|minutes| Duration::from_secs(minutes * 60)),
     );
-    eprintln!("{}", clock.promise(all)?);
-    let stop = stop_on_signals().context("cannot catch signals")?;
+    output::say(clock.promise(all)?);
+    let stop = signals::stop_flag()?;
     let lab = Lab::from_env()?;
     let found = search(args.rival, knobs, &mut |settings| {
         if !clock.begins() {
             return Ok(None);
         }
-        eprintln!("{}: {}", args.rival, settings.name);
+        output::say(format_args!("{}: {}", args.rival, settings.name));
         let mut scenario = scenario.clone();
         scenario.settings = vec![settings.clone()];
         let run = demeter_lab::run(

@@ -13,5 +13,6 @@ pub mod prober;
 pub mod recording;
 pub mod server;
 pub mod status;
+pub mod supervisor;
 pub mod targets;
 pub mod tracker;

@@ -20,5 +20,5 @@ pub mod workload;
 pub use error::{Error, VmFault};
 pub use program::Launch;
 pub use record::{Recorded, Recorder, Recording};
-pub use run::{LabRun, Repetition, run, run_here, stop_on_signals};
+pub use run::{LabRun, Repetition, run, run_here};
 pub use vm::{Initramfs, Lab};

@@ -5,9 +5,12 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use demeter_lab::{Recorder, stop_on_signals};
+use demeter_lab::Recorder;
 use demeter_sim::Access;
 use demeter_sim::trace::{Event, Writer};
+
+use crate::output;
+use crate::signals;
 
 /// Arguments of `demeter trace record`.
 #[derive(clap::Args)]
@@ -26,7 +29,7 @@ pub struct Args {
 /// Runs the program and writes its trace.
 pub fn record(args: &Args) -> Result<()> {
     // Ctrl-C is for the program, too: it ends, and what was recorded is kept.
-    stop_on_signals().context("cannot catch signals")?;
+    signals::stop_flag()?;
     let mut writer = Writer::create(&args.output)?;
     let (program, program_args) = args.program.split_first().context("name a program")?;
     let recording = Recorder::from_env()?.start(program.as_ref(), program_args)?;
@@ -52,11 +55,16 @@ pub fn record(args: &Args) -> Result<()> {
     }
     let limited = writer.accesses() >= args.limit;
     let written = writer.finish()?;
-    eprintln!("{}", super::written(&args.output, written));
+    output::say(super::written(&args.output, written));
     if limited {
-        eprintln!("the program was ended at --limit {}", args.limit);
+        output::say(format_args!(
+            "the program was ended at --limit {}",
+            args.limit
+        ));
     } else if !status.success() {
-        eprintln!("the program did not succeed ({status}); its trace goes up to there");
+        output::say(format_args!(
+            "the program did not succeed ({status}); its trace goes up to there"
+        ));
     }
     Ok(())
 }
