@@ -164,29 +164,15 @@ impl Args {
         scenario.seed = self.seed.unwrap_or(scenario.seed);
         scenario.duration_s = self.duration.unwrap_or(scenario.duration_s);
         if self.systems.is_empty() || matches!(self.on, Place::Sim) {
-            leave_out_those_of_other_places(scenario, self.on);
+            for system in scenario.leave_out_what_cannot_run_on(self.on.of_catalogue()) {
+                output::say(format_args!(
+                    "{:17} left out: it does not run on {}",
+                    system.to_string(),
+                    self.on.name()
+                ));
+            }
         }
     }
-}
-
-/// A scenario may be made for several places. If no system runs here, all stay, so that the first one
-/// is named as the error.
-fn leave_out_those_of_other_places(scenario: &mut Scenario, place: Place) {
-    let (here, others): (Vec<System>, Vec<System>) = scenario
-        .systems
-        .iter()
-        .partition(|system| system.runs_on(place.of_catalogue()));
-    if here.is_empty() {
-        return;
-    }
-    for system in others {
-        output::say(format_args!(
-            "{:17} left out: it does not run on {}",
-            system.to_string(),
-            place.name()
-        ));
-    }
-    scenario.systems = here;
 }
 
 /// One line of progress on standard error.

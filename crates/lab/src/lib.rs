@@ -14,6 +14,7 @@ mod provision;
 mod record;
 mod run;
 mod timeline;
+mod tune;
 mod vm;
 pub mod workload;
 
@@ -21,4 +22,5 @@ pub use error::{Error, VmFault};
 pub use program::Launch;
 pub use record::{Recorded, Recorder, Recording};
 pub use run::{LabRun, Repetition, run, run_here};
+pub use tune::{Search, TooLittleTime};
 pub use vm::{Initramfs, Lab};
