@@ -17,6 +17,7 @@ use crate::progress::{Progress, Work};
 use crate::run_folder;
 use crate::signals;
 use crate::systems;
+use crate::trace;
 
 /// Bytes in a mebibyte, for people.
 const MIB: f64 = (1u64 << 20) as f64;
@@ -146,9 +147,11 @@ fn measure(args: &Args, scenario: &Scenario, stop: &AtomicBool) -> anyhow::Resul
             demeter_lab::run_here(scenario, &lab()?, stop, &mut show)
         }
         Place::Sim => {
+            let mut scenario = scenario.clone();
+            trace::stand_in(&mut scenario, stop)?;
             let (progress, limits) = (Progress::new(), args.work.limits(stop));
             let show = |event: demeter_sim::Event<'_>| progress.show(event);
-            let result = demeter_sim::run_all(scenario, args.repeat, limits, &show)?;
+            let result = demeter_sim::run_all(&scenario, args.repeat, limits, &show)?;
             return Ok((result, Ok(())));
         }
     };

@@ -20,7 +20,7 @@ pub mod workload;
 
 pub use error::{Error, VmFault};
 pub use program::Launch;
-pub use record::{Recorded, Recorder, Recording};
+pub use record::{Recorded, Recorder, Recording, RecordingEnd};
 pub use run::{LabRun, Repetition, run, run_here};
 pub use tune::{Search, TooLittleTime};
 pub use vm::{Initramfs, Lab};
