@@ -6,6 +6,8 @@
 //!
 //! One thread, one wake per epoch, and half as many while nothing is to move. When nothing is
 //! accessed an epoch is a look at the tracker's buffers and nothing else.
+//!
+//! It is one file, because it is one dispatch: each request of the engine has its method here.
 
 mod process;
 
