@@ -17,6 +17,7 @@ mod report;
 mod run;
 mod run_folder;
 mod shell;
+mod signals;
 mod sweep;
 mod systems;
 mod top;

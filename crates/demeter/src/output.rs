@@ -1,4 +1,5 @@
-//! Writing to stdout without the panic that `println!` has for a reader that went away.
+//! Writing to stdout and stderr without the panic that `println!` and `eprintln!` have for a reader that
+//! went away.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -28,4 +29,10 @@ pub fn print(text: impl AsRef<[u8]>) -> anyhow::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(ReaderGone.into()),
         other => other.context("cannot write to standard output"),
     }
+}
+
+/// Tells a person at the terminal something, on standard error. That the terminal has gone stops
+/// nothing: what runs still has to clean up.
+pub fn say(line: impl fmt::Display) {
+    let _ = writeln!(io::stderr(), "{line}");
 }

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use demeter_outcome::SystemResult;
 use demeter_sim::{Event, Limits};
 
+use crate::output;
+
 /// A run that takes longer than this says how far it is, and again after this time.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -57,7 +59,10 @@ impl Progress {
                     return;
                 }
                 let seconds = since.as_secs();
-                eprintln!("{job}: {:.0} % after {seconds} s", share * 100.0);
+                output::say(format_args!(
+                    "{job}: {:.0} % after {seconds} s",
+                    share * 100.0
+                ));
             }
             Event::Done {
                 job,
@@ -70,7 +75,10 @@ impl Progress {
                     true => format!("  ({} left)", spoken(left)),
                     false => String::new(),
                 };
-                eprintln!("{done}/{of}  {job}: {}{left}", figures(result));
+                output::say(format_args!(
+                    "{done}/{of}  {job}: {}{left}",
+                    figures(result)
+                ));
             }
         }
         *last = Instant::now();

@@ -4,18 +4,20 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::ValueEnum;
 use demeter_lab::link::{ProgramFigure, Report};
 use demeter_lab::workload::Rate;
-use demeter_lab::{Lab, Repetition, stop_on_signals};
+use demeter_lab::{Lab, Repetition};
 use demeter_outcome::RunResult;
 use demeter_scenario::{Scenario, System};
 
 use crate::output;
 use crate::progress::{Progress, Work};
 use crate::run_folder;
+use crate::signals;
 use crate::systems;
+use crate::trace;
 
 /// Bytes in a mebibyte, for people.
 const MIB: f64 = (1u64 << 20) as f64;
@@ -90,7 +92,7 @@ pub struct Args {
 
 /// Runs the scenario, or every scenario of a folder.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let stop = stop_on_signals().context("cannot catch signals")?;
+    let stop = signals::stop_flag()?;
     if args.scenario.is_dir() {
         let (folder, json) = (&args.scenario, args.json.as_deref());
         let adapt = |scenario: &mut Scenario| args.adapt(scenario);
@@ -145,9 +147,11 @@ fn measure(args: &Args, scenario: &Scenario, stop: &AtomicBool) -> anyhow::Resul
             demeter_lab::run_here(scenario, &lab()?, stop, &mut show)
         }
         Place::Sim => {
+            let mut scenario = scenario.clone();
+            trace::stand_in(&mut scenario, stop)?;
             let (progress, limits) = (Progress::new(), args.work.limits(stop));
             let show = |event: demeter_sim::Event<'_>| progress.show(event);
-            let result = demeter_sim::run_all(scenario, args.repeat, limits, &show)?;
+            let result = demeter_sim::run_all(&scenario, args.repeat, limits, &show)?;
             return Ok((result, Ok(())));
         }
     };
@@ -163,29 +167,15 @@ impl Args {
         scenario.seed = self.seed.unwrap_or(scenario.seed);
         scenario.duration_s = self.duration.unwrap_or(scenario.duration_s);
         if self.systems.is_empty() || matches!(self.on, Place::Sim) {
-            leave_out_those_of_other_places(scenario, self.on);
+            for system in scenario.leave_out_what_cannot_run_on(self.on.of_catalogue()) {
+                output::say(format_args!(
+                    "{:17} left out: it does not run on {}",
+                    system.to_string(),
+                    self.on.name()
+                ));
+            }
         }
     }
-}
-
-/// A scenario may be made for several places. If no system runs here, all stay, so that the first one
-/// is named as the error.
-fn leave_out_those_of_other_places(scenario: &mut Scenario, place: Place) {
-    let (here, others): (Vec<System>, Vec<System>) = scenario
-        .systems
-        .iter()
-        .partition(|system| system.runs_on(place.of_catalogue()));
-    if here.is_empty() {
-        return;
-    }
-    for system in others {
-        eprintln!(
-            "{:17} left out: it does not run on {}",
-            system.to_string(),
-            place.name()
-        );
-    }
-    scenario.systems = here;
 }
 
 /// One line of progress on standard error.
@@ -223,7 +213,7 @@ pub(crate) fn show(run: &str, report: &Report) {
         Report::Program(log) => {
             if log.is_why {
                 for line in log.text.lines() {
-                    eprintln!("{run:13} {}| {line}", log.name);
+                    output::say(format_args!("{run:13} {}| {line}", log.name));
                 }
             }
             return;
@@ -234,7 +224,7 @@ pub(crate) fn show(run: &str, report: &Report) {
         | Report::Failed { .. }
         | Report::Finished => return,
     };
-    eprintln!("{run:13} {line}");
+    output::say(format_args!("{run:13} {line}"));
 }
 
 /// The workload's speed, or those of its programs.

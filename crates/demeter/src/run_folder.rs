@@ -42,7 +42,12 @@ pub fn run(
         ..RunResult::default()
     };
     for (n, scenario) in scenarios.iter().enumerate() {
-        eprintln!("{} ({} of {})", scenario.name, n + 1, scenarios.len());
+        output::say(format_args!(
+            "{} ({} of {})",
+            scenario.name,
+            n + 1,
+            scenarios.len()
+        ));
         let systems = run(scenario).with_context(|| scenario.name.clone())?;
         result.cases.push(Case {
             group: 0,

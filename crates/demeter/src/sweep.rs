@@ -4,7 +4,6 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use demeter_lab::stop_on_signals;
 use demeter_outcome::{Case, RunResult, SystemResult, together, write_file};
 use demeter_report::RunRow;
 use demeter_scenario::{Axis, Grid, Point, System};
@@ -12,6 +11,7 @@ use demeter_sim::{Job, run_jobs};
 
 use crate::output;
 use crate::progress::{Progress, Work};
+use crate::signals;
 use crate::systems;
 
 /// Arguments of `demeter sweep`.
@@ -56,7 +56,7 @@ pub fn sweep(args: &Args) -> Result<()> {
         );
     }
     let jobs = jobs(&points, &args.systems, args.seeds);
-    let stop = stop_on_signals().context("cannot catch signals")?;
+    let stop = signals::stop_flag()?;
     let progress = Progress::new();
     let results = run_jobs(&jobs, args.work.limits(&stop), &|event| {
         progress.show(event)

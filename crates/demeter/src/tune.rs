@@ -1,27 +1,17 @@
 //! `demeter tune`: the best settings of a rival for a scenario, found in the lab.
-//!
-//! Problem: a rival has several knobs, a run takes a minute or two, and no table may show a rival
-//! that a reader could set better.
-//! Approach: one knob after the other, those that matter most first: each of its values is tried
-//! with the best of the knobs before it. That takes the sum of their numbers, not the product.
-//! Properties: what is returned is the best of all that ran; settings that change nothing ran first,
-//! so the result is never worse than those; no run begins that might not end in time.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use demeter_lab::{Lab, Repetition, stop_on_signals};
-use demeter_outcome::{RunResult, SystemResult, best};
-use demeter_scenario::{Scenario, Settings, System, Thp};
+use demeter_lab::{Lab, Repetition, Search};
+use demeter_outcome::{RunResult, SystemResult};
+use demeter_scenario::{Scenario, Settings, System};
 
 use crate::output;
 use crate::run;
-
-/// What a VM takes besides the timed phase, as long as none has run: booting, filling memory, and
-/// checking it.
-const BESIDES: Duration = Duration::from_secs(45);
+use crate::signals;
 
 /// Most minutes that a search may take.
 const MINUTES_MAX: u64 = 24 * 60;
@@ -46,52 +36,6 @@ pub struct Args {
     json: Option<PathBuf>,
 }
 
-/// A value of a knob: what it is called, and what it sets.
-type Value = (&'static str, fn(&mut Settings));
-
-const HUGE_PAGES: &[Value] = &[
-    ("huge pages never", |s| s.thp = Some(Thp::Never)),
-    ("huge pages madvise", |s| s.thp = Some(Thp::Madvise)),
-    ("huge pages always", |s| s.thp = Some(Thp::Always)),
-];
-const WATERMARKS: &[Value] = &[
-    ("watermarks 1 %", |s| s.watermark_scale_factor = Some(100)),
-    ("watermarks 5 %", |s| s.watermark_scale_factor = Some(500)),
-];
-
-/// The knobs of Linux's tiering, those first that matter most.
-const LINUX: &[&[Value]] = &[
-    HUGE_PAGES,
-    &[
-        ("scan 64 MiB", |s| s.scan_size_mib = Some(64)),
-        ("scan 1024 MiB", |s| s.scan_size_mib = Some(1024)),
-    ],
-    &[
-        ("every 0.2 s", |s| s.scan_period_min_ms = Some(200)),
-        ("every 5 s", |s| s.scan_period_min_ms = Some(5000)),
-    ],
-    &[
-        ("16 MiB/s", |s| s.rate_mib_per_s = Some(16)),
-        ("128 MiB/s", |s| s.rate_mib_per_s = Some(128)),
-    ],
-    WATERMARKS,
-];
-
-/// The knobs of DAMON.
-const DAMON: &[&[Value]] = &[
-    HUGE_PAGES,
-    &[
-        ("looks every 5 ms", |s| s.sample_ms = Some(5)),
-        ("looks every 20 ms", |s| s.sample_ms = Some(20)),
-        ("looks every 50 ms", |s| s.sample_ms = Some(50)),
-    ],
-    &[
-        ("16 MiB/s", |s| s.rate_mib_per_s = Some(16)),
-        ("256 MiB/s", |s| s.rate_mib_per_s = Some(256)),
-    ],
-    WATERMARKS,
-];
-
 /// Searches and prints what was found.
 pub fn tune(args: Args) -> Result<()> {
     let mut scenario = Scenario::load(&args.scenario)?;
@@ -105,23 +49,16 @@ pub fn tune(args: Args) -> Result<()> {
             args.scenario.display()
         );
     }
-    let knobs = match args.rival {
-        System::Damon => DAMON,
-        _ => LINUX,
-    };
-    let all = 1 + knobs.iter().map(|values| values.len()).sum::<usize>();
-    let mut clock = Clock::new(
-        Duration::from_secs(scenario.duration_s) + BESIDES,
+    let search = Search::new(
+        args.rival,
+        Duration::from_secs(scenario.duration_s),
         args.time.map(|minutes| Duration::from_secs(minutes * 60)),
     );
-    eprintln!("{}", clock.promise(all)?);
-    let stop = stop_on_signals().context("cannot catch signals")?;
+    output::say(search.promise()?);
+    let stop = signals::stop_flag()?;
     let lab = Lab::from_env()?;
-    let found = search(args.rival, knobs, &mut |settings| {
-        if !clock.begins() {
-            return Ok(None);
-        }
-        eprintln!("{}: {}", args.rival, settings.name);
+    let found = search.run(&mut |settings| {
+        output::say(format_args!("{}: {}", args.rival, settings.name));
         let mut scenario = scenario.clone();
         scenario.settings = vec![settings.clone()];
         let run = demeter_lab::run(
@@ -131,8 +68,7 @@ pub fn tune(args: Args) -> Result<()> {
             &stop,
             &mut run::show,
         );
-        clock.ended();
-        Ok(run.whole()?.systems.pop())
+        Ok::<_, demeter_lab::Error>(run.whole()?.systems.pop())
     })?;
     let Some((settings, result)) = found else {
         bail!("{} was measured nothing of", args.rival);
@@ -145,46 +81,6 @@ pub fn tune(args: Args) -> Result<()> {
         result.save(path)?;
     }
     output::print(told(&result.systems[0], &settings)?)
-}
-
-/// The best settings, and what came of them, with all others beside it; nothing where not even the
-/// first ran. `run` says nothing when there is no time left for it.
-fn search(
-    rival: System,
-    knobs: &[&[Value]],
-    run: &mut dyn FnMut(&Settings) -> Result<Option<SystemResult>>,
-) -> Result<Option<(Settings, SystemResult)>> {
-    let mut tried = vec![Settings::new(rival, "as it is")];
-    let Some(first) = run(&tried[0])? else {
-        return Ok(None);
-    };
-    let mut results = vec![first];
-    'knobs: for values in knobs {
-        let so_far = best_of(&tried, &results).clone();
-        for (name, set) in *values {
-            let mut settings = so_far.clone();
-            set(&mut settings);
-            settings.name = if so_far == tried[0] {
-                (*name).to_owned()
-            } else {
-                format!("{}, {name}", so_far.name)
-            };
-            let Some(result) = run(&settings)? else {
-                break 'knobs;
-            };
-            tried.push(settings);
-            results.push(result);
-        }
-    }
-    let settings = best_of(&tried, &results).clone();
-    Ok(best(results).map(|result| (settings, result)))
-}
-
-/// The settings of the best result.
-fn best_of<'a>(tried: &'a [Settings], results: &[SystemResult]) -> &'a Settings {
-    let best = best(results.to_vec()).and_then(|best| best.settings);
-    let found = tried.iter().find(|s| Some(&s.name) == best.as_ref());
-    found.unwrap_or(&tried[0])
 }
 
 /// What was tried, the best first, and the lines for a scenario.
@@ -212,157 +108,4 @@ fn told(best: &SystemResult, settings: &Settings) -> Result<String> {
     Ok(format!(
         "{text}\nThe best, for a scenario:\n\n[[settings]]\n{toml}"
     ))
-}
-
-/// How long runs take, and how many still fit.
-struct Clock {
-    started: Instant,
-    run_began: Instant,
-    /// The longest run so far; before the first, what one is thought to take.
-    longest: Duration,
-    limit: Option<Duration>,
-    is_measured: bool,
-}
-
-impl Clock {
-    fn new(guess: Duration, limit: Option<Duration>) -> Self {
-        let now = Instant::now();
-        Self {
-            started: now,
-            run_began: now,
-            longest: guess,
-            limit,
-            is_measured: false,
-        }
-    }
-
-    /// What the person is told before anything starts.
-    fn promise(&self, all: usize) -> Result<String> {
-        let minutes = |time: Duration| time.as_secs_f64() / 60.0;
-        let each = self.longest.as_secs();
-        match self.limit {
-            Some(limit) if limit < self.longest => bail!(
-                "one run takes about {each} s: give --time {} or more, or a shorter --duration",
-                self.longest.as_secs().div_ceil(60)
-            ),
-            Some(limit) if limit < self.longest * all as u32 => Ok(format!(
-                "about {} of {all} settings, {each} s each, in at most {:.0} minutes; all would take \
-                 {:.0}",
-                limit.as_secs() / each,
-                minutes(limit),
-                minutes(self.longest * all as u32).ceil()
-            )),
-            _ => Ok(format!(
-                "{all} settings, about {each} s each: {:.0} minutes",
-                minutes(self.longest * all as u32).ceil()
-            )),
-        }
-    }
-
-    /// Whether one more run ends in time; it begins now.
-    fn begins(&mut self) -> bool {
-        self.run_began = Instant::now();
-        let end = self.started.elapsed() + self.longest;
-        self.limit.is_none_or(|limit| end <= limit)
-    }
-
-    fn ended(&mut self) {
-        let took = self.run_began.elapsed();
-        self.longest = if self.is_measured {
-            self.longest.max(took)
-        } else {
-            took
-        };
-        self.is_measured = true;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use demeter_outcome::{Speed, Unit};
-
-    use super::*;
-
-    /// A rival that likes small pages and small scans, the latter only with the former.
-    fn speed(settings: &Settings) -> f64 {
-        let is_small = settings.thp == Some(Thp::Never);
-        let scans_little = settings.scan_size_mib == Some(64);
-        match (is_small, scans_little) {
-            (true, true) => 4.0,
-            (true, false) => 3.0,
-            (false, true) => 1.0,
-            (false, false) => 2.0,
-        }
-    }
-
-    fn found_in(runs: usize) -> Option<(Settings, SystemResult)> {
-        let mut left = runs;
-        search(System::Linux, LINUX, &mut |settings| {
-            if left == 0 {
-                return Ok(None);
-            }
-            left -= 1;
-            Ok(Some(SystemResult {
-                settings: Some(settings.name.clone()),
-                speed: Some(Speed::new(Unit::MOPS, speed(settings), None)),
-                ..SystemResult::default()
-            }))
-        })
-        .unwrap()
-    }
-
-    #[test]
-    fn knobs_add_up_to_the_best_and_never_to_less_than_was_found() {
-        let (settings, result) = found_in(usize::MAX).unwrap();
-        assert_eq!(
-            (settings.thp, settings.scan_size_mib),
-            (Some(Thp::Never), Some(64))
-        );
-        assert_eq!(settings.name, "huge pages never, scan 64 MiB");
-        assert_eq!(result.mean(), Some(4.0));
-        let all: usize = LINUX.iter().map(|values| values.len()).sum();
-        assert_eq!(result.other_settings.len(), all);
-        let mut before = 0.0;
-        for runs in 1..=all + 1 {
-            let (_, result) = found_in(runs).unwrap();
-            assert_eq!(result.other_settings.len(), runs - 1);
-            assert!(result.mean() >= Some(before), "{runs}");
-            before = result.mean().unwrap();
-        }
-        assert!(found_in(0).is_none());
-    }
-
-    #[test]
-    fn every_setting_that_is_tried_is_one_that_a_scenario_may_have() {
-        let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scenarios/ci.toml");
-        let scenario = Scenario::load(std::path::Path::new(shipped)).unwrap();
-        for (rival, knobs) in [(System::Linux, LINUX), (System::Damon, DAMON)] {
-            search(rival, knobs, &mut |settings| {
-                let mut scenario = scenario.clone();
-                scenario.settings = vec![settings.clone()];
-                scenario.check()?;
-                Ok(Some(SystemResult {
-                    settings: Some(settings.name.clone()),
-                    ..SystemResult::default()
-                }))
-            })
-            .unwrap();
-        }
-    }
-
-    #[test]
-    fn the_time_is_stated_and_kept() {
-        let minute = Duration::from_secs(60);
-        assert!(Clock::new(minute, Some(minute / 2)).promise(12).is_err());
-        let said = |limit| Clock::new(minute, limit).promise(12).unwrap();
-        assert!(said(None).contains("12 settings") && said(None).contains("12 minutes"));
-        assert!(said(Some(5 * minute)).contains("about 5 of 12 settings"));
-        let mut clock = Clock::new(minute, Some(minute * 3 / 2));
-        assert!(clock.begins());
-        clock.ended();
-        // A run is now known to take no time at all, but a minute and a half is over at once.
-        assert!(clock.begins());
-        clock.longest = 2 * minute;
-        assert!(!clock.begins());
-    }
 }

@@ -104,8 +104,8 @@ fn is_running(process: &Path) -> bool {
 }
 
 #[test]
-fn ctrl_c_ends_the_vm_and_cleans_up() {
-    for signal in ["INT", "TERM"] {
+fn ctrl_c_or_the_end_of_the_terminal_ends_the_vm_and_cleans_up() {
+    for signal in ["INT", "TERM", "HUP"] {
         let mut hanging = Hanging::start();
         hanging.signal(signal);
         assert_eq!(

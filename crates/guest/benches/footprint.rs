@@ -11,7 +11,7 @@ use std::process::{Child, Command as Process, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use demeter_guest::agent::{Agent, Command, Effects};
+use demeter_guest::agent::{Agent, Control, Effects};
 use demeter_guest::config::Config;
 use demeter_guest::latency::ASSUMED_NS;
 use demeter_guest::pages::LivePages;
@@ -193,11 +193,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     for _ in 0..40 {
         agent.step()?;
     }
-    let (commands, received) = mpsc::channel();
+    let (controls, received) = mpsc::channel();
     let (cpu, start) = (cpu_time(), Instant::now());
     let timer = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(EPOCH_MS * u64::from(IDLE_EPOCHS)));
-        commands.send(Command::Stop)
+        controls.send(Control::Stop)
     });
     agent.run(&received)?;
     let share = (cpu_time() - cpu).as_secs_f64() / start.elapsed().as_secs_f64();

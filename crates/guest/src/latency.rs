@@ -57,7 +57,7 @@ pub fn measure(tiers: Tiers) -> io::Result<PerTier<u32>> {
 }
 
 fn load_ns(node: NodeId) -> io::Result<u32> {
-    let memory = Memory::on(node)?;
+    let memory = NodeBuffer::on(node)?;
     memory.link();
     if !memory.is_on(node) {
         return Err(io::ErrorKind::OutOfMemory.into());
@@ -76,9 +76,9 @@ fn load_ns(node: NodeId) -> io::Result<u32> {
 }
 
 /// Memory of a node.
-struct Memory(NonNull<u8>);
+struct NodeBuffer(NonNull<u8>);
 
-impl Memory {
+impl NodeBuffer {
     fn on(node: NodeId) -> io::Result<Self> {
         let (protection, flags) = (
             libc::PROT_READ | libc::PROT_WRITE,
@@ -160,7 +160,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for NodeBuffer {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours, and nothing points into it any more.
         unsafe { libc::munmap(self.0.as_ptr().cast(), BYTES) };

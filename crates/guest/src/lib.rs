@@ -8,6 +8,7 @@ pub mod probe;
 pub mod recording;
 pub mod server;
 pub mod status;
+pub mod supervisor;
 pub mod targets;
 pub mod tracker;
 

@@ -18,7 +18,7 @@ use axum::{Json, Router};
 use demeter_http::{BindError, Limits, SocketFile};
 use tokio::sync::oneshot;
 
-use crate::agent::Command;
+use crate::agent::Control;
 use crate::status::StatusCell;
 
 /// Why the server does not start.
@@ -48,7 +48,7 @@ pub struct Server {
 #[derive(Clone)]
 struct App {
     status: StatusCell,
-    commands: Sender<Command>,
+    controls: Sender<Control>,
 }
 
 impl Server {
@@ -57,7 +57,7 @@ impl Server {
         socket: &Path,
         listen: Option<SocketAddr>,
         status: StatusCell,
-        commands: Sender<Command>,
+        controls: Sender<Control>,
     ) -> Result<Self, ServerError> {
         let error = |place: String| move |source| ServerError::Listen { place, source };
         let (unix, file) = demeter_http::bind(socket)?;
@@ -70,7 +70,7 @@ impl Server {
             .enable_all()
             .build()
             .map_err(error(socket.display().to_string()))?;
-        let app = App { status, commands };
+        let app = App { status, controls };
         let to_look_at = Router::new()
             .route(
                 "/v1/status",
@@ -80,8 +80,8 @@ impl Server {
         // Over TCP anybody may come: nothing is changed there.
         let over_tcp = to_look_at.clone().with_state(app.clone());
         let app = to_look_at
-            .route("/v1/pause", post(|state| command(state, Command::Pause)))
-            .route("/v1/resume", post(|state| command(state, Command::Resume)))
+            .route("/v1/pause", post(|state| control(state, Control::Pause)))
+            .route("/v1/resume", post(|state| control(state, Control::Resume)))
             .with_state(app);
         let thread = std::thread::spawn(move || {
             runtime.block_on(async move {
@@ -134,8 +134,8 @@ async fn metrics(State(app): State<App>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, kind)], app.status.prometheus())
 }
 
-async fn command(State(app): State<App>, command: Command) -> StatusCode {
-    match app.commands.send(command) {
+async fn control(State(app): State<App>, control: Control) -> StatusCode {
+    match app.controls.send(control) {
         Ok(()) => StatusCode::ACCEPTED,
         Err(_) => StatusCode::SERVICE_UNAVAILABLE,
     }
@@ -162,13 +162,13 @@ mod tests {
     }
 
     #[test]
-    fn serves_commands_and_leaves_no_socket() {
+    fn serves_controls_and_leaves_no_socket() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("run/guest.sock");
-        let (commands, received) = mpsc::channel();
+        let (controls, received) = mpsc::channel();
         let status = StatusCell::default();
         status.update(|s| s.promoted_bytes = 42);
-        let server = Server::start(&socket, None, status.clone(), commands.clone()).unwrap();
+        let server = Server::start(&socket, None, status.clone(), controls.clone()).unwrap();
         assert!(
             ask(&socket, "GET /v1/status")
                 .unwrap()
@@ -182,10 +182,10 @@ mod tests {
         assert_eq!(refused(&socket, "GET /etc/passwd"), 404);
         assert_eq!(
             received.try_iter().collect::<Vec<_>>(),
-            [Command::Pause, Command::Resume]
+            [Control::Pause, Control::Resume]
         );
 
-        let second = Server::start(&socket, None, status, commands);
+        let second = Server::start(&socket, None, status, controls);
         assert!(
             matches!(second, Err(ServerError::Bind(BindError::Taken(_)))),
             "{second:?}"
@@ -198,12 +198,12 @@ mod tests {
     fn over_tcp_nothing_is_changed() {
         use std::io::{Read, Write};
         let dir = tempfile::tempdir().unwrap();
-        let (commands, received) = mpsc::channel();
+        let (controls, received) = mpsc::channel();
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = free.local_addr().unwrap();
         drop(free);
         let socket = dir.path().join("guest.sock");
-        let _server = Server::start(&socket, Some(address), StatusCell::default(), commands);
+        let _server = Server::start(&socket, Some(address), StatusCell::default(), controls);
         for (question, status) in [("POST /v1/pause", "404"), ("GET /v1/status", "200")] {
             let mut stream = std::net::TcpStream::connect(address).unwrap();
             write!(stream, "{question} HTTP/1.0\r\n\r\n").unwrap();

@@ -14,11 +14,13 @@ mod provision;
 mod record;
 mod run;
 mod timeline;
+mod tune;
 mod vm;
 pub mod workload;
 
 pub use error::{Error, VmFault};
 pub use program::Launch;
-pub use record::{Recorded, Recorder, Recording};
-pub use run::{LabRun, Repetition, run, run_here, stop_on_signals};
+pub use record::{Recorded, Recorder, Recording, RecordingEnd};
+pub use run::{LabRun, Repetition, run, run_here};
+pub use tune::{Search, TooLittleTime};
 pub use vm::{Initramfs, Lab};

@@ -1,20 +1,30 @@
 //! Recording a real program: user-mode emulation with a plugin that tells every access.
+//!
+//! A scenario's program is recorded from when it is ready; what it did before is how it has filled its
+//! memory.
 
 use std::ffi::OsString;
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, BufReader, Read};
 use std::ops::ControlFlow;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use demeter_policy::GuestVirtAddr;
+use demeter_scenario::{Programs, Ready, Scenario};
+use regex_lite::Regex;
 
 use crate::error::Error;
-use crate::vm::Lab;
-use crate::vm::dies_with_this_thread;
+use crate::program::{Heard, Launch, Meter, lock};
 use crate::vm::plugin::trace_plugin;
+use crate::vm::{Finder, Lab, dies_with_this_thread, in_place};
 
 /// Accesses of the plugin's largest message.
 const MESSAGE_ACCESSES_MAX: u32 = 4096;
@@ -26,13 +36,19 @@ const STORE: u64 = 1 << 63;
 /// The socket's number in the emulator: one that programs do not use by chance.
 const PLUGIN_FD: i32 = 900;
 
+/// Longest time until a program is ready: emulated it is slower by far than it says of itself.
+const READY_LIMIT: Duration = Duration::from_secs(1800);
+
+/// How often a wait for a program that touches nothing looks whether it may go on.
+const TICK: Duration = Duration::from_millis(200);
+
 /// What a recording needs of this machine.
 #[derive(Debug, Clone)]
 pub struct Recorder {
     /// The user-mode emulator.
     pub qemu: PathBuf,
-    /// Folder where the compiled plugin is kept.
-    pub cache: PathBuf,
+    /// Where the compiled plugin is kept, and our own programs are.
+    pub lab: Lab,
 }
 
 /// What one thread of the program did next.
@@ -62,6 +78,31 @@ pub struct Recording {
     child: Child,
     messages: BufReader<UnixStream>,
     bytes: Vec<u8>,
+    until: Until,
+    heard: Arc<Mutex<Heard>>,
+    began: Instant,
+}
+
+/// What a program does before it is recorded.
+#[derive(Debug, Clone, Copy)]
+enum Until {
+    /// Nothing.
+    Start,
+    /// It prints the line that says that it is ready.
+    Line,
+    /// Time passes.
+    Time(Instant),
+}
+
+/// How a recording ended.
+#[derive(Debug)]
+pub struct RecordingEnd {
+    /// How the program did.
+    pub status: ExitStatus,
+    /// What it printed last, as far as that was heard.
+    pub last_lines: String,
+    /// Whether it was ready, and thus recorded.
+    pub was_ready: bool,
 }
 
 impl Recorder {
@@ -73,7 +114,7 @@ impl Recorder {
         let qemu = std::env::var_os("DEMETER_QEMU_USER").filter(|path| !path.is_empty());
         Ok(Self {
             qemu: qemu.map_or_else(|| "qemu-x86_64".into(), PathBuf::from),
-            cache: Lab::from_env()?.cache,
+            lab: Lab::from_env()?,
         })
     }
 
@@ -82,7 +123,7 @@ impl Recorder {
     /// # Errors
     /// [`Error::NoPlugins`] when the emulator loads none; others when it or a C compiler is missing.
     pub fn plugin(&self) -> Result<PathBuf, Error> {
-        trace_plugin(&self.cache, &self.qemu)
+        trace_plugin(&self.lab.cache, &self.qemu)
     }
 
     /// Starts `program`, found as a shell finds it, with our own input and output.
@@ -90,18 +131,126 @@ impl Recorder {
     /// # Errors
     /// When the program is missing, the system refuses, or there is no [`Recorder::plugin`].
     pub fn start(&self, program: &Path, args: &[OsString]) -> Result<Recording, Error> {
-        let program = find(program)?;
+        let mut command = Command::new(&self.qemu);
+        let heard = Heard::new(None, None, Meter::default());
+        self.spawn(&mut command, &find(program)?, args, Until::Start, heard)
+    }
+
+    /// The one program of a scenario, as it would be started on this machine. It works in `folder`.
+    ///
+    /// # Errors
+    /// [`Error::Unfit`] where more than one program would have to be recorded; others as in a run.
+    pub fn launch(
+        &self,
+        scenario: &Scenario,
+        programs: &Programs,
+        folder: &Path,
+    ) -> Result<Launch, Error> {
+        let refuse = |what: String| {
+            Error::Unfit {
+            what,
+            mend: "record it by hand (`demeter trace record`) and name the file in workload.trace, or \
+                   use --on lab"
+                .into(),
+        }
+        };
+        let [program] = &programs.programs[..] else {
+            let count = programs.programs.len();
+            return Err(refuse(format!(
+                "a trace is of one program, and the scenario has {count}"
+            )));
+        };
+        if let Some(Ready::Port(port)) = program.ready {
+            return Err(refuse(format!(
+                "nothing would use the program that listens on port {port} while it is recorded"
+            )));
+        }
+        let finder = Finder::new(&self.lab.programs, &self.lab.cache, programs)?;
+        let mut launches = in_place(&finder, scenario, programs, folder)?;
+        launches
+            .pop()
+            .ok_or_else(|| refuse("the scenario has no program".into()))
+    }
+
+    /// Where a trace of a scenario's program is kept: another file once the program, its data, its
+    /// arguments or the scenario's seed are others.
+    ///
+    /// # Errors
+    /// When one of the files cannot be read.
+    pub fn kept_at(&self, scenario: &Scenario, launch: &Launch) -> Result<PathBuf, Error> {
+        let mut hasher = DefaultHasher::new();
+        (&launch.args, scenario.seed, scenario.duration_s).hash(&mut hasher);
+        format!("{:?}", scenario.workload).hash(&mut hasher);
+        let data = fs::read_dir(&launch.folder).map_err(Error::io("read", &launch.folder))?;
+        let data = data.map(|entry| entry.map(|entry| entry.path()));
+        let data: Vec<PathBuf> = data
+            .collect::<Result<_, _>>()
+            .map_err(Error::io("read", &launch.folder))?;
+        for file in data.iter().chain([&launch.file]) {
+            let about = fs::metadata(file).map_err(Error::io("read", file))?;
+            (about.len(), about.modified().ok()).hash(&mut hasher);
+        }
+        let name = format!("{}-{:016x}.trace", launch.name, hasher.finish());
+        Ok(self.lab.cache.join(name))
+    }
+
+    /// Starts a scenario's program; it is recorded from when it is ready. What it prints is heard, and
+    /// shown nowhere.
+    ///
+    /// # Errors
+    /// As [`Recorder::start`].
+    pub fn start_launch(&self, launch: &Launch) -> Result<Recording, Error> {
+        let line = match &launch.ready {
+            Some(Ready::Line(line)) => Some(Regex::new(line).map_err(|error| Error::Unfit {
+                what: format!("program {}: ready.line: {error}", launch.name),
+                mend: "correct it".into(),
+            })?),
+            _ => None,
+        };
+        let until = match &launch.ready {
+            Some(Ready::AfterS(s)) => Until::Time(Instant::now() + Duration::from_secs(*s)),
+            Some(Ready::Line(_)) => Until::Line,
+            Some(Ready::Port(_)) | None => Until::Start,
+        };
+        let (output, theirs) = io::pipe().map_err(Error::io("create", "a pipe"))?;
+        let mut command = Command::new(&self.qemu);
+        let errors = theirs.try_clone().map_err(Error::io("create", "a pipe"))?;
+        command
+            .env_clear()
+            .envs(&launch.env)
+            .current_dir(&launch.folder)
+            .stdin(Stdio::null())
+            .stdout(theirs)
+            .stderr(errors);
+        let args: Vec<OsString> = launch.args.iter().map(OsString::from).collect();
+        let heard = Heard::new(line, None, Meter::default());
+        let recording = self.spawn(&mut command, &launch.file, &args, until, heard)?;
+        // `command` still holds the pipe's other end.
+        drop(command);
+        let heard = Arc::clone(&recording.heard);
+        std::thread::spawn(move || listen(output, &heard));
+        Ok(recording)
+    }
+
+    /// Starts `file` by `command`, which is the emulator and has its environment already.
+    fn spawn(
+        &self,
+        command: &mut Command,
+        file: &Path,
+        args: &[OsString],
+        until: Until,
+        heard: Heard,
+    ) -> Result<Recording, Error> {
         let plugin = self.plugin()?;
         let (ours, theirs) = UnixStream::pair().map_err(Error::io("create", "a socket"))?;
         let mut plugin_option = plugin.into_os_string();
         plugin_option.push(format!(",fd={PLUGIN_FD}"));
-        let mut command = Command::new(&self.qemu);
         command
             .arg("-plugin")
             .arg(plugin_option)
-            .arg(&program)
+            .arg(file)
             .args(args);
-        dies_with_this_thread(&mut command);
+        dies_with_this_thread(command);
         let socket = theirs.as_raw_fd();
         // SAFETY: dup2 is async-signal-safe, takes two numbers, and nothing is allocated.
         unsafe {
@@ -110,29 +259,43 @@ impl Recorder {
                 _ => Ok(()),
             });
         }
+        ours.set_read_timeout(Some(TICK))
+            .map_err(Error::io("set up", "a socket"))?;
         let child = command.spawn().map_err(Error::io("start", &self.qemu))?;
         Ok(Recording {
             child,
             messages: BufReader::with_capacity(1 << 16, ours),
             bytes: Vec::new(),
+            until,
+            heard: Arc::new(Mutex::new(heard)),
+            began: Instant::now(),
         })
     }
 }
 
 impl Recording {
-    /// Hands `on_recorded` what each thread did, as it comes, until the program ends or
-    /// `on_recorded` breaks, which ends it. Returns how it ended.
+    /// Hands `on_recorded` what each thread did, as it comes, until the program ends, `on_recorded`
+    /// breaks, or `stop` is set; both end it. Returns how it ended.
     ///
     /// # Errors
-    /// When the emulator ends without having recorded, or its messages make no sense.
+    /// When the emulator ends without having recorded, or its messages make no sense, and
+    /// [`Error::Interrupted`].
     pub fn run(
         mut self,
+        stop: &AtomicBool,
         mut on_recorded: impl FnMut(Recorded) -> ControlFlow<()>,
-    ) -> Result<ExitStatus, Error> {
+    ) -> Result<RecordingEnd, Error> {
         let mut heard = false;
+        let mut was_ready = false;
         loop {
+            if !was_ready {
+                was_ready = self.is_ready()?;
+            }
+            if stop.load(Ordering::Relaxed) {
+                return Err(Error::Interrupted);
+            }
             let mut header = [0; HEADER_BYTES];
-            if !read(&mut self.messages, &mut header)? {
+            if !read(&mut self.messages, &mut header, stop)? {
                 break;
             }
             heard = true;
@@ -145,8 +308,11 @@ impl Recording {
                 return Err(Error::io("understand", "the emulator's plugin")(fault));
             }
             self.bytes.resize(count as usize * 8, 0);
-            if !read(&mut self.messages, &mut self.bytes)? {
+            if !read(&mut self.messages, &mut self.bytes, stop)? {
                 break;
+            }
+            if !was_ready {
+                continue;
             }
             let recorded = Recorded {
                 thread,
@@ -165,13 +331,52 @@ impl Recording {
             .wait()
             .map_err(Error::io("wait for", "the emulator"))?;
         if heard {
-            return Ok(status);
+            return Ok(RecordingEnd {
+                status,
+                last_lines: lock(&self.heard).last_lines(),
+                was_ready,
+            });
         }
         Err(Error::Tool {
             program: "the emulator".into(),
             said: format!("it ended ({status}) before the program began"),
             mend: "PROGRAM must be an x86-64 program for Linux, no script".into(),
         })
+    }
+}
+
+impl Recording {
+    /// Whether the program has filled its memory, as far as its scenario says how to tell.
+    fn is_ready(&self) -> Result<bool, Error> {
+        let is_ready = match self.until {
+            Until::Start => true,
+            Until::Line => lock(&self.heard).is_ready(),
+            Until::Time(time) => Instant::now() >= time,
+        };
+        if !is_ready && self.began.elapsed() > READY_LIMIT {
+            return Err(Error::Unfit {
+                what: format!(
+                    "the program was not ready within {} s of recording",
+                    READY_LIMIT.as_secs()
+                ),
+                mend: "give it less to do before".into(),
+            });
+        }
+        Ok(is_ready)
+    }
+}
+
+/// Hears what a program prints, up to its end.
+fn listen(mut output: impl Read, heard: &Mutex<Heard>) {
+    let mut bytes = [0; 4096];
+    loop {
+        match output.read(&mut bytes) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Ok(0) | Err(_) => return,
+            Ok(read) => {
+                lock(heard).take(&bytes[..read], 0.0);
+            }
+        }
     }
 }
 
@@ -184,19 +389,25 @@ impl Drop for Recording {
 }
 
 /// Fills `bytes`; false when the program ended instead, perhaps amid a message.
-fn read(messages: &mut impl Read, bytes: &mut [u8]) -> Result<bool, Error> {
-    match messages.read_exact(bytes) {
-        Ok(()) => Ok(true),
-        Err(error)
-            if matches!(
-                error.kind(),
-                io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset
-            ) =>
-        {
-            Ok(false)
+fn read(messages: &mut impl Read, bytes: &mut [u8], stop: &AtomicBool) -> Result<bool, Error> {
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match messages.read(&mut bytes[filled..]) {
+            Ok(0) => return Ok(false),
+            Ok(count) => filled += count,
+            Err(error) => match error.kind() {
+                io::ErrorKind::ConnectionReset => return Ok(false),
+                io::ErrorKind::Interrupted => {}
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                    if stop.load(Ordering::Relaxed) {
+                        return Err(Error::Interrupted);
+                    }
+                }
+                _ => return Err(Error::io("read from", "the emulator's plugin")(error)),
+            },
         }
-        Err(error) => Err(Error::io("read from", "the emulator's plugin")(error)),
     }
+    Ok(true)
 }
 
 fn u32_of(bytes: &[u8]) -> u32 {
@@ -221,4 +432,40 @@ fn find(program: &Path) -> Result<PathBuf, Error> {
         .map(|folder| folder.join(program))
         .find(|file| file.is_file())
         .ok_or_else(missing)
+}
+
+#[cfg(test)]
+mod tests {
+    use demeter_scenario::Workload;
+
+    use super::*;
+
+    #[test]
+    fn what_a_trace_cannot_stand_for_is_refused() {
+        let with = |programs: &str| {
+            let text = format!(
+                "name = \"x\"\nduration_s = 9\nsystems = [\"none\"]\n[machine]\nvcpus = 1\n\
+                 fast = {{ usable_mib = 1, latency_ns = 80, bandwidth_gbps = 50 }}\n\
+                 slow = {{ usable_mib = 1, latency_ns = 250, bandwidth_gbps = 20 }}\n\
+                 [workload]\nkind = \"program\"\n{programs}"
+            );
+            let scenario: Scenario = toml::from_str(&text).unwrap();
+            let Workload::Program(programs) = &scenario.workload else {
+                panic!("{scenario:?}")
+            };
+            let folder = tempfile::tempdir().unwrap();
+            let recorder = Recorder {
+                qemu: "/no/qemu".into(),
+                lab: Lab::from_env().unwrap(),
+            };
+            let refused = recorder.launch(&scenario, programs, folder.path());
+            refused.unwrap_err().to_string()
+        };
+        let program = "[[workload.program]]\ncommand = [\"true\"]\n";
+        let two = with(&format!("{program}{program}name = \"b\"\n"));
+        assert!(two.contains("the scenario has 2"), "{two}");
+        assert!(two.contains("demeter trace record"), "{two}");
+        let server = with(&format!("{program}ready = {{ port = 7 }}\n"));
+        assert!(server.contains("port 7"), "{server}");
+    }
 }

@@ -1,13 +1,10 @@
 //! A scenario in the lab: one VM, or several side by side, for each system; one result for all.
 
-use std::io;
 use std::num::NonZeroU32;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use demeter_outcome::{RunResult, SystemResult, best, less_none, middle};
 use demeter_scenario::{Place, Scenario, Settings};
-use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::error::{Error, VmFault};
 use crate::here::Here;
@@ -245,13 +242,4 @@ fn run_quietly(
         }
     }
     Ok(kept)
-}
-
-/// A flag that SIGINT and SIGTERM set, for [`run`].
-pub fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&stop))?;
-    }
-    Ok(stop)
 }

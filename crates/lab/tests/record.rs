@@ -5,9 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
 use demeter_lab::{Error, Recorder};
+use demeter_scenario::{Scenario, Workload};
 use libtest_mimic::{Arguments, Trial};
+
+/// Nobody says stop.
+static GOES_ON: AtomicBool = AtomicBool::new(false);
 
 fn main() {
     let can_record = match recorder().plugin() {
@@ -18,7 +23,7 @@ fn main() {
         // What else is wrong the tests find out.
         _ => true,
     };
-    let tests: [(&str, fn()); 3] = [
+    let tests: [(&str, fn()); 4] = [
         (
             "every_word_that_a_program_fills_is_recorded_and_its_threads_apart",
             every_word_that_a_program_fills_is_recorded_and_its_threads_apart,
@@ -30,6 +35,10 @@ fn main() {
         (
             "what_cannot_be_recorded_is_named",
             what_cannot_be_recorded_is_named,
+        ),
+        (
+            "a_scenarios_program_is_recorded_from_when_it_is_ready",
+            a_scenarios_program_is_recorded_from_when_it_is_ready,
         ),
     ];
     let trials = tests.map(|(name, test)| {
@@ -43,10 +52,10 @@ fn main() {
 }
 
 fn recorder() -> Recorder {
-    Recorder {
-        cache: env!("CARGO_TARGET_TMPDIR").into(),
-        ..Recorder::from_env().unwrap()
-    }
+    let mut recorder = Recorder::from_env().unwrap();
+    recorder.lab.cache = env!("CARGO_TARGET_TMPDIR").into();
+    recorder.lab.programs = Path::new(env!("CARGO_BIN_EXE_gups")).with_file_name("");
+    recorder
 }
 
 fn args(words: &[&str]) -> Vec<OsString> {
@@ -59,13 +68,16 @@ fn every_word_that_a_program_fills_is_recorded_and_its_threads_apart() {
     let args = [two_threads, args(&["--duration", "1"])].concat();
     let mut stored = BTreeSet::new();
     let mut threads = BTreeMap::<u32, u64>::new();
-    let status = recorder().start(gups, &args).unwrap().run(|recorded| {
-        *threads.entry(recorded.thread).or_default() += recorded.instructions;
-        let stores = recorded.accesses().filter(|(_, is_store)| *is_store);
-        stored.extend(stores.map(|(gva, _)| gva.0 / 8));
-        ControlFlow::Continue(())
-    });
-    assert!(status.unwrap().success());
+    let status = recorder()
+        .start(gups, &args)
+        .unwrap()
+        .run(&GOES_ON, |recorded| {
+            *threads.entry(recorded.thread).or_default() += recorded.instructions;
+            let stores = recorded.accesses().filter(|(_, is_store)| *is_store);
+            stored.extend(stores.map(|(gva, _)| gva.0 / 8));
+            ControlFlow::Continue(())
+        });
+    assert!(status.unwrap().status.success());
     // The first thread waits for two that work.
     assert_eq!(threads.len(), 3, "{threads:?}");
     assert!(threads.values().all(|&instructions| instructions > 1000));
@@ -82,11 +94,11 @@ fn a_recording_that_is_broken_off_ends_the_program() {
     let gups = Path::new(env!("CARGO_BIN_EXE_gups"));
     let args = args(&["--size", "1MiB", "--hot", "64KiB", "--duration", "1000"]);
     let mut calls = 0;
-    let status = recorder().start(gups, &args).unwrap().run(|_| {
+    let status = recorder().start(gups, &args).unwrap().run(&GOES_ON, |_| {
         calls += 1;
         ControlFlow::Break(())
     });
-    assert!(!status.unwrap().success());
+    assert!(!status.unwrap().status.success());
     assert_eq!(calls, 1);
 }
 
@@ -110,7 +122,51 @@ fn what_cannot_be_recorded_is_named() {
     let script = tempfile::Builder::new().suffix(".sh").tempfile().unwrap();
     std::fs::write(script.path(), "#!/bin/sh\n").unwrap();
     let recording = recorder().start(script.path(), &[]).unwrap();
-    let error = recording.run(|_| ControlFlow::Continue(())).unwrap_err();
+    let error = recording
+        .run(&GOES_ON, |_| ControlFlow::Continue(()))
+        .unwrap_err();
     assert!(matches!(error, Error::Tool { .. }), "{error}");
     assert!(error.to_string().contains("no script"), "{error}");
+}
+
+fn a_scenarios_program_is_recorded_from_when_it_is_ready() {
+    let text = r#"
+        name = "x"
+        duration_s = 9
+        systems = ["none"]
+        [machine]
+        vcpus = 1
+        fast = { usable_mib = 100, latency_ns = 80, bandwidth_gbps = 50 }
+        slow = { usable_mib = 100, latency_ns = 250, bandwidth_gbps = 20 }
+        [workload]
+        kind = "program"
+        [[workload.program]]
+        command = ["gups", "--size", "1MiB", "--hot", "64KiB", "--duration", "1", "--seed", "{seed}", "--json"]
+    "#;
+    let recorded = |ready: &str| {
+        let scenario: Scenario = toml::from_str(&format!("{text}\n{ready}")).unwrap();
+        let Workload::Program(programs) = &scenario.workload else {
+            panic!("{scenario:?}")
+        };
+        let (recorder, folder) = (recorder(), tempfile::tempdir().unwrap());
+        let launch = recorder.launch(&scenario, programs, folder.path()).unwrap();
+        let kept = recorder.kept_at(&scenario, &launch).unwrap();
+        let mut accesses = 0;
+        let recording = recorder.start_launch(&launch).unwrap();
+        let end = recording.run(&GOES_ON, |recorded| {
+            accesses += recorded.accesses().count();
+            ControlFlow::Continue(())
+        });
+        (kept, accesses, end.unwrap())
+    };
+    let (kept, _, end) = recorded("");
+    assert!(end.status.success() && end.was_ready, "{end:?}");
+    assert!(end.last_lines.contains("\"event\":\"done\""), "{end:?}");
+    // Filling a MiB takes a store for each word, and more.
+    let (kept_ready, accesses, end) = recorded("ready = { line = '\"event\":\"ready\"' }");
+    assert!(end.was_ready && accesses > 0, "{end:?}");
+    assert_ne!(kept, kept_ready);
+    let (_, accesses, end) = recorded("ready = { line = 'never' }");
+    assert!(!end.was_ready, "{end:?}");
+    assert_eq!(accesses, 0);
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use demeter_policy::Tuning;
 use serde::{Deserialize, Serialize};
 
-use crate::{Provision, Published, Settings, System, Translation, Workload};
+use crate::{Place, Provision, Published, Settings, System, Translation, Workload};
 
 /// A scenario: one workload on one machine under several systems.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -217,6 +217,18 @@ pub enum Error {
 }
 
 impl Scenario {
+    /// Leaves out the systems that do not run at `place`, of a scenario that is made for others, too;
+    /// returns them. Where none runs there all stay, so that whoever runs it names the first.
+    pub fn leave_out_what_cannot_run_on(&mut self, place: Place) -> Vec<System> {
+        let runs = |system: &System| system.runs_on(place);
+        if !self.systems.iter().any(runs) {
+            return vec![];
+        }
+        let (kept, others) = self.systems.drain(..).partition(runs);
+        self.systems = kept;
+        others
+    }
+
     /// What each VM of a run executes, with its name: one VM for most scenarios, those of
     /// `provision.vms` where there are any. VMs side by side have different seeds.
     pub fn vms(&self) -> Vec<(String, Self)> {

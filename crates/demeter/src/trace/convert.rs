@@ -7,6 +7,7 @@ use clap::ValueEnum;
 use demeter_sim::trace::{self, Event, Writer};
 
 use super::source::Source;
+use crate::output;
 
 /// Arguments of `demeter trace convert`.
 #[derive(clap::Args)]
@@ -40,6 +41,6 @@ pub fn convert(args: &Args) -> Result<()> {
     }
     source.finish()?;
     let written = writer.finish()?;
-    eprintln!("{}", super::written(&args.output, written));
+    output::say(super::written(&args.output, written));
     Ok(())
 }

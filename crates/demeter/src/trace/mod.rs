@@ -4,10 +4,13 @@ mod convert;
 mod info;
 mod record;
 mod source;
+mod stand_in;
 
 use anyhow::Result;
 use clap::Subcommand;
 use demeter_sim::trace::Written;
+
+pub use stand_in::stand_in;
 
 /// Arguments of `demeter trace`.
 #[derive(clap::Args)]

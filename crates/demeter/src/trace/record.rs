@@ -3,11 +3,15 @@
 use std::ffi::OsString;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
-use demeter_lab::{Recorder, stop_on_signals};
+use demeter_lab::{Recorder, Recording, RecordingEnd};
 use demeter_sim::Access;
-use demeter_sim::trace::{Event, Writer};
+use demeter_sim::trace::{Event, Writer, Written};
+
+use crate::output;
+use crate::signals;
 
 /// Arguments of `demeter trace record`.
 #[derive(clap::Args)]
@@ -26,12 +30,45 @@ pub struct Args {
 /// Runs the program and writes its trace.
 pub fn record(args: &Args) -> Result<()> {
     // Ctrl-C is for the program, too: it ends, and what was recorded is kept.
-    stop_on_signals().context("cannot catch signals")?;
-    let mut writer = Writer::create(&args.output)?;
+    signals::stop_flag()?;
     let (program, program_args) = args.program.split_first().context("name a program")?;
+    let writer = Writer::create(&args.output)?;
     let recording = Recorder::from_env()?.start(program.as_ref(), program_args)?;
+    let recorded = write(recording, writer, args.limit, &AtomicBool::new(false))?;
+    output::say(super::written(&args.output, recorded.written));
+    if recorded.is_cut {
+        output::say(format_args!(
+            "the program was ended at --limit {}",
+            args.limit
+        ));
+    } else if !recorded.end.status.success() {
+        output::say(format_args!(
+            "the program did not succeed ({}); its trace goes up to there",
+            recorded.end.status
+        ));
+    }
+    Ok(())
+}
+
+/// A trace that was made.
+pub struct RecordedTrace {
+    /// What is in it.
+    pub written: Written,
+    /// Whether the program was ended because there was enough.
+    pub is_cut: bool,
+    /// How it ended.
+    pub end: RecordingEnd,
+}
+
+/// Writes what a program does to a trace, up to `limit` accesses.
+pub fn write(
+    recording: Recording,
+    mut writer: Writer,
+    limit: u64,
+    stop: &AtomicBool,
+) -> Result<RecordedTrace> {
     let mut failed = None;
-    let status = recording.run(|recorded| {
+    let end = recording.run(stop, |recorded| {
         let instructions = [Event::Instructions(recorded.instructions)];
         let accesses = recorded.accesses().map(|(gva, is_store)| {
             Event::Access(match is_store {
@@ -42,7 +79,7 @@ pub fn record(args: &Args) -> Result<()> {
         let pushed = writer.push(recorded.thread, instructions.into_iter().chain(accesses));
         if let Err(error) = pushed {
             failed = Some(error);
-        } else if writer.accesses() < args.limit {
+        } else if writer.accesses() < limit {
             return ControlFlow::Continue(());
         }
         ControlFlow::Break(())
@@ -50,13 +87,25 @@ pub fn record(args: &Args) -> Result<()> {
     if let Some(error) = failed {
         return Err(error.into());
     }
-    let limited = writer.accesses() >= args.limit;
-    let written = writer.finish()?;
-    eprintln!("{}", super::written(&args.output, written));
-    if limited {
-        eprintln!("the program was ended at --limit {}", args.limit);
-    } else if !status.success() {
-        eprintln!("the program did not succeed ({status}); its trace goes up to there");
+    let is_cut = writer.accesses() >= limit;
+    if !is_cut && !end.was_ready {
+        anyhow::bail!(
+            "it ended before it was ready ({}){}",
+            end.status,
+            last_words(&end)
+        );
     }
-    Ok(())
+    Ok(RecordedTrace {
+        written: writer.finish()?,
+        is_cut,
+        end,
+    })
+}
+
+/// What a program has printed last, as the end of a line.
+pub fn last_words(end: &RecordingEnd) -> String {
+    match end.last_lines.lines().next_back() {
+        Some(last) => format!(": {last}"),
+        None => String::new(),
+    }
 }

@@ -6,6 +6,8 @@
 //!
 //! One thread, one wake per epoch, and half as many while nothing is to move. When nothing is
 //! accessed an epoch is a look at the tracker's buffers and nothing else.
+//!
+//! It is one file, because it is one dispatch: each request of the engine has its method here.
 
 mod process;
 
@@ -34,7 +36,7 @@ const NS_PER_MS: u64 = 1_000_000;
 
 /// What others ask of a running agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Command {
+pub enum Control {
     /// Neither observe nor move until told to.
     Pause,
     /// Go on.
@@ -208,25 +210,25 @@ impl Agent {
     }
 
     /// Runs until told to stop, or until the processes that were named have ended.
-    pub fn run(&mut self, commands: &Receiver<Command>) -> Result<Ended, AgentError> {
-        let ended = self.run_epochs(commands);
+    pub fn run(&mut self, controls: &Receiver<Control>) -> Result<Ended, AgentError> {
+        let ended = self.run_epochs(controls);
         if let Err(error) = self.engine.finish() {
             tracing::warn!("{error}");
         }
         ended
     }
 
-    fn run_epochs(&mut self, commands: &Receiver<Command>) -> Result<Ended, AgentError> {
+    fn run_epochs(&mut self, controls: &Receiver<Control>) -> Result<Ended, AgentError> {
         let epoch = self.config.tuning.epoch();
         let mut next = Instant::now() + epoch;
         loop {
-            match commands.recv_timeout(next.saturating_duration_since(Instant::now())) {
-                Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => {
+            match controls.recv_timeout(next.saturating_duration_since(Instant::now())) {
+                Ok(Control::Stop) | Err(RecvTimeoutError::Disconnected) => {
                     return Ok(Ended::Stopped);
                 }
-                Ok(Command::Pause) => self.set_paused(true)?,
-                Ok(Command::Resume) => self.set_paused(false)?,
-                Ok(Command::MakeRoom(wanted)) => self.make_room(wanted)?,
+                Ok(Control::Pause) => self.set_paused(true)?,
+                Ok(Control::Resume) => self.set_paused(false)?,
+                Ok(Control::MakeRoom(wanted)) => self.make_room(wanted)?,
                 Err(RecvTimeoutError::Timeout) => {
                     let epochs = match self.step() {
                         Err(AgentError::Targets(TargetsError::NoProcess(_))) => {

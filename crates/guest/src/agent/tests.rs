@@ -276,9 +276,9 @@ fn a_corrupt_ring_costs_one_epoch_only() {
 #[test]
 fn paused_it_neither_observes_nor_moves() {
     let mut w = World::new();
-    let (commands, received) = mpsc::channel();
-    commands.send(Command::Pause).unwrap();
-    commands.send(Command::Stop).unwrap();
+    let (controls, received) = mpsc::channel();
+    controls.send(Control::Pause).unwrap();
+    controls.send(Control::Stop).unwrap();
     assert_eq!(w.agent.run(&received).unwrap(), Ended::Stopped);
     w.steps(10);
     assert_eq!(
@@ -286,8 +286,8 @@ fn paused_it_neither_observes_nor_moves() {
         (0, 0, true)
     );
     assert!(!w.script.lock().unwrap().observing);
-    commands.send(Command::Resume).unwrap();
-    commands.send(Command::Stop).unwrap();
+    controls.send(Control::Resume).unwrap();
+    controls.send(Control::Stop).unwrap();
     w.agent.run(&received).unwrap();
     assert!(w.script.lock().unwrap().observing);
     w.steps(8);
@@ -378,7 +378,7 @@ fn it_ends_when_the_processes_that_were_named_have_ended() {
     w.steps(199);
     fs::remove_dir_all(w.root.path().join(format!("proc/{PID}"))).unwrap();
     w.kernel.lock().kill(PID);
-    let (_commands, received) = mpsc::channel();
+    let (_controls, received) = mpsc::channel();
     assert_eq!(w.agent.run(&received).unwrap(), Ended::NothingLeft);
 }
 

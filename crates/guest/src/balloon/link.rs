@@ -15,7 +15,7 @@ use demeter_proto::{Decoder, Hello, Message, SessionId, encode};
 use super::port::{PORT_NAME, Port, Transfer};
 use super::relay::{Opener, Relay, RoomMaker};
 use super::{Balloon, LiveBalloon, readings, watermarks};
-use crate::agent::Command;
+use crate::agent::Control;
 use crate::nodes::{NodesError, Topology};
 use crate::status::StatusCell;
 
@@ -61,13 +61,13 @@ pub struct BesideAgent {
     /// What it knows of accesses.
     pub status: StatusCell,
     /// Where it is asked to make room.
-    pub commands: Sender<Command>,
+    pub controls: Sender<Control>,
 }
 
 impl BesideAgent {
     fn room_maker(&self) -> RoomMaker {
         RoomMaker {
-            agent: self.commands.clone(),
+            agent: self.controls.clone(),
             fast: NodeId(self.status.get().fast_node),
         }
     }

@@ -23,7 +23,7 @@ use demeter_proto::{Done, GpaRange, Hello, Message, Nonce, Outcome, Ranges, Requ
 use job::{Job, Kind, Progress, Request};
 
 use super::{Balloon, BalloonError, NodeBalloon, join};
-use crate::agent::Command;
+use crate::agent::Control;
 
 /// Requests that may wait for their turn.
 const WAITING_MAX: usize = 64;
@@ -38,7 +38,7 @@ pub type Opener = Box<dyn FnMut() -> Result<Box<dyn Balloon>, BalloonError> + Se
 #[derive(Debug)]
 pub struct RoomMaker {
     /// The agent's ear.
-    pub agent: Sender<Command>,
+    pub agent: Sender<Control>,
     /// The node that it can make room in.
     pub fast: NodeId,
 }
@@ -436,7 +436,7 @@ impl Relay {
     fn make_room(&self, node: NodeId, wanted: ByteCount) {
         if let Some(room) = self.room.as_ref().filter(|room| room.fast == node) {
             // An agent that has ended makes no room.
-            let _ = room.agent.send(Command::MakeRoom(wanted));
+            let _ = room.agent.send(Control::MakeRoom(wanted));
         }
     }
 }

@@ -24,6 +24,7 @@ use demeter_policy::Pid;
 use demeter_scenario::{Figure, Ready};
 
 pub use self::launch::Launch;
+pub(crate) use self::{heard::Heard, meter::Meter, process::lock};
 
 use self::member::Member;
 use self::process::Said;

@@ -1,4 +1,5 @@
-//! The properties of the module's text, and how an epoch goes.
+//! The properties of the module's text, and how an epoch goes. One file, because all of it drives the same
+//! engine by the same few helpers.
 
 use std::collections::BTreeSet;
 

@@ -19,19 +19,19 @@ struct Case {
     relay: Relay,
     balloon: Shared,
     now: Instant,
-    commands: Receiver<Command>,
+    controls: Receiver<Control>,
 }
 
 impl Case {
     fn new(pages: u64, with_agent: bool) -> Self {
         let balloon = Shared::new(pages);
-        let (agent, commands) = channel();
+        let (agent, controls) = channel();
         let room = with_agent.then_some(RoomMaker { agent, fast: FAST });
         Self {
             relay: Relay::new(hello(), balloon.opener(), room, SLOW),
             balloon,
             now: Instant::now(),
-            commands,
+            controls,
         }
     }
 
@@ -233,20 +233,20 @@ fn the_agent_makes_room_before_the_kernel_reclaims() {
     case.balloon.lock().use_all_but(FAST, 100);
     assert_eq!(case.tell(Message::Inflate(resize(1, FAST, 300))), []);
     let missing = ByteCount(200 * PAGE_SIZE);
-    assert_eq!(case.commands.try_recv(), Ok(Command::MakeRoom(missing)));
+    assert_eq!(case.controls.try_recv(), Ok(Control::MakeRoom(missing)));
     case.balloon.lock().free(FAST, 150);
     assert_eq!(case.pass(60), []);
     let missing = ByteCount(50 * PAGE_SIZE);
     assert_eq!(
-        case.commands.try_iter().last(),
-        Some(Command::MakeRoom(missing))
+        case.controls.try_iter().last(),
+        Some(Control::MakeRoom(missing))
     );
     case.balloon.lock().free(FAST, 150);
     let told = case.pass(60);
     assert_eq!(answer(&told).0, case.held(FAST));
     assert_eq!(answer(&told).1.outcome, Outcome::Ok);
-    let last = case.commands.try_iter().last();
-    assert_eq!(last, Some(Command::MakeRoom(ByteCount(0))));
+    let last = case.controls.try_iter().last();
+    assert_eq!(last, Some(Control::MakeRoom(ByteCount(0))));
     assert_eq!(
         case.balloon.lock().spare(FAST),
         100,

@@ -1,3 +1,6 @@
+//! The provisioner on a simulated guest that is honest or lies, and on memory that really is punched. One
+//! file, because all tests share that guest.
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;

@@ -1,0 +1,345 @@
+//! Keeps the agent and the balloon's relay going: the agent's whole life, from its configuration to
+//! its clean end.
+//!
+//! The relay outlives the agent. An error of the agent, or the end of the processes that it was given,
+//! must not take the balloon's link to the host along: where there is a relay, an agent that failed is
+//! started again after a pause.
+
+use std::io;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use demeter_policy::PerTier;
+
+use crate::agent::{self, Agent, AgentError, Control, Effects, Ended};
+use crate::balloon::link::{BesideAgent, Link, LinkError};
+use crate::config::{BalloonMode, Config};
+use crate::latency;
+use crate::pages::LivePages;
+use crate::probe;
+use crate::prober::Tiers;
+use crate::server::{Server, ServerError};
+use crate::status::StatusCell;
+use crate::targets::TargetFinder;
+use crate::tracker::{Choice, PassedOver, Settings, choose};
+
+/// How long after an error the agent is started again, beside a relay that goes on.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// Targets that are named at the start.
+const NAMED: usize = 8;
+
+/// Nice level of the agent: its bursts are short and bounded by the rate limit, and while hot
+/// memory waits to be moved, the workload is slow.
+const NICE: libc::c_int = -10;
+
+/// Why nothing can be managed.
+#[derive(Debug, thiserror::Error)]
+pub enum SupervisorError {
+    /// The agent cannot start, or failed where no relay goes on.
+    #[error(transparent)]
+    Agent(#[from] AgentError),
+    /// Status and metrics cannot be served.
+    #[error(transparent)]
+    Server(#[from] ServerError),
+    /// There is no relay where nothing else was asked for.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+}
+
+/// Runs the agent on the system below `root`, with a relay where the configuration wants one and there
+/// is a port, until [`Control::Stop`] is received or its processes have ended. `controls` is where
+/// others find it: the server, the relay. `say` is told a line at a time what the agent works with and
+/// what is in its way, however little is logged.
+///
+/// # Errors
+/// What does not fit, before anything is set up; later what ends the agent where no relay goes on.
+pub fn run(
+    root: &Path,
+    config: &Config,
+    controls: Sender<Control>,
+    received: &Receiver<Control>,
+    say: &dyn Fn(&str),
+) -> Result<(), SupervisorError> {
+    let tiers = agent::check(root, config)?;
+    let status = StatusCell::default();
+    let latency_ns = latency::measure(tiers).unwrap_or_else(|error| {
+        tracing::info!("latencies are assumed, not measured: {error}");
+        latency::ASSUMED_NS
+    });
+    tracing::info!(
+        "a load takes {} ns from fast and {} ns from slow memory",
+        latency_ns.fast,
+        latency_ns.slow
+    );
+    let start = || start(root, config, latency_ns, &status, say);
+    introduce(root, config, tiers, say)?;
+    let mut agent = start()?;
+    let link = match config.balloon {
+        BalloonMode::Auto => link(root, &status, &controls),
+        BalloonMode::Off => None,
+    };
+    let _server = Server::start(&config.socket, config.listen, status.clone(), controls)?;
+    loop {
+        let ended = agent.run(received);
+        drop(agent);
+        let last = serde_json::to_string(&status.get()).unwrap_or_default();
+        tracing::info!("at the end: {last}");
+        let again_in = match ended {
+            Ok(Ended::Stopped) => {
+                tracing::info!("stopped; memory stays as it is");
+                return Ok(());
+            }
+            Ok(Ended::NothingLeft) => {
+                tracing::info!("all processes to look after have ended");
+                None
+            }
+            Err(error) if link.is_none() => return Err(error.into()),
+            Err(error) => {
+                tracing::error!("{error}");
+                status.update(|s| s.last_error = Some(error.to_string()));
+                Some(AGAIN)
+            }
+        };
+        if link.is_none() {
+            return Ok(());
+        }
+        agent = match await_next(received, again_in, start) {
+            Some(agent) => agent,
+            None => return Ok(()),
+        };
+    }
+}
+
+/// Only relays between the host and the balloon driver, until [`Control::Stop`].
+///
+/// # Errors
+/// There is no port, or it cannot be used.
+pub fn relay(root: &Path, received: &Receiver<Control>) -> Result<(), LinkError> {
+    let _link = Link::start(root, None)?;
+    await_next(received, None, || Ok(()));
+    Ok(())
+}
+
+/// Takes over the kdamond of an agent that was killed, and ends it. Where somebody else has DAMON, or
+/// nobody can, there is nothing to do.
+pub fn clean_up(root: &Path) {
+    let settings = Settings {
+        root: root.into(),
+        ..Settings::default()
+    };
+    match choose(Choice::Damon, &settings) {
+        Ok(tracker) => drop(tracker),
+        Err(error) => tracing::info!("nothing to clean up: {error}"),
+    }
+}
+
+/// Relays only, until an agent can be started again (never, without a pause to try it after) or until
+/// the end, which is `None`.
+fn await_next<A>(
+    received: &Receiver<Control>,
+    again_in: Option<Duration>,
+    mut start: impl FnMut() -> Result<A, AgentError>,
+) -> Option<A> {
+    tracing::info!("relaying between the host and the balloon driver");
+    let due_again = || again_in.map(|pause| Instant::now() + pause);
+    let mut due = due_again();
+    loop {
+        let heard = match due {
+            Some(due) => received.recv_timeout(due.saturating_duration_since(Instant::now())),
+            None => received.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match heard {
+            Ok(Control::Stop) | Err(RecvTimeoutError::Disconnected) => {
+                tracing::info!("stopped; what is held stays held");
+                return None;
+            }
+            // There is no agent to do it; the relay lets the kernel reclaim.
+            Ok(Control::Pause | Control::Resume | Control::MakeRoom(_)) => {}
+            Err(RecvTimeoutError::Timeout) => match start() {
+                Ok(agent) => return Some(agent),
+                Err(error) => {
+                    tracing::warn!("{error}");
+                    due = due_again();
+                }
+            },
+        }
+    }
+}
+
+/// An agent with the best tracker that there is now.
+fn start(
+    root: &Path,
+    config: &Config,
+    latency_ns: PerTier<u32>,
+    status: &StatusCell,
+    say: &dyn Fn(&str),
+) -> Result<Agent, AgentError> {
+    let settings = Settings {
+        root: root.to_owned(),
+        period: config.tuning.sample_period,
+        latency_threshold_ns: config.tuning.latency_threshold_ns,
+        epoch: config.tuning.epoch(),
+        cpu_percent: config.tracker_cpu_percent,
+    };
+    let (tracker, passed_over) = choose(config.tracker, &settings)?;
+    name_tracker(config, tracker.name(), &passed_over, say);
+    status.update(|s| s.passed_over = passed_over.iter().map(|p| p.why.to_string()).collect());
+    raise_priority();
+    let effects = Effects {
+        tracker,
+        pages: Box::new(LivePages::default()),
+        latency_ns,
+        cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+    };
+    Agent::new(root.to_owned(), config.clone(), effects, status.clone())
+}
+
+/// Says which tracker it is, why better ones were passed over, and what it may take.
+fn name_tracker(config: &Config, tracker: &str, passed_over: &[PassedOver], say: &dyn Fn(&str)) {
+    let bound = match tracker {
+        "damon" => format!(
+            " (accessed bits, looked at by the kernel's DAMON, for at most {} % of a CPU)",
+            config.tracker_cpu_percent
+        ),
+        _ => String::new(),
+    };
+    say(&format!("tracker: {tracker}{bound}"));
+    for passed in passed_over {
+        say(&format!("  not {}: {}", passed.tracker, passed.why));
+    }
+}
+
+/// Says what the agent works with and what is in its way.
+fn introduce(
+    root: &Path,
+    config: &Config,
+    tiers: Tiers,
+    say: &dyn Fn(&str),
+) -> Result<(), AgentError> {
+    say(&format!(
+        "memory: node {} is fast, node {} is slow",
+        tiers.fast, tiers.slow
+    ));
+    let targets = TargetFinder::new(root, config.targets()?).find()?;
+    let names = targets.iter().take(NAMED);
+    let names: Vec<_> = names.map(|t| format!("{} ({})", t.pid, t.comm)).collect();
+    say(&match targets.len() {
+        0 => "looking after: nothing yet".into(),
+        count if count > NAMED => format!(
+            "looking after: {} and {} more",
+            names.join(", "),
+            count - NAMED
+        ),
+        _ => format!("looking after: {}", names.join(", ")),
+    });
+    if probe::numa_balancing(root).is_some_and(|mode| mode != 0) {
+        let (what, mend) = probe::BALANCING_ADVICE;
+        say(&format!("warning: {what}; {mend}"));
+    }
+    Ok(())
+}
+
+/// The relay beside the agent; without one the agent goes on.
+fn link(root: &Path, status: &StatusCell, controls: &Sender<Control>) -> Option<Link> {
+    let agent = BesideAgent {
+        status: status.clone(),
+        controls: controls.clone(),
+    };
+    let started = Link::start(root, Some(agent));
+    started
+        .inspect_err(|error| tracing::info!("no balloon: {error}"))
+        .ok()
+}
+
+/// Takes precedence over ordinary processes, where that is permitted.
+fn raise_priority() {
+    // SAFETY: setpriority takes numbers only.
+    let refused = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) } != 0;
+    if refused {
+        tracing::info!(
+            "no precedence over other processes: {}",
+            io::Error::last_os_error()
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::sync::mpsc;
+
+    use demeter_policy::ByteCount;
+
+    use super::*;
+    use crate::config::ConfigError;
+
+    /// DAMON's files with a kdamond that runs; its intervals tell whose it is.
+    fn kdamond(update_us: &str) -> (tempfile::TempDir, PathBuf) {
+        let root = tempfile::tempdir().unwrap();
+        let admin = root.path().join("sys/kernel/mm/damon/admin/kdamonds");
+        for (file, text) in [
+            ("nr_kdamonds", "1\n"),
+            ("0/state", "on\n"),
+            ("0/contexts/nr_contexts", "1\n"),
+            ("0/contexts/0/avail_operations", "vaddr\npaddr\n"),
+            ("0/contexts/0/operations", "vaddr\n"),
+            (
+                "0/contexts/0/monitoring_attrs/intervals/update_us",
+                update_us,
+            ),
+        ] {
+            let path = admin.join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        (root, admin)
+    }
+
+    #[test]
+    fn cleaning_up_ends_our_kdamond_and_nobody_elses() {
+        // Our own figure, and DAMON's default.
+        for (update_us, want) in [("1000003\n", ["0", "off"]), ("60000000\n", ["1", "on"])] {
+            let (root, admin) = kdamond(update_us);
+            clean_up(root.path());
+            let found = ["nr_kdamonds", "0/state"]
+                .map(|file| std::fs::read_to_string(admin.join(file)).unwrap());
+            assert_eq!(found.each_ref().map(|text| text.trim()), want);
+        }
+        // Where there is no DAMON there is nothing to do.
+        clean_up(tempfile::tempdir().unwrap().path());
+    }
+
+    #[test]
+    fn the_relay_goes_on_until_it_is_stopped_or_an_agent_runs_again() {
+        let (controls, received) = mpsc::channel();
+        let pause = Some(Duration::from_millis(1));
+        let mut tries = 0;
+        let agent = await_next(&received, pause, || {
+            tries += 1;
+            match tries {
+                1 | 2 => Err(ConfigError::Targets.into()),
+                _ => Ok("agent"),
+            }
+        });
+        assert_eq!((agent, tries), (Some("agent"), 3));
+
+        for control in [
+            Control::MakeRoom(ByteCount(1)),
+            Control::Pause,
+            Control::Stop,
+            Control::Resume,
+        ] {
+            controls.send(control).unwrap();
+        }
+        assert_eq!(await_next(&received, None, || Ok(())), None);
+        assert_eq!(
+            received.try_recv(),
+            Ok(Control::Resume),
+            "it stopped at Stop"
+        );
+        drop(controls);
+        assert_eq!(await_next(&received, None, || Ok(())), None);
+    }
+}
