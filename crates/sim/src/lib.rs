@@ -10,6 +10,7 @@ mod error;
 mod guest;
 mod hypervisor;
 mod latency;
+pub mod linear;
 mod machine;
 mod pool;
 mod program;

@@ -178,7 +178,7 @@ impl Migration<'_> {
         let all = self.vm.memory.pages();
         let end = first.saturating_add(length).min(all);
         let mut at_ps = now_ps;
-        // In the first pass all is sent; where all was protected at the start, its chunks are so already.
+        // In the first pass all is sent, as it is when its chunk's log is cleared.
         let is_first = self.out.passes == 0;
         let protected = self.vm.memory.protect(first..end);
         at_ps = protect(
