@@ -8,6 +8,7 @@ mod error;
 mod guest;
 mod host;
 mod logging;
+mod model;
 mod names;
 mod output;
 mod probe;
@@ -65,6 +66,8 @@ enum Command {
     Systems(systems::Args),
     /// Hold two results of one scenario against each other, case by case
     Compare(compare::Args),
+    /// Predict what direct segments would save a program, from counters of its runs
+    Model(model::Args),
     /// Record programs for the simulator, or look at such recordings
     Trace(trace::Args),
     /// Print a shell's completion script
@@ -97,6 +100,7 @@ fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Tune(args) => tune::tune(args),
         Command::Systems(args) => systems::systems(&args),
         Command::Compare(args) => compare::compare(&args),
+        Command::Model(args) => model::model(&args),
         Command::Trace(args) => trace::trace(&args),
         Command::Completions(args) => shell::completions(&args, &mut Cli::command()),
         Command::Man(args) => shell::man(&args, Cli::command()),

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::names::{CAUSES, COUNTERS, is_counter, role};
+use crate::names::{CAUSES, COUNTERS, LOGGING_COUNTERS, is_counter, role};
 use crate::schema::SystemResult;
 use crate::unit::Unit;
 
@@ -42,6 +42,7 @@ const FIXED: &[Fixed] = &figures! {
     "mean_mops", "throughput", "Mops", |s| told_in(s, Unit::MOPS)?.mean();
     "steady_mops", "throughput at the end", "Mops", |s| told_in(s, Unit::MOPS)?.steady();
     "peak_mops", "peak throughput", "Mops", |s| peak(told_in(s, Unit::MOPS)?);
+    "trough", "slowest interval over the fastest", "", trough;
     "mean_latency_ns", "latency", "ns", |s| told_in(s, Unit::NS)?.mean();
     "steady_latency_ns", "latency at the end", "ns", |s| told_in(s, Unit::NS)?.steady();
     "hot_in_fast_final", "hot set in fast memory", "", |s| s.hot_in_fast_final;
@@ -76,6 +77,14 @@ fn walk_overhead(system: &SystemResult) -> Option<f64> {
 fn peak(system: &SystemResult) -> Option<f64> {
     let speeds = system.series.iter().filter_map(|point| point.speed);
     speeds.reduce(f64::max)
+}
+
+/// The smallest speed of an interval as a share of the largest.
+fn trough(system: &SystemResult) -> Option<f64> {
+    let speeds = system.series.iter().filter_map(|point| point.speed);
+    let least = speeds.reduce(f64::min)?;
+    let most = peak(system)?;
+    (most > 0.0).then(|| least / most)
 }
 
 impl Figure {
@@ -128,7 +137,10 @@ impl TryFrom<String> for Figure {
         };
         match figure.parts() {
             ("counters", counter) if is_counter(counter) => Ok(figure),
-            ("counters", _) => refuse("counters are", COUNTERS.to_vec()),
+            ("counters", _) => refuse(
+                "counters are",
+                COUNTERS.iter().chain(&LOGGING_COUNTERS).copied().collect(),
+            ),
             ("cpu_s", causes) if causes.split('+').all(|c| role(c).is_some()) => Ok(figure),
             ("cpu_s", _) => refuse("causes are", CAUSES.map(|(cause, _)| cause).to_vec()),
             _ if figure.fixed().is_some() => Ok(figure),
@@ -186,6 +198,7 @@ mod tests {
             ("mean_speed", Some(2.5)),
             ("mean_latency_ns", None),
             ("peak_mops", Some(3.0)),
+            ("trough", Some(2.0 / 3.0)),
             ("cores_managing", Some(3.0)),
             ("bytes_promoted", Some(7.0)),
             ("elapsed_s", None),

@@ -65,6 +65,18 @@ pub const COUNTERS: [&str; 14] = [
     "segment_hits",
 ];
 
+/// What the simulator counts of a VM whose writes are logged.
+pub const LOGGING_COUNTERS: [&str; 8] = [
+    "stage2_faults",
+    "blocks_split",
+    "tlb_broadcasts",
+    "log_passes",
+    "pages_sent",
+    "starved_ms",
+    "enable_ms",
+    "downtime_ms",
+];
+
 /// What is kept of a kernel's /proc/vmstat, by the start of its name: how pages moved.
 pub const VMSTAT_PREFIXES: [&str; 7] = [
     "pgpromote",
@@ -86,5 +98,7 @@ pub fn role(cause: &str) -> Option<Role> {
 
 /// Whether a run can have counted something by this name.
 pub fn is_counter(name: &str) -> bool {
-    COUNTERS.contains(&name) || VMSTAT_PREFIXES.iter().any(|start| name.starts_with(start))
+    COUNTERS.contains(&name)
+        || LOGGING_COUNTERS.contains(&name)
+        || VMSTAT_PREFIXES.iter().any(|start| name.starts_with(start))
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 
+use crate::dirty_logging;
 use crate::fault::{at_least_one, refuse_if, within};
 use crate::provision_check::check_provision;
 use crate::workload::THREADS_MAX;
@@ -52,6 +53,7 @@ impl Scenario {
         within("duration_s", self.duration_s, 1..=DURATION_MAX_S)?;
         self.check_systems()?;
         self.check_settings()?;
+        self.check_vcpus()?;
         check_machine(&self.machine)?;
         self.workload.check(self.duration_s)?;
         self.check_oracle()?;
@@ -59,9 +61,18 @@ impl Scenario {
         check_lab(&self.lab)?;
         check_sim(&self.sim)?;
         self.check_translation()?;
+        self.check_dirty_logging()?;
         self.agent.check().map_err(|e| format!("agent.{e}"))?;
         check_provision(self)?;
         self.check_vary()
+    }
+
+    fn check_vcpus(&self) -> Result<(), String> {
+        let most = match self.sim.dirty_logging {
+            Some(_) => dirty_logging::VCPUS_MAX,
+            None => THREADS_MAX,
+        };
+        within("machine.vcpus", self.machine.vcpus, 1..=most)
     }
 
     fn check_systems(&self) -> Result<(), String> {
@@ -109,7 +120,6 @@ pub(crate) fn unique<T: PartialEq + Display>(key: &str, list: &[T]) -> Result<()
 
 fn check_machine(machine: &Machine) -> Result<(), String> {
     let Machine { fast, slow, .. } = machine;
-    within("machine.vcpus", machine.vcpus, 1..=THREADS_MAX)?;
     check_tier("fast", fast)?;
     check_tier("slow", slow)?;
     refuse_if(slow.bandwidth_gbps > fast.bandwidth_gbps, || {

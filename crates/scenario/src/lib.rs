@@ -5,6 +5,7 @@
 mod catalogue;
 mod check;
 mod design;
+mod dirty_logging;
 mod fault;
 mod file;
 mod grid;
@@ -20,6 +21,7 @@ mod workload;
 
 pub use catalogue::{Color, Place, Row, System, UnknownSystem};
 pub use design::Design;
+pub use dirty_logging::{DirtyLogging, Isa, LoggedTask, MmuLock, Split};
 pub use grid::{Axis, Grid, NoAxis, Point};
 pub use provision::{Crashes, Provision, Provisioner, ResizeCycle, Variant, Vm};
 pub use scenario::{Cpu, Error, Lab, Machine, Scenario, Sim, Thp, Tier};

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use demeter_policy::Tuning;
 use serde::{Deserialize, Serialize};
 
-use crate::{Place, Provision, Published, Settings, System, Translation, Workload};
+use crate::{DirtyLogging, Place, Provision, Published, Settings, System, Translation, Workload};
 
 /// A scenario: one workload on one machine under several systems.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -151,6 +151,9 @@ pub struct Sim {
     /// pages of 1 GiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub translation: Option<Translation>,
+    /// A VM whose writes are logged: a model of its own instead of the machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dirty_logging: Option<DirtyLogging>,
 }
 
 impl Default for Sim {
@@ -167,6 +170,7 @@ impl Default for Sim {
             host_thp: Thp::Always,
             timed_fill: false,
             translation: None,
+            dirty_logging: None,
         }
     }
 }

@@ -5,10 +5,12 @@
 
 mod cases;
 mod cpu_scheduler;
+mod dirty;
 mod error;
 mod guest;
 mod hypervisor;
 mod latency;
+pub mod linear;
 mod machine;
 mod pool;
 mod program;

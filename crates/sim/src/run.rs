@@ -3,6 +3,7 @@
 use demeter_outcome::{Metadata, SystemResult};
 use demeter_scenario::{Scenario, System};
 
+use crate::dirty;
 use crate::error::SimError;
 use crate::program::Program;
 use crate::setup::{self, Setup};
@@ -32,6 +33,9 @@ pub(crate) fn run(
     seed: u64,
     watch: &Watch<'_>,
 ) -> Result<SystemResult, SimError> {
+    if let Some(logging) = &scenario.sim.dirty_logging {
+        return dirty::run(scenario, logging, system, watch);
+    }
     let setup = Setup::new(scenario)?;
     let programs = (0..u64::from(setup.vms))
         .map(|vm| Workload::new(&scenario.workload, seed.wrapping_add(vm << 32), setup.k))
@@ -94,7 +98,7 @@ fn mean_s(times_ps: &[u64]) -> f64 {
 
 /// A running hash of all that happened (FNV-1a, 48 bits so that every reader of JSON holds it).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Digest(u64);
+pub(crate) struct Digest(pub(crate) u64);
 
 impl Default for Digest {
     fn default() -> Self {

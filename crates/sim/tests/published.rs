@@ -4,6 +4,7 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
+use demeter_outcome::RunResult;
 use demeter_scenario::Scenario;
 use demeter_sim::{Limits, run_all};
 
@@ -11,21 +12,35 @@ use demeter_sim::{Limits, run_all};
 /// space for more reasons than a scan.
 const DISAGREE: [(&str, &str); 1] = [("g-tpp", "counters.flush_guest_local_all")];
 
-#[test]
-fn the_table_of_flushes_agrees_as_far_as_it_did() {
+fn run(name: &str) -> RunResult {
     let scenarios = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
-    let scenario = Scenario::load(&scenarios.join("seed-flush.toml")).unwrap();
+    let scenario = Scenario::load(&scenarios.join(name)).unwrap();
     let stop = AtomicBool::new(false);
     let limits = Limits {
         workers: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
         hours_max: 1.0,
         stop: &stop,
     };
-    let result = run_all(&scenario, NonZeroU32::MIN, limits, &|_| ()).unwrap();
+    run_all(&scenario, NonZeroU32::MIN, limits, &|_| ()).unwrap()
+}
+
+#[test]
+fn the_table_of_flushes_agrees_as_far_as_it_did() {
+    let result = run("seed-flush.toml");
     assert_eq!(result.published.len(), 15);
     let lost = result.published.iter().filter(|p| !p.agrees());
     let lost: Vec<_> = lost
         .map(|p| (p.system.as_str(), p.figure.as_str()))
         .collect();
     assert_eq!(lost, DISAGREE, "{:#?}", result.published);
+}
+
+#[test]
+fn dirty_logging_agrees_with_what_its_authors_measured() {
+    for (name, rows) in [("seed-dirty-scaling.toml", 15), ("seed-tlbirange.toml", 2)] {
+        let published = run(name).published;
+        assert_eq!(published.len(), rows);
+        let lost: Vec<_> = published.iter().filter(|p| !p.agrees()).collect();
+        assert!(lost.is_empty(), "{lost:#?}");
+    }
 }
