@@ -157,7 +157,7 @@ impl State {
     fn answer(&mut self, message: Message) -> Vec<Message> {
         match message {
             Message::Ping { nonce } => vec![Message::Pong { nonce }],
-            Message::List { request, node } => {
+            Message::List { request, node, .. } => {
                 let held = self.held(node);
                 let part = Message::Held(ranges(request, node, &held));
                 vec![part, self.done(request, node, 0, true)]
