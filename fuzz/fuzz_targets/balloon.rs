@@ -73,6 +73,9 @@ const NODES: PerTier<NodeId> = PerTier {
 /// Of a batch (`HOLES_MAX`).
 const HOLES_MAX: usize = 512;
 
+/// Ranges in an honest answer to a question for a list.
+const LISTED_MAX: usize = 100;
+
 const PATIENCE: Duration = Duration::from_secs(5);
 
 fn pages(tier: Tier) -> usize {
@@ -371,7 +374,7 @@ impl Guest {
     fn answer(&mut self, message: &Message, out: &mut Vec<u8>) {
         let (request, node) = match *message {
             Message::Ping { nonce } => return self.say(Message::Pong { nonce }, out),
-            Message::Prove { request, node, .. } | Message::List { request, node } => {
+            Message::Prove { request, node, .. } | Message::List { request, node, .. } => {
                 (request, node)
             }
             Message::Inflate(resize) | Message::Deflate(resize) => (resize.request, resize.node),
@@ -397,18 +400,22 @@ impl Guest {
             }
             Message::Inflate(resize) => {
                 let taken = self.turn(tier, count(resize.bytes), true);
-                self.name(request, node, &taken, Message::Inflated, out);
+                self.name(request, node, (&taken, false), Message::Inflated, out);
                 (taken.len(), count(resize.bytes))
             }
             Message::Deflate(resize) => {
                 let given = self.turn(tier, count(resize.bytes), false);
                 (given.len(), count(resize.bytes))
             }
-            _ => {
-                let held = self.held(tier);
-                self.name(request, node, &held, Message::Held, out);
+            Message::List { from, .. } => {
+                let mut held = self.held(tier);
+                held.retain(|&page| guest_page(tier, page) * PAGE_SIZE >= from.0);
+                let more = held.len() > LISTED_MAX;
+                held.truncate(LISTED_MAX);
+                self.name(request, node, (&held, more), Message::Held, out);
                 (0, 0)
             }
+            _ => return,
         };
         let done = Message::Done(Done {
             request,
@@ -450,7 +457,7 @@ impl Guest {
         &self,
         request: RequestId,
         node: NodeId,
-        pages: &[usize],
+        (pages, more): (&[usize], bool),
         kind: fn(Ranges) -> Message,
         out: &mut Vec<u8>,
     ) {
@@ -462,7 +469,7 @@ impl Guest {
         let part = Ranges {
             request,
             node,
-            more: false,
+            more,
             ranges: pages.iter().map(range).collect(),
         };
         self.say(kind(part), out);

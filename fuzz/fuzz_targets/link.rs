@@ -8,7 +8,7 @@ use std::time::Duration;
 use arbitrary::Arbitrary;
 use demeter_fuzz::Said;
 use demeter_host::agent::{Agent, Answers};
-use demeter_policy::{ByteCount, NodeId, PAGE_SIZE};
+use demeter_policy::{ByteCount, GuestPhysAddr, NodeId, PAGE_SIZE};
 use demeter_proto::{Decoder, Hello, Message, RequestId, SessionId, Stats};
 use libfuzzer_sys::fuzz_target;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf};
@@ -124,7 +124,8 @@ async fn case(script: Vec<Step>) {
             }
             Step::List(node) => {
                 let node = NodeId(node.into());
-                let question = |request| Message::List { request, node };
+                let from = GuestPhysAddr(0);
+                let question = |request| Message::List { request, node, from };
                 let answers = timeout(SOON, agent.ask(question)).await;
                 let answers = answers.expect("in time").expect("the link is there");
                 asked += 1;

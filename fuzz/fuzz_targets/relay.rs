@@ -9,7 +9,7 @@ use arbitrary::Arbitrary;
 use demeter_guest::balloon::conformance::list;
 use demeter_guest::balloon::relay::Relay;
 use demeter_guest::balloon::simulated::Shared;
-use demeter_policy::{ByteCount, NodeId, PAGE_SIZE};
+use demeter_policy::{ByteCount, GuestPhysAddr, NodeId, PAGE_SIZE};
 use demeter_proto::{BootId, GpaRange, Hello, Message, Nonce, RequestId, Resize, SessionId};
 use libfuzzer_sys::fuzz_target;
 
@@ -104,7 +104,8 @@ fuzz_target!(|script: Vec<Told>| {
             Told::Odd(id, node, bytes) => Message::Inflate(resize(id, node, bytes)),
             Told::List(id, node) => {
                 let Resize { request, node, .. } = resize(id, node, 0);
-                Message::List { request, node }
+                let from = GuestPhysAddr(0);
+                Message::List { request, node, from }
             }
             Told::Prove(id, node) => {
                 let Resize { request, node, .. } = resize(id, node, 0);

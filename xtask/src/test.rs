@@ -18,6 +18,11 @@ pub fn test() -> anyhow::Result<()> {
     } else {
         eprintln!("cargo-deny is not installed: licences are not checked here");
     }
+    if shell::succeeds(shell::cargo("audit --version")) {
+        shell::run(shell::cargo("audit"))?;
+    } else {
+        eprintln!("cargo-audit is not installed: advisories are not checked here");
+    }
     // The VM test boots the release binaries.
     build::build()?;
     fuzz::fuzz(&fuzz::Args::SHORT)?;

@@ -164,3 +164,5 @@ pub async fn serve(
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod world;

@@ -91,9 +91,14 @@ pub(crate) fn write(message: &Message, out: &mut Vec<u8>) -> Result<u16, EncodeE
             w.resize(resize);
             66
         }
-        Message::List { request, node } => {
+        Message::List {
+            request,
+            node,
+            from,
+        } => {
             w.u64(request.0);
             w.u32(node.0);
+            w.u64(from.0);
             67
         }
         Message::Allow { oom } => {
@@ -143,9 +148,7 @@ pub(crate) fn read(kind: u16, payload: &[u8]) -> Result<Message, Malformed> {
         }),
         65 => r.resize().map(Message::Inflate),
         66 => r.resize().map(Message::Deflate),
-        67 => r
-            .request()
-            .and_then(|request| r.node().map(|node| Message::List { request, node })),
+        67 => r.list_from(),
         68 => r.bytes().map(|oom| Message::Allow { oom }),
         69 => r.prove(),
         128 => r.u64().map(|nonce| Message::Ping { nonce }),
@@ -342,6 +345,14 @@ impl<'a> Reader<'a> {
             request: self.request()?,
             node: self.node()?,
             bytes: self.bytes()?,
+        })
+    }
+
+    fn list_from(&mut self) -> Option<Message> {
+        Some(Message::List {
+            request: self.request()?,
+            node: self.node()?,
+            from: GuestPhysAddr(self.u64()?),
         })
     }
 

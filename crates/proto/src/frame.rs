@@ -28,6 +28,7 @@ use crate::message::{EncodeError, Message};
 /// The protocol's version: both sides must speak the same.
 ///
 /// 2: a guest proves that it is the VM whose memory the host would take (`Prove`).
+/// 3: a list is asked part by part (`List`), and statistics tell what relocation has cost and brought.
 pub const VERSION: u16 = 3;
 
 /// The most bytes in a payload.

@@ -58,6 +58,13 @@ pub struct GpaRange {
     pub bytes: ByteCount,
 }
 
+impl GpaRange {
+    /// The address behind the last one, if there is one.
+    pub fn end(&self) -> Option<GuestPhysAddr> {
+        self.start.0.checked_add(self.bytes.0).map(GuestPhysAddr)
+    }
+}
+
 /// What either side may say.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
@@ -67,7 +74,7 @@ pub enum Message {
     Stats(Stats),
     /// Guest: newly held, the host may take it back. Comes before the request's `Done`.
     Inflated(Ranges),
-    /// Guest: held all in all, in answer to `List`.
+    /// Guest: held, in answer to `List`.
     Held(Ranges),
     /// Guest: the nonce of `Prove` lies at the beginning of a page of the driver's own.
     Proof {
@@ -89,12 +96,15 @@ pub enum Message {
     Inflate(Resize),
     /// Host: give so much of what is held back to your kernel.
     Deflate(Resize),
-    /// Host: name everything that is held.
+    /// Host: name what is held, by address: at least one range, and `more` in the last `Held` where there
+    /// is more. So neither side has to keep a long list, and one that was begun is gone on with.
     List {
         /// Which request this is.
         request: RequestId,
         /// In which node.
         node: NodeId,
+        /// From this address on.
+        from: GuestPhysAddr,
     },
     /// Host: have your driver write this into a page of its own in the node, and name the page.
     Prove {

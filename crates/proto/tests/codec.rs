@@ -150,7 +150,11 @@ fn message() -> impl Strategy<Value = Message> {
             node,
             nonce: Nonce(nonce),
         }),
-        (request(), node()).prop_map(|(request, node)| Message::List { request, node }),
+        (request(), node(), any::<u64>()).prop_map(|(request, node, from)| Message::List {
+            request,
+            node,
+            from: GuestPhysAddr(from)
+        }),
         bytes().prop_map(|oom| Message::Allow { oom }),
         any::<u64>().prop_map(|nonce| Message::Ping { nonce }),
         any::<u64>().prop_map(|nonce| Message::Pong { nonce }),

@@ -157,24 +157,26 @@ impl Relay {
                 }
             }
             _ if !self.welcomed => {}
-            Message::Inflate(resize) => self.ask(Kind::Inflate, resize, out),
-            Message::Deflate(resize) => self.ask(Kind::Deflate, resize, out),
+            Message::Inflate(resize) => self.ask(Request::of(Kind::Inflate, resize), out),
+            Message::Deflate(resize) => self.ask(Request::of(Kind::Deflate, resize), out),
             Message::Prove {
                 request,
                 node,
                 nonce,
             } => out.push(self.prove(request, node, nonce)),
-            Message::List { request, node } => {
+            Message::List {
+                request,
+                node,
+                from,
+            } => {
                 let bytes = ByteCount(0);
-                self.ask(
-                    Kind::List,
-                    Resize {
-                        request,
-                        node,
-                        bytes,
-                    },
-                    out,
-                );
+                let resize = Resize {
+                    request,
+                    node,
+                    bytes,
+                };
+                let whole = Request::of(Kind::List, resize);
+                self.ask(Request { from, ..whole }, out);
             }
             // While something is to be done, only less may be allowed, not more.
             Message::Allow { oom } if oom.0 == 0 || self.is_idle() => self.allow(oom),
@@ -263,22 +265,11 @@ impl Relay {
     }
 
     /// Queues a request, or answers it at once: a repeated one, or one too many.
-    fn ask(&mut self, kind: Kind, resize: Resize, out: &mut Vec<Message>) {
-        let Resize {
-            request: id,
-            node,
-            bytes,
-        } = resize;
+    fn ask(&mut self, request: Request, out: &mut Vec<Message>) {
         let under_way = self.job.iter().map(|job| &job.request);
-        if under_way.chain(&self.waiting).any(|r| r.id == id) {
+        if under_way.chain(&self.waiting).any(|r| r.id == request.id) {
             return;
         }
-        let request = Request {
-            kind,
-            id,
-            node,
-            bytes,
-        };
         if self.repeat(&request, out) {
             return;
         }

@@ -69,6 +69,11 @@ impl Pipe {
         let _ = self.stream.write_all(&bytes).await;
     }
 
+    /// Says what is no message.
+    pub(crate) async fn say_raw(&mut self, bytes: &[u8]) {
+        let _ = self.stream.write_all(bytes).await;
+    }
+
     /// What the host says next, but for wanting a proof; `None` when it has hung up.
     pub(crate) async fn hear(&mut self) -> Option<Message> {
         let mut bytes = [0; 4096];
@@ -157,6 +162,7 @@ fn list(request: RequestId) -> Message {
     Message::List {
         request,
         node: NodeId(0),
+        from: GuestPhysAddr(0),
     }
 }
 

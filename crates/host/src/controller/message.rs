@@ -73,6 +73,13 @@ pub enum Observation {
         /// Why.
         reason: String,
     },
+    /// A command came further, and is to be asked for again at once; what the VM owns is not known yet.
+    Unfinished {
+        /// The command's.
+        ticket: Ticket,
+        /// Why it took so long.
+        reason: String,
+    },
     /// It claims what cannot be true.
     Hostile {
         /// What.

@@ -137,6 +137,24 @@ fn a_failure_is_asked_about_and_tried_again_later_and_later() {
 }
 
 #[test]
+fn what_is_unfinished_is_gone_on_with_at_once() {
+    let mut c = controller(&[("a", 600)]);
+    c.observe(NOW, &name("a"), Observation::Here);
+    for _ in 0..10 {
+        let commands = sent(&mut c, NOW);
+        assert_eq!(commands[0].order, Order::Ask);
+        let ticket = commands[0].ticket;
+        let reason = "in many pieces".to_owned();
+        c.observe(NOW, &name("a"), Observation::Unfinished { ticket, reason });
+        let (_, vm) = c.vms().next().unwrap();
+        assert_eq!(
+            (vm.owned, vm.reason.as_deref()),
+            (None, Some("in many pieces"))
+        );
+    }
+}
+
+#[test]
 fn a_vm_that_does_not_answer_delays_no_other() {
     let mut c = controller(&[("a", 300), ("b", 300)]);
     here(&mut c, "a", both(300, 100));

@@ -219,6 +219,14 @@ impl Vm {
                 Order::Ask => None,
                 Order::Set { tier, target } => Some(self.moved(now, tier, target, owned, reason)),
             },
+            Observation::Unfinished { ticket, reason } => {
+                self.landed(ticket)?;
+                self.ask = Retry::default();
+                self.owned = None;
+                self.reached = PerTier::default();
+                self.reason = Some(reason);
+                None
+            }
             Observation::Failed { ticket, reason } => {
                 let order = self.landed(ticket)?;
                 self.failed(now, order, reason.clone());

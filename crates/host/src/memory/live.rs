@@ -59,6 +59,9 @@ pub enum BackendError {
     /// Other processes cannot reach this memory.
     #[error("it is private; give its -object memory-backend-* the option share=on")]
     Private,
+    /// What is kept of a VM grows with its memory, which a hypervisor could make up.
+    #[error("it has {0}, and a tier may have {TIER_MAX} at the most")]
+    TooLarge(ByteCount),
     /// The guest has it nowhere.
     #[error("the guest has it nowhere in its memory; give it to a node: -numa node,memdev=..")]
     NotInGuest,
@@ -93,6 +96,9 @@ pub enum BackendError {
         other: String,
     },
 }
+
+/// The most memory that a VM may have of a tier: what is held of it takes 32 MiB to know.
+pub const TIER_MAX: ByteCount = ByteCount(1 << 40);
 
 /// Which of this host's files may be a VM's memory. Clones share the list of owners.
 #[derive(Debug, Clone)]
@@ -277,6 +283,7 @@ impl<H: Hypervisor> Search<'_, H> {
     fn shared_size(&self, memdev: &str) -> Result<ByteCount, BackendError> {
         let named = |backend: &&MemoryBackend| backend.id.as_deref() == Some(memdev);
         match self.backends.iter().find(named) {
+            Some(backend) if backend.size > TIER_MAX => Err(BackendError::TooLarge(backend.size)),
             Some(backend) if backend.shared => Ok(backend.size),
             Some(_) => Err(BackendError::Private),
             None => {
@@ -467,5 +474,14 @@ mod tests {
             .unwrap()
             .kind()
             == Kind::Memory
+    }
+
+    #[tokio::test]
+    async fn a_memory_beyond_all_bounds_is_refused() {
+        let host = HostFiles::default();
+        let vm = vm();
+        vm.state().claims = Some(ByteCount(u64::MAX));
+        let said = find(&vm, "a", &FakeVm::memdev(), &host).await.unwrap_err();
+        assert!(said.contains("at the most"), "{said}");
     }
 }

@@ -26,14 +26,22 @@
 //! more are the guest's again. Where the file occupies more than the VM owns, all that is held is
 //! punched once more.
 //!
+//! A list may be long: memory in single pages has 262,144 pieces a GiB. So it is asked part by part and
+//! punched batch by batch, and how far that came outlives the call's deadline, as long as the guest is in
+//! the same session: the allowance stays zero meanwhile, so that what was named stays held.
+//!
 //! # Properties
 //! - Nothing is punched on the word of an agent that is not in this VM.
 //! - Only pages that the guest named, that lie in its own memory of that tier, are punched.
 //! - Of what was held before a reset, no more is punched after it than one batch.
 //! - What is owned is the size of the tier's memory less what was checked and punched.
 //! - The guest may own at most the target and its allowance, until it is told another target.
+//! - Whatever the guest says, what is kept of it is two bits a page of its memory: 64 KiB a GiB.
+//! - A guest that answers truly comes to be known, however many pieces it names and however soon the
+//!   deadlines are.
 
 mod ask;
+mod listing;
 mod punch;
 
 use std::sync::Arc;
@@ -41,6 +49,7 @@ use std::sync::Arc;
 use demeter_policy::{ByteCount, NodeId, PerTier, Tier, TierBytes};
 use demeter_proto::{BootId, Message, SessionId};
 use tokio::sync::Semaphore;
+use tokio::time::error::Elapsed;
 use tokio::time::{Duration, Instant, timeout_at};
 
 use super::held::HeldSet;
@@ -48,6 +57,7 @@ use super::{Progress, ProvisionError, Provisioner};
 use crate::agent::{Agent, Away, GuestSession};
 use crate::backing::Backing;
 use ask::away;
+use listing::Listing;
 
 /// The most that is asked for at once, so that an answer comes in time.
 const ASK_MAX: ByteCount = ByteCount(256 << 20);
@@ -59,17 +69,25 @@ const MARGIN: Duration = Duration::from_millis(1800);
 /// A VM whose guest has the balloon driver and an agent.
 #[derive(Debug)]
 pub struct Balloon<B> {
+    guest: Guest<B>,
+    oom: ByteCount,
+    view: Option<View>,
+    /// What the guest may come to own of slow memory by itself.
+    ceiling: Option<ByteCount>,
+}
+
+/// The guest that is spoken with, and the files behind its memory.
+#[derive(Debug)]
+struct Guest<B> {
     agent: Agent,
     backing: Arc<B>,
     /// Held while a thread punches; it may outlive the call that wanted it.
     punching: Arc<Semaphore>,
     nodes: PerTier<NodeId>,
-    oom: ByteCount,
-    view: Option<View>,
-    /// What the guest may come to own of slow memory by itself.
-    ceiling: Option<ByteCount>,
     /// What the punches of the current call gave back to the host.
     returned: ByteCount,
+    /// Parts that were listed and batches that were punched, ever.
+    steps: u64,
 }
 
 /// What is known to be held, as long as nothing has disturbed it.
@@ -77,9 +95,21 @@ pub struct Balloon<B> {
 struct View {
     boot_id: BootId,
     session: SessionId,
-    held: PerTier<HeldSet>,
     /// What the driver had given back by itself by then.
     oom_returned: ByteCount,
+    /// Given back to the host, and not known to be the guest's again.
+    held: PerTier<HeldSet>,
+    /// What is still to be found out of a tier. Set before the guest is asked to change anything, so
+    /// that a call that ends at any point leaves a view that is true.
+    listing: PerTier<Option<Listing>>,
+}
+
+impl View {
+    fn is_whole(&self) -> bool {
+        Tier::ALL
+            .into_iter()
+            .all(|tier| self.listing.get(tier).is_none())
+    }
 }
 
 impl<B: Backing> Balloon<B> {
@@ -87,57 +117,152 @@ impl<B: Backing> Balloon<B> {
     /// `nodes`. The driver may give back `oom` of slow memory by itself.
     pub fn new(agent: Agent, backing: B, nodes: PerTier<NodeId>, oom: ByteCount) -> Self {
         Self {
-            agent,
-            backing: Arc::new(backing),
-            punching: Arc::new(Semaphore::new(1)),
-            nodes,
+            guest: Guest {
+                agent,
+                backing: Arc::new(backing),
+                punching: Arc::new(Semaphore::new(1)),
+                nodes,
+                returned: ByteCount(0),
+                steps: 0,
+            },
             oom,
             view: None,
             ceiling: None,
-            returned: ByteCount(0),
         }
     }
 
+    /// Makes the view what the guest holds now. `is_current` is whether one that nothing has
+    /// disturbed will do.
+    async fn look(
+        &mut self,
+        is_current: bool,
+    ) -> Result<(&mut Guest<B>, &mut View), ProvisionError> {
+        let peer = self.guest.peer()?;
+        let oom_returned = self.guest.oom_returned();
+        let before = self.view.take();
+        let before = before.filter(|view| view.boot_id == peer.boot_id);
+        if before.is_none() {
+            self.ceiling = None;
+        }
+        let undisturbed = before
+            .as_ref()
+            .is_some_and(|view| (view.session, view.oom_returned) == (peer.session, oom_returned));
+        let size = |tier| self.guest.backing.size(tier);
+        let mut view = match before {
+            Some(view) => view,
+            None => View {
+                boot_id: peer.boot_id,
+                session: peer.session,
+                oom_returned,
+                held: PerTier::from_fn(|tier| HeldSet::new(size(tier))),
+                listing: PerTier::default(),
+            },
+        };
+        // A list that was begun is gone on with.
+        if !undisturbed || (view.is_whole() && !is_current) {
+            view.session = peer.session;
+            view.oom_returned = oom_returned;
+            view.listing = PerTier::from_fn(|tier| Some(Listing::new(size(tier))));
+        }
+        let view = self.view.insert(view);
+        if !view.is_whole() {
+            for tier in Tier::ALL {
+                self.guest.prove(tier).await?;
+            }
+            for tier in Tier::ALL {
+                self.guest.list(view, tier).await?;
+            }
+        }
+        Ok((&mut self.guest, view))
+    }
+
+    /// [`Provisioner::actual`] without its deadline.
+    async fn ask(&mut self) -> Result<TierBytes, ProvisionError> {
+        let (guest, view) = self.look(false).await?;
+        let owned = PerTier::from_fn(|tier| guest.owned(view, tier));
+        self.allow(*owned.get(Tier::Slow)).await?;
+        Ok(owned)
+    }
+
+    /// [`Provisioner::set`] without its deadline, which ends it between two questions.
+    async fn approach(
+        &mut self,
+        tier: Tier,
+        target: ByteCount,
+        deadline: Instant,
+    ) -> Result<Progress, ProvisionError> {
+        self.guest.returned = ByteCount(0);
+        let (guest, view) = self.look(true).await?;
+        let reason = loop {
+            let before = guest.owned(view, tier);
+            let partly = if before > target {
+                let bytes = ASK_MAX.min(ByteCount(before.0 - target.0));
+                guest.inflate(view, tier, bytes).await?
+            } else if before < target {
+                let bytes = ByteCount(target.0 - before.0);
+                guest.deflate(view, tier, bytes, deadline).await?
+            } else {
+                break None;
+            };
+            let owned = guest.owned(view, tier);
+            let why = match partly {
+                Some(why) => why,
+                None if owned == before => "the guest did nothing".to_owned(),
+                None if owned == target || Instant::now() + MARGIN < deadline => continue,
+                None => "there was not enough time for all of it".to_owned(),
+            };
+            break Some(why);
+        };
+        let owned = guest.owned(view, tier);
+        let slow = guest.owned(view, Tier::Slow);
+        let returned_to_host = guest.returned;
+        if tier == Tier::Slow {
+            self.ceiling = Some(ByteCount(target.min(owned).0.saturating_add(self.oom.0)));
+        }
+        self.allow(slow).await?;
+        Ok(Progress {
+            owned,
+            returned_to_host,
+            reason,
+        })
+    }
+
+    /// Lets the driver give back by itself what the guest may own beyond what it owns. Comes after
+    /// all punches.
+    async fn allow(&mut self, owned: ByteCount) -> Result<(), ProvisionError> {
+        let room = self
+            .ceiling
+            .map_or(0, |ceiling| ceiling.0.saturating_sub(owned.0));
+        let oom = ByteCount(room.min(self.oom.0));
+        let told = self.guest.agent.tell(Message::Allow { oom }).await;
+        told.map_err(|Away| away())
+    }
+
+    /// What a call came to that had to end by its deadline. `steps` is how far things were when it
+    /// began.
+    fn ended<T>(
+        &mut self,
+        result: Result<Result<T, ProvisionError>, Elapsed>,
+        steps: u64,
+    ) -> Result<T, ProvisionError> {
+        match result {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(error)) => {
+                // Whatever it was, nothing is built upon what was heard before it.
+                self.view = None;
+                Err(error)
+            }
+            Err(Elapsed { .. }) if self.guest.steps > steps => Err(ProvisionError::Unfinished),
+            Err(Elapsed { .. }) => Err(ProvisionError::Timeout("the guest's agent".to_owned())),
+        }
+    }
+}
+
+impl<B: Backing> Guest<B> {
     /// What the VM owns by what is known to be held.
     fn owned(&self, view: &View, tier: Tier) -> ByteCount {
         let held = view.held.get(tier).total();
         ByteCount(self.backing.size(tier).0.saturating_sub(held.0))
-    }
-
-    /// The view, asked anew if anything has disturbed it.
-    async fn view(&mut self) -> Result<View, ProvisionError> {
-        let oom_returned = self.oom_returned();
-        let current = |view: &View, peer: &GuestSession| {
-            (view.session, view.oom_returned) == (peer.session, oom_returned)
-        };
-        let peer = self.peer()?;
-        match self.view.take_if(|view| current(view, &peer)) {
-            Some(view) => Ok(view),
-            None => self.view_anew().await,
-        }
-    }
-
-    /// The view as the guest tells it now.
-    async fn view_anew(&mut self) -> Result<View, ProvisionError> {
-        let peer = self.peer()?;
-        let before = self.view.take();
-        let held = before.filter(|view| view.boot_id == peer.boot_id);
-        if held.is_none() {
-            self.ceiling = None;
-        }
-        let mut view = View {
-            boot_id: peer.boot_id,
-            session: peer.session,
-            held: held.map_or_else(PerTier::default, |view| view.held),
-            oom_returned: self.oom_returned(),
-        };
-        for tier in Tier::ALL {
-            self.prove(tier).await?;
-        }
-        for tier in Tier::ALL {
-            self.list(&mut view, tier).await?;
-        }
-        Ok(view)
     }
 
     /// Who is there, if it has the nodes.
@@ -161,62 +286,6 @@ impl<B: Backing> Balloon<B> {
             .as_ref()
             .map_or(ByteCount(0), |stats| stats.oom_returned)
     }
-
-    /// Lets the driver give back by itself what the guest may own beyond what it owns. Comes after
-    /// all punches.
-    async fn allow(&mut self, view: &View) -> Result<(), ProvisionError> {
-        let owned = self.owned(view, Tier::Slow);
-        let room = self
-            .ceiling
-            .map_or(0, |ceiling| ceiling.0.saturating_sub(owned.0));
-        let oom = ByteCount(room.min(self.oom.0));
-        self.agent
-            .tell(Message::Allow { oom })
-            .await
-            .map_err(|Away| away())
-    }
-
-    /// [`Provisioner::set`] without its deadline, which ends it between two questions.
-    async fn approach(
-        &mut self,
-        tier: Tier,
-        target: ByteCount,
-        deadline: Instant,
-    ) -> Result<Progress, ProvisionError> {
-        self.returned = ByteCount(0);
-        let mut view = self.view().await?;
-        let reason = loop {
-            let before = self.owned(&view, tier);
-            let partly = if before > target {
-                let bytes = ASK_MAX.min(ByteCount(before.0 - target.0));
-                self.inflate(&mut view, tier, bytes).await?
-            } else if before < target {
-                let bytes = ASK_MAX.min(ByteCount(target.0 - before.0));
-                self.deflate(&mut view, tier, bytes).await?
-            } else {
-                break None;
-            };
-            let owned = self.owned(&view, tier);
-            let why = match partly {
-                Some(why) => why,
-                None if owned == before => "the guest did nothing".to_owned(),
-                None if owned == target || Instant::now() + MARGIN < deadline => continue,
-                None => "there was not enough time for all of it".to_owned(),
-            };
-            break Some(why);
-        };
-        let owned = self.owned(&view, tier);
-        if tier == Tier::Slow {
-            self.ceiling = Some(ByteCount(target.min(owned).0.saturating_add(self.oom.0)));
-        }
-        self.allow(&view).await?;
-        self.view = Some(view);
-        Ok(Progress {
-            owned,
-            returned_to_host: self.returned,
-            reason,
-        })
-    }
 }
 
 impl<B: Backing> Provisioner for Balloon<B> {
@@ -225,30 +294,26 @@ impl<B: Backing> Provisioner for Balloon<B> {
     }
 
     fn overrun(&self) -> TierBytes {
-        let Some(view) = &self.view else {
+        let Some(view) = self.view.as_ref().filter(|view| view.is_whole()) else {
             return TierBytes::default();
         };
         TierBytes::from_fn(|tier| {
+            let owned = self.guest.owned(view, tier);
             let may_have = match tier {
-                Tier::Fast => self.owned(view, tier),
+                Tier::Fast => owned,
                 // What the driver may give back by itself is told a moment later.
-                Tier::Slow => self.owned(view, tier).max(self.ceiling.unwrap_or_default()),
+                Tier::Slow => owned.max(self.ceiling.unwrap_or_default()),
             };
             // A file that does not answer shows nothing; whoever punches next hears of it.
-            let backed = self.backing.backed(tier).unwrap_or_default();
+            let backed = self.guest.backing.backed(tier).unwrap_or_default();
             ByteCount(backed.0.saturating_sub(may_have.0))
         })
     }
 
     async fn actual(&mut self, deadline: Instant) -> Result<TierBytes, ProvisionError> {
-        let ask = async {
-            let view = self.view_anew().await?;
-            self.allow(&view).await?;
-            let owned = PerTier::from_fn(|tier| self.owned(&view, tier));
-            self.view = Some(view);
-            Ok(owned)
-        };
-        timeout_at(deadline, ask).await.map_err(|_| late())?
+        let steps = self.guest.steps;
+        let asked = timeout_at(deadline, self.ask()).await;
+        self.ended(asked, steps)
     }
 
     async fn set(
@@ -257,13 +322,10 @@ impl<B: Backing> Provisioner for Balloon<B> {
         target: ByteCount,
         deadline: Instant,
     ) -> Result<Progress, ProvisionError> {
-        let approach = self.approach(tier, target, deadline);
-        timeout_at(deadline, approach).await.map_err(|_| late())?
+        let steps = self.guest.steps;
+        let approached = timeout_at(deadline, self.approach(tier, target, deadline)).await;
+        self.ended(approached, steps)
     }
-}
-
-fn late() -> ProvisionError {
-    ProvisionError::Timeout("the guest's agent".to_owned())
 }
 
 #[cfg(test)]

@@ -1,40 +1,47 @@
 //! Which pages of a backing file a guest's driver holds for the host.
 
-use std::collections::BTreeMap;
-
-use demeter_policy::{BLOCK_SIZE, ByteCount, PAGE_SIZE};
+use demeter_policy::{ByteCount, PAGE_SIZE};
 
 use crate::backing::FileOffset;
 
-const PAGES_PER_BLOCK: u64 = BLOCK_SIZE / PAGE_SIZE;
+/// Pages that a word of the bitmap tells of.
+const WORD_PAGES: u64 = 64;
 
-/// A bit for each page of a block.
-type Bits = [u64; PAGES_PER_BLOCK as usize / 64];
-
-/// A set of pages by their offset in a file: a bitmap for each block that has any.
+/// A set of pages by their offset in a file: a bitmap of the whole file.
 ///
-/// So its size is bounded by the file's, however a guest cuts its ranges.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// So its size is that of the file divided by 32,768, however a guest cuts its ranges; the system
+/// backs no more of it than was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HeldSet {
-    blocks: BTreeMap<u64, Bits>,
+    words: Vec<u64>,
     pages: u64,
 }
 
 impl HeldSet {
+    /// No page of a file of `size`.
+    pub(super) fn new(size: ByteCount) -> Self {
+        Self {
+            words: vec![0; size.0.div_ceil(PAGE_SIZE * WORD_PAGES) as usize],
+            pages: 0,
+        }
+    }
+
     /// How much is held.
     pub(super) fn total(&self) -> ByteCount {
         ByteCount(self.pages * PAGE_SIZE)
     }
 
-    /// Adds the pages of `[offset, offset + len)`, both multiples of the page size. If any of
-    /// them is there already, nothing is added and the answer is false.
+    /// Adds the pages of `[offset, offset + len)`, both multiples of the page size. If any of them
+    /// is there already, or is not in the file, nothing is added and the answer is false.
     #[must_use]
     pub(super) fn insert(&mut self, offset: FileOffset, len: ByteCount) -> bool {
-        if self.overlaps(offset, len) {
+        let size = self.words.len() as u64 * WORD_PAGES * PAGE_SIZE;
+        let is_inside = offset.0.checked_add(len.0).is_some_and(|end| end <= size);
+        if !is_inside || self.overlaps(offset, len) {
             return false;
         }
-        for (block, word, mask) in words(offset, len) {
-            self.blocks.entry(block).or_default()[word] |= mask;
+        for (word, mask) in words(offset, len) {
+            self.words[word] |= mask;
         }
         self.pages += len.0 / PAGE_SIZE;
         true
@@ -42,35 +49,38 @@ impl HeldSet {
 
     /// Whether any page of `[offset, offset + len)` is held.
     pub(super) fn overlaps(&self, offset: FileOffset, len: ByteCount) -> bool {
-        words(offset, len).any(|(block, word, mask)| self.word(block, word) & mask != 0)
+        words(offset, len).any(|(word, mask)| self.word(word) & mask != 0)
     }
 
-    /// Adds all pages of `other`.
+    /// Adds all pages of `other`, a set of pages of the same file.
     pub(super) fn absorb(&mut self, other: &Self) {
-        for (block, bits) in &other.blocks {
-            let mine = self.blocks.entry(*block).or_default();
-            for (mine, theirs) in mine.iter_mut().zip(bits) {
-                self.pages += u64::from((theirs & !*mine).count_ones());
-                *mine |= theirs;
-            }
+        for (mine, theirs) in self.words.iter_mut().zip(&other.words) {
+            self.pages += u64::from((theirs & !*mine).count_ones());
+            *mine |= theirs;
         }
     }
 
-    /// The pages that are here and not in `other`, as runs of (offset, length), in order. They are made
-    /// as they are taken: of memory in single pages there are more than a list should hold.
-    pub(super) fn runs_not_in(
-        &self,
-        other: &Self,
-    ) -> impl Iterator<Item = (FileOffset, ByteCount)> + Send {
-        let words = self.blocks.iter().flat_map(move |(block, bits)| {
-            let left = move |(word, bits): (usize, &u64)| {
-                let first_page = block * PAGES_PER_BLOCK + word as u64 * 64;
-                (first_page, bits & !other.word(*block, word))
-            };
-            bits.iter().enumerate().map(left)
-        });
+    /// The pages from `from` on that are here and not in `other`, as runs of (offset, length), in
+    /// order. They are made as they are taken: of memory in single pages there are more than a list
+    /// should hold.
+    pub(super) fn runs_not_in<'a>(
+        &'a self,
+        other: Option<&'a Self>,
+        from: FileOffset,
+    ) -> impl Iterator<Item = (FileOffset, ByteCount)> + Send + 'a {
+        let first = from.0 / PAGE_SIZE;
+        let first_word = (first / WORD_PAGES) as usize;
+        let words = self.words.iter().enumerate().skip(first_word);
         let mut parts = words
-            .flat_map(|(first_page, bits)| parts(first_page, bits))
+            .filter(|(_, bits)| **bits != 0)
+            .flat_map(move |(word, bits)| {
+                let wanted = match word == first_word {
+                    true => u64::MAX << (first % WORD_PAGES),
+                    false => u64::MAX,
+                };
+                let others = other.map_or(0, |other| other.word(word));
+                parts(word as u64 * WORD_PAGES, bits & wanted & !others)
+            })
             .peekable();
         std::iter::from_fn(move || {
             let (page, mut count) = parts.next()?;
@@ -82,8 +92,8 @@ impl HeldSet {
         })
     }
 
-    fn word(&self, block: u64, word: usize) -> u64 {
-        self.blocks.get(&block).map_or(0, |bits| bits[word])
+    fn word(&self, word: usize) -> u64 {
+        self.words.get(word).copied().unwrap_or(0)
     }
 }
 
@@ -102,16 +112,16 @@ fn mask(first: u32, count: u32) -> u64 {
     (u64::MAX >> (64 - count)) << first
 }
 
-/// The bits of a range of pages: (block, word in it, mask).
-fn words(offset: FileOffset, len: ByteCount) -> impl Iterator<Item = (u64, usize, u64)> {
+/// The bits of a range of pages: (word, mask).
+fn words(offset: FileOffset, len: ByteCount) -> impl Iterator<Item = (usize, u64)> {
     let (mut page, end) = (offset.0 / PAGE_SIZE, (offset.0 + len.0) / PAGE_SIZE);
     std::iter::from_fn(move || {
-        let first = (page % 64) as u32;
-        let count = u64::from(64 - first).min(end.checked_sub(page).filter(|&left| left > 0)?);
-        let block = page / PAGES_PER_BLOCK;
-        let word = (page % PAGES_PER_BLOCK / 64) as usize;
+        let first = (page % WORD_PAGES) as u32;
+        let left = end.checked_sub(page).filter(|&left| left > 0)?;
+        let count = u64::from(64 - first).min(left);
+        let word = (page / WORD_PAGES) as usize;
         page += count;
-        Some((block, word, mask(first, count as u32)))
+        Some((word, mask(first, count as u32)))
     })
 }
 
@@ -123,13 +133,16 @@ mod tests {
 
     use super::*;
 
+    /// The file's pages.
+    const PAGES: u64 = 3700;
+
     fn pages() -> impl Strategy<Value = Vec<(u64, u64)>> {
         prop::collection::vec((0u64..3000, 1u64..700), 0..12)
     }
 
     /// Inserts all ranges that fit, here and in a plain set.
     fn both(ranges: &[(u64, u64)]) -> (HeldSet, BTreeSet<u64>) {
-        let (mut held, mut plain) = (HeldSet::default(), BTreeSet::new());
+        let (mut held, mut plain) = (HeldSet::new(ByteCount(PAGES * PAGE_SIZE)), BTreeSet::new());
         for &(page, count) in ranges {
             let free = (page..page + count).all(|page| !plain.contains(&page));
             let inserted = held.insert(FileOffset(page * PAGE_SIZE), ByteCount(count * PAGE_SIZE));
@@ -150,19 +163,35 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_set_of_pages(a in pages(), b in pages()) {
+        fn it_is_a_set_of_pages(a in pages(), b in pages(), from in 0..PAGES) {
             let (mut held, plain) = both(&a);
             let (other, other_plain) = both(&b);
             prop_assert_eq!(held.total().0, plain.len() as u64 * PAGE_SIZE);
-            let runs: Vec<_> = held.runs_not_in(&other).collect();
+            let begin = FileOffset(0);
+            let runs: Vec<_> = held.runs_not_in(Some(&other), begin).collect();
             let difference: BTreeSet<_> = plain.difference(&other_plain).copied().collect();
-            prop_assert_eq!(pages_of(&runs), difference);
+            prop_assert_eq!(&pages_of(&runs), &difference);
+            let rest: Vec<_> = held
+                .runs_not_in(Some(&other), FileOffset(from * PAGE_SIZE))
+                .collect();
+            let expected: BTreeSet<_> = difference.range(from..).copied().collect();
+            prop_assert_eq!(pages_of(&rest), expected);
             // Runs are whole: no two of them touch.
             prop_assert!(runs.windows(2).all(|w| w[0].0.0 + w[0].1.0 < w[1].0.0));
             held.absorb(&other);
             let union: BTreeSet<_> = plain.union(&other_plain).copied().collect();
             prop_assert_eq!(held.total().0, union.len() as u64 * PAGE_SIZE);
-            prop_assert_eq!(pages_of(&held.runs_not_in(&HeldSet::default()).collect::<Vec<_>>()), union);
+            let runs: Vec<_> = held.runs_not_in(None, begin).collect();
+            prop_assert_eq!(pages_of(&runs), union);
         }
+    }
+
+    #[test]
+    fn what_is_not_in_the_file_is_not_taken() {
+        let mut held = HeldSet::new(ByteCount(64 * PAGE_SIZE));
+        for (page, count) in [(64, 1), (63, 2), (u64::MAX / PAGE_SIZE, 2)] {
+            assert!(!held.insert(FileOffset(page * PAGE_SIZE), ByteCount(count * PAGE_SIZE)));
+        }
+        assert_eq!(held.total(), ByteCount(0));
     }
 }

@@ -63,6 +63,9 @@ pub enum ProvisionError {
     /// No answer came in time.
     #[error("{0} did not answer in time; it is tried again")]
     Timeout(String),
+    /// It came further in the time that it had, and goes on where it is.
+    #[error("what the guest holds is in very many pieces; it is gone on with")]
+    Unfinished,
     /// The guest cannot do it at all.
     #[error(
         "the guest's balloon driver is not loaded, or not the one that came with its agent; load \
@@ -119,6 +122,10 @@ pub async fn carry_out(
     result.unwrap_or_else(|error| {
         let observation = match error {
             ProvisionError::Hostile(reason) => Observation::Hostile { reason },
+            error @ ProvisionError::Unfinished => Observation::Unfinished {
+                ticket,
+                reason: error.to_string(),
+            },
             error => Observation::Failed {
                 ticket,
                 reason: error.to_string(),

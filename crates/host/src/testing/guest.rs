@@ -10,12 +10,16 @@ use demeter_proto::{
 use tokio::net::UnixListener;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
+use tokio::time::{Duration, sleep};
 
 use super::FakeVm;
 use crate::agent::tests::{Pipe, hello};
 
 /// What the guest's driver has of a node: blocks by address, and whether they are held.
 type Node = BTreeMap<u64, bool>;
+
+/// How often an agent reports.
+const REPORT_EVERY: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 struct State {
@@ -117,6 +121,11 @@ async fn serve(
                 pipe.say(&message).await;
             }
             said = tokio::select! {
+                // An agent that says nothing for long is taken for gone.
+                () = sleep(REPORT_EVERY) => {
+                    let state = state.lock().unwrap();
+                    if state.silent { vec![] } else { vec![stats(&state)] }
+                }
                 () = rebooted.notified() => state.lock().unwrap().introduction(),
                 heard = pipe.hear() => {
                     let Some(message) = heard else { break };
@@ -157,7 +166,7 @@ impl State {
     fn answer(&mut self, message: Message) -> Vec<Message> {
         match message {
             Message::Ping { nonce } => vec![Message::Pong { nonce }],
-            Message::List { request, node } => {
+            Message::List { request, node, .. } => {
                 let held = self.held(node);
                 let part = Message::Held(ranges(request, node, &held));
                 vec![part, self.done(request, node, 0, true)]

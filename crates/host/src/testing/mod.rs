@@ -7,7 +7,7 @@ mod vm;
 
 use std::fs::File;
 use std::os::fd::FromRawFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -20,7 +20,8 @@ use tokio::task::JoinHandle;
 use crate::agent::tests::own_process;
 use crate::hypervisor::qemu::{Limits, Qemu};
 use crate::hypervisor::{Connection, Event, Events, Mapping};
-use vm::{Simulated, State};
+use vm::Simulated;
+pub(crate) use vm::State;
 
 pub(crate) use guest::FakeGuest;
 
@@ -44,7 +45,9 @@ pub(crate) enum Told {
 
 /// A VM whose QEMU listens on a QMP socket for one client at a time.
 pub(crate) struct FakeVm {
-    folder: tempfile::TempDir,
+    folder: PathBuf,
+    /// Where the folder is, if it goes with the VM.
+    temporary: Option<tempfile::TempDir>,
     state: Arc<Mutex<State>>,
     told: broadcast::Sender<Told>,
     server: JoinHandle<()>,
@@ -53,13 +56,21 @@ pub(crate) struct FakeVm {
 impl FakeVm {
     /// A VM with boot memory of `boot` and as much again by virtio-mem.
     pub fn new(boot: TierBytes) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        let temporary = tempfile::tempdir().unwrap();
+        let mut vm = Self::within(temporary.path(), boot);
+        vm.temporary = Some(temporary);
+        vm
+    }
+
+    /// The same, with its sockets in a folder that is there.
+    pub fn within(folder: &Path, boot: TierBytes) -> Self {
         let state = Arc::new(Mutex::new(State::new(boot)));
         let (told, _) = broadcast::channel(16);
-        let listener = UnixListener::bind(folder.path().join("qmp")).unwrap();
+        let listener = UnixListener::bind(folder.join("qmp")).unwrap();
         let server = tokio::spawn(qmp::serve(listener, state.clone(), told.clone()));
         Self {
-            folder,
+            folder: folder.into(),
+            temporary: None,
             state,
             told,
             server,
@@ -72,7 +83,7 @@ impl FakeVm {
             command: Duration::from_secs(1),
             ..Limits::default()
         };
-        let path = self.folder.path().join("qmp");
+        let path = self.folder.join("qmp");
         Qemu::connect(&path, None, limits).await.unwrap()
     }
 
@@ -101,7 +112,7 @@ impl FakeVm {
     }
 
     pub fn folder(&self) -> &Path {
-        self.folder.path()
+        &self.folder
     }
 
     pub fn state(&self) -> MutexGuard<'_, State> {
@@ -142,6 +153,16 @@ impl FakeVm {
     /// Tells whoever is connected.
     pub fn tell(&self, told: Told) {
         self.told.send(told).unwrap();
+    }
+
+    /// Tells whoever is connected, if anybody is.
+    pub fn tell_if_heard(&self, told: Told) {
+        let _ = self.told.send(told);
+    }
+
+    /// What it is made of, for another task.
+    pub fn shared_state(&self) -> Arc<Mutex<State>> {
+        self.state.clone()
     }
 
     /// Ends QEMU; its socket stays, as after a crash.

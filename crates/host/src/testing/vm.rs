@@ -91,6 +91,8 @@ pub(crate) struct State {
     balloon_least: u64,
     /// Answers nothing any more.
     pub silent: bool,
+    /// How large it says that each of its memories is, if not as large as it is.
+    pub claims: Option<ByteCount>,
     /// Says that its memory is private.
     pub private: bool,
     /// Has a device that pins memory.
@@ -125,6 +127,7 @@ impl State {
             balloon_size: whole,
             balloon_least: 0,
             silent: false,
+            claims: None,
             private: false,
             pinned: false,
         }
@@ -168,7 +171,7 @@ impl State {
     pub(super) fn backends(&self) -> Vec<MemoryBackend> {
         let backend = |(id, memory): (&str, &BootMemory)| MemoryBackend {
             id: Some(id.into()),
-            size: ByteCount(memory.bytes),
+            size: self.claims.unwrap_or(ByteCount(memory.bytes)),
             shared: !self.private,
         };
         [("node0", &self.boot.fast), ("node1", &self.boot.slow)]
@@ -195,7 +198,7 @@ impl State {
     }
 
     /// Writes a nonce to the last page that the guest has in a node, which no test holds.
-    pub(super) fn show(&self, node: NodeId, nonce: Nonce) -> Option<GuestPhysAddr> {
+    pub fn show(&self, node: NodeId, nonce: Nonce) -> Option<GuestPhysAddr> {
         let (_, mapping, offset) = self.layout().into_iter().rfind(|part| part.0 == node)?;
         let memory = self.boot.get(match node {
             NodeId(0) => Tier::Fast,

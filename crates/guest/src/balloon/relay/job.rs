@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use demeter_policy::{ByteCount, NodeId};
-use demeter_proto::{GpaRange, Message, Outcome, RANGES_MAX, Ranges, RequestId};
+use demeter_policy::{ByteCount, GuestPhysAddr, NodeId};
+use demeter_proto::{GpaRange, Message, Outcome, RANGES_MAX, Ranges, RequestId, Resize};
 
 use crate::balloon::{Balloon, BalloonError, Cursor, Stop, join};
 
@@ -29,6 +29,26 @@ pub struct Request {
     pub id: RequestId,
     pub node: NodeId,
     pub bytes: ByteCount,
+    /// Where a list begins.
+    pub from: GuestPhysAddr,
+}
+
+impl Request {
+    /// A request about all that is held of a node.
+    pub fn of(kind: Kind, resize: Resize) -> Self {
+        let Resize {
+            request: id,
+            node,
+            bytes,
+        } = resize;
+        Self {
+            kind,
+            id,
+            node,
+            bytes,
+            from: GuestPhysAddr(0),
+        }
+    }
 }
 
 /// The request that is being carried out.
@@ -68,7 +88,7 @@ impl Job {
             told: false,
             next: now,
             short: false,
-            cursor: Cursor::default(),
+            cursor: Cursor(request.from.0),
             started: now,
         }
     }
@@ -142,6 +162,11 @@ impl Job {
         out: &mut Vec<Message>,
     ) -> Result<Progress, BalloonError> {
         let part = balloon.list(self.request.node, self.cursor)?;
+        if let Some(next) = part.next.filter(|_| part.ranges.is_empty()) {
+            // The host goes on behind what was named.
+            self.cursor = next;
+            return Ok(Progress::More);
+        }
         let mut chunks: Vec<&[GpaRange]> = part.ranges.chunks(RANGES_MAX).collect();
         if chunks.is_empty() {
             chunks.push(&[]);
@@ -151,13 +176,7 @@ impl Job {
             let more = i < last || part.next.is_some();
             out.push(Message::Held(self.part(chunk.to_vec(), more)));
         }
-        Ok(match part.next {
-            Some(next) => {
-                self.cursor = next;
-                Progress::More
-            }
-            None => Progress::Ended(Outcome::Ok, String::new()),
-        })
+        Ok(Progress::Ended(Outcome::Ok, String::new()))
     }
 
     /// A part of what is told about this request.

@@ -3,6 +3,7 @@ use std::sync::mpsc::{Receiver, channel};
 
 use std::time::Duration;
 
+use demeter_policy::GuestPhysAddr;
 use demeter_proto::{BootId, RequestId, SessionId};
 use proptest::prelude::*;
 
@@ -97,8 +98,11 @@ fn resize(id: u64, node: NodeId, pages: u64) -> Resize {
 }
 
 fn list(id: u64, node: NodeId) -> Message {
-    let request = RequestId(id);
-    Message::List { request, node }
+    Message::List {
+        request: RequestId(id),
+        node,
+        from: GuestPhysAddr(0),
+    }
 }
 
 fn pages(ranges: &[GpaRange]) -> BTreeSet<u64> {

@@ -44,7 +44,10 @@ impl Rng {
 fn answers(observation: &Observation) -> bool {
     matches!(
         observation,
-        Observation::Owned { .. } | Observation::Moved { .. } | Observation::Failed { .. }
+        Observation::Owned { .. }
+            | Observation::Moved { .. }
+            | Observation::Failed { .. }
+            | Observation::Unfinished { .. }
     )
 }
 
@@ -236,6 +239,7 @@ impl World {
         let reason = "no".to_owned();
         let observation = match command.order {
             _ if self.rng.one_in(8) => Observation::Failed { ticket, reason },
+            _ if self.rng.one_in(8) => Observation::Unfinished { ticket, reason },
             Order::Ask if guest.honest => Observation::Owned {
                 ticket,
                 owned: guest.owned,

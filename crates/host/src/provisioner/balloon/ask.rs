@@ -6,14 +6,17 @@ use demeter_policy::{ByteCount, NodeId, PAGE_SIZE, PhysRange, Tier};
 use demeter_proto::{GpaRange, Message, Nonce, Outcome, Resize};
 
 use rustix::rand::{GetRandomFlags, getrandom};
+use tokio::time::Instant;
 
-use super::{Balloon, View};
+use super::listing::Listing;
+use super::punch::{holes, next_batch};
+use super::{ASK_MAX, Guest, MARGIN, View};
 use crate::agent::{Answers, Away};
-use crate::backing::Backing;
+use crate::backing::{Backing, FileOffset};
 use crate::provisioner::ProvisionError;
 use crate::provisioner::held::HeldSet;
 
-impl<B: Backing> Balloon<B> {
+impl<B: Backing> Guest<B> {
     /// Makes sure that the agent is in the VM whose memory this is: its driver shows what was made up
     /// just now, in the very file that would be punched. Nothing that it says is believed before.
     pub(super) async fn prove(&mut self, tier: Tier) -> Result<(), ProvisionError> {
@@ -47,39 +50,6 @@ impl<B: Backing> Balloon<B> {
         }
     }
 
-    /// Asks what is held, and makes the view so.
-    pub(super) async fn list(&mut self, view: &mut View, tier: Tier) -> Result<(), ProvisionError> {
-        let node = *self.nodes.get(tier);
-        self.allow_nothing().await?;
-        let question = |request| Message::List { request, node };
-        let mut answers = self.agent.ask(question).await.map_err(|Away| away())?;
-        let mut named = HeldSet::default();
-        loop {
-            match answers.next().await.map_err(|Away| away())? {
-                Message::Held(part) if part.node == node => {
-                    self.take_named(tier, &part.ranges, &HeldSet::default(), &mut named)?;
-                }
-                Message::Done(done) if done.node == node => {
-                    fulfilled(done.outcome, done.reason)?;
-                    break;
-                }
-                _ => return Err(hostile("it answers what it was not asked")),
-            }
-        }
-        let owned = self.backing.size(tier).0.saturating_sub(named.total().0);
-        // Somebody may have touched held memory: the guest, or whoever read all of it on the host.
-        let touched = self.backed(tier)?.0 > owned;
-        let nothing = HeldSet::default();
-        let punched = match touched {
-            true => &nothing,
-            false => view.held.get(tier),
-        };
-        let runs = named.runs_not_in(punched);
-        self.punch(view.session, tier, runs).await?;
-        *view.held.get_mut(tier) = named;
-        Ok(())
-    }
-
     /// Asks the guest to hold `bytes` more. Answers why it holds less more, if it does.
     pub(super) async fn inflate(
         &mut self,
@@ -88,12 +58,15 @@ impl<B: Backing> Balloon<B> {
         bytes: ByteCount,
     ) -> Result<Option<String>, ProvisionError> {
         let node = *self.nodes.get(tier);
+        let size = self.backing.size(tier);
+        *view.listing.get_mut(tier) = Some(Listing::new(size));
         let mut answers = self.ask_to(Message::Inflate, node, bytes).await?;
-        let mut named = HeldSet::default();
+        let mut named = HeldSet::new(size);
         let reason = loop {
             match answers.next().await.map_err(|Away| away())? {
                 Message::Inflated(part) if part.node == node => {
-                    self.take_named(tier, &part.ranges, view.held.get(tier), &mut named)?;
+                    let held = Some(view.held.get(tier));
+                    self.take_named(tier, &part.ranges, held, &mut named)?;
                     if named.total() > bytes {
                         return Err(hostile("it holds more than it was asked to"));
                     }
@@ -104,25 +77,42 @@ impl<B: Backing> Balloon<B> {
                 _ => return Err(hostile("it answers what it was not asked")),
             }
         };
-        let nothing = HeldSet::default();
-        let runs = named.runs_not_in(&nothing);
-        self.punch(view.session, tier, runs).await?;
+        let mut holes = holes(tier, named.runs_not_in(None, FileOffset(0))).peekable();
+        while let Some(batch) = next_batch(&mut holes) {
+            self.punch(view.session, tier, batch).await?;
+        }
         view.held.get_mut(tier).absorb(&named);
+        *view.listing.get_mut(tier) = None;
         Ok(reason)
     }
 
-    /// Asks the guest to take `bytes` back, and then what it still holds.
+    /// Asks the guest to take `bytes` back, and then what it still holds: once, since that may take
+    /// longer than all the rest.
     pub(super) async fn deflate(
         &mut self,
         view: &mut View,
         tier: Tier,
         bytes: ByteCount,
+        deadline: Instant,
     ) -> Result<Option<String>, ProvisionError> {
         let node = *self.nodes.get(tier);
-        let mut answers = self.ask_to(Message::Deflate, node, bytes).await?;
-        let reason = match answers.next().await.map_err(|Away| away())? {
-            Message::Done(done) if done.node == node => fulfilled(done.outcome, done.reason)?,
-            _ => return Err(hostile("it answers what it was not asked")),
+        *view.listing.get_mut(tier) = Some(Listing::new(self.backing.size(tier)));
+        let mut left = bytes;
+        let reason = loop {
+            let part = left.min(ASK_MAX);
+            let mut answers = self.ask_to(Message::Deflate, node, part).await?;
+            let done = match answers.next().await.map_err(|Away| away())? {
+                Message::Done(done) if done.node == node => done,
+                _ => return Err(hostile("it answers what it was not asked")),
+            };
+            // What it says is for the pace only; what it holds is asked afterwards.
+            let moved = done.moved.min(part);
+            left.0 -= moved.0;
+            let reason = fulfilled(done.outcome, done.reason)?;
+            let is_over = moved < part || left.0 == 0 || Instant::now() + MARGIN >= deadline;
+            if reason.is_some() || is_over {
+                break reason;
+            }
         };
         self.list(view, tier).await?;
         Ok(reason)
@@ -148,11 +138,11 @@ impl<B: Backing> Balloon<B> {
 
     /// Checks ranges that the guest says it holds, and notes their pages in `named`. None of them
     /// may be in `held`, or be named twice.
-    fn take_named(
+    pub(super) fn take_named(
         &self,
         tier: Tier,
         ranges: &[GpaRange],
-        held: &HeldSet,
+        held: Option<&HeldSet>,
         named: &mut HeldSet,
     ) -> Result<(), ProvisionError> {
         for range in ranges {
@@ -167,21 +157,21 @@ impl<B: Backing> Balloon<B> {
                 })?;
             let extent = self.backing.resolve(tier, range);
             let extent = extent.map_err(|error| hostile(&error.to_string()))?;
-            if held.overlaps(extent.offset, extent.len) || !named.insert(extent.offset, extent.len)
-            {
+            let is_held = held.is_some_and(|held| held.overlaps(extent.offset, extent.len));
+            if is_held || !named.insert(extent.offset, extent.len) {
                 return Err(hostile(&format!("it names {range} twice")));
             }
         }
         Ok(())
     }
 
-    fn backed(&self, tier: Tier) -> Result<ByteCount, ProvisionError> {
+    pub(super) fn backed(&self, tier: Tier) -> Result<ByteCount, ProvisionError> {
         let backed = self.backing.backed(tier);
         backed.map_err(|source| ProvisionError::Backing { tier, source })
     }
 
     /// What the guest holds from here on stays held, until it is allowed something again.
-    async fn allow_nothing(&mut self) -> Result<(), ProvisionError> {
+    pub(super) async fn allow_nothing(&mut self) -> Result<(), ProvisionError> {
         // What is still being punched must not be given back to the guest.
         self.punching_ended().await;
         let nothing = Message::Allow { oom: ByteCount(0) };
@@ -205,7 +195,10 @@ fn nonce() -> io::Result<Nonce> {
 }
 
 /// Why a request was not fulfilled whole; an error if it was not fulfilled at all.
-fn fulfilled(outcome: Outcome, reason: String) -> Result<Option<String>, ProvisionError> {
+pub(super) fn fulfilled(
+    outcome: Outcome,
+    reason: String,
+) -> Result<Option<String>, ProvisionError> {
     match outcome {
         Outcome::Ok => Ok(None),
         Outcome::Partial => Ok(Some(reason)),
@@ -218,6 +211,6 @@ pub(super) fn away() -> ProvisionError {
     ProvisionError::Unreachable("the guest's agent".to_owned())
 }
 
-fn hostile(what: &str) -> ProvisionError {
+pub(super) fn hostile(what: &str) -> ProvisionError {
     ProvisionError::Hostile(what.to_owned())
 }

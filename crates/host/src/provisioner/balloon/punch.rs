@@ -1,6 +1,7 @@
 //! Gives pages back to the host, in batches that end soon.
 
 use std::io;
+use std::iter::Peekable;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,7 +9,7 @@ use demeter_policy::{ByteCount, Tier};
 use demeter_proto::SessionId;
 use tokio::task::spawn_blocking;
 
-use super::Balloon;
+use super::Guest;
 use super::ask::away;
 use crate::agent::Away;
 use crate::backing::{Backing, Extent, FileOffset};
@@ -41,38 +42,26 @@ enum Batch {
     Pinned(String),
 }
 
-impl<B: Backing> Balloon<B> {
-    /// Gives pages back to the host that the guest holds, as long as it is in this session. Dropped,
+impl<B: Backing> Guest<B> {
+    /// Gives a batch of pages back to the host that the guest holds, if it is in this session. Dropped,
     /// it stops with the hole that is being made.
     pub(super) async fn punch(
         &mut self,
         session: SessionId,
         tier: Tier,
-        runs: impl Iterator<Item = (FileOffset, ByteCount)> + Send,
+        batch: Vec<Extent>,
     ) -> Result<(), ProvisionError> {
-        let mut holes = holes(tier, runs).peekable();
-        while holes.peek().is_some() {
-            let mut left = BATCH_MAX.0;
-            let mut batch = vec![];
-            while let Some(hole) = holes.next_if(|hole| hole.len.0 <= left) {
-                left -= hole.len.0;
-                batch.push(hole);
-                if batch.len() == HOLES_MAX {
-                    break;
-                }
+        self.agent.confirm(session).await.map_err(|Away| away())?;
+        let punched = self.punch_batch(tier, batch).await;
+        match punched.map_err(|source| ProvisionError::Backing { tier, source })? {
+            Batch::Returned(bytes) => {
+                self.returned.0 += bytes.0;
+                Ok(())
             }
-            self.agent.confirm(session).await.map_err(|Away| away())?;
-            let punched = self.punch_batch(tier, batch).await;
-            match punched.map_err(|source| ProvisionError::Backing { tier, source })? {
-                Batch::Returned(bytes) => self.returned.0 += bytes.0,
-                Batch::Pinned(by) => {
-                    return Err(ProvisionError::Refused(format!(
-                        "{by} keeps guest memory pinned; a VM with such a device cannot be ballooned"
-                    )));
-                }
-            }
+            Batch::Pinned(by) => Err(ProvisionError::Refused(format!(
+                "{by} keeps guest memory pinned; a VM with such a device cannot be ballooned"
+            ))),
         }
-        Ok(())
     }
 
     /// Punches on a thread where waiting delays nobody.
@@ -105,8 +94,23 @@ impl<B: Backing> Balloon<B> {
     }
 }
 
+/// The next holes that may be made after one ping; `None` if there are no more.
+pub(super) fn next_batch(
+    holes: &mut Peekable<impl Iterator<Item = Extent>>,
+) -> Option<Vec<Extent>> {
+    let mut left = BATCH_MAX.0;
+    let mut batch = vec![];
+    while batch.len() < HOLES_MAX
+        && let Some(hole) = holes.next_if(|hole| hole.len.0 <= left)
+    {
+        left -= hole.len.0;
+        batch.push(hole);
+    }
+    Some(batch).filter(|batch| !batch.is_empty())
+}
+
 /// Runs of pages as holes of bounded length.
-fn holes(
+pub(super) fn holes(
     tier: Tier,
     runs: impl Iterator<Item = (FileOffset, ByteCount)> + Send,
 ) -> impl Iterator<Item = Extent> + Send {

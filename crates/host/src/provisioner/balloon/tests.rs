@@ -181,7 +181,7 @@ impl Driver {
                 return vec![];
             }
             Message::Inflate(r) | Message::Deflate(r) => (r.request, r.node),
-            Message::List { request, node } => (request, node),
+            Message::List { request, node, .. } => (request, node),
             _ => return vec![],
         };
         let (free, held) = match (self.free.get_mut(&node), self.held.get_mut(&node)) {
@@ -518,7 +518,7 @@ async fn a_new_controller_learns_what_is_held_and_takes_back_what_was_missed() {
     let socket = vm.dir.path().join("agent.sock");
     let again = balloon(&vm.memory, &socket);
     // The guest's port takes one connection at a time.
-    vm.balloon.agent = Agent::connect("/nonexistent".into(), own_process(), RequestId(0));
+    vm.balloon.guest.agent = Agent::connect("/nonexistent".into(), own_process(), RequestId(0));
     vm.balloon = again.await;
     let owned = vm.balloon.actual(deadline()).await.unwrap();
     assert_eq!(
@@ -554,12 +554,12 @@ async fn a_reset_between_answer_and_punch_destroys_nothing() {
 #[tokio::test]
 async fn what_a_guest_does_not_have_is_told() {
     let (mut vm, _driver) = honest().await;
-    vm.balloon.nodes.slow = NodeId(7);
+    vm.balloon.guest.nodes.slow = NodeId(7);
     let error = vm.balloon.actual(deadline()).await.unwrap_err();
     assert_eq!(error.to_string(), "refused: the guest has no node 7");
 
     let mut without = self::vm(|message| match message {
-        Message::List { request, node } => vec![done(request, node, Outcome::NoDriver)],
+        Message::List { request, node, .. } => vec![done(request, node, Outcome::NoDriver)],
         _ => vec![],
     })
     .await;
@@ -621,7 +621,7 @@ async fn a_hostile_guest_touches_no_memory() {
                     answers.push(done(request, node, Outcome::Ok));
                     answers
                 }
-                Message::List { request, node } if listed && node == NodeId(0) => {
+                Message::List { request, node, .. } if listed && node == NodeId(0) => {
                     let mut answers = parts(request, node, &ranges, Message::Held);
                     answers.push(done(request, node, Outcome::Ok));
                     answers
@@ -714,7 +714,7 @@ async fn an_answer_without_end_ends_at_the_deadline() {
     for empty in [true, false] {
         let mut driver = Driver::new();
         let mut vm = vm(move |message| match message {
-            Message::List { request, node } => {
+            Message::List { request, node, .. } => {
                 let part = |i: u64| {
                     let pages = (0..50).map(|p| range((i * 50 + p) * PAGE_SIZE, PAGE_SIZE));
                     Message::Held(Ranges {

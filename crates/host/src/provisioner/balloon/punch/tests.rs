@@ -14,6 +14,7 @@ use crate::agent::Agent;
 use crate::agent::tests::{Pipe, hello, own_process, shown, soon};
 use crate::backing::NotInTier;
 use crate::provisioner::Provisioner;
+use crate::provisioner::balloon::Balloon;
 
 const GIB: u64 = 1 << 30;
 
@@ -89,7 +90,7 @@ async fn meet(
                     ping(punched);
                     pipe.say(&Message::Pong { nonce }).await;
                 }
-                Message::List { request, node } => {
+                Message::List { request, node, .. } => {
                     let all = GpaRange {
                         start: GuestPhysAddr(0),
                         bytes: ByteCount(GIB),
@@ -167,7 +168,7 @@ async fn a_call_that_is_dropped_ends_with_its_hole_and_the_next_one_waits_for_th
         () = begun => {}
     }
     let begun = recorder.0.lock().unwrap().holes.len();
-    soon(balloon.punching_ended()).await;
+    soon(balloon.guest.punching_ended()).await;
     let ended = recorder.0.lock().unwrap().holes.len();
     assert!(ended <= begun + 1, "{ended} after {begun}");
     sleep(Duration::from_millis(120)).await;

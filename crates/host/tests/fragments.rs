@@ -1,0 +1,254 @@
+//! A guest that holds every second page: however many pieces that makes, it comes to be known, by calls
+//! that end long before all is told, and what the host keeps of it is bounded.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::{self, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use demeter_host::agent::Agent;
+use demeter_host::backing::{Backing, Extent, FileOffset, NotInTier};
+use demeter_host::process::PeerProcess;
+use demeter_host::provisioner::balloon::Balloon;
+use demeter_host::provisioner::{ProvisionError, Provisioner};
+use demeter_policy::{ByteCount, GuestPhysAddr, NodeId, PAGE_SIZE, PerTier, PhysRange, Tier};
+use demeter_proto::{
+    BootId, Decoder, Done, GpaRange, Hello, Message, NodeTotal, Nonce, Outcome, RANGES_MAX, Ranges,
+    RequestId, SessionId, encode,
+};
+use tokio::time::Instant;
+
+/// Counts what is allocated and not freed.
+struct Counting;
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static MOST: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: all is left to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let live = LIVE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+        MOST.fetch_max(live, Ordering::Relaxed);
+        // SAFETY: as the caller promised.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as the caller promised.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const GIB: u64 = 1 << 30;
+
+/// Where the driver shows a nonce: behind all memory.
+const OWN_PAGE: u64 = 1 << 50;
+
+/// Fast memory that is counted only; no slow memory.
+#[derive(Clone)]
+struct Memory {
+    size: u64,
+    punched: Arc<AtomicU64>,
+    nonce: Arc<Mutex<Nonce>>,
+}
+
+impl Backing for Memory {
+    fn size(&self, tier: Tier) -> ByteCount {
+        match tier {
+            Tier::Fast => ByteCount(self.size),
+            Tier::Slow => ByteCount(0),
+        }
+    }
+
+    fn resolve(&self, tier: Tier, range: PhysRange) -> Result<Extent, NotInTier> {
+        let end = range.start().0 + range.len().0;
+        if end > self.size && range.start().0 != OWN_PAGE {
+            return Err(NotInTier { range, tier });
+        }
+        Ok(Extent {
+            tier,
+            offset: FileOffset(range.start().0),
+            len: range.len(),
+        })
+    }
+
+    fn punch(&self, extent: Extent) -> io::Result<()> {
+        self.punched.fetch_add(extent.len.0, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn read(&self, _: Extent, into: &mut [u8]) -> io::Result<()> {
+        into.copy_from_slice(&self.nonce.lock().unwrap().0);
+        Ok(())
+    }
+
+    fn pinned_by(&self) -> io::Result<Option<String>> {
+        Ok(None)
+    }
+
+    fn backed(&self, tier: Tier) -> io::Result<ByteCount> {
+        let punched = self.punched.load(Ordering::Relaxed);
+        Ok(ByteCount(self.size(tier).0.saturating_sub(punched)))
+    }
+}
+
+/// A guest that holds every second page of its fast node.
+fn serve(mut host: UnixStream, memory: &Memory) -> io::Result<()> {
+    let mut say = {
+        let mut host = host.try_clone()?;
+        move |message: Message| {
+            let mut bytes = vec![];
+            encode(&message, &mut bytes).unwrap();
+            host.write_all(&bytes)
+        }
+    };
+    let node = |node| NodeTotal {
+        node: NodeId(node),
+        total: ByteCount(memory.size),
+    };
+    say(Message::Hello(Hello {
+        boot_id: BootId([1; 16]),
+        session: SessionId(1),
+        driver: true,
+        nodes: vec![node(0), node(1)],
+    }))?;
+    let (mut decoder, mut bytes) = (Decoder::default(), [0; 4096]);
+    loop {
+        let read = host.read(&mut bytes)?;
+        if read == 0 {
+            return Ok(());
+        }
+        decoder.push(&bytes[..read]);
+        while let Some(message) = decoder.next().unwrap() {
+            match message {
+                Message::Ping { nonce } => say(Message::Pong { nonce })?,
+                Message::Prove {
+                    request,
+                    node,
+                    nonce,
+                } => {
+                    *memory.nonce.lock().unwrap() = nonce;
+                    say(Message::Proof {
+                        request,
+                        node,
+                        page: GuestPhysAddr(OWN_PAGE),
+                    })?;
+                }
+                Message::List {
+                    request,
+                    node,
+                    from,
+                } => {
+                    let end = if node == NodeId(0) { memory.size } else { 0 };
+                    let step = 2 * PAGE_SIZE;
+                    let mut pages = (from.0.next_multiple_of(step)..end)
+                        .step_by(step as usize)
+                        .map(|start| GpaRange {
+                            start: GuestPhysAddr(start),
+                            bytes: ByteCount(PAGE_SIZE),
+                        });
+                    say(Message::Held(Ranges {
+                        request,
+                        node,
+                        ranges: pages.by_ref().take(RANGES_MAX).collect(),
+                        more: pages.next().is_some(),
+                    }))?;
+                    say(Message::Done(Done {
+                        request,
+                        node,
+                        moved: ByteCount(0),
+                        held: ByteCount(0),
+                        outcome: Outcome::Ok,
+                        reason: String::new(),
+                    }))?;
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Lets a host meet such a guest, in calls of `patience`. Gives how many ended before all was known, and
+/// the most memory that was taken.
+fn meet(size: u64, patience: Duration) -> (u64, usize) {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("agent");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let memory = Memory {
+        size,
+        punched: Arc::default(),
+        nonce: Arc::new(Mutex::new(Nonce([0; 16]))),
+    };
+    let guests = memory.clone();
+    thread::spawn(move || serve(listener.accept().unwrap().0, &guests));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let before = LIVE.load(Ordering::Relaxed);
+    MOST.store(before, Ordering::Relaxed);
+    let unfinished = runtime.block_on(async {
+        let (ours, _theirs) = tokio::net::UnixStream::pair().unwrap();
+        let server = PeerProcess::of(&ours).unwrap();
+        let agent = Agent::connect(socket, server, RequestId(0));
+        let mut peer = agent.peer();
+        peer.wait_for(Option::is_some).await.unwrap();
+        let nodes = PerTier {
+            fast: NodeId(0),
+            slow: NodeId(1),
+        };
+        let mut balloon = Balloon::new(agent, memory.clone(), nodes, ByteCount(0));
+        let mut unfinished = 0;
+        loop {
+            match balloon.actual(Instant::now() + patience).await {
+                Ok(owned) => {
+                    assert_eq!(owned.fast, ByteCount(size / 2));
+                    return unfinished;
+                }
+                Err(ProvisionError::Unfinished) => unfinished += 1,
+                // Where the machine gave this program no time at all.
+                Err(ProvisionError::Timeout(_)) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    });
+    // Whatever was cut off, no more than a batch of 512 holes was begun again.
+    let again = memory.punched.load(Ordering::Relaxed) - size / 2;
+    assert!(again <= unfinished * 512 * PAGE_SIZE, "{again} bytes twice");
+    (unfinished, MOST.load(Ordering::Relaxed) - before)
+}
+
+/// Two bits a page, and a MiB for what is on its way.
+fn bound(size: u64) -> usize {
+    (size / PAGE_SIZE / 4 + (1 << 20)) as usize
+}
+
+#[test]
+fn a_list_in_many_pieces_converges_within_bounds() {
+    let size = 2 * GIB;
+    let (unfinished, most) = meet(size, Duration::from_millis(100));
+    assert!(unfinished > 0, "all was known at once");
+    assert!(most <= bound(size), "{most} bytes");
+}
+
+#[test]
+#[ignore = "takes minutes: cargo test --release -p demeter-host --test fragments -- --ignored --nocapture"]
+fn sixteen_million_pieces_converge_within_bounds() {
+    let size = 128 * GIB;
+    let started = Instant::now();
+    let (unfinished, most) = meet(size, Duration::from_secs(3));
+    println!(
+        "{} pieces: {:.1} s, {unfinished} calls of 3 s were not enough, {:.2} MiB at most",
+        size / 2 / PAGE_SIZE,
+        started.elapsed().as_secs_f64(),
+        most as f64 / (1 << 20) as f64,
+    );
+    assert!(most <= bound(size), "{most} bytes");
+}
