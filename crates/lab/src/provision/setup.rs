@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use demeter_host::config::{Config, PoolConfig, TierConfig, VmConfig};
+use demeter_host::hypervisor::libvirt::Libvirt;
 use demeter_policy::provision::{Policy, ProvisionerKind};
 
 use crate::error::Error;
@@ -67,7 +68,8 @@ impl Setup {
             let (size, limit) = (vm.size, vm.limit);
             let (fast_mib, slow_mib) = (vm.fast_guarantee_mib, vm.slow_guarantee_mib);
             let config = VmConfig {
-                qmp: qmp_socket(&vm.folder),
+                qmp: Some(qmp_socket(&vm.folder)),
+                libvirt: None,
                 agent: Some(agent_socket(&vm.folder)),
                 owner_uid: None,
                 provisioner: self.provisioner,
@@ -88,6 +90,8 @@ impl Setup {
             token_file: None,
             state: folder.join("host.json"),
             memory_paths: Vec::new(),
+            libvirt: Libvirt::default(),
+            discover: None,
             policy: Policy::Static,
             pool: PoolConfig {
                 fast_mib: self.pool.fast_mib,
