@@ -110,7 +110,12 @@ fn stage(tree: &Path, version: &str) -> anyhow::Result<()> {
     for name in ["guest.toml", "host.toml"] {
         copy(&packaging.join(name), &tree.join(name))?;
     }
-    for name in ["README.md", "ARCHITECTURE.md", "SECURITY.md"] {
+    for name in [
+        "README.md",
+        "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+    ] {
         copy(&root.join(name), &tree.join(name))?;
     }
     copy_folder(&root.join("docs"), &tree.join("docs"))?;

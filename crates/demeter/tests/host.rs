@@ -57,6 +57,8 @@ fn a_controller_that_is_not_there_is_told_on_one_line() {
         let said = error(&[args, &socket].concat());
         assert!(said.contains("demeter host --config FILE"), "{said}");
     }
+    let said = error(&["host", "xml", "db", "--libvirt", "/nonexistent/sock"]);
+    assert!(said.contains("does libvirtd"), "{said}");
     let said = error(&["top"]);
     assert!(said.contains("needs a terminal"), "{said}");
 }

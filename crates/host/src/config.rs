@@ -12,6 +12,7 @@ use demeter_policy::{ByteCount, MIB, NodeId, PerTier, Tier, TierBytes};
 use serde::{Deserialize, Serialize};
 
 use crate::VmName;
+use crate::hypervisor::libvirt::Libvirt;
 
 /// The most VMs on a host.
 pub const VMS_MAX: usize = 1024;
@@ -34,14 +35,28 @@ pub struct Config {
     /// which memfds belong) always may.
     #[serde(default)]
     pub memory_paths: Vec<PathBuf>,
+    /// Which libvirt runs the VMs that name a domain.
+    #[serde(default)]
+    pub libvirt: Libvirt,
+    /// Who tells of VMs that have no section of their own.
+    pub discover: Option<Discover>,
     /// How memory is divided between VMs, until the API says otherwise.
     #[serde(default)]
     pub policy: Policy,
     /// What all VMs together may have.
     pub pool: PoolConfig,
     /// The VMs, by name.
-    #[serde(rename = "vm")]
+    #[serde(rename = "vm", default)]
     pub vms: BTreeMap<VmName, VmConfig>,
+}
+
+/// Who tells of VMs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Discover {
+    /// libvirt: each running domain that has two NUMA cells and all that its provisioner needs. It
+    /// begins with what it has, and has no guarantee.
+    Libvirt,
 }
 
 /// The memory that is divided.
@@ -97,11 +112,13 @@ impl HistoryConfig {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmConfig {
-    /// QEMU's QMP socket.
-    pub qmp: PathBuf,
-    /// Socket of the guest agent's port (org.demeter.0).
+    /// QEMU's QMP socket, where libvirt does not run it.
+    pub qmp: Option<PathBuf>,
+    /// The domain's name, where libvirt runs it.
+    pub libvirt: Option<String>,
+    /// Socket of the guest agent's port (org.demeter.0); libvirt knows it by itself.
     pub agent: Option<PathBuf>,
-    /// User that QEMU runs as, if neither root nor ours.
+    /// User that QEMU runs as, if neither root nor ours; with libvirt, libvirt.owner_uid counts.
     pub owner_uid: Option<u32>,
     /// Who moves its memory between tiers. With `history`, and with `auto` while no agent speaks, the
     /// tiers are the host's nodes, and its fast memory is kept to its size.
@@ -131,7 +148,7 @@ pub struct VmConfig {
 #[serde(deny_unknown_fields)]
 pub struct TierConfig {
     /// Id of the QEMU memory backend that is this tier. Under virtio-mem it may be left out, where
-    /// a node has nothing but its device.
+    /// a node has nothing but its device; with libvirt, where it is the cell of the node.
     pub memdev: Option<String>,
     /// The guest's node; by default 0 is fast and 1 is slow.
     pub node: Option<u32>,
@@ -212,16 +229,25 @@ impl Config {
                 "name a file with a secret of at least 16 characters, readable by its owner only",
             ));
         }
-        if self.vms.is_empty() || self.vms.len() > VMS_MAX {
+        if self.vms.is_empty() && self.discover.is_none() || self.vms.len() > VMS_MAX {
             return Err(wrong(
                 format!("{} VMs", self.vms.len()),
                 "describe 1 to 1024 of them, each as [vm.NAME]",
             ));
         }
         let mut sockets = BTreeSet::new();
+        let mut domains = BTreeSet::new();
         for (name, vm) in &self.vms {
             vm.check(name)?;
-            for socket in std::iter::once(&vm.qmp).chain(&vm.agent) {
+            if let Some(domain) = &vm.libvirt
+                && !domains.insert(domain)
+            {
+                return Err(wrong(
+                    format!("vm.{name}: domain {domain:?} is named twice"),
+                    "every VM has a domain of its own",
+                ));
+            }
+            for socket in vm.qmp.iter().chain(&vm.agent) {
                 if !sockets.insert(socket) {
                     return Err(wrong(
                         format!("vm.{name}: socket {} is used twice", socket.display()),
@@ -311,7 +337,55 @@ impl VmConfig {
         }
     }
 
-    fn check(&self, name: &VmName) -> Result<(), ConfigError> {
+    /// A VM that runs as a domain of libvirt and has so much to begin with.
+    pub(crate) fn of_domain(name: &VmName, provisioner: ProvisionerKind, sizes: TierBytes) -> Self {
+        let tier = |tier| TierConfig {
+            memdev: None,
+            node: None,
+            size_mib: sizes.get(tier).0 / MIB,
+            guarantee_mib: 0,
+            limit_mib: None,
+        };
+        Self {
+            qmp: None,
+            libvirt: Some(name.to_string()),
+            agent: None,
+            owner_uid: None,
+            manage: Manage::default(),
+            history: HistoryConfig::default(),
+            provisioner,
+            share: default_share(),
+            oom_mib: default_oom_mib(),
+            fast: tier(Tier::Fast),
+            slow: tier(Tier::Slow),
+        }
+    }
+
+    /// The memory backend of a tier, where there is one.
+    pub fn memdev(&self, tier: Tier) -> Option<String> {
+        let named = self.tier(tier).memdev.clone();
+        // What libvirt calls the memory of a cell.
+        let of_cell = || Some(format!("ram-node{}", self.nodes().get(tier)));
+        named.or_else(|| self.libvirt.as_ref().and_then(|_| of_cell()))
+    }
+
+    pub(crate) fn check(&self, name: &VmName) -> Result<(), ConfigError> {
+        let agent_known = match (&self.qmp, &self.libvirt) {
+            (Some(_), None) => self.agent.is_some(),
+            (None, Some(_)) if self.agent.is_some() => {
+                return Err(wrong(
+                    format!("vm.{name}: agent is set beside libvirt"),
+                    "leave it out: libvirt knows the socket of channel org.demeter.0",
+                ));
+            }
+            (None, Some(_)) => true,
+            _ => {
+                return Err(wrong(
+                    format!("vm.{name} must have either qmp or libvirt"),
+                    "set qmp to QEMU's QMP socket, or libvirt to the domain's name",
+                ));
+            }
+        };
         let HistoryConfig {
             interval_ms,
             hot_ones,
@@ -324,14 +398,14 @@ impl VmConfig {
                 "interval_ms is 10 to 60000, hot_ones is 1 to 32",
             ));
         }
-        if self.manage == Manage::Auto && self.agent.is_none() {
+        if self.manage == Manage::Auto && !agent_known {
             return Err(wrong(
                 format!("vm.{name} has manage = \"auto\" and no agent socket"),
                 "set agent, or manage = \"history\"",
             ));
         }
         let by_agent = self.manage != Manage::History;
-        if by_agent && self.provisioner == ProvisionerKind::DemeterBalloon && self.agent.is_none() {
+        if by_agent && self.provisioner == ProvisionerKind::DemeterBalloon && !agent_known {
             return Err(wrong(
                 format!("vm.{name} has no agent socket, which demeter-balloon needs"),
                 "set agent, or provisioner = \"virtio-mem\"",
@@ -359,7 +433,7 @@ impl VmConfig {
             let config = self.tier(tier);
             let key = format!("vm.{name}.{tier}");
             let needed = by_agent && self.provisioner != ProvisionerKind::VirtioMem;
-            if config.memdev.is_none() && needed {
+            if self.memdev(tier).is_none() && needed {
                 return Err(wrong(
                     format!("{key}.memdev is missing"),
                     "give the id of its -object memory-backend-*",
@@ -518,6 +592,18 @@ mod tests {
                 "fast_mib = 9223372036854775807",
                 "any machine",
             ),
+            ("qmp = \"/run/b.qmp\"", "", "either qmp or libvirt"),
+            (
+                "qmp = \"/run/b.qmp\"",
+                "qmp = \"/run/b.qmp\"\nlibvirt = \"b\"",
+                "either qmp or libvirt",
+            ),
+            (
+                "qmp = \"/run/a.qmp\"",
+                "libvirt = \"a\"",
+                "libvirt knows the socket",
+            ),
+            ("pool =", "discover = \"xen\"\npool =", "`libvirt`"),
             ("provisioner = \"virtio-mem\"", "share = 0", "vm.b"),
             (
                 "provisioner = \"virtio-mem\"",
@@ -530,6 +616,24 @@ mod tests {
             assert!(said.contains(want), "{bad}: {said}");
         }
         assert!(checked("pool = { fast_mib = 1, slow_mib = 1 }\nvm = {}").is_err());
+    }
+
+    #[test]
+    fn a_domain_needs_little_more_than_its_name() {
+        let vm = |name: &str| {
+            format!(
+                "[vm.{name}]\nlibvirt = \"db\"\nfast = {{ size_mib = 4 }}\nslow = {{ size_mib = 16 }}\n"
+            )
+        };
+        let pool = "pool = { fast_mib = 100, slow_mib = 100 }\n";
+        let config = checked(&(pool.to_owned() + &vm("a"))).unwrap();
+        let a = config.vms.values().next().unwrap();
+        assert_eq!(a.memdev(Tier::Fast).as_deref(), Some("ram-node0"));
+        let twice = checked(&(pool.to_owned() + &vm("a") + &vm("b"))).unwrap_err();
+        assert!(twice.contains("named twice"), "{twice}");
+        assert!(checked(pool).unwrap_err().contains("0 VMs"));
+        let config = checked(&format!("discover = \"libvirt\"\n{pool}")).unwrap();
+        assert_eq!(config.discover, Some(Discover::Libvirt));
     }
 
     proptest! {

@@ -57,9 +57,14 @@ impl PeerProcess {
     pub fn of(socket: impl AsFd) -> io::Result<Self> {
         let peer = socket_peercred(socket)?;
         let pid = Pid(u32::try_from(peer.pid.as_raw_pid()).unwrap_or(0));
+        Self::running(pid, peer.uid.as_raw())
+    }
+
+    /// A process that runs now, of a user that is known otherwise.
+    pub(crate) fn running(pid: Pid, uid: u32) -> io::Result<Self> {
         Ok(Self {
             pid,
-            uid: peer.uid.as_raw(),
+            uid,
             started: started(pid)?,
         })
     }
@@ -73,6 +78,38 @@ impl PeerProcess {
     /// Whether it still runs.
     pub(crate) fn is_there(&self) -> bool {
         started(self.pid).is_ok_and(|started| started == self.started)
+    }
+}
+
+/// Who must have opened a socket for what comes out of it to be a VM's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Opener {
+    /// The process that runs the VM.
+    pub process: PeerProcess,
+    /// A user whose processes open sockets for the VM, too: a daemon that hands them on to its
+    /// hypervisors, and may have been started anew since.
+    pub user: Option<u32>,
+}
+
+impl Opener {
+    /// The VM's process and nobody else.
+    pub fn only(process: PeerProcess) -> Self {
+        let user = None;
+        Self { process, user }
+    }
+
+    /// Whether it opened the other end of a connected socket; the process that did where it did not.
+    pub(crate) fn opened(&self, socket: impl AsFd) -> io::Result<Result<(), Pid>> {
+        let socket = socket.as_fd();
+        if self.user == Some(socket_peercred(socket)?.uid.as_raw()) {
+            return Ok(Ok(()));
+        }
+        let found = PeerProcess::of(socket)?;
+        Ok(if found == self.process {
+            Ok(())
+        } else {
+            Err(found.pid)
+        })
     }
 }
 

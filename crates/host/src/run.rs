@@ -7,7 +7,6 @@
 mod deciding;
 mod known;
 
-use std::collections::BTreeMap;
 use std::future;
 use std::io;
 use std::path::Path;
@@ -19,14 +18,15 @@ use tokio::task::JoinSet;
 
 use crate::VmName;
 use crate::api::{self, Handle, ListenError, Token};
-use crate::config::{Config, Manage};
-use crate::controller::Refusal;
+use crate::config::{Config, Discover, Manage, VMS_MAX, VmConfig};
+use crate::controller::{Command, Refusal};
 use crate::history::SharedDamon;
+use crate::hypervisor::libvirt::{Libvirt, discover};
 use crate::memory::HostFiles;
 use crate::privileges;
 use crate::store::{Store, StoreError};
 use crate::view::{EventLog, HostView};
-use crate::vm::VmTask;
+use crate::vm::{News, VmTask};
 use deciding::Deciding;
 
 /// News of VMs and changes from the API that may wait.
@@ -81,7 +81,9 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     let system = |what| move |source| RunError::System { what, source };
     let by_history = config.vms.values().any(|vm| vm.manage != Manage::Agent);
     privileges::give_up(by_history).map_err(system("give up privileges"))?;
-    let needed = DESCRIPTORS + DESCRIPTORS_PER_VM * config.vms.len() as u64;
+    // How many will be found is not known.
+    let vms = config.discover.map_or(config.vms.len(), |_| VMS_MAX);
+    let needed = DESCRIPTORS + DESCRIPTORS_PER_VM * vms as u64;
     let most = privileges::raise_descriptors();
     if most < needed {
         return Err(RunError::Descriptors { needed, most });
@@ -127,22 +129,21 @@ pub async fn serve(
     };
     let damon = Arc::new(SharedDamon::new(root, config));
     // Everything that was started ends with this function, whatever way it ends.
-    let mut tasks = JoinSet::new();
-    let mut commands = BTreeMap::new();
-    for (name, vm) in &config.vms {
-        let (commands_in, received) = mpsc::channel(1);
-        commands.insert(name.clone(), commands_in);
-        let task = VmTask {
-            name: name.clone(),
-            config: vm.clone(),
-            files: files.clone(),
-            damon: damon.clone(),
-            commands: received,
-            news: news_in.clone(),
-        };
-        tasks.spawn(task.run());
-    }
-    let deciding = Deciding::new(config, store, ledger, commands, log.clone(), view_in)?;
+    let tasks = Tasks {
+        running: JoinSet::new(),
+        files,
+        damon,
+        libvirt: config.libvirt.clone(),
+        news: news_in,
+    };
+    let (found_in, found) = mpsc::channel(1);
+    let discovering = async {
+        match config.discover {
+            Some(Discover::Libvirt) => discover(config.libvirt.clone(), found_in).await,
+            None => future::pending().await,
+        }
+    };
+    let deciding = Deciding::new(config, store, ledger, tasks, log.clone(), view_in)?;
     let handle = Handle {
         view,
         log,
@@ -156,9 +157,40 @@ pub async fn serve(
     };
     tokio::select! {
         () = stop => Ok(()),
-        ended = deciding.run(news, changes) => match ended {},
+        ended = deciding.run(news, changes, found) => match ended {},
+        // It goes on as long as somebody decides.
+        () = discovering => Ok(()),
         ended = api::serve_unix(listener, handle.clone()) => match ended {},
         ended = tcp => match ended {},
+    }
+}
+
+/// The VMs' tasks. They end with this.
+struct Tasks {
+    running: JoinSet<()>,
+    files: HostFiles,
+    damon: Arc<SharedDamon>,
+    libvirt: Libvirt,
+    news: mpsc::Sender<(VmName, News)>,
+}
+
+impl Tasks {
+    /// Starts one, which ends with its commands.
+    fn start(&mut self, name: &VmName, config: &VmConfig) -> mpsc::Sender<Command> {
+        // Those that have ended.
+        while self.running.try_join_next().is_some() {}
+        let (commands, received) = mpsc::channel(1);
+        let task = VmTask {
+            name: name.clone(),
+            config: config.clone(),
+            libvirt: self.libvirt.clone(),
+            files: self.files.clone(),
+            damon: self.damon.clone(),
+            commands: received,
+            news: self.news.clone(),
+        };
+        self.running.spawn(task.run());
+        commands
     }
 }
 

@@ -20,10 +20,11 @@ use crate::agent::{Agent, GuestSession, NotHeard};
 use crate::config::{Manage, VmConfig};
 use crate::controller::{Command, Observation, PATIENCE};
 use crate::history::{HistoryError, HistoryTiering, Report, SharedDamon, VmMemory};
+use crate::hypervisor::libvirt::{self, Libvirt};
 use crate::hypervisor::qemu::{self, Qemu};
-use crate::hypervisor::{Connection, Event, Events, Hypervisor, HypervisorError};
+use crate::hypervisor::{AgentSocket, Connection, Event, Events, Hypervisor, HypervisorError};
 use crate::memory::{HostFiles, LiveBacking, MemoryError};
-use crate::process::Process;
+use crate::process::{Opener, Process};
 use crate::provisioner::balloon::Balloon;
 use crate::provisioner::virtio_balloon::VirtioBalloon;
 use crate::provisioner::virtio_mem::VirtioMem;
@@ -73,6 +74,8 @@ pub(crate) struct VmTask {
     pub name: VmName,
     /// Its configuration.
     pub config: VmConfig,
+    /// Which libvirt runs it, if one does.
+    pub libvirt: Libvirt,
     /// Which files may be memory.
     pub files: HostFiles,
     /// Who reads access bits.
@@ -260,9 +263,7 @@ impl VmTask {
 
     /// One connection to the hypervisor, from its beginning to its end.
     async fn session(&mut self) -> Result<(), End> {
-        let limits = qemu::Limits::default();
-        let connection = Qemu::connect(&self.config.qmp, self.config.owner_uid, limits).await;
-        let mut connection = connection.map_err(HypervisorError::from)?;
+        let mut connection = self.connect().await?;
         let process = Process::open(connection.process.pid)?;
         // When it returns it has let go of the memory files: nothing of a VM that ended is kept.
         let mut doubted = false;
@@ -285,6 +286,21 @@ impl VmTask {
         self.tell(News::Observation(observation)).await
     }
 
+    async fn connect(&self) -> Result<Connection<Qemu>, HypervisorError> {
+        let config = &self.config;
+        match (&config.libvirt, &config.qmp) {
+            (Some(domain), _) => {
+                let (kind, nodes) = (config.provisioner, config.nodes());
+                let connected = libvirt::connect(&self.libvirt, domain, kind, nodes);
+                Ok(connected.await?)
+            }
+            (None, Some(socket)) => {
+                Ok(Qemu::connect(socket, config.owner_uid, qemu::Limits::default()).await?)
+            }
+            (None, None) => Err(HypervisorError::Failed("it has no socket".into())),
+        }
+    }
+
     /// Manages the VM by its provisioner, as it is found now, until that is cut off. `doubted` is
     /// whether it is found anew because the guest's word did not fit.
     async fn manage(
@@ -294,8 +310,12 @@ impl VmTask {
     ) -> Result<Cut, End> {
         let nodes = self.config.nodes();
         let deadline = Instant::now() + PATIENCE;
-        let agent = self.config.agent.clone();
-        let agent = agent.map(|socket| Agent::connect(socket, connection.process, random_id()));
+        let named = self.config.agent.clone().map(|path| AgentSocket {
+            path,
+            opener: Opener::only(connection.process),
+        });
+        let agent = connection.agent.clone().or(named);
+        let agent = agent.map(|of| Agent::connect(of.path, of.opener, random_id()));
         let needed = self.config.provisioner == ProvisionerKind::DemeterBalloon;
         let mut guest = agent.as_ref().map(|agent| Guest {
             not_heard: agent.not_heard(),
@@ -330,7 +350,7 @@ impl VmTask {
             }
             // The agent, if there is one, stays for what it reports.
             (ProvisionerKind::VirtioMem, _agent) => {
-                let memdev = PerTier::from_fn(|tier| self.config.tier(tier).memdev.clone());
+                let memdev = PerTier::from_fn(|tier| self.config.memdev(tier));
                 let found =
                     VirtioMem::find(connection.hypervisor.clone(), nodes, &memdev, deadline)
                         .await?;
@@ -370,7 +390,7 @@ impl VmTask {
         &self,
         connection: &Connection<impl Hypervisor>,
     ) -> Result<LiveBacking, MemoryError> {
-        let memdev = |tier| self.config.tier(tier).memdev.clone().unwrap_or_default();
+        let memdev = |tier| self.config.memdev(tier).unwrap_or_default();
         let memdev = PerTier::from_fn(memdev);
         LiveBacking::find(&self.files, self.name.as_str(), connection, &memdev).await
     }

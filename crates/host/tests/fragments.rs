@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use demeter_host::agent::Agent;
 use demeter_host::backing::{Backing, Extent, FileOffset, NotInTier};
-use demeter_host::process::PeerProcess;
+use demeter_host::process::{Opener, PeerProcess};
 use demeter_host::provisioner::balloon::Balloon;
 use demeter_host::provisioner::{ProvisionError, Provisioner};
 use demeter_policy::{ByteCount, GuestPhysAddr, NodeId, PAGE_SIZE, PerTier, PhysRange, Tier};
@@ -197,7 +197,7 @@ fn meet(size: u64, patience: Duration) -> (u64, usize) {
     let unfinished = runtime.block_on(async {
         let (ours, _theirs) = tokio::net::UnixStream::pair().unwrap();
         let server = PeerProcess::of(&ours).unwrap();
-        let agent = Agent::connect(socket, server, RequestId(0));
+        let agent = Agent::connect(socket, Opener::only(server), RequestId(0));
         let mut peer = agent.peer();
         peer.wait_for(Option::is_some).await.unwrap();
         let nodes = PerTier {

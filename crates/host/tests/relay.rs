@@ -20,7 +20,7 @@ use demeter_guest::balloon::{
 };
 use demeter_host::agent::Agent;
 use demeter_host::backing::{Backing, Extent, FileOffset, NotInTier};
-use demeter_host::process::PeerProcess;
+use demeter_host::process::{Opener, PeerProcess};
 use demeter_host::provisioner::balloon::Balloon;
 use demeter_host::provisioner::{ProvisionError, Provisioner};
 use demeter_policy::{
@@ -338,7 +338,7 @@ impl Vm {
         let socket = self.root.path().join("agent.sock");
         let (own, _) = UnixStream::pair().unwrap();
         let server = PeerProcess::of(own).unwrap();
-        let agent = Agent::connect(socket, server, RequestId(first));
+        let agent = Agent::connect(socket, Opener::only(server), RequestId(first));
         let mut peer = agent.peer();
         let listener = self.listener.try_clone().unwrap();
         let accepted = tokio::task::spawn_blocking(move || listener.accept());

@@ -153,7 +153,7 @@ impl DirtyLogging {
             )
         })?;
         within(&key("chunk_mib"), self.chunk_mib, 2..=MEMORY_MAX_MIB)?;
-        refuse_if(self.chunk_mib % 2 != 0, || {
+        refuse_if(!self.chunk_mib.is_multiple_of(2), || {
             format!(
                 "{} = {}: must be whole blocks of 2 MiB",
                 key("chunk_mib"),

@@ -250,7 +250,8 @@ mod tests {
             change(&mut runs);
             runs.predict().unwrap_err().to_string()
         };
-        let all: [(&dyn Fn(&mut Runs), &str); 6] = [
+        type Change<'a> = &'a dyn Fn(&mut Runs);
+        let all: [(Change<'_>, &str); 6] = [
             (&|r| r.native.walk_time = 1400.0, "no time is left"),
             (&|r| r.native.walks = 0.0, "needs walks"),
             (&|r| r.virtualized.time = f64::NAN, "is no count"),

@@ -10,8 +10,10 @@ use anyhow::{Context, bail};
 use client::Client;
 use demeter_host::api::{PolicyChoice, Tiers};
 use demeter_host::config::Config;
+use demeter_host::hypervisor::libvirt::{self, Libvirt, Wanted};
 use demeter_host::view::{EventView, HostView, TierView, VmView};
-use demeter_policy::provision::Policy;
+use demeter_policy::provision::{Policy, ProvisionerKind};
+use demeter_policy::{ByteCount, MIB};
 
 use crate::names::names;
 use crate::output;
@@ -34,6 +36,7 @@ Examples:
   demeter host set db --fast-mib 2048            gives a VM another size
   demeter host forgive db                        manages a VM again that was marked
   demeter host policy wss                        divides by working sets from now on
+  demeter host xml db                            what a libvirt domain lacks, as a patch
 
 The same over HTTP, on the controller's Unix socket:
   curl --unix-socket /run/demeter/host.sock http://demeter/v1/vms
@@ -82,11 +85,39 @@ enum Command {
         #[command(flatten)]
         client: Client,
     },
+    /// Print what a libvirt domain's XML lacks to be sized, as a patch
+    #[command(after_help = "\
+To apply it, while the domain does not run:
+  virsh dumpxml --inactive db >db.xml
+  demeter host xml db | patch db.xml
+  virsh define db.xml")]
+    Xml(XmlArgs),
     /// Print what happens, as it happens
     Watch {
         #[command(flatten)]
         client: Client,
     },
+}
+
+#[derive(clap::Args)]
+struct XmlArgs {
+    /// The domain
+    domain: String,
+    /// How its size is to be changed
+    #[arg(long, value_parser = names::<ProvisionerKind>(), default_value = "demeter-balloon")]
+    provisioner: ProvisionerKind,
+    /// Fast memory of a domain without two cells, MiB [default: a quarter of its memory]
+    #[arg(long, value_name = "MIB")]
+    fast_mib: Option<u64>,
+    /// libvirt's Unix socket [default: the system's]
+    #[arg(long, value_name = "SOCKET")]
+    libvirt: Option<PathBuf>,
+    /// libvirt's driver [default: qemu:///system]
+    #[arg(long)]
+    uri: Option<String>,
+    /// User that libvirt's daemon runs as, if neither root nor you
+    #[arg(long, value_name = "UID")]
+    owner_uid: Option<u32>,
 }
 
 #[derive(clap::Args)]
@@ -122,6 +153,7 @@ pub fn host(args: Args) -> anyhow::Result<()> {
         Command::Set(args) => set(args),
         Command::Policy { policy, client } => client.put("/v1/policy", &PolicyChoice { policy }),
         Command::Forgive { vm, client } => client.post(&format!("/v1/vms/{vm}/forgive")),
+        Command::Xml(args) => xml(args),
         Command::Watch { client } => watch(&client),
     }
 }
@@ -168,6 +200,25 @@ fn has(vm: &VmView, tiers: &Tiers) -> bool {
     };
     reached(tiers.fast_mib, |tiers| tiers.fast_bytes)
         && reached(tiers.slow_mib, |tiers| tiers.slow_bytes)
+}
+
+fn xml(args: XmlArgs) -> anyhow::Result<()> {
+    let libvirt = Libvirt {
+        socket: args.libvirt,
+        uri: args.uri,
+        owner_uid: args.owner_uid,
+    };
+    let wanted = Wanted {
+        provisioner: args.provisioner,
+        fast: args.fast_mib.map(|mib| ByteCount(mib.saturating_mul(MIB))),
+    };
+    match libvirt::lacks(&libvirt, &args.domain, wanted)? {
+        Some(patch) => output::print(patch),
+        None => {
+            eprintln!("domain {:?} lacks nothing", args.domain);
+            Ok(())
+        }
+    }
 }
 
 fn watch(client: &Client) -> anyhow::Result<()> {

@@ -62,5 +62,6 @@ fn record(recorder: &Recorder, launch: &Launch, kept: &Path, stop: &AtomicBool) 
         std::fs::remove_file(kept).context("cannot remove its trace")?;
         bail!("{}{}", recorded.end.status, last_words(&recorded.end));
     }
-    Ok(output::say(super::written(kept, recorded.written)))
+    output::say(super::written(kept, recorded.written));
+    Ok(())
 }

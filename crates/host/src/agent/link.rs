@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::{GuestSession, NotHeard};
-use crate::process::PeerProcess;
+use crate::process::Opener;
 
 /// A guest that says nothing for so long is not there: its agent reports every second.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
@@ -67,8 +67,8 @@ impl Key {
 
 pub(super) struct Link {
     socket: PathBuf,
-    /// Who must serve the socket.
-    server: PeerProcess,
+    /// Who must have opened the socket.
+    opener: Opener,
     not_heard: watch::Sender<Option<NotHeard>>,
     asked: mpsc::Receiver<Question>,
     peer: watch::Sender<Option<GuestSession>>,
@@ -80,7 +80,7 @@ pub(super) struct Link {
 impl Link {
     pub(super) fn new(
         socket: PathBuf,
-        server: PeerProcess,
+        opener: Opener,
         not_heard: watch::Sender<Option<NotHeard>>,
         asked: mpsc::Receiver<Question>,
         peer: watch::Sender<Option<GuestSession>>,
@@ -88,7 +88,7 @@ impl Link {
     ) -> Self {
         Self {
             socket,
-            server,
+            opener,
             not_heard,
             asked,
             peer,
@@ -123,11 +123,11 @@ impl Link {
     /// must not be taken for this one's word.
     async fn connect(&self) -> io::Result<UnixStream> {
         let stream = UnixStream::connect(&self.socket).await?;
-        let found = PeerProcess::of(&stream)?;
-        let foreign = (found != self.server).then(|| NotHeard::Foreign {
+        let foreign = self.opener.opened(&stream)?.err();
+        let foreign = foreign.map(|found| NotHeard::Foreign {
             socket: self.socket.clone(),
-            found: found.pid,
-            wanted: self.server.pid,
+            found,
+            wanted: self.opener.process.pid,
         });
         let refused = foreign.is_some();
         self.note(foreign);

@@ -13,7 +13,7 @@ use demeter_proto::{BootId, Message, NodeTotal, RequestId, SessionId, Stats};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
-use crate::process::PeerProcess;
+use crate::process::Opener;
 use link::{Link, Question, Then};
 
 /// A guest that has introduced itself.
@@ -76,11 +76,11 @@ pub struct Agent {
 
 impl Agent {
     /// Connects to the hypervisor's socket, now and whenever the connection breaks, as long as it
-    /// is `server` that serves it. `first` is where request ids start, best a random number.
+    /// is `opener` that opened it. `first` is where request ids start, best a random number.
     ///
     /// Must be called within a tokio runtime.
-    pub fn connect(socket: PathBuf, server: PeerProcess, first: RequestId) -> Self {
-        Self::by(socket, server, first, Link::run)
+    pub fn connect(socket: PathBuf, opener: Opener, first: RequestId) -> Self {
+        Self::by(socket, opener, first, Link::run)
     }
 
     /// Speaks over a stream that is there already, once. For fuzz targets.
@@ -90,23 +90,18 @@ impl Agent {
         first: RequestId,
     ) -> Self {
         // Nothing is connected to, so nobody serves it.
-        let nobody = PeerProcess {
+        let nobody = Opener::only(crate::process::PeerProcess {
             pid: Pid(0),
             uid: 0,
             started: 0,
-        };
+        });
         Self::by(PathBuf::new(), nobody, first, |mut link| async move {
             let _ = link.serve(stream).await;
             link.part();
         })
     }
 
-    fn by<F>(
-        socket: PathBuf,
-        server: PeerProcess,
-        first: RequestId,
-        run: impl FnOnce(Link) -> F,
-    ) -> Self
+    fn by<F>(socket: PathBuf, opener: Opener, first: RequestId, run: impl FnOnce(Link) -> F) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
     {
@@ -116,7 +111,7 @@ impl Agent {
         let (not_heard_sender, not_heard) = watch::channel(None);
         let link = Link::new(
             socket,
-            server,
+            opener,
             not_heard_sender,
             asked,
             peer_sender,

@@ -8,6 +8,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
+use crate::process::PeerProcess;
+
 use super::*;
 
 /// Shows a nonce in a page of the guest's node; `None` if it cannot.
@@ -136,7 +138,7 @@ fn listen(dir: &Path) -> (UnixListener, Agent) {
     let listener = UnixListener::bind(&socket).unwrap();
     (
         listener,
-        Agent::connect(socket, own_process(), RequestId(100)),
+        Agent::connect(socket, Opener::only(own_process()), RequestId(100)),
     )
 }
 
@@ -291,7 +293,7 @@ async fn a_socket_of_another_process_is_not_spoken_to() {
             ..own_process()
         },
     ] {
-        let agent = Agent::connect(socket.clone(), other, RequestId(0));
+        let agent = Agent::connect(socket.clone(), Opener::only(other), RequestId(0));
         let mut foreign = agent.not_heard();
         let said = soon(foreign.wait_for(Option::is_some)).await.unwrap();
         let said = said.as_ref().unwrap().to_string();

@@ -132,6 +132,11 @@ impl Controller {
         Ok(())
     }
 
+    /// Forgets a VM whose hypervisor has ended and will not come back: what was committed to it is free.
+    pub fn remove(&mut self, name: &VmName) {
+        self.accounts_changed |= self.vms.remove(name).is_some();
+    }
+
     /// Leaves a VM alone, as a controller before this one had decided when it ended.
     pub fn mark(&mut self, name: &VmName, reason: String) {
         if let Some(vm) = self.vms.get_mut(name) {

@@ -25,6 +25,7 @@ async fn conforms<H: Hypervisor>(vm: FakeVm, connection: Connection<H>) {
         hypervisor,
         mut events,
         process,
+        ..
     } = connection;
     assert_eq!(process.pid.0, std::process::id(), "who has the memory");
     assert!(!hypervisor.name().is_empty());
@@ -125,6 +126,13 @@ async fn conforms<H: Hypervisor>(vm: FakeVm, connection: Connection<H>) {
 async fn qemu_conforms() {
     let vm = FakeVm::new(SIZE);
     let connection = vm.connect().await;
+    conforms(vm, connection).await;
+}
+
+#[tokio::test]
+async fn qemu_by_libvirt_conforms() {
+    let vm = FakeVm::new(SIZE);
+    let connection = vm.connect_libvirt().await;
     conforms(vm, connection).await;
 }
 

@@ -1,17 +1,20 @@
 //! The seam to hypervisors: what the controller needs of the process that runs a VM.
 //!
-//! [`qemu`] is the one that is there. Another one is a module beside it that makes a
-//! [`Connection`] and passes the suite of `conformance.rs`. Nothing above this module knows how a
+//! [`qemu`] is the one that is there, reached over a socket of its own or by way of [`libvirt`].
+//! Another one is a module beside it that makes a [`Connection`] and passes the suite of `conformance.rs`. Nothing above this module knows how a
 //! hypervisor is spoken to.
 
 #[cfg(test)]
 mod conformance;
+pub mod libvirt;
 pub mod qemu;
+
+use std::path::PathBuf;
 
 use demeter_policy::{ByteCount, NodeId, PhysRange, Pid};
 use tokio::sync::mpsc;
 
-use crate::process::PeerProcess;
+use crate::process::{Opener, PeerProcess};
 
 /// A way to speak with the hypervisor of one VM. Clones share the connection, which ends with the
 /// last of them. Every call answers in bounded time.
@@ -67,6 +70,18 @@ pub struct Connection<H> {
     pub events: Events,
     /// The process that runs the VM and has its memory.
     pub process: PeerProcess,
+    /// The agent's socket, where whoever manages the hypervisor has made it; else the configuration
+    /// names it, and `process` serves it.
+    pub agent: Option<AgentSocket>,
+}
+
+/// A guest agent's socket, and who must have opened it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentSocket {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Who opened it.
+    pub opener: Opener,
 }
 
 /// What a hypervisor tells by itself, in order.

@@ -15,6 +15,7 @@ use crate::agent::tests::own_process;
 use crate::hypervisor::Connection;
 use crate::hypervisor::qemu::Qemu;
 use crate::memory::{HostFiles, LiveBacking};
+use crate::process::Opener;
 use crate::testing::{FakeGuest, FakeVm};
 
 const SIZE: TierBytes = TierBytes {
@@ -188,7 +189,7 @@ async fn demeter_balloon_conforms() {
 async fn guest(vm: &FakeVm) -> (FakeGuest, Agent) {
     let socket = vm.folder().join("agent");
     let guest = FakeGuest::new(vm, &vm.guest_ranges());
-    let agent = Agent::connect(socket, own_process(), RequestId(7));
+    let agent = Agent::connect(socket, Opener::only(own_process()), RequestId(7));
     agent.peer().wait_for(Option::is_some).await.unwrap();
     (guest, agent)
 }

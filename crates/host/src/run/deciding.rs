@@ -1,21 +1,22 @@
 //! The one task that decides: the controller, the policy, and what is kept on disk.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use demeter_policy::provision::{self, Policy};
+use demeter_policy::provision::{self, Policy, ProvisionerKind};
 use demeter_policy::{ByteCount, MIB, PerTier, Tier, TierBytes};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
-use super::RunError;
 use super::known::Known;
+use super::{RunError, Tasks};
 use crate::VmName;
 use crate::api::{Change, ChangeError};
 use crate::config::{Config, VmConfig};
 use crate::controller::{Command, Controller, Limits, Millis, Observation, State, VmStatus};
+use crate::hypervisor::libvirt::Domains;
 use crate::store::{Ledger, Store};
 use crate::view::{EventLog, HostView, VmState, VmView};
 use crate::vm::News;
@@ -39,7 +40,12 @@ pub(super) struct Deciding {
     /// Chosen while running, now or before.
     policy_chosen: bool,
     store: Store,
+    tasks: Tasks,
     commands: BTreeMap<VmName, mpsc::Sender<Command>>,
+    /// VMs that are not in the configuration.
+    found: BTreeSet<VmName>,
+    /// Those of them that cannot be taken on; told once.
+    refused: BTreeSet<VmName>,
     known: BTreeMap<VmName, Known>,
     log: EventLog,
     view: watch::Sender<Arc<HostView>>,
@@ -56,13 +62,31 @@ impl Deciding {
         config: &Config,
         store: Store,
         ledger: Ledger,
-        commands: BTreeMap<VmName, mpsc::Sender<Command>>,
+        mut tasks: Tasks,
         log: EventLog,
         view: watch::Sender<Arc<HostView>>,
     ) -> Result<Self, RunError> {
         let pools = config.pool.sizes();
         let mut controller = Controller::new(pools);
-        for (name, vm) in &config.vms {
+        let mut vms = config.vms.clone();
+        let mut found = BTreeSet::new();
+        for (name, account) in &ledger.accounts {
+            if vms.contains_key(name) {
+                continue;
+            }
+            if config.discover.is_none() {
+                tracing::warn!(
+                    "VM {name} is not in the configuration any more; what it has counts no longer"
+                );
+                continue;
+            }
+            // Counted until libvirt says that it does not run. Its task begins when it is found.
+            let kind = ProvisionerKind::DemeterBalloon;
+            let vm = VmConfig::of_domain(name, kind, account.desired);
+            vms.insert(name.clone(), vm);
+            found.insert(name.clone());
+        }
+        for (name, vm) in &vms {
             let kept = ledger.accounts.get(name).copied();
             controller
                 .add(name.clone(), limits(vm), kept, vm.sizes())
@@ -74,21 +98,21 @@ impl Deciding {
         for (name, reason) in ledger.marks {
             controller.mark(&name, reason);
         }
-        for name in ledger.accounts.keys() {
-            if !config.vms.contains_key(name) {
-                tracing::warn!(
-                    "VM {name} is not in the configuration any more; what it has counts no longer"
-                );
-            }
-        }
         let known = |(name, vm): (&VmName, &VmConfig)| (name.clone(), Known::new(vm));
         Ok(Self {
             controller,
             policy: ledger.policy.unwrap_or(config.policy),
             policy_chosen: ledger.policy.is_some(),
             store,
-            commands,
-            known: config.vms.iter().map(known).collect(),
+            commands: config
+                .vms
+                .iter()
+                .map(|(name, vm)| (name.clone(), tasks.start(name, vm)))
+                .collect(),
+            tasks,
+            found,
+            refused: BTreeSet::new(),
+            known: vms.iter().map(known).collect(),
             log,
             view,
             started: Instant::now(),
@@ -102,6 +126,7 @@ impl Deciding {
         mut self,
         mut news: mpsc::Receiver<(VmName, News)>,
         mut changes: mpsc::Receiver<Change>,
+        mut found: mpsc::Receiver<Domains>,
     ) -> Infallible {
         let mut policy_due = interval(POLICY_EVERY);
         policy_due.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -112,10 +137,12 @@ impl Deciding {
             self.advance();
             let due = self.controller.wake_at();
             let due = due.map_or(FAR, |at| Duration::from_millis(at.0));
-            // Both channels' other ends live as long as this task.
+            // The first two channels' other ends live as long as this task; the third's does where VMs
+            // are looked for.
             tokio::select! {
                 Some((name, news)) = news.recv() => self.take_in(&name, news),
                 Some(change) = changes.recv() => self.make(change),
+                Some(domains) = found.recv() => self.take_on(domains),
                 _ = policy_due.tick() => self.ask_policy(),
                 _ = view_due.tick(), if self.stale => self.publish(),
                 () = sleep_until(self.started + due) => {}
@@ -174,6 +201,56 @@ impl Deciding {
                     known.trouble = Some(why);
                 }
             }
+        }
+    }
+
+    /// Takes on the VMs that were found, and forgets those that were and run no more.
+    fn take_on(&mut self, domains: Domains) {
+        let away: BTreeSet<_> = self
+            .controller
+            .vms()
+            .filter(|(_, vm)| vm.state == State::Away)
+            .map(|(name, _)| name.clone())
+            .collect();
+        let ended = |name: &VmName| !domains.contains_key(name) && away.contains(name);
+        for name in self.found.extract_if(.., |name| ended(name)) {
+            self.controller.remove(&name);
+            // With it ends its task.
+            self.commands.remove(&name);
+            self.known.remove(&name);
+            let what = "runs no more: forgotten".into();
+            self.log.push(unix_ms(), Some(name.to_string()), what);
+            self.stale = true;
+        }
+        self.refused.retain(|name| domains.contains_key(name));
+        for (name, vm) in domains {
+            if self.commands.contains_key(&name) || self.refused.contains(&name) {
+                continue;
+            }
+            // Of a controller before this one.
+            let kept = self.controller.accounts().get(&name).copied();
+            let mark = self.controller.marks().remove(&name);
+            self.controller.remove(&name);
+            let added = self
+                .controller
+                .add(name.clone(), limits(&vm), kept, vm.sizes());
+            if let Some(reason) = mark {
+                self.controller.mark(&name, reason);
+            }
+            if let Err(refusal) = added {
+                self.known.remove(&name);
+                self.found.remove(&name);
+                let what = format!("found, but not taken on: {refusal}");
+                tracing::warn!("VM {name}: {what}");
+                self.log.push(unix_ms(), Some(name.to_string()), what);
+                self.refused.insert(name);
+                continue;
+            }
+            self.commands
+                .insert(name.clone(), self.tasks.start(&name, &vm));
+            self.known.insert(name.clone(), Known::new(&vm));
+            self.found.insert(name);
+            self.stale = true;
         }
     }
 
@@ -271,7 +348,9 @@ impl Deciding {
             for command in step.commands {
                 // A task that is still busy, or that gave up meanwhile, is asked again when the
                 // observation is overdue.
-                let _ = self.commands[&command.vm].try_send(command);
+                if let Some(task) = self.commands.get(&command.vm) {
+                    let _ = task.try_send(command);
+                }
             }
         }
     }

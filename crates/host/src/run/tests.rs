@@ -183,6 +183,64 @@ async fn a_vm_gets_what_is_wished_and_its_memory_really_returns() {
     host.until_owns("db", 16, 64).await;
 }
 
+/// The section of libvirt's daemon.
+fn daemon(vm: &FakeVm, runs: bool) -> String {
+    let socket = vm.libvirt(runs).socket.unwrap();
+    format!("libvirt = {{ socket = {socket:?} }}\n")
+}
+
+#[tokio::test]
+async fn a_domain_is_sized_and_a_daemon_that_is_started_anew_loses_nothing() {
+    let vm = FakeVm::new(SIZE);
+    let _guest = guest(&vm);
+    let section = section("db", &vm, "");
+    let (_, sizes) = section.split_once("oom_mib").unwrap();
+    let section = format!("[vm.db]\nlibvirt = \"db\"\noom_mib{sizes}");
+    let host = Host::start(folder(), &(daemon(&vm, true) + &section)).await;
+    host.until_owns("db", 32, 96).await;
+    assert_eq!(backed(&vm, Tier::Fast), 32 * MIB);
+
+    vm.libvirt(true);
+    let answer = host.ask("PUT /v1/vms/db/tiers", "{\"fast_mib\": 16}").await;
+    assert!(answer.starts_with("204"), "{answer}");
+    host.until_owns("db", 16, 96).await;
+    assert_eq!(backed(&vm, Tier::Fast), 16 * MIB);
+}
+
+#[tokio::test]
+async fn domains_are_found_and_forgotten() {
+    let vm = FakeVm::new(SIZE);
+    let folder = folder();
+    let config = format!("discover = \"libvirt\"\n{}", daemon(&vm, true));
+    let there = async |host: &Host, count| {
+        while host.view().await.vms.len() != count {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let host = Host::start(folder.clone(), &config).await;
+    soon(there(&host, 1)).await;
+    let db = host
+        .until("db", "described", |vm| vm.problem.is_some())
+        .await;
+    let has = TierView {
+        fast_bytes: 64 * MIB,
+        slow_bytes: 128 * MIB,
+    };
+    assert_eq!(
+        (db.desired, db.committed),
+        (has, has),
+        "it begins with what it has"
+    );
+    drop(host);
+
+    // What it was committed counts from the start, and no longer than it runs.
+    let host = Host::start(folder, &config).await;
+    assert_eq!(host.view().await.committed, has);
+    vm.libvirt(false);
+    soon(there(&host, 0)).await;
+    assert_eq!(host.view().await.committed, TierView::default());
+}
+
 #[tokio::test]
 async fn what_was_wished_outlives_a_kill_and_an_end_is_clean() {
     let vm = FakeVm::new(SIZE);

@@ -2,6 +2,7 @@
 //! hypervisor would; to be spoken with over a QMP socket or by function calls.
 
 mod guest;
+mod libvirt;
 mod qmp;
 mod vm;
 
@@ -11,13 +12,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use demeter_policy::provision::ProvisionerKind;
 use demeter_policy::{ByteCount, NodeId, PerTier, Tier, TierBytes};
 use demeter_proto::GpaRange;
 use tokio::net::UnixListener;
 use tokio::sync::{Notify, broadcast, mpsc};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 
 use crate::agent::tests::own_process;
+use crate::hypervisor::libvirt::{Libvirt, connect};
 use crate::hypervisor::qemu::{Limits, Qemu};
 use crate::hypervisor::{Connection, Event, Events, Mapping};
 use vm::Simulated;
@@ -51,6 +54,8 @@ pub(crate) struct FakeVm {
     state: Arc<Mutex<State>>,
     told: broadcast::Sender<Told>,
     server: JoinHandle<()>,
+    /// Its libvirtd, if it has one.
+    daemon: Mutex<JoinSet<()>>,
 }
 
 impl FakeVm {
@@ -74,6 +79,7 @@ impl FakeVm {
             state,
             told,
             server,
+            daemon: Mutex::default(),
         }
     }
 
@@ -85,6 +91,42 @@ impl FakeVm {
         };
         let path = self.folder.join("qmp");
         Qemu::connect(&path, None, limits).await.unwrap()
+    }
+
+    /// Connects to it by way of libvirt, whose domain "db" it is.
+    pub async fn connect_libvirt(&self) -> Connection<Qemu> {
+        let daemon = self.libvirt(true);
+        let nodes = PerTier {
+            fast: NodeId(0),
+            slow: NodeId(1),
+        };
+        connect(&daemon, "db", ProvisionerKind::DemeterBalloon, nodes)
+            .await
+            .unwrap()
+    }
+
+    /// Starts a libvirtd, instead of the one before, that has it as its domain "db"; `runs` is whether
+    /// that runs.
+    pub fn libvirt(&self, runs: bool) -> Libvirt {
+        let pid = std::process::id().to_string();
+        std::fs::create_dir_all(self.folder.join("qemu")).unwrap();
+        std::fs::write(self.folder.join("qemu/db.pid"), pid).unwrap();
+        let socket = self.folder.join("libvirt-sock");
+        // There is none the first time.
+        let _ = std::fs::remove_file(&socket);
+        let listener = UnixListener::bind(&socket).unwrap();
+        let has = libvirt::Has {
+            state: self.state.clone(),
+            runs,
+            agent: self.folder.join("agent"),
+        };
+        let mut daemon = self.daemon.lock().unwrap();
+        daemon.abort_all();
+        daemon.spawn(libvirt::serve(listener, has, self.told.clone()));
+        Libvirt {
+            socket: Some(socket),
+            ..Libvirt::default()
+        }
     }
 
     /// Connects to it without any QEMU.
@@ -108,6 +150,7 @@ impl FakeVm {
             hypervisor,
             events: Events::new(events),
             process: own_process(),
+            agent: None,
         }
     }
 

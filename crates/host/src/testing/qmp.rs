@@ -12,7 +12,7 @@ use super::vm::State;
 use crate::hypervisor::{Event, MemoryBackend, MemoryDevice};
 
 /// Runs a command, as QEMU would; or says why not.
-fn execute(vm: &mut State, command: &str, arguments: &Value) -> Result<Value, String> {
+pub(super) fn execute(vm: &mut State, command: &str, arguments: &Value) -> Result<Value, String> {
     let size = || arguments["value"].as_u64().ok_or("not a size");
     match command {
         "qmp_capabilities" => Ok(json!({})),

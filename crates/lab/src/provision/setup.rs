@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use demeter_host::config::{Config, PoolConfig, TierConfig, VmConfig};
+use demeter_host::hypervisor::libvirt::Libvirt;
 use demeter_policy::provision::{Policy, ProvisionerKind};
 
 use crate::error::Error;
@@ -69,7 +70,8 @@ impl Setup {
             let config = VmConfig {
                 manage: Default::default(),
                 history: Default::default(),
-                qmp: qmp_socket(&vm.folder),
+                qmp: Some(qmp_socket(&vm.folder)),
+                libvirt: None,
                 agent: Some(agent_socket(&vm.folder)),
                 owner_uid: None,
                 provisioner: self.provisioner,
@@ -90,6 +92,8 @@ impl Setup {
             token_file: None,
             state: folder.join("host.json"),
             memory_paths: Vec::new(),
+            libvirt: Libvirt::default(),
+            discover: None,
             policy: Policy::Static,
             pool: PoolConfig {
                 fast_mib: self.pool.fast_mib,

@@ -14,7 +14,7 @@ use crate::hypervisor::{
 
 impl Hypervisor for Qemu {
     fn name(&self) -> String {
-        format!("QEMU at {}", self.path().display())
+        self.which().to_owned()
     }
 
     async fn backends(&self) -> Result<Vec<MemoryBackend>, HypervisorError> {

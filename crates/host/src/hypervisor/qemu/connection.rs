@@ -1,6 +1,6 @@
-//! One connection to one QEMU: commands out, answers and events in.
+//! One connection to one QEMU: commands out, answers and events in, by way of a [`Wire`].
 //!
-//! A task of its own reads and writes the socket, so that a caller who gives up waiting leaves no
+//! A task of its own reads and writes the stream, so that a caller who gives up waiting leaves no
 //! half-written command behind. The connection ends with its last [`Qemu`] handle, or when QEMU
 //! goes away or says something that is not QMP; every waiting caller is told why. Connecting again
 //! is a new [`Connection`](crate::hypervisor::Connection): what was known of the old one may no longer hold.
@@ -19,7 +19,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::timeout;
 
-use super::decode::{DecodeError, Decoder, Message, Notice};
+use super::decode::{Decoder, Message, Notice};
 use crate::hypervisor::{Connection, Event, Events, HypervisorError};
 use crate::process::PeerProcess;
 
@@ -81,40 +81,38 @@ pub enum QmpError {
         after: Duration,
     },
     /// A command has no answer in time.
-    #[error(
-        "QEMU at {path} does not answer {command} within {after:?}; is the VM's process stopped?"
-    )]
+    #[error("{qemu} does not answer {command} within {after:?}; is the VM's process stopped?")]
     Timeout {
-        /// The socket.
-        path: PathBuf,
+        /// Which.
+        qemu: String,
         /// The command.
         command: &'static str,
         /// How long we waited.
         after: Duration,
     },
     /// The connection has ended.
-    #[error("the connection to QEMU at {path} has ended: {why}")]
+    #[error("the connection to {qemu} has ended: {why}")]
     Gone {
-        /// The socket.
-        path: PathBuf,
+        /// Which.
+        qemu: String,
         /// What ended it.
         why: String,
     },
     /// QEMU refuses a command.
-    #[error("QEMU at {path} refuses {command}: {desc}")]
+    #[error("{qemu} refuses {command}: {desc}")]
     Refused {
-        /// The socket.
-        path: PathBuf,
+        /// Which.
+        qemu: String,
         /// The command.
         command: &'static str,
         /// QEMU's words.
         desc: String,
     },
     /// QEMU answers something else than its documentation says.
-    #[error("QEMU at {path} answers {command} with something unknown: {what}")]
+    #[error("{qemu} answers {command} with something unknown: {what}")]
     Answer {
-        /// The socket.
-        path: PathBuf,
+        /// Which.
+        qemu: String,
         /// The command.
         command: &'static str,
         /// What is wrong with it.
@@ -142,7 +140,8 @@ pub struct Qemu {
 
 #[derive(Debug)]
 struct Shared {
-    path: PathBuf,
+    /// For messages.
+    name: String,
     command_timeout: Duration,
     /// Why the connection ended, once it has.
     ended: OnceLock<String>,
@@ -184,7 +183,7 @@ impl Qemu {
                 });
             }
             let gone = |why: String| QmpError::Gone {
-                path: path.into(),
+                qemu: at(path),
                 why,
             };
             let mut decoder = Decoder::default();
@@ -203,24 +202,7 @@ impl Qemu {
                         after: limits.greeting,
                     })
                 })?;
-        let shared = Arc::new(Shared {
-            path: path.into(),
-            command_timeout: limits.command,
-            ended: OnceLock::new(),
-            size_change: Notify::new(),
-        });
-        let (calls, received) = mpsc::channel(COMMANDS_MAX);
-        let (events_in, events) = mpsc::channel(EVENTS_MAX);
-        let task = Task {
-            shared: shared.clone(),
-            stream,
-            decoder,
-            events: events_in,
-            pending: BTreeMap::new(),
-            last_id: 0,
-        };
-        tokio::spawn(task.run(received));
-        let hypervisor = Self { shared, calls };
+        let (hypervisor, events) = Self::over(stream, decoder, at(path), limits.command);
         let _: Value = hypervisor.execute("qmp_capabilities", json!({})).await?;
         // Without this QEMU tells nothing of migrations; where it cannot, there are none.
         let told = json!({"capabilities": [{"capability": "events", "state": true}]});
@@ -233,27 +215,88 @@ impl Qemu {
         }
         Ok(Connection {
             hypervisor,
-            events: Events::new(events),
+            events,
             process: peer,
+            agent: None,
         })
+    }
+
+    /// Speaks over a stream that is ready for commands. `name` says which QEMU, for messages;
+    /// `answer` is how long an answer may take.
+    pub(crate) fn over(
+        stream: UnixStream,
+        wire: impl Wire,
+        name: String,
+        answer: Duration,
+    ) -> (Self, Events) {
+        let shared = Arc::new(Shared {
+            name,
+            command_timeout: answer,
+            ended: OnceLock::new(),
+            size_change: Notify::new(),
+        });
+        let (calls, received) = mpsc::channel(COMMANDS_MAX);
+        let (events_in, events) = mpsc::channel(EVENTS_MAX);
+        let task = Task {
+            shared: shared.clone(),
+            stream,
+            wire,
+            events: events_in,
+            pending: BTreeMap::new(),
+            last_id: 0,
+        };
+        tokio::spawn(task.run(received));
+        (Self { shared, calls }, Events::new(events))
+    }
+}
+
+/// The name of a QEMU by its socket.
+fn at(path: &Path) -> String {
+    format!("QEMU at {}", path.display())
+}
+
+/// How commands and messages are carried: QMP itself, or another protocol around it.
+pub(crate) trait Wire: Send + 'static {
+    /// Takes bytes in, as they came.
+    fn push(&mut self, bytes: &[u8]);
+
+    /// The next message, `None` when more bytes are needed, or why the stream is of no use any more.
+    fn next_message(&mut self) -> Result<Option<Message>, String>;
+
+    /// The bytes of a command; its answer has the same `id`.
+    fn command(&self, id: u64, name: &str, arguments: Value) -> Result<Vec<u8>, String>;
+}
+
+impl Wire for Decoder {
+    fn push(&mut self, bytes: &[u8]) {
+        self.push(bytes);
+    }
+
+    fn next_message(&mut self) -> Result<Option<Message>, String> {
+        self.next_message().map_err(|error| error.to_string())
+    }
+
+    fn command(&self, id: u64, name: &str, arguments: Value) -> Result<Vec<u8>, String> {
+        let command = json!({"execute": name, "arguments": arguments, "id": id});
+        Ok(format!("{command}\n").into_bytes())
     }
 }
 
 async fn first_message(stream: &mut UnixStream, decoder: &mut Decoder) -> Result<Message, String> {
     loop {
-        if let Some(message) = decoder.next_message().map_err(|error| error.to_string())? {
+        if let Some(message) = Wire::next_message(decoder)? {
             return Ok(message);
         }
         read_some(stream, decoder).await?;
     }
 }
 
-async fn read_some(stream: &mut UnixStream, decoder: &mut Decoder) -> Result<(), String> {
+async fn read_some(stream: &mut UnixStream, wire: &mut impl Wire) -> Result<(), String> {
     let mut bytes = [0; 16 << 10];
     match stream.read(&mut bytes).await {
-        Ok(0) => Err("QEMU closed it".into()),
+        Ok(0) => Err("the other side closed it".into()),
         Ok(count) => {
-            decoder.push(&bytes[..count]);
+            wire.push(&bytes[..count]);
             Ok(())
         }
         Err(error) => Err(error.to_string()),
@@ -261,9 +304,9 @@ async fn read_some(stream: &mut UnixStream, decoder: &mut Decoder) -> Result<(),
 }
 
 impl Qemu {
-    /// The socket's path, for messages.
-    pub fn path(&self) -> &Path {
-        &self.shared.path
+    /// Which QEMU, for messages.
+    pub(super) fn which(&self) -> &str {
+        &self.shared.name
     }
 
     /// Runs a command and reads its answer as `T`. A caller that stops waiting changes nothing
@@ -273,9 +316,9 @@ impl Qemu {
         command: &'static str,
         arguments: Value,
     ) -> Result<T, QmpError> {
-        let path = || self.shared.path.clone();
+        let qemu = || self.shared.name.clone();
         let gone = || QmpError::Gone {
-            path: path(),
+            qemu: qemu(),
             why: self
                 .shared
                 .ended
@@ -297,12 +340,12 @@ impl Qemu {
         let answer = timeout(after, answered)
             .await
             .map_err(|_| QmpError::Timeout {
-                path: path(),
+                qemu: qemu(),
                 command,
                 after,
             })??
             .map_err(|desc| QmpError::Refused {
-                path: path(),
+                qemu: qemu(),
                 command,
                 desc,
             })?;
@@ -317,42 +360,44 @@ impl Qemu {
     /// An answer that is not what it should be. `what` may hold parts of it.
     pub(super) fn unknown(&self, command: &'static str, what: String) -> QmpError {
         QmpError::Answer {
-            path: self.shared.path.clone(),
+            qemu: self.shared.name.clone(),
             command,
             what: shown(&what),
         }
     }
 }
 
-/// What owns the socket.
-struct Task {
+/// What owns the stream.
+struct Task<W> {
     shared: Arc<Shared>,
     stream: UnixStream,
-    decoder: Decoder,
+    wire: W,
     events: mpsc::Sender<Event>,
     pending: BTreeMap<u64, Answer>,
     last_id: u64,
 }
 
-impl Task {
+impl<W: Wire> Task<W> {
     /// Works until the connection ends. The reason is told before those who wait are let go.
     async fn run(mut self, mut calls: mpsc::Receiver<Call>) {
+        // What came with the answer to the last question before the task.
+        let mut step = self.take_in();
         let why = loop {
-            let step = tokio::select! {
+            if let Err(why) = step {
+                break why;
+            }
+            step = tokio::select! {
                 call = calls.recv() => match call {
                     Some(call) => self.send(call).await,
                     None => Err("nobody needs it any more".into()),
                 },
-                read = read_some(&mut self.stream, &mut self.decoder) => match read {
+                read = read_some(&mut self.stream, &mut self.wire) => match read {
                     Ok(()) => self.take_in(),
                     error => error,
                 },
             };
-            if let Err(why) = step {
-                break why;
-            }
         };
-        tracing::debug!("{}: {why}", self.shared.path.display());
+        tracing::debug!("{}: {why}", self.shared.name);
         self.shared.ended.get_or_init(|| why);
         // Only now `pending` goes, and those who wait for an answer hear of it.
     }
@@ -364,24 +409,18 @@ impl Task {
             return Ok(());
         }
         self.last_id += 1;
-        let text = json!({
-            "execute": call.name,
-            "arguments": call.arguments,
-            "id": self.last_id,
-        });
+        let bytes = self.wire.command(self.last_id, call.name, call.arguments)?;
         self.pending.insert(self.last_id, call.answer);
-        let line = format!("{text}\n");
         let limit = self.shared.command_timeout;
-        match timeout(limit, self.stream.write_all(line.as_bytes())).await {
+        match timeout(limit, self.stream.write_all(&bytes)).await {
             Ok(written) => written.map_err(|error| error.to_string()),
-            Err(_) => Err("QEMU reads nothing".into()),
+            Err(_) => Err("the other side reads nothing".into()),
         }
     }
 
     /// Deals with all whole messages that have come in.
     fn take_in(&mut self) -> Result<(), String> {
-        let error = |error: DecodeError| error.to_string();
-        while let Some(message) = self.decoder.next_message().map_err(error)? {
+        while let Some(message) = self.wire.next_message()? {
             let (id, result) = match message {
                 Message::Return { id, value } => (id, Ok(value)),
                 Message::Error { id, desc } => (id, Err(desc)),

@@ -104,12 +104,24 @@ impl Decoder {
 
 /// One line as a message.
 fn message(line: &[u8]) -> Result<Message, DecodeError> {
-    let mut object: Map<String, Value> = serde_json::from_slice(line)
-        .map_err(|error| DecodeError::NotAnObject(error.to_string()))?;
-    let id = object.get("id").and_then(Value::as_u64);
+    let object = object(line)?;
     if let Some(name) = object.get("event") {
-        return Ok(Message::Event(event(name)));
+        return Ok(Message::Event(event(name.as_str())));
     }
+    let id = object.get("id").and_then(Value::as_u64);
+    answer(object, id)
+}
+
+/// QEMU's answer to the command `id`, as another protocol carries it.
+pub(crate) fn answer_to(id: u64, text: &str) -> Result<Message, DecodeError> {
+    answer(object(text.as_bytes())?, Some(id))
+}
+
+fn object(text: &[u8]) -> Result<Map<String, Value>, DecodeError> {
+    serde_json::from_slice(text).map_err(|error| DecodeError::NotAnObject(error.to_string()))
+}
+
+fn answer(mut object: Map<String, Value>, id: Option<u64>) -> Result<Message, DecodeError> {
     match (object.remove("return"), object.get("error"), id) {
         (Some(value), None, Some(id)) => Ok(Message::Return { id, value }),
         (None, Some(error), Some(id)) => Ok(Message::Error {
@@ -135,8 +147,9 @@ fn brief(text: &str, chars_max: usize) -> String {
     shown(&text.chars().take(chars_max).collect::<String>())
 }
 
-fn event(name: &Value) -> Notice {
-    match name.as_str() {
+/// What an event of this name is to us.
+pub(crate) fn event(name: Option<&str>) -> Notice {
+    match name {
         Some("RESET") => Notice::Tell(Event::Reset),
         Some(
             // A snapshot that is loaded stops the machine and lets it go on; it is no reset.

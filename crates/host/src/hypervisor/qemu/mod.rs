@@ -11,6 +11,7 @@ mod connection;
 pub mod decode;
 pub mod mtree;
 
+pub(crate) use connection::Wire;
 pub use connection::{Limits, Qemu, QmpError};
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::agent::tests::{Pipe, hello, own_process, shown, soon};
 use crate::backing::{Extent, FileOffset, NotInTier};
+use crate::process::Opener;
 
 /// Guest-physical start, length, tier, offset in its file; all in MiB. The first node has a hole.
 const LAYOUT: [(u64, u64, Tier, u64); 3] = [
@@ -308,7 +309,7 @@ async fn vm(mut answer: impl FnMut(Message) -> Vec<Message> + Send + 'static) ->
 const OOM: ByteCount = ByteCount(MIB);
 
 async fn balloon(memory: &TestBacking, socket: &std::path::Path) -> Balloon<TestBacking> {
-    let agent = Agent::connect(socket.into(), own_process(), RequestId(0));
+    let agent = Agent::connect(socket.into(), Opener::only(own_process()), RequestId(0));
     soon(agent.peer().wait_for(Option::is_some)).await.unwrap();
     Balloon::new(agent, memory.another(), NODES, OOM)
 }
@@ -518,7 +519,11 @@ async fn a_new_controller_learns_what_is_held_and_takes_back_what_was_missed() {
     let socket = vm.dir.path().join("agent.sock");
     let again = balloon(&vm.memory, &socket);
     // The guest's port takes one connection at a time.
-    vm.balloon.guest.agent = Agent::connect("/nonexistent".into(), own_process(), RequestId(0));
+    vm.balloon.guest.agent = Agent::connect(
+        "/nonexistent".into(),
+        Opener::only(own_process()),
+        RequestId(0),
+    );
     vm.balloon = again.await;
     let owned = vm.balloon.actual(deadline()).await.unwrap();
     assert_eq!(

@@ -13,6 +13,7 @@ use super::*;
 use crate::agent::Agent;
 use crate::agent::tests::{Pipe, hello, own_process, shown, soon};
 use crate::backing::NotInTier;
+use crate::process::Opener;
 use crate::provisioner::Provisioner;
 use crate::provisioner::balloon::Balloon;
 
@@ -116,7 +117,7 @@ async fn meet(
             }
         }
     });
-    let agent = Agent::connect(socket, own_process(), RequestId(0));
+    let agent = Agent::connect(socket, Opener::only(own_process()), RequestId(0));
     soon(agent.peer().wait_for(Option::is_some)).await.unwrap();
     let nodes = PerTier {
         fast: NodeId(0),

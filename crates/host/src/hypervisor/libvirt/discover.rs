@@ -1,0 +1,162 @@
+//! VMs by what libvirt runs: who can be sized, told again whenever a domain begins or ends.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::time::Duration;
+
+use demeter_policy::provision::ProvisionerKind;
+use demeter_policy::{MIB, TierBytes};
+use demeter_proto::shown;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::client::{Client, Life, Which};
+use super::domain::Facts;
+use super::{Libvirt, LibvirtError};
+use crate::VmName;
+use crate::config::VmConfig;
+
+/// The pause before connecting again.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// How often domains are listed when nothing is told.
+const LIST_EVERY: Duration = Duration::from_secs(10);
+
+/// All domains that run and can be sized.
+pub(crate) type Domains = BTreeMap<VmName, VmConfig>;
+
+/// Lists them until nobody listens. What stands in the way is told once.
+pub(crate) async fn discover(libvirt: Libvirt, found: mpsc::Sender<Domains>) {
+    let mut told = String::new();
+    while !found.is_closed() {
+        let Err(error) = look(&libvirt, &found).await;
+        let why = error.to_string();
+        if told != why {
+            tracing::warn!("{why}");
+            told = why;
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+async fn look(
+    libvirt: &Libvirt,
+    found: &mpsc::Sender<Domains>,
+) -> Result<Infallible, LibvirtError> {
+    let mut client = Client::connect(libvirt).await?;
+    client.watch(None).await?;
+    let mut left_out = BTreeMap::new();
+    loop {
+        let mut domains = Domains::new();
+        let mut left_out_now = BTreeMap::new();
+        for domain in client.running().await? {
+            let facts = match client.xml(&domain, Which::Running).await {
+                Ok(xml) => Facts::read(&xml),
+                // It has ended meanwhile.
+                Err(LibvirtError::Refused { .. }) => continue,
+                Err(error) => return Err(error),
+            };
+            match facts.and_then(|facts| managed(&domain.name, &facts)) {
+                Ok((name, config)) => drop(domains.insert(name, config)),
+                Err(why) => drop(left_out_now.insert(domain.name, why)),
+            }
+        }
+        for (name, why) in &left_out_now {
+            if left_out.get(name) != Some(why) {
+                tracing::info!("domain {:?} is left alone: {}", shown(name), shown(why));
+            }
+        }
+        left_out = left_out_now;
+        if found.send(domains).await.is_err() {
+            return Err(LibvirtError::Gone {
+                socket: libvirt.socket(),
+                why: "nobody needs it any more".into(),
+            });
+        }
+        let until = Instant::now() + LIST_EVERY;
+        while let Ok(life) = timeout_at(until, client.next_life()).await {
+            if life? != Life::Other {
+                break;
+            }
+        }
+    }
+}
+
+/// How a domain is managed that has no section of its own, or why it is not.
+fn managed(domain: &str, facts: &Facts) -> Result<(VmName, VmConfig), String> {
+    let name: VmName = domain
+        .parse()
+        .map_err(|error: crate::BadVmName| error.to_string())?;
+    if facts.cells.len() != 2 {
+        return Err(format!("it has {} NUMA cells, not two", facts.cells.len()));
+    }
+    let size = |place: usize| facts.cells[place].size;
+    let sizes = TierBytes {
+        fast: size(0),
+        slow: size(1),
+    };
+    let balloon = VmConfig::of_domain(&name, ProvisionerKind::DemeterBalloon, sizes);
+    let nodes = balloon.nodes();
+    let config = match facts.check(balloon.provisioner, nodes) {
+        Ok(()) => {
+            let mut limited = balloon;
+            limited.fast.limit_mib = Some(sizes.fast.0 / MIB);
+            limited.slow.limit_mib = Some(sizes.slow.0 / MIB);
+            limited
+        }
+        Err(lack) => {
+            let elastic = VmConfig::of_domain(&name, ProvisionerKind::VirtioMem, sizes);
+            let checked = facts.check(elastic.provisioner, nodes);
+            checked.map_err(|_| lack.to_string())?;
+            elastic
+        }
+    };
+    config.check(&name).map_err(|error| error.to_string())?;
+    Ok((name, config))
+}
+
+#[cfg(test)]
+mod tests {
+    use demeter_policy::{PerTier, Tier};
+
+    use super::*;
+
+    fn managed(cells: &str, devices: &str) -> Result<VmConfig, String> {
+        let xml = format!(
+            "<domain id='1'><cpu><numa>{cells}</numa></cpu><devices>{devices}</devices></domain>"
+        );
+        super::managed("db", &Facts::read(&xml).unwrap()).map(|(_, config)| config)
+    }
+
+    #[test]
+    fn a_domain_is_managed_as_it_was_made() {
+        let cells = "<cell id='0' memory='64' unit='MiB' memAccess='shared'/>\
+                     <cell id='1' memory='128' unit='MiB' memAccess='shared'/>";
+        let port = "<channel type='unix'><target name='org.demeter.0'/></channel>";
+        let device = |node| {
+            format!("<memory model='virtio-mem'><target><node>{node}</node></target></memory>")
+        };
+        let elastic = device(0) + &device(1);
+        let config = managed(cells, port).unwrap();
+        assert_eq!(config.provisioner, ProvisionerKind::DemeterBalloon);
+        let sizes = PerTier::from_fn(|tier| config.tier(tier).size_mib);
+        assert_eq!((sizes.fast, sizes.slow), (64, 128));
+        assert_eq!(config.fast.limit_mib, Some(64));
+        assert_eq!(config.memdev(Tier::Slow).as_deref(), Some("ram-node1"));
+
+        let config = managed(cells, &elastic).unwrap();
+        assert_eq!(config.provisioner, ProvisionerKind::VirtioMem);
+        assert_eq!(config.fast.limit_mib, None);
+
+        assert!(managed(cells, "").unwrap_err().contains("no channel"));
+        assert!(managed("", port).unwrap_err().contains("0 NUMA cells"));
+        let small = cells.replace("'128'", "'8'");
+        assert!(managed(&small, port).unwrap_err().contains("oom_mib"));
+        let facts = Facts::read("<domain/>").unwrap();
+        assert!(
+            super::managed("a b", &facts)
+                .unwrap_err()
+                .contains("no name")
+        );
+    }
+}

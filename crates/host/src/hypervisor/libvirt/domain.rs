@@ -1,0 +1,156 @@
+//! What a domain's XML says of its memory (libvirt's docs/formatdomain).
+
+use std::path::PathBuf;
+
+use demeter_policy::provision::ProvisionerKind;
+use demeter_policy::{ByteCount, NodeId, PerTier, Tier};
+use roxmltree::{Document, Node};
+
+use super::PORT;
+
+/// A domain, as far as its memory is concerned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Facts {
+    pub running: bool,
+    pub cells: Vec<Cell>,
+    /// Nodes with a virtio-mem device.
+    pub elastic: Vec<NodeId>,
+    /// Whether it has a port for the agent.
+    pub has_port: bool,
+    /// The agent's socket; made when it is started.
+    pub agent: Option<PathBuf>,
+}
+
+/// A node of its guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Cell {
+    pub node: NodeId,
+    pub size: ByteCount,
+    /// Whether other processes may map its memory.
+    pub shared: bool,
+}
+
+/// Why a domain cannot be sized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Lack {
+    #[error("it has no NUMA cell {0}, which is to be its {1} memory")]
+    Cell(NodeId, Tier),
+    #[error("its cell {0} has private memory, which cannot be given back")]
+    Private(NodeId),
+    #[error("it has no channel {PORT} for the guest's agent")]
+    Port,
+    #[error("its cell {0} has no virtio-mem device")]
+    Elastic(NodeId),
+}
+
+impl Facts {
+    pub(crate) fn read(xml: &str) -> Result<Self, String> {
+        let document = Document::parse(xml)
+            .map_err(|error| format!("libvirt's XML cannot be read: {error}"))?;
+        let domain = document.root_element();
+        if !domain.has_tag_name("domain") {
+            return Err("libvirt's XML describes no domain".into());
+        }
+        let shared_all = child(domain, &["memoryBacking", "access"])
+            .is_some_and(|access| access.attribute("mode") == Some("shared"));
+        let devices = || domain.children().filter(|of| of.has_tag_name("devices"));
+        let channels = devices()
+            .flat_map(|of| of.children())
+            .filter(|of| of.has_tag_name("channel"));
+        let port = channels
+            .filter(|of| of.attribute("type") == Some("unix"))
+            .find(|of| {
+                child(*of, &["target"]).and_then(|target| target.attribute("name")) == Some(PORT)
+            });
+        let elastic = devices()
+            .flat_map(|of| of.children())
+            .filter(|of| of.has_tag_name("memory") && of.attribute("model") == Some("virtio-mem"))
+            .filter_map(|of| child(of, &["target", "node"])?.text()?.trim().parse().ok())
+            .map(NodeId);
+        let mut cells = vec![];
+        for (place, cell) in cells_of(domain).enumerate() {
+            let wrong = || format!("its NUMA cell {place} has no size that can be read");
+            let node = match cell.attribute("id") {
+                Some(id) => id.parse().map_err(|_| wrong())?,
+                None => u32::try_from(place).unwrap_or(u32::MAX),
+            };
+            cells.push(Cell {
+                node: NodeId(node),
+                size: size(cell.attribute("memory"), cell.attribute("unit")).ok_or_else(wrong)?,
+                shared: match cell.attribute("memAccess") {
+                    Some(access) => access == "shared",
+                    None => shared_all,
+                },
+            });
+        }
+        Ok(Self {
+            running: domain.attribute("id").is_some(),
+            cells,
+            elastic: elastic.collect(),
+            has_port: port.is_some(),
+            agent: port
+                .and_then(|port| child(port, &["source"])?.attribute("path"))
+                .map(PathBuf::from),
+        })
+    }
+
+    /// Whether it can be sized so.
+    pub(crate) fn check(
+        &self,
+        provisioner: ProvisionerKind,
+        nodes: PerTier<NodeId>,
+    ) -> Result<(), Lack> {
+        for tier in Tier::ALL {
+            let node = *nodes.get(tier);
+            let cell = self.cells.iter().find(|cell| cell.node == node);
+            let cell = cell.ok_or(Lack::Cell(node, tier))?;
+            match provisioner {
+                ProvisionerKind::VirtioMem if !self.elastic.contains(&node) => {
+                    return Err(Lack::Elastic(node));
+                }
+                ProvisionerKind::VirtioMem => {}
+                _ if !cell.shared => return Err(Lack::Private(node)),
+                _ => {}
+            }
+        }
+        if provisioner == ProvisionerKind::DemeterBalloon && !self.has_port {
+            return Err(Lack::Port);
+        }
+        Ok(())
+    }
+}
+
+/// The NUMA cells of a domain.
+pub(super) fn cells_of<'a, 'input>(
+    domain: Node<'a, 'input>,
+) -> impl Iterator<Item = Node<'a, 'input>> {
+    let cells = child(domain, &["cpu", "numa"])
+        .into_iter()
+        .flat_map(|numa| numa.children());
+    cells.filter(|of| of.has_tag_name("cell"))
+}
+
+/// The first element at a path below another.
+pub(super) fn child<'a, 'input>(node: Node<'a, 'input>, path: &[&str]) -> Option<Node<'a, 'input>> {
+    path.iter().try_fold(node, |node, name| {
+        node.children().find(|child| child.has_tag_name(*name))
+    })
+}
+
+/// A size with its unit, KiB where none is named.
+pub(super) fn size(number: Option<&str>, unit: Option<&str>) -> Option<ByteCount> {
+    let number: u64 = number?.trim().parse().ok()?;
+    let unit = match unit.unwrap_or("KiB") {
+        "b" | "bytes" => 1,
+        "KB" => 1000,
+        "k" | "KiB" => 1 << 10,
+        "MB" => 1_000_000,
+        "M" | "MiB" => 1 << 20,
+        "GB" => 1_000_000_000,
+        "G" | "GiB" => 1 << 30,
+        "TB" => 1_000_000_000_000,
+        "T" | "TiB" => 1 << 40,
+        _ => return None,
+    };
+    number.checked_mul(unit).map(ByteCount)
+}
