@@ -6,6 +6,7 @@ pub(crate) mod compare;
 pub(crate) mod flushes;
 pub(crate) mod grid;
 pub(crate) mod number;
+pub(crate) mod one_line;
 pub(crate) mod summary;
 pub(crate) mod table;
 pub(crate) mod worst_first;
