@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use demeter_guest::agent::{self, Agent, Command, Effects, Ended};
 use demeter_guest::balloon::link::{BesideAgent, Link};
-use demeter_guest::config::{BalloonMode, Config};
+use demeter_guest::config::{BalloonMode, Cgroup, Config};
 use demeter_guest::latency;
 use demeter_guest::pages::LivePages;
 use demeter_guest::probe;
@@ -107,7 +107,7 @@ impl Args {
             .unwrap_or_default();
         if !self.pid.is_empty() || self.cgroup.is_some() || self.all {
             config.pids = self.pid;
-            config.cgroup = self.cgroup;
+            config.cgroup = self.cgroup.into_iter().map(Cgroup::new).collect();
             config.all = self.all;
         }
         config.tracker = self.tracker.unwrap_or(config.tracker);

@@ -17,6 +17,7 @@ pub mod provision;
 mod ranking;
 mod residency;
 mod sample;
+mod share;
 mod significance;
 mod tier;
 mod tuning;
@@ -31,6 +32,7 @@ pub use planner::{Budget, FillThreshold, Plan, Relocation, Room, Situation, plan
 pub use ranking::{RankedRange, rank};
 pub use residency::{Block, Placement, ResidencyMap};
 pub use sample::Sample;
+pub use share::{Share, divide};
 pub use tier::{PerTier, Tier, TierBytes};
 pub use tuning::{OutOfBounds, Tuning};
 pub use working_set::{WorkingSet, working_set};

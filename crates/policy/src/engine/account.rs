@@ -159,6 +159,7 @@ pub(super) struct Account {
     epoch_ms: u64,
     /// Whether it is kept at all.
     is_kept: bool,
+    is_closed: bool,
     cap_ns: i64,
     trial_ns: i64,
     balance_ns: i64,
@@ -206,6 +207,7 @@ impl Account {
             gain,
             epoch_ms,
             is_kept,
+            is_closed: false,
             cap_ns: stake_ns.max(BALANCE_MAX_NS),
             trial_ns: stake_ns / TRIAL_PART,
             balance_ns: stake_ns,
@@ -397,6 +399,18 @@ impl Account {
             Some(_) => BROKE_EPOCHS,
             None => self.horizon_ticks().max(BROKE_EPOCHS),
         }
+    }
+
+    /// Keeps no account from now on.
+    pub(super) fn close(&mut self) {
+        self.is_closed = true;
+        self.is_kept = false;
+        self.rest_until = 0;
+    }
+
+    /// Whether it was closed.
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed
     }
 
     pub(super) fn is_resting(&self) -> bool {
