@@ -66,7 +66,7 @@ pub fn divide(capacity: u64, groups: &[(Share, u64)]) -> Vec<u64> {
         each.collect()
     };
     // At this level a group of weight 1 would have all of it.
-    let (mut low, mut high) = (0, u128::from(capacity) + 1 << LEVEL_BITS);
+    let (mut low, mut high) = (0, (u128::from(capacity) + 1) << LEVEL_BITS);
     while high - low > 1 {
         let middle = low + (high - low) / 2;
         if sum(&at(middle)) <= capacity.into() {
