@@ -1,5 +1,6 @@
 //! Figures as text: what the terminal shows, and the tables that the page shares with it.
 
+pub(crate) mod address_heat;
 pub(crate) mod agreement;
 pub(crate) mod clean;
 pub(crate) mod compare;
