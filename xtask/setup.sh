@@ -4,6 +4,7 @@
 #
 #   setup.sh compiler    what cargo needs to link: this is why setup is no task of xtask
 #   setup.sh fuzz        that, and what the fuzz engine needs
+#   setup.sh python      that, and what the Python package and its tests need
 #   setup.sh             what cargo needs, and what the lab's VMs and the recorder of programs need
 set -u
 
@@ -13,6 +14,7 @@ need() { packages="$packages $1"; }
 command -v cc >/dev/null || need gcc
 [ -e /usr/include/stdio.h ] || need libc6-dev
 [ "${1-}" != fuzz ] || command -v c++ >/dev/null || need g++
+[ "${1-}" != python ] || python3 -c 'import ensurepip' 2>/dev/null || need python3-venv
 if [ -z "${1-}" ]; then
     command -v qemu-system-x86_64 >/dev/null || need qemu-system-x86
     command -v qemu-x86_64 >/dev/null || need qemu-user

@@ -6,6 +6,7 @@ mod demo;
 mod docs;
 mod fresh;
 mod fuzz;
+mod python;
 mod shell;
 mod systems;
 mod test;
@@ -31,6 +32,8 @@ enum Task {
     Systems,
     /// Make the reference pages of docs/ from the code, and the book where mdbook is installed
     Docs,
+    /// Build the Python package into target/python, and run its tests with the built command
+    Python,
     /// Run the benchmarks
     Bench,
     /// Do what a newcomer does, on a fresh Debian: clone, `make demo`, `make test`
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Task::Test => test::test(),
         Task::Docs => docs::docs(),
         Task::Fuzz(args) => fuzz::fuzz(&args),
+        Task::Python => python::test(),
         Task::Systems => systems::systems(),
         Task::Fresh(args) => fresh::fresh(&args),
         Task::Bench => shell::run(shell::cargo("bench --locked --package demeter-policy")),

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::{build, fuzz, shell};
+use crate::{build, fuzz, python, shell};
 
 /// Runs all checks; cargo's own test runner comes last, so that its verdict is the last word.
 pub fn test() -> anyhow::Result<()> {
@@ -26,6 +26,7 @@ pub fn test() -> anyhow::Result<()> {
     // The VM test boots the release binaries.
     build::build()?;
     fuzz::fuzz(&fuzz::Args::SHORT)?;
+    python::test()?;
     eprintln!("checks took {} s; now the tests", start.elapsed().as_secs());
     shell::run(shell::cargo("test --locked --workspace"))
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 
 use demeter_guest::agent::Control;
-use demeter_guest::config::{BalloonMode, Config};
+use demeter_guest::config::{BalloonMode, Cgroup, Config};
 use demeter_guest::supervisor;
 use demeter_guest::tracker::Choice;
 
@@ -96,7 +96,7 @@ impl Args {
             .unwrap_or_default();
         if !self.pid.is_empty() || self.cgroup.is_some() || self.all {
             config.pids = self.pid;
-            config.cgroup = self.cgroup;
+            config.cgroup = self.cgroup.into_iter().map(Cgroup::new).collect();
             config.all = self.all;
         }
         config.tracker = self.tracker.unwrap_or(config.tracker);

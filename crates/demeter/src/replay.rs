@@ -1,12 +1,14 @@
 //! `demeter replay`: a recording of an agent through the policy again.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use demeter_guest::recording::{self, Decision, Reader, Replayed};
 use demeter_policy::engine::{Direction, Request};
-use demeter_policy::{Block, MIB};
+use demeter_policy::{Block, MIB, Pid};
+use demeter_report::{AddressHeat, HeatRange};
 use serde_json::{Value, json};
 
 use crate::output;
@@ -23,6 +25,7 @@ const OUTPUT_BYTES: usize = 1 << 16;
 Examples:
   demeter replay agent.rec              the epochs in which something moved
   demeter replay agent.rec --all        every epoch
+  demeter replay agent.rec --heat       address space over time
   demeter replay agent.rec --json | jq 'select(.decision == \"move\")'")]
 pub struct Args {
     /// The recording
@@ -33,6 +36,9 @@ pub struct Args {
     /// Print each decision as one line of JSON, then one that says what came of it
     #[arg(long, conflicts_with = "all")]
     json: bool,
+    /// Draw how hot which addresses of each process were, over time
+    #[arg(long, conflicts_with_all = ["all", "json"])]
+    heat: bool,
 }
 
 /// Replays and prints.
@@ -50,14 +56,21 @@ pub fn replay(args: &Args) -> Result<()> {
             header.slow_node
         );
     }
+    let epoch_s = header.tuning.epoch().as_secs_f64();
     let mut epoch = Epoch::default();
+    let mut heats = BTreeMap::new();
     let replayed = recording::replay(&mut reader, &mut |decision| {
         if args.json {
             out.line(&line_of(decision).to_string());
+        } else if args.heat {
+            look(&mut heats, decision, epoch_s);
         } else if let Some(line) = epoch.add(decision, args.all) {
             out.line(&line);
         }
     });
+    for (pid, heat) in &heats {
+        out.line(&format!("process {pid}: {}", heat.text()));
+    }
     out.flush()?;
     let replayed = replayed?;
     output::print(match args.json {
@@ -74,6 +87,25 @@ pub fn replay(args: &Args) -> Result<()> {
             short(&d.replayed)
         ),
         None => Ok(()),
+    }
+}
+
+/// At the end of an epoch, takes a look at how hot each process's memory is.
+fn look(heats: &mut BTreeMap<Pid, AddressHeat>, decision: Decision<'_>, epoch_s: f64) {
+    if !matches!(decision.request, Request::Sleep { .. }) {
+        return;
+    }
+    let mut ranges: BTreeMap<Pid, Vec<HeatRange>> = BTreeMap::new();
+    for ranked in decision.ranking {
+        ranges.entry(ranked.pid).or_default().push(HeatRange {
+            start: ranked.range.start().0,
+            end: ranked.range.end().0,
+            heat: ranked.density(),
+        });
+    }
+    for (pid, ranges) in ranges {
+        let heat = heats.entry(pid).or_default();
+        heat.look(f64::from(decision.epoch) * epoch_s, ranges);
     }
 }
 

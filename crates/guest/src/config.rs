@@ -1,10 +1,13 @@
 //! The agent's configuration: a TOML file, whose keys flags may override.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use demeter_policy::{ByteCount, MIB, NodeId, OutOfBounds, Pid, Tuning};
-use serde::{Deserialize, Serialize};
+use demeter_policy::{ByteCount, MIB, NodeId, OutOfBounds, Pid, Share, Tuning};
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::nodes::{NodesError, Topology};
 use crate::prober::Tiers;
@@ -17,8 +20,11 @@ use crate::tracker::{CPU_PERCENT, Choice};
 pub struct Config {
     /// Processes to look after, with their descendants. One of `pids`, `cgroup` and `all`.
     pub pids: Vec<u32>,
-    /// A cgroup (v2) directory: its processes and those of the cgroups below it.
-    pub cgroup: Option<PathBuf>,
+    /// Cgroups (v2): their processes and those of the cgroups below them. They divide fast memory by
+    /// their shares; a process belongs to the first that has it. With `all`, too: all others are then one
+    /// more group, of weight 1. For one cgroup its directory is enough: `cgroup = "/sys/fs/cgroup/db.slice"`.
+    #[serde(deserialize_with = "one_or_several")]
+    pub cgroup: Vec<Cgroup>,
     /// All processes of at least `resident_min_mib`.
     pub all: bool,
     /// The least resident size of a process under `all`, MiB.
@@ -54,7 +60,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             pids: vec![],
-            cgroup: None,
+            cgroup: vec![],
             all: false,
             resident_min_mib: 64,
             tracker: Choice::Auto,
@@ -69,6 +75,73 @@ impl Default for Config {
             tuning: Tuning::default(),
         }
     }
+}
+
+/// A cgroup, and its share of fast memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cgroup {
+    /// Its directory.
+    pub path: PathBuf,
+    /// Fast memory that it has in any case, as far as it uses it, MiB.
+    #[serde(default)]
+    pub guarantee_mib: u64,
+    /// Its part of the rest, compared with the other groups' weights: 1 to 10000.
+    #[serde(default = "weight")]
+    pub weight: u32,
+}
+
+fn weight() -> u32 {
+    1
+}
+
+impl Cgroup {
+    /// A cgroup with nothing guaranteed and a weight of 1.
+    pub fn new(path: PathBuf) -> Self {
+        Self {
+            path,
+            guarantee_mib: 0,
+            weight: weight(),
+        }
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let is_fine = (1..=WEIGHT_MAX).contains(&self.weight) && self.guarantee_mib <= TIER_MAX_MIB;
+        match is_fine {
+            true => Ok(()),
+            false => Err(ConfigError::Share(self.clone())),
+        }
+    }
+}
+
+/// Largest weight of a cgroup.
+const WEIGHT_MAX: u32 = 10_000;
+/// Largest guarantee, MiB: 16 TiB.
+const TIER_MAX_MIB: u64 = 1 << 24;
+/// Most cgroups.
+const CGROUPS_MAX: usize = 64;
+
+/// A directory, or a list of tables.
+fn one_or_several<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Cgroup>, D::Error> {
+    struct OneOrSeveral;
+    impl<'de> Visitor<'de> for OneOrSeveral {
+        type Value = Vec<Cgroup>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(
+                "the directory of a cgroup, or tables [[cgroup]] with path, guarantee_mib, weight",
+            )
+        }
+
+        fn visit_str<E: serde::de::Error>(self, path: &str) -> Result<Self::Value, E> {
+            Ok(vec![Cgroup::new(path.into())])
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Self::Value, A::Error> {
+            Vec::deserialize(SeqAccessDeserializer::new(list))
+        }
+    }
+    from.deserialize_any(OneOrSeveral)
 }
 
 /// Whether the agent relays between host and balloon driver.
@@ -108,6 +181,16 @@ pub enum ConfigError {
     /// No target, or several kinds of them.
     #[error("configuration: give exactly one of pids (--pid), cgroup (--cgroup) and all (--all)")]
     Targets,
+    /// A share that nobody can have.
+    #[error(
+        "configuration: [[cgroup]] {}: weight = {} and guarantee_mib = {}; give a weight of 1 to {WEIGHT_MAX} and \
+         a guarantee of at most {TIER_MAX_MIB}",
+        .0.path.display(), .0.weight, .0.guarantee_mib
+    )]
+    Share(Cgroup),
+    /// More cgroups than are looked after.
+    #[error("configuration: {0} cgroups are more than {CGROUPS_MAX}; name one above some of them")]
+    Cgroups(usize),
     /// A tracker that may take nothing, or more than a CPU.
     #[error("configuration: tracker_cpu_percent = {0} is out of bounds; give 0.1 to 100")]
     TrackerCpu(f64),
@@ -143,6 +226,10 @@ impl Config {
         if !(0.1..=100.0).contains(&self.tracker_cpu_percent) {
             return Err(ConfigError::TrackerCpu(self.tracker_cpu_percent));
         }
+        self.cgroup.iter().try_for_each(Cgroup::check)?;
+        if self.cgroup.len() > CGROUPS_MAX {
+            return Err(ConfigError::Cgroups(self.cgroup.len()));
+        }
         match (self.fast_node, self.slow_node) {
             (None, None) => {}
             (Some(fast), Some(slow)) if fast != slow => {}
@@ -153,17 +240,37 @@ impl Config {
 
     /// The processes to look after.
     pub fn targets(&self) -> Result<TargetSpec, ConfigError> {
-        match (&self.pids[..], &self.cgroup, self.all) {
-            ([], None, true) => {
+        match (&self.pids[..], &self.cgroup[..], self.all) {
+            ([], _, true) => {
                 let resident_min = ByteCount(self.resident_min_mib.saturating_mul(MIB));
                 Ok(TargetSpec::All { resident_min })
             }
-            ([], Some(path), false) => Ok(TargetSpec::Cgroup(path.clone())),
-            ([_, ..], None, false) => Ok(TargetSpec::Pids(
+            ([], [_, ..], false) => {
+                let paths = self.cgroup.iter().map(|cgroup| cgroup.path.clone());
+                Ok(TargetSpec::Cgroups(paths.collect()))
+            }
+            ([_, ..], [], false) => Ok(TargetSpec::Pids(
                 self.pids.iter().copied().map(Pid).collect(),
             )),
             _ => Err(ConfigError::Targets),
         }
+    }
+
+    /// Cgroups that divide fast memory, with their shares; none where there is nobody to divide it
+    /// with.
+    pub fn shares(&self) -> Vec<(&Path, Share)> {
+        if self.cgroup.len() < 2 && !self.all {
+            return vec![];
+        }
+        let cgroups = self.cgroup.iter().zip(0..);
+        let share = |(cgroup, group): (&'_ Cgroup, u32)| Share {
+            group,
+            guarantee: ByteCount(cgroup.guarantee_mib.saturating_mul(MIB)),
+            weight: cgroup.weight,
+        };
+        cgroups
+            .map(|cgroup| (cgroup.0.path.as_path(), share(cgroup)))
+            .collect()
     }
 
     /// The nodes to work with: those named, or what the system tells.
@@ -213,6 +320,30 @@ mod tests {
     }
 
     #[test]
+    fn cgroups_have_shares_where_there_is_somebody_to_share_with() {
+        let one = checked("cgroup = \"/sys/fs/cgroup/db\"").unwrap();
+        assert_eq!(one.cgroup, [Cgroup::new("/sys/fs/cgroup/db".into())]);
+        assert_eq!(one.shares(), []);
+        let two =
+            "[[cgroup]]\npath = \"/a\"\nguarantee_mib = 64\n[[cgroup]]\npath = \"/b\"\nweight = 3";
+        let two = checked(two).unwrap();
+        let share = |group, guarantee, weight| Share {
+            group,
+            guarantee: ByteCount(guarantee),
+            weight,
+        };
+        let shares = [
+            (Path::new("/a"), share(0, 64 * MIB, 1)),
+            (Path::new("/b"), share(1, 0, 3)),
+        ];
+        assert_eq!(two.shares(), shares);
+        let paths = vec!["/a".into(), "/b".into()];
+        assert_eq!(two.targets().unwrap(), TargetSpec::Cgroups(paths));
+        let beside_others = checked("all = true\ncgroup = \"/a\"").unwrap();
+        assert_eq!(beside_others.shares().len(), 1);
+    }
+
+    #[test]
     fn the_example_shows_the_defaults() {
         let config = checked(include_str!("../../../packaging/guest.toml")).unwrap();
         assert_eq!(
@@ -247,6 +378,15 @@ mod tests {
             ("tuning.epochms = 5", "unknown field `epochms`"),
             ("tuning.all = true", "unknown field `all`"),
             ("tracker = \"magic\"", "magic"),
+            ("cgroup = 3", "the directory of a cgroup, or tables"),
+            (
+                "cgroup = [{ path = \"/a\", wait = 2 }]",
+                "unknown field `wait`",
+            ),
+            (
+                "cgroup = [{ path = \"/a\", weight = 0 }]",
+                "[[cgroup]] /a: weight = 0 and guarantee_mib = 0; give a weight of 1 to 10000",
+            ),
             ("tuning.epoch_ms = \"500ms\"", "epoch_ms"),
         ] {
             let error = checked(&format!("all = true\n{text}")).unwrap_err();

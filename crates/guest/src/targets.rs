@@ -23,8 +23,8 @@ const CGROUPS_MAX: usize = 4096;
 pub enum TargetSpec {
     /// These processes and the descendants that they have.
     Pids(Vec<Pid>),
-    /// The processes of a cgroup (v2) and of those below it.
-    Cgroup(PathBuf),
+    /// The processes of cgroups (v2) and of those below them.
+    Cgroups(Vec<PathBuf>),
     /// All processes with at least so much resident memory.
     All {
         /// The least resident size.
@@ -88,13 +88,15 @@ impl TargetFinder {
 
     /// Checks that what the person named is there.
     pub fn check(&self) -> Result<(), TargetsError> {
-        if let TargetSpec::Cgroup(path) = &self.spec {
-            fs::read(self.cgroup(path).join(CGROUP_PROCS)).map_err(|source| {
-                TargetsError::NoCgroup {
-                    path: path.clone(),
-                    source,
-                }
-            })?;
+        if let TargetSpec::Cgroups(paths) = &self.spec {
+            for path in paths {
+                fs::read(self.cgroup(path).join(CGROUP_PROCS)).map_err(|source| {
+                    TargetsError::NoCgroup {
+                        path: path.clone(),
+                        source,
+                    }
+                })?;
+            }
         }
         self.find().map(drop)
     }
@@ -108,7 +110,13 @@ impl TargetFinder {
     pub fn find(&self) -> Result<Vec<Target>, TargetsError> {
         let pids = match &self.spec {
             TargetSpec::Pids(pids) => self.with_descendants(pids)?,
-            TargetSpec::Cgroup(path) => self.in_cgroup(path)?,
+            TargetSpec::Cgroups(paths) => {
+                let mut pids = BTreeSet::new();
+                for path in paths {
+                    pids.extend(self.in_cgroup(path)?);
+                }
+                pids
+            }
             TargetSpec::All { .. } => numbers_in(&self.root.join("proc"))?,
         };
         let resident_min = match self.spec {
@@ -181,7 +189,8 @@ impl TargetFinder {
         Ok(found)
     }
 
-    fn in_cgroup(&self, path: &Path) -> Result<BTreeSet<u32>, TargetsError> {
+    /// The processes of a cgroup (v2) and of those below it.
+    pub fn in_cgroup(&self, path: &Path) -> Result<BTreeSet<u32>, TargetsError> {
         let mut found = BTreeSet::new();
         let mut todo = vec![self.cgroup(path)];
         for _ in 0..CGROUPS_MAX {
@@ -338,7 +347,7 @@ mod tests {
                 .to_string()
         };
         assert!(find(TargetSpec::Pids(vec![Pid(77)])).contains("process 77 is not there"));
-        let text = find(TargetSpec::Cgroup("/sys/fs/cgroup/none".into()));
+        let text = find(TargetSpec::Cgroups(vec!["/sys/fs/cgroup/none".into()]));
         assert!(
             text.starts_with("/sys/fs/cgroup/none is no cgroup"),
             "{text}"
@@ -356,7 +365,7 @@ mod tests {
         fs::write(p.0.path().join("sys/fs/cgroup/a/cgroup.procs"), "1\n").unwrap();
         fs::write(below.join("cgroup.procs"), "2\n4\n").unwrap();
         assert_eq!(
-            p.find(TargetSpec::Cgroup("/sys/fs/cgroup/a".into())),
+            p.find(TargetSpec::Cgroups(vec!["/sys/fs/cgroup/a".into()])),
             [1, 2]
         );
     }
@@ -366,7 +375,7 @@ mod tests {
         let p = FakeProc::new();
         p.add(1, "one", 5, "");
         let dir = p.0.path().join("sys/fs/cgroup/a");
-        let spec = TargetSpec::Cgroup("/sys/fs/cgroup/a".into());
+        let spec = TargetSpec::Cgroups(vec!["/sys/fs/cgroup/a".into()]);
         let start = || {
             fs::create_dir_all(&dir).unwrap();
             fs::write(dir.join(CGROUP_PROCS), "1\n").unwrap();

@@ -18,6 +18,7 @@ pub mod provision;
 mod ranking;
 mod residency;
 mod sample;
+mod share;
 mod significance;
 mod tier;
 mod tuning;
@@ -32,6 +33,7 @@ pub use planner::{Budget, FillThreshold, Plan, Relocation, Room, Situation, plan
 pub use ranking::{RankedRange, rank};
 pub use residency::{Block, Placement, ResidencyMap};
 pub use sample::Sample;
+pub use share::{Share, divide};
 pub use tier::{PerTier, Tier, TierBytes};
 pub use tuning::{OutOfBounds, Tuning};
 pub use working_set::{WorkingSet, working_set};

@@ -18,7 +18,14 @@
 //! paid for by demotions of the coldest fast blocks of ranges above their target. An exchange
 //! must be *worth* it: the promoted range is at least half again as dense as the demoted one, the
 //! difference is no accident (four standard deviations), and it pays for the two moves within the
-//! horizon. Densities are those of resident memory. When free fast memory falls
+//! horizon. Densities are those of resident memory.
+//!
+//! Where processes have shares, fast memory is first divided between their groups (see
+//! [`divide`]): a group wants what it uses, ranges with so many samples that filling is worth it.
+//! What is left is dealt out among all. An exchange that gives a group what is due to it, of memory that
+//! another group has beyond its part, is worth it without being hotter.
+//!
+//! When free fast memory falls
 //! below low, the coldest blocks leave without an exchange until the reserve is restored, as far as
 //! they are certainly colder than the rest. What moves costs no more than the budget, and no
 //! range moves more blocks than it has samples.
@@ -30,8 +37,12 @@
 //! - A stable ranking yields an empty plan after finitely many epochs.
 //! - The same input gives the same plan.
 
+use std::collections::BTreeMap;
+
 use crate::significance::z_squared;
-use crate::{BLOCK_SIZE, Block, ByteCount, Pid, RankedRange, ResidencyMap};
+use crate::{
+    BLOCK_SIZE, Block, ByteCount, Pid, Placement, RankedRange, ResidencyMap, Share, divide,
+};
 
 /// An exchange needs a density this many times the other's.
 const EXCHANGE_RATIO: f64 = 1.5;
@@ -120,6 +131,8 @@ pub struct Situation<'a> {
     pub ranking: &'a [RankedRange],
     /// Where their blocks lie.
     pub residency: &'a ResidencyMap,
+    /// What processes may have of fast memory. Without any, the hottest have it.
+    pub shares: &'a BTreeMap<Pid, Share>,
     /// What the tiers have to give.
     pub room: Room,
     /// From how many samples on a range is worth filling free memory with.
@@ -172,6 +185,10 @@ struct Dealt<'a> {
     density: f64,
     /// Bytes of it to promote, or to demote, to reach the target.
     excess: u64,
+    /// Whose part of fast memory it has.
+    group: u32,
+    /// Whether it is in use and short of its group's part.
+    is_due: bool,
 }
 
 /// Plans the relocations of one epoch.
@@ -184,7 +201,7 @@ pub fn plan(situation: &Situation<'_>) -> Plan {
         epoch,
         ..
     } = *situation;
-    let (short, spare, whole) = deal(situation.ranking, residency, &room);
+    let (short, spare, whole) = deal(situation);
     let mut victims = Victims::new(&spare, residency, epoch);
     let mut ledger = Ledger::new(&room, &budget);
     let mut plan = Plan {
@@ -219,7 +236,8 @@ pub fn plan(situation: &Situation<'_>) -> Plan {
                 break 'ranges;
             }
             let fills = ledger.has_room_for(&promotion);
-            if fills && (hot.range.count < fill.0 || !budget.pays(hot.density, false)) {
+            let pays = hot.is_due || budget.pays(hot.density, false);
+            if fills && (hot.range.count < fill.0 || !pays) {
                 continue 'ranges;
             }
             if !fills && victims.worth(hot, &budget).is_none() {
@@ -249,11 +267,13 @@ pub fn plan(situation: &Situation<'_>) -> Plan {
 /// Deals fast memory out from the hottest range on. Returns the ranges that have less than their
 /// target, hottest first, those that have more, coldest first, and all together; of equals the largest is the
 /// coldest, because its silence says most.
-fn deal<'a>(
-    ranking: &'a [RankedRange],
-    residency: &ResidencyMap,
-    room: &Room,
-) -> (Vec<Dealt<'a>>, Vec<Dealt<'a>>, Whole) {
+fn deal<'a>(situation: &Situation<'a>) -> (Vec<Dealt<'a>>, Vec<Dealt<'a>>, Whole) {
+    let Situation {
+        residency,
+        room,
+        shares,
+        ..
+    } = situation;
     let dealt = |range: &'a RankedRange| {
         let placement = residency.placement(range.pid, &range.range);
         let known = residency.known_blocks(range.pid, &range.range) as u64;
@@ -266,10 +286,12 @@ fn deal<'a>(
             resident,
             density: range.count / resident.max(1) as f64,
             excess: 0,
+            group: shares.get(&range.pid).unwrap_or(&Share::OTHERS).group,
+            is_due: false,
         };
         (dealt, placement)
     };
-    let mut all: Vec<_> = ranking.iter().map(dealt).collect();
+    let mut all: Vec<_> = situation.ranking.iter().map(dealt).collect();
     all.retain(|(_, placement)| placement.resident().0 > 0);
     all.sort_by(|(a, _), (b, _)| {
         let by_density = b.density.total_cmp(&a.density);
@@ -281,19 +303,61 @@ fn deal<'a>(
     };
     let in_fast: u64 = all.iter().map(|(_, p)| p.fast.0).sum();
     let mut capacity = (in_fast + room.fast_free.0).saturating_sub(room.level().0);
+    // Of each range what its group's part has room for, hottest first.
+    let mut parts = parts(situation, &all, capacity);
+    let mut due = |dealt: &Dealt<'_>, resident: u64| {
+        let is_used = dealt.range.count >= situation.fill.0;
+        let part = parts.get_mut(&dealt.group).filter(|_| is_used)?;
+        let due = resident.min(*part);
+        *part -= due;
+        Some(due)
+    };
+    let due: Vec<u64> = (all.iter())
+        .map(|(dealt, placement)| due(dealt, placement.resident().0).unwrap_or(0))
+        .collect();
+    capacity -= due.iter().sum::<u64>();
     let (mut short, mut spare) = (vec![], vec![]);
-    for (dealt, placement) in all {
-        let target = placement.resident().0.min(capacity);
-        capacity -= target;
+    for ((dealt, placement), due) in all.into_iter().zip(due) {
+        let more = (placement.resident().0 - due).min(capacity);
+        let target = due + more;
+        capacity -= more;
         let excess = target.abs_diff(placement.fast.0);
         if placement.fast.0 < target {
-            short.push(Dealt { excess, ..dealt });
+            let is_due = placement.fast.0 < due;
+            short.push(Dealt {
+                excess,
+                is_due,
+                ..dealt
+            });
         } else if placement.fast.0 > target {
             spare.push(Dealt { excess, ..dealt });
         }
     }
     spare.reverse();
     (short, spare, whole)
+}
+
+/// What each group may have of fast memory; empty where nobody has a share.
+fn parts(
+    situation: &Situation<'_>,
+    all: &[(Dealt<'_>, Placement)],
+    capacity: u64,
+) -> BTreeMap<u32, u64> {
+    if situation.shares.is_empty() {
+        return BTreeMap::new();
+    }
+    let mut groups: BTreeMap<u32, (Share, u64)> = BTreeMap::new();
+    let used = all
+        .iter()
+        .filter(|(d, _)| d.range.count >= situation.fill.0);
+    for (dealt, placement) in used {
+        let share = situation.shares.get(&dealt.range.pid);
+        let share = *share.unwrap_or(&Share::OTHERS);
+        let (_, wants) = groups.entry(dealt.group).or_insert((share, 0));
+        *wants += placement.resident().0;
+    }
+    let (names, groups): (Vec<u32>, Vec<(Share, u64)>) = groups.into_iter().unzip();
+    names.into_iter().zip(divide(capacity, &groups)).collect()
 }
 
 /// All ranges together.
@@ -389,8 +453,12 @@ impl<'a> Victims<'a> {
     }
 }
 
-/// Whether promoting a block of `hot` is worth demoting one of `cold`: it pays, and it is certain.
+/// Whether promoting a block of `hot` is worth demoting one of `cold`: it pays, and it is certain; or it
+/// is due to the one's group, and beyond the part of the other's.
 fn worth(hot: &Dealt<'_>, cold: &Dealt<'_>, budget: &Budget) -> bool {
+    if hot.is_due && hot.group != cold.group {
+        return true;
+    }
     let blocks = |r: &Dealt<'_>| r.resident as f64 / BLOCK;
     let certainty = z_squared(hot.range.count, blocks(hot), cold.range.count, blocks(cold));
     hot.density >= EXCHANGE_RATIO * cold.density

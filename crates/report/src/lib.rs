@@ -21,9 +21,11 @@ mod text;
 pub use draw::lines::throughput_svg;
 pub use export::csv::csv;
 pub use export::parquet::parquet;
-pub use export::rows::RunRow;
+pub use export::rows::{RunRow, columns};
 pub use page::html;
+pub use text::address_heat::{AddressHeat, HeatRange};
 pub use text::compare::{CompareError, compare};
+pub use text::one_line::one_line;
 pub use text::table::table;
 pub use text::worst_first::worst_first;
 

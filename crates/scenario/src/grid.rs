@@ -22,7 +22,7 @@ pub struct Axis {
 
 impl Axis {
     /// The values, at least one, that a dotted key takes in turn.
-    pub(crate) fn new(key: &str, values: Vec<Value>) -> Self {
+    pub fn new(key: &str, values: Vec<Value>) -> Self {
         Self {
             key: key.into(),
             values,
@@ -122,11 +122,11 @@ impl Grid {
         Self::new(base, path.display().to_string(), axes)
     }
 
-    /// The grid over a scenario of this name.
+    /// The grid over a scenario of this name, as its file says it without what it extends.
     ///
     /// # Errors
     /// When a key stands twice, or there are too many points.
-    pub(crate) fn new(base: Table, name: String, axes: Vec<Axis>) -> Result<Self, Error> {
+    pub fn new(base: Table, name: String, axes: Vec<Axis>) -> Result<Self, Error> {
         let grid = Self { base, name, axes };
         for (index, axis) in grid.axes.iter().enumerate() {
             if grid.axes[..index].iter().any(|other| other.key == axis.key) {
@@ -168,11 +168,29 @@ impl Grid {
             .collect()
     }
 
-    fn point(&self, settings: Vec<(String, Value)>) -> Result<Point, Error> {
+    /// What messages call the scenario: its file.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What the file says, with these keys set.
+    ///
+    /// # Errors
+    /// When a key leads through something that is no table.
+    pub fn table(&self, settings: &[(String, Value)]) -> Result<Table, Error> {
         let mut table = self.base.clone();
-        for (key, value) in &settings {
+        for (key, value) in settings {
             set(&mut table, key, value.clone()).map_err(|what| self.fault(what))?;
         }
+        Ok(table)
+    }
+
+    /// The scenario with these keys set, checked.
+    ///
+    /// # Errors
+    /// When the settings make no scenario: which, and why.
+    pub fn point(&self, settings: Vec<(String, Value)>) -> Result<Point, Error> {
+        let table = self.table(&settings)?;
         let fault =
             |what: &dyn fmt::Display| self.fault(format!("with {}: {what}", text(&settings)));
         let scenario: Scenario = Value::Table(table)

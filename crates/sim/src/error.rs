@@ -38,6 +38,12 @@ pub enum SimError {
     /// A scenario's cases.
     #[error(transparent)]
     Cases(#[from] demeter_scenario::Error),
+    /// A sweep over a scenario that has cases.
+    #[error(
+        "scenario {0} has cases of its own ([[vary]]): run them with demeter run {0} --on sim, or \
+         take the tables out to sweep over other values"
+    )]
+    OwnCases(String),
     /// One of several runs.
     #[error("{job}")]
     Run {

@@ -32,6 +32,15 @@ pub struct Job<'a> {
     pub seed: u64,
 }
 
+impl Job<'_> {
+    /// What tells the run from others of the same system: its point's settings and its seed.
+    pub fn settings(&self) -> Vec<(String, String)> {
+        let mut settings = self.point.texts();
+        settings.push(("seed".into(), self.seed.to_string()));
+        settings
+    }
+}
+
 impl fmt::Display for Job<'_> {
     /// Its settings, its system, and its seed where that is not the scenario's own.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -333,6 +333,7 @@ impl Agent {
                 changed = true;
             }
         }
+        self.share()?;
         for (&pid, process) in &mut self.processes {
             match process.read_space(&self.root) {
                 Ok(space) => {
@@ -347,6 +348,30 @@ impl Agent {
             self.tracker.set_targets(&pids)?;
         }
         Ok(self.engine.push(Input::Refreshed)?)
+    }
+
+    /// Tells which process has which share of fast memory.
+    fn share(&mut self) -> Result<(), AgentError> {
+        let mut shares = BTreeMap::new();
+        // The first cgroup that has a process counts, so that it is put in last.
+        for (path, share) in self.config.shares().into_iter().rev() {
+            match self.finder.in_cgroup(path) {
+                Ok(pids) => shares.extend(pids.into_iter().map(|pid| (Pid(pid), share))),
+                Err(error) => {
+                    // All keep what they have.
+                    self.error = Some(error.to_string());
+                    return Ok(());
+                }
+            }
+        }
+        for (&pid, process) in &mut self.processes {
+            let share = shares.get(&pid).copied();
+            if process.share != share {
+                self.engine.push(Input::Share { pid, share })?;
+                process.share = share;
+            }
+        }
+        Ok(())
     }
 
     /// Hands the tracker's samples on.

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use demeter_policy::Share;
+
 use crate::maps::{MapsError, Movable, read_movable};
 use crate::targets::Target;
 
@@ -11,6 +13,8 @@ pub(super) struct Process {
     pub target: Target,
     /// Ranges of memory that were too many to be looked after.
     pub ranges_left_out: u64,
+    /// Its share of fast memory, as the engine was told.
+    pub share: Option<Share>,
 }
 
 impl Process {
@@ -18,6 +22,7 @@ impl Process {
         Self {
             target,
             ranges_left_out: 0,
+            share: None,
         }
     }
 

@@ -28,6 +28,8 @@ struct Script {
     blocks: u64,
     hot: std::ops::Range<u64>,
     drawn: u64,
+    /// A process with as many samples, at the same addresses.
+    peer: Option<Pid>,
     corrupt_next: bool,
     observing: bool,
     targets: Vec<Pid>,
@@ -66,8 +68,9 @@ impl Tracker for ScriptedTracker {
                 _ => s.hot.start + spread % (s.hot.end - s.hot.start),
             };
             let addr = GuestVirtAddr(BASE + block * BLOCK_SIZE + 64);
+            let of_peer = s.peer.filter(|_| s.drawn / 10 % 2 == 1);
             out.push(Sample {
-                pid: PID,
+                pid: of_peer.unwrap_or(PID),
                 addr,
                 weight: 1,
             });
@@ -416,4 +419,67 @@ fn a_pid_that_is_not_there_is_an_error_at_once() {
     );
     let error = result.err().unwrap().to_string();
     assert!(error.contains("process 71 is not there"), "{error}");
+}
+
+/// Blocks of fast memory that two processes of equal heat have in the end. At first the second has all
+/// of it, 100 blocks.
+fn divided(cgroups: &str) -> [u64; 2] {
+    let peer = Pid(71);
+    let root = tempfile::tempdir().unwrap();
+    node(root.path(), 0, 216, 4);
+    node(root.path(), 1, 1000, 70);
+    let mut kernel = SimulatedPages::new(8 << 20, 200 << 20);
+    for (pid, name) in [(PID, "a"), (peer, "b")] {
+        process_of(root.path(), pid, &maps_of(BASE, 200));
+        let dir = root.path().join("sys/fs/cgroup").join(name);
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("cgroup.procs"), format!("{pid}\n")).unwrap();
+        for b in 0..200 {
+            let at = if pid == peer && b < 100 { FAST } else { SLOW };
+            kernel.map_block(pid, (BASE / BLOCK_SIZE) + b, true, at);
+        }
+    }
+    let kernel = SharedPages::new(kernel, Some(root.path().into()));
+    let script = Script {
+        samples: 2000,
+        blocks: 200,
+        hot: 0..200,
+        peer: Some(peer),
+        ..Script::default()
+    };
+    let script = Arc::new(Mutex::new(script));
+    let config: Config = toml::from_str(cgroups).unwrap();
+    let effects = effects(&script, &kernel);
+    let mut agent = Agent::new(root.path().into(), config, effects, StatusCell::default()).unwrap();
+    for _ in 0..40 {
+        agent.step().unwrap();
+    }
+    [PID, peer].map(|pid| {
+        let pages: Vec<_> = (0..200)
+            .map(|b| GuestVirtAddr(BASE + b * BLOCK_SIZE))
+            .collect();
+        let mut states = vec![];
+        kernel.lock().locate(pid, &pages, &mut states).unwrap();
+        states.iter().filter(|s| **s == PageState::On(FAST)).count() as u64
+    })
+}
+
+#[test]
+fn cgroups_of_equal_heat_have_fast_memory_by_weight() {
+    let [a, b] = divided(
+        "[[cgroup]]\npath = \"/sys/fs/cgroup/a\"\nweight = 3\n[[cgroup]]\npath = \"/sys/fs/cgroup/b\"",
+    );
+    let ratio = a as f64 / b as f64;
+    assert!((2.85..3.15).contains(&ratio), "{a} and {b} blocks");
+    // Without shares the second keeps what it has.
+    assert!(divided("pids = [70, 71]")[1] >= 100);
+}
+
+#[test]
+fn a_guarantee_goes_before_weights() {
+    let [a, b] = divided(
+        "[[cgroup]]\npath = \"/sys/fs/cgroup/a\"\nweight = 9\n\
+         [[cgroup]]\npath = \"/sys/fs/cgroup/b\"\nguarantee_mib = 120",
+    );
+    assert!(b >= 60 && a >= 35, "{a} and {b} blocks");
 }

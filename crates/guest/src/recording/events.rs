@@ -3,7 +3,7 @@
 use demeter_policy::engine::{Direction, Input, NodeFacts, Request};
 use demeter_policy::{
     BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, PerTier, Pid, Placement, Relocation, Sample,
-    VirtRange,
+    Share, VirtRange,
 };
 
 use super::format::{Bytes, Fault, put, put_step};
@@ -36,6 +36,8 @@ mod tag {
     pub(super) const MOVED: u8 = 14;
     pub(super) const MOVE_FAILED: u8 = 15;
     pub(super) const RECLAIMED: u8 = 16;
+    pub(super) const SHARE: u8 = 17;
+    pub(super) const NO_SHARE: u8 = 18;
 
     pub(super) const REFRESH: u8 = 32;
     pub(super) const SAMPLES: u8 = 33;
@@ -75,6 +77,18 @@ impl Encoder {
                     end = vma.end().0;
                 }
             }
+            Input::Share {
+                pid,
+                share: Some(share),
+            } => {
+                let (group, weight) = (share.group.into(), share.weight.into());
+                tagged(
+                    to,
+                    tag::SHARE,
+                    [pid.0.into(), group, share.guarantee.0, weight],
+                );
+            }
+            Input::Share { pid, share: None } => tagged(to, tag::NO_SHARE, [pid.0.into()]),
             Input::BalloonWants(bytes) => tagged(to, tag::BALLOON_WANTS, [bytes.0]),
             Input::Paused(true) => to.push(tag::PAUSED),
             Input::Paused(false) => to.push(tag::RESUMED),
@@ -196,6 +210,18 @@ impl Decoder {
                 let vmas = &self.vmas;
                 Input::Space { pid, vmas }
             }
+            tag::SHARE => Input::Share {
+                pid: pid(from)?,
+                share: Some(Share {
+                    group: from.number_u32()?,
+                    guarantee: bytes(from)?,
+                    weight: from.number_u32()?,
+                }),
+            },
+            tag::NO_SHARE => Input::Share {
+                pid: pid(from)?,
+                share: None,
+            },
             tag::BALLOON_WANTS => Input::BalloonWants(bytes(from)?),
             tag::PAUSED => Input::Paused(true),
             tag::RESUMED => Input::Paused(false),

@@ -2,18 +2,20 @@
 
 use std::io::Read;
 
-use demeter_policy::ByteCount;
 use demeter_policy::engine::{Config, Engine, Figures, Ranges, Request};
+use demeter_policy::{ByteCount, RankedRange};
 
 use super::events::Event;
 use super::format::Fault;
 use super::reader::{Reader, RecordingError};
 
 /// Something that the engine decided, again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Decision<'a> {
     /// The epoch in which.
     pub epoch: u32,
+    /// The ranges of all processes, hottest first, as of the last plan.
+    pub ranking: &'a [RankedRange],
     /// What it asked for.
     pub request: Request<'a>,
 }
@@ -87,7 +89,11 @@ pub fn replay<R: Read>(
             Event::Request(recorded) => {
                 let request = engine.request();
                 let epoch = engine.epoch();
-                show(Decision { epoch, request });
+                show(Decision {
+                    epoch,
+                    ranking: engine.ranking(),
+                    request,
+                });
                 replayed.decisions += 1;
                 (recorded != request).then(|| (format!("{recorded:?}"), format!("{request:?}")))
             }

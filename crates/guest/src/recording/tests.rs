@@ -7,7 +7,7 @@ use demeter_policy::engine::conformance::{Rig, Script, hot_set};
 use demeter_policy::engine::{Direction, Input, NodeFacts, Request};
 use demeter_policy::{
     BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, PerTier, Pid, Placement, Relocation, Sample,
-    VirtRange,
+    Share, VirtRange,
 };
 use proptest::prelude::*;
 
@@ -203,6 +203,15 @@ fn any_event() -> impl Strategy<Value = Any> {
         pid().prop_map(Input::Started),
         pid().prop_map(Input::Ended),
         bytes().prop_map(Input::BalloonWants),
+        (pid(), any::<bool>(), any::<u32>(), bytes()).prop_map(|(pid, has, n, guarantee)| {
+            let (group, weight) = (n, n / 2);
+            let share = has.then_some(Share {
+                group,
+                guarantee,
+                weight,
+            });
+            Input::Share { pid, share }
+        }),
         any::<bool>().prop_map(Input::Paused),
         Just(Input::Refreshed),
         (pid(), number(), prop_oneof![Just(1u32), any::<u32>()]).prop_map(|(pid, a, weight)| {

@@ -29,9 +29,9 @@
 //!   trial has lost is a hundredth of it ([`LOSS_SHARE`]), and twice as long as the one before it,
 //!   up to a bound. A trial that has gained makes it short again.
 //!
-//! A tracker that does not know what a sample stands for gives shares. The samples of an epoch together
+//! A tracker may not know what a sample stands for. The samples of an epoch together
 //! are then taken to be worth [`SHARE_OF_TIME`] of it. And since such a tracker looks now and then only,
-//! what moves bring shows late: stakes are larger ([`STAKE_OF_SHARES_NS`]).
+//! what moves bring shows late: stakes are larger ([`STAKE_UNSCALED_NS`]).
 //!
 //! # Properties
 //! - Moves cost no more than the stakes, with what was lent on each, twice (to undo them), and what
@@ -53,7 +53,7 @@ pub const HORIZON_MS: u64 = 10_000;
 const STAKE_NS: u64 = 200_000_000;
 
 /// The same where the tracker does not know what a sample stands for.
-const STAKE_OF_SHARES_NS: u64 = 1_500_000_000;
+const STAKE_UNSCALED_NS: u64 = 1_500_000_000;
 
 /// A further trial gets this part of the stake.
 const TRIAL_PART: i64 = 2;
@@ -121,7 +121,7 @@ impl Gain {
     pub fn stake_ns(&self) -> u64 {
         match self.loads_per_sample {
             Some(_) => STAKE_NS,
-            None => STAKE_OF_SHARES_NS,
+            None => STAKE_UNSCALED_NS,
         }
     }
 
@@ -159,6 +159,7 @@ pub(super) struct Account {
     epoch_ms: u64,
     /// Whether it is kept at all.
     is_kept: bool,
+    is_closed: bool,
     cap_ns: i64,
     trial_ns: i64,
     balance_ns: i64,
@@ -206,6 +207,7 @@ impl Account {
             gain,
             epoch_ms,
             is_kept,
+            is_closed: false,
             cap_ns: stake_ns.max(BALANCE_MAX_NS),
             trial_ns: stake_ns / TRIAL_PART,
             balance_ns: stake_ns,
@@ -397,6 +399,18 @@ impl Account {
             Some(_) => BROKE_EPOCHS,
             None => self.horizon_ticks().max(BROKE_EPOCHS),
         }
+    }
+
+    /// Keeps no account from now on.
+    pub(super) fn close(&mut self) {
+        self.is_closed = true;
+        self.is_kept = false;
+        self.rest_until = 0;
+    }
+
+    /// Whether it was closed.
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed
     }
 
     pub(super) fn is_resting(&self) -> bool {

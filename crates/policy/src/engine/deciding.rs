@@ -209,6 +209,7 @@ impl<S: Strategy> Engine<S> {
         self.strategy.plan(&Situation {
             ranking: &self.ranking,
             residency: &self.residency,
+            shares: &self.shares,
             room,
             fill: self.config.fill,
             budget: self.account.budget(),

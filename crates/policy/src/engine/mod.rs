@@ -62,7 +62,7 @@ pub use strategy::{Classify, Config, LookUps, Ranges, Strategy};
 
 use crate::{
     BLOCK_SIZE, Block, ByteCount, PerTier, Pid, Placement, RankedRange, ResidencyMap, Room, Sample,
-    VirtRange, WorkingSet, working_set,
+    Share, VirtRange, WorkingSet, working_set,
 };
 
 /// After so many epochs in which nothing was to move, every second one is left out: a stable
@@ -126,6 +126,8 @@ pub struct Engine<S: Strategy = Ranges> {
     config: Config,
     processes: BTreeMap<Pid, Process<S::Classifier>>,
     residency: ResidencyMap,
+    /// Of those processes that have one.
+    shares: BTreeMap<Pid, Share>,
     /// Of the last plan; empty while nothing is accessed.
     ranking: Vec<RankedRange>,
     /// Look-ups that are left, next one last.
@@ -164,6 +166,7 @@ impl<S: Strategy> Engine<S> {
             config,
             processes: BTreeMap::new(),
             residency: ResidencyMap::default(),
+            shares: BTreeMap::new(),
             ranking: vec![],
             look_ups: vec![],
             moves: Moves::default(),
@@ -223,6 +226,7 @@ impl<S: Strategy> Engine<S> {
             (Input::Started(pid), _) => self.start(pid)?,
             (Input::Ended(pid), _) => self.end(pid)?,
             (Input::Space { pid, vmas }, _) => self.set_space(pid, vmas)?,
+            (Input::Share { pid, share }, _) => self.set_share(pid, share)?,
             (Input::BalloonWants(wanted), _) => self.make_room(bounded(wanted)?),
             (Input::Paused(paused), _) => self.pause(paused),
             (Input::Epoch, State::Asleep) => self.begin_epoch(),
@@ -362,6 +366,7 @@ impl<S: Strategy> Engine<S> {
             return Err(Misuse::UnknownProcess(pid));
         }
         self.residency.forget(pid);
+        self.shares.remove(&pid);
         self.ranking.retain(|r| r.pid != pid);
         self.moves.forget(pid);
         let was_asked = matches!(self.request(), Request::LookUp { pid: p, .. } if p == pid);
@@ -389,6 +394,20 @@ impl<S: Strategy> Engine<S> {
             process.all_known = false;
             self.residency.restrict(pid, vmas);
         }
+        Ok(())
+    }
+
+    fn set_share(&mut self, pid: Pid, share: Option<Share>) -> Result<(), Misuse> {
+        if !self.processes.contains_key(&pid) {
+            return Err(Misuse::UnknownProcess(pid));
+        }
+        match share {
+            Some(share) => {
+                self.account.close();
+                self.shares.insert(pid, share)
+            }
+            None => self.shares.remove(&pid),
+        };
         Ok(())
     }
 

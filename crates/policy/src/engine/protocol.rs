@@ -1,6 +1,8 @@
 //! What a driver tells an engine, and what an engine asks of its driver.
 
-use crate::{Block, ByteCount, PerTier, Pid, Placement, Relocation, Sample, Tier, VirtRange};
+use crate::{
+    Block, ByteCount, PerTier, Pid, Placement, Relocation, Sample, Share, Tier, VirtRange,
+};
 
 /// Something that a driver tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +21,14 @@ pub enum Input<'a> {
         pid: Pid,
         /// Its mappings, sorted and disjoint.
         vmas: &'a [VirtRange],
+    },
+    /// What a process may have of fast memory from now on; without any it is one of the others. From
+    /// the first share on no account is kept: what is due need not pay.
+    Share {
+        /// Whose.
+        pid: Pid,
+        /// Which.
+        share: Option<Share>,
     },
     /// The balloon waits for so much fast memory, which is left free for it. Zero when it waits
     /// no longer.
@@ -182,6 +192,7 @@ impl Input<'_> {
             Self::Started(_) => "started",
             Self::Ended(_) => "ended",
             Self::Space { .. } => "space",
+            Self::Share { .. } => "share",
             Self::BalloonWants(_) => "balloon wants",
             Self::Paused(_) => "paused",
             Self::Refreshed => "refreshed",

@@ -8,7 +8,9 @@ use super::process::Process;
 use super::strategy::Classify;
 use super::{BYTES_MAX, Config, Engine, Figures, State, Strategy};
 use crate::residency::Known;
-use crate::{BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, Pid, Placement, Room, Tier, VirtRange};
+use crate::{
+    BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, Pid, Placement, Room, Share, Tier, VirtRange,
+};
 
 /// More than any of these counts gets in a lifetime.
 const COUNT_MAX: u64 = 1 << 60;
@@ -82,7 +84,8 @@ where
         if !is_new && self.state != State::Asleep {
             return None;
         }
-        let mut to = vec![is_new.into(), self.epoch.into(), self.refresh_at.into()];
+        let flags = u64::from(is_new) | u64::from(self.account.is_closed()) << 1;
+        let mut to = vec![flags, self.epoch.into(), self.refresh_at.into()];
         to.extend([self.calm.into(), self.balloon_wants.0, self.paused.into()]);
         to.push(self.room.is_some().into());
         if let Some(room) = self.room {
@@ -97,7 +100,12 @@ where
         to.push(self.processes.len() as u64);
         for (pid, process) in &self.processes {
             to.push(pid.0.into());
-            to.extend([process.all_known.into(), process.next_recheck.0]);
+            let share = self.shares.get(pid);
+            let flags = u64::from(process.all_known) | u64::from(share.is_some()) << 1;
+            to.extend([flags, process.next_recheck.0]);
+            if let Some(share) = share {
+                to.extend([share.group.into(), share.guarantee.0, share.weight.into()]);
+            }
             to.push(process.space.len() as u64);
             let mut end = 0;
             for vma in &process.space {
@@ -133,7 +141,8 @@ where
         let mut from = Numbers::new(numbers);
         let from = &mut from;
         let mut engine = Self::new(strategy, config);
-        if from.next(1)? == 0 {
+        let flags = from.next(3)?;
+        if flags & 1 == 0 {
             engine.state = State::Asleep;
         }
         engine.epoch = from.next_u32()?;
@@ -152,6 +161,9 @@ where
             });
         }
         engine.account.restore(from)?;
+        if flags & 2 != 0 {
+            engine.account.close();
+        }
         let mut count = || from.next(COUNT_MAX);
         engine.figures = Figures {
             epochs: count()?,
@@ -175,8 +187,17 @@ where
         let pid = Pid(from.next_u32()?);
         from.known((!self.processes.contains_key(&pid)).then_some(()))?;
         let mut process = Process::new(self.strategy.classifier());
-        process.all_known = from.next(1)? == 1;
+        let flags = from.next(3)?;
+        process.all_known = flags & 1 == 1;
         process.next_recheck = Block(from.next(u64::MAX / BLOCK_SIZE + 1)?);
+        if flags & 2 != 0 {
+            let share = Share {
+                group: from.next_u32()?,
+                guarantee: ByteCount(from.next(u64::MAX)?),
+                weight: from.next_u32()?,
+            };
+            self.shares.insert(pid, share);
+        }
         let mut end = 0u64;
         for _ in 0..from.next_u32()? {
             let (gap, len) = (from.next(u64::MAX)?, from.next(u64::MAX)?);

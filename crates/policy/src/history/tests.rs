@@ -52,6 +52,7 @@ fn planned(ones: &[u32], in_fast: &[bool], free_blocks: u64, hot_ones: u32) -> P
     }
     ByHistory { hot_ones }.plan(&Situation {
         ranking: &ranking,
+        shares: &Default::default(),
         residency: &residency,
         room: Room {
             fast_free: ByteCount(free_blocks * BLOCK_SIZE),

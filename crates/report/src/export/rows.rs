@@ -50,6 +50,21 @@ impl<'a> Columns<'a> {
     }
 }
 
+/// The columns of [`csv`](crate::csv) in its order, each with a value for each row: texts for settings
+/// and system, numbers elsewhere, null where nothing was measured.
+pub fn columns(rows: &[RunRow]) -> Vec<(String, Vec<Value>)> {
+    let columns = Columns::new(rows);
+    let texts = columns.texts().into_iter().map(|(name, values)| {
+        let values = values.into_iter().map(Value::from);
+        (name.to_owned(), values.collect())
+    });
+    let numbers = columns.numbers().into_iter().map(|(name, values)| {
+        let values = values.into_iter().map(|n| n.cloned().into());
+        (name.to_owned(), values.collect())
+    });
+    texts.chain(numbers).collect()
+}
+
 /// Every number of a result by its name. Speeds are named with their unit, as figures are.
 fn figures(result: &SystemResult) -> BTreeMap<String, Number> {
     let mut figures = BTreeMap::new();
@@ -129,5 +144,12 @@ pub(crate) mod tests {
         assert_eq!(of("mean_mops"), [Some(1.5), None]);
         assert_eq!(of("cpu_s.walk"), [Some(0.25), None]);
         assert_eq!(of("cpu_s.flush"), [None, Some(0.25)]);
+        let plain = super::columns(&rows);
+        let plain = |name: &str| plain.iter().find(|(n, _)| n == name).map(|(_, v)| &v[..]);
+        assert_eq!(plain("mean_mops"), Some(&[1.5.into(), Value::Null][..]));
+        assert_eq!(
+            plain("system"),
+            Some(&["demeter".into(), "demeter".into()][..])
+        );
     }
 }

@@ -1,11 +1,13 @@
 //! Figures as text: what the terminal shows, and the tables that the page shares with it.
 
+pub(crate) mod address_heat;
 pub(crate) mod agreement;
 pub(crate) mod clean;
 pub(crate) mod compare;
 pub(crate) mod flushes;
 pub(crate) mod grid;
 pub(crate) mod number;
+pub(crate) mod one_line;
 pub(crate) mod summary;
 pub(crate) mod table;
 pub(crate) mod worst_first;

@@ -1,0 +1,57 @@
+//! The Python package in python/: built into an environment of its own, and tested there.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::shell;
+
+/// What its tests use beside the package; from PyPI.
+const TOOLS: &str = "maturin mypy pytest pyarrow pandas polars matplotlib nbclient ipykernel ray";
+
+/// Builds the package and runs its tests with the built command; says "skipped" where Python or its
+/// tools cannot be had.
+pub fn test() -> anyhow::Result<()> {
+    let environment = shell::root().join("target/python");
+    let python = environment.join("bin/python");
+    if let Err(why) = make(&environment, &python) {
+        eprintln!("skipped: the Python package: {why}");
+        return Ok(());
+    }
+    // Not optimised: it is built as fast as a test needs.
+    let mut install = shell::program(
+        &python,
+        "-m pip install --quiet --no-build-isolation --no-deps --force-reinstall \
+         --config-settings=build-args=--profile=dev ./python",
+    );
+    // Of the cargo that runs us.
+    install.env_remove("CARGO_ENCODED_RUSTFLAGS");
+    let path = std::env::var("PATH").unwrap_or_default();
+    let path = format!("{}:{path}", environment.join("bin").display());
+    install.env("PATH", path);
+    shell::run(install)?;
+    let mut types = shell::program(&python, "-m mypy lib tests");
+    types.current_dir(shell::root().join("python"));
+    shell::run(types)?;
+    let mut tests = shell::program(
+        &python,
+        "-m pytest --quiet -p no:cacheprovider python/tests",
+    );
+    tests.env("DEMETER", shell::root().join("target/release/demeter"));
+    shell::run(tests)
+}
+
+/// The environment with its tools, or why there is none.
+fn make(environment: &PathBuf, python: &Path) -> Result<(), &'static str> {
+    if !python.exists() {
+        let mut venv = Command::new("python3");
+        venv.args(["-m", "venv"]).arg(environment);
+        if !shell::succeeds(venv) {
+            return Err("there is no python3 with venv here (apt install python3-venv)");
+        }
+    }
+    let tools = format!("-m pip install --quiet {TOOLS}");
+    match shell::succeeds(shell::program(python, &tools)) {
+        true => Ok(()),
+        false => Err("its tools cannot be had from PyPI (is there a network?)"),
+    }
+}
