@@ -22,6 +22,8 @@ use std::path::Path;
 use demeter_policy::{Pid, Sample};
 
 pub use event::EventKind;
+#[cfg(fuzzing)]
+pub use ring::Ring as FuzzedRing;
 pub use ring::{Record, access, raw, records};
 
 use super::{Drained, Settings, Tracker, TrackerError, is_user_address};

@@ -25,14 +25,14 @@ pub(in super::super) const PERF_RECORD_SAMPLE: u32 = 9;
 const PERF_RECORD_LOST_SAMPLES: u32 = 13;
 
 /// The ring that an event writes into.
-pub(in super::super) struct Ring {
+pub struct Ring {
     memory: Mapping,
     data_bytes: u64,
 }
 
 impl Ring {
     /// Maps an event's ring with room for `data_bytes` of records: a power of two of pages.
-    pub(in super::super) fn map(event: &impl AsFd, data_bytes: usize) -> io::Result<Self> {
+    pub fn map(event: &impl AsFd, data_bytes: usize) -> io::Result<Self> {
         let memory = Mapping::new(event, CONTROL_BYTES + data_bytes)?;
         Ok(Self {
             memory,
@@ -41,7 +41,7 @@ impl Ring {
     }
 
     /// Replaces `bytes` with what was written since the last call. The error says what lies.
-    pub(in super::super) fn take(&self, bytes: &mut Vec<u8>) -> Result<(), String> {
+    pub fn take(&self, bytes: &mut Vec<u8>) -> Result<(), String> {
         bytes.clear();
         let tail_word = self.memory.u64_at(DATA_TAIL);
         // Acquire: records up to this head are written before it. The tail has one writer, us.
