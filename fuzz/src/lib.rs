@@ -1,6 +1,9 @@
 //! What fuzz targets share: anything that a guest may say to its host, and a runtime whose clock goes on
 //! when nobody has anything to do.
 
+use std::fs::{File, OpenOptions};
+use std::path::PathBuf;
+
 use arbitrary::Arbitrary;
 use demeter_policy::{ByteCount, GuestPhysAddr, NodeId, PAGE_SIZE};
 use demeter_proto::{
@@ -151,4 +154,18 @@ thread_local! {
 /// Runs a case to its end. No time passes while anybody has something to do.
 pub fn run(case: impl Future<Output = ()>) {
     RUNTIME.with(|runtime| runtime.block_on(case));
+}
+
+/// Shared memory of our own in place of a kernel's or a device's; gone with the process that made it, but
+/// for its name, which the next one of that process number takes over.
+pub fn shared_memory(name: &str, bytes: u64) -> (PathBuf, File) {
+    let path = PathBuf::from(format!("/dev/shm/demeter-fuzz-{name}-{}", std::process::id()));
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(&path)
+        .and_then(|file| file.set_len(bytes).map(|()| file));
+    (path, file.expect("a file in /dev/shm"))
 }

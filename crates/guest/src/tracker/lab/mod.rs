@@ -209,7 +209,8 @@ impl Tracker for LabTracker {
         for vcpu in 0..self.layout.vcpus {
             bytes.clear();
             match self.take(vcpu, &mut bytes) {
-                Ok(dropped) => drained.lost += dropped,
+                // The other side's word: it may be anything.
+                Ok(dropped) => drained.lost = drained.lost.saturating_add(dropped),
                 Err(error) => fault = Some(error),
             }
             // No vCPU may fill the whole quota and silence those after it.
@@ -218,7 +219,9 @@ impl Tracker for LabTracker {
             for record in records(&bytes) {
                 match record {
                     None => drained.rejected += 1,
-                    Some(_) if found.len() - before == quota => drained.lost += 1,
+                    Some(_) if found.len() - before == quota => {
+                        drained.lost = drained.lost.saturating_add(1);
+                    }
                     Some(record) => found.push(record),
                 }
             }
