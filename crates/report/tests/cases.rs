@@ -151,6 +151,29 @@ fn two_numbers_make_a_heat_map_per_system() {
 }
 
 #[test]
+fn more_systems_than_bars_can_tell_apart_make_one_heat_map() {
+    let at = |kind: &str, factor: f64| {
+        let rate = |i: u32| SystemResult {
+            name: if i == 0 {
+                "none".into()
+            } else {
+                format!("s{i}")
+            },
+            speed: Some(Speed::new(Unit::MOPS, factor * f64::from(1 + i), None)),
+            ..SystemResult::default()
+        };
+        case(&[("workload", kind)], (0..14).map(rate).collect())
+    };
+    let page = html(&result(vec![at("gups", 1.0), at("silo", 7.0)]));
+    let map = pictures(&page)[0];
+    // Thirteen systems beside the baseline; two programs and their mean.
+    assert_eq!(map.matches("<rect").count(), 13 * 3);
+    // As multiples of the baseline programs can be compared, and the best is strongest.
+    assert!(map.contains("workload silo, system s13: 14.0"), "{map}");
+    assert_eq!(map.matches("class=\"h8\"").count() % 3, 0);
+}
+
+#[test]
 fn more_settings_make_a_table_only() {
     let at = |a: &str, b: &str, c: &str| {
         case(

@@ -11,6 +11,8 @@
 //! - Each virtual CPU's bill adds up to its clock.
 
 mod events;
+#[cfg(test)]
+mod isolation;
 mod slice;
 mod stats;
 

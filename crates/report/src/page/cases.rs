@@ -4,6 +4,7 @@ use demeter_outcome::{Case, RunResult, SystemResult};
 use maud::{Markup, html};
 
 use super::{plot, section};
+use crate::draw::bars::{Bar, Bars, Cluster};
 use crate::draw::curves::{self, Curve, Curves, Spot};
 use crate::draw::grouped::{self, Grouped};
 use crate::draw::heat::{Heat, Shades};
@@ -16,6 +17,9 @@ use crate::text::number::short;
 
 /// Height of a picture of curves.
 const CURVES_HEIGHT: f64 = 320.0;
+
+/// More bars beside each other than can be told apart.
+const BARS_MAX: usize = 12;
 
 /// The picture of each group of cases.
 pub(super) fn pictures(result: &RunResult) -> Markup {
@@ -76,9 +80,44 @@ fn bars_of(group: &Group, axis: &Setting, legend: &Legend) -> Markup {
         ),
         None => group.measure().unit(),
     };
+    let is_crowded = bars.clusters.iter().any(|c| c.bars.len() > BARS_MAX);
     html! {
         (section(&bars.title, &note(group, &unit, &[axis])))
-        (plot(|width| bars.plot(width)))
+        @if is_crowded {
+            (field_of(&bars, axis, group.measure().less_is_better() && baseline.is_none()))
+        } @else {
+            (plot(|width| bars.plot(width)))
+        }
+    }
+}
+
+/// Many systems in many cases, as one heat map: a row for each system.
+fn field_of(bars: &Bars, axis: &Setting, less_is_better: bool) -> Markup {
+    let value = |bar: &Bar| bar.parts.iter().map(|part| part.amount).sum::<f64>();
+    let all = bars.clusters.iter().flat_map(|cluster| &cluster.bars);
+    let Some(shades) = Shades::over(all.clone().map(value), less_is_better) else {
+        return Markup::default();
+    };
+    let mut names: Vec<String> = vec![];
+    for bar in all {
+        if !names.contains(&bar.name) {
+            names.push(bar.name.clone());
+        }
+    }
+    let row = |name: &String| {
+        let of_it = |cluster: &Cluster| cluster.bars.iter().find(|b| b.name == *name).map(value);
+        bars.clusters.iter().map(of_it).collect()
+    };
+    let headings = bars.clusters.iter().map(|cluster| cluster.heading.clone());
+    let heat = Heat {
+        title: bars.title.clone(),
+        x: (axis.title(), headings.collect()),
+        cells: names.iter().map(row).collect(),
+        y: ("system".into(), names),
+    };
+    html! {
+        (scale(&shades))
+        (plot(|width| heat.plot(&shades, width)))
     }
 }
 

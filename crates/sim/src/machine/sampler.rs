@@ -1,4 +1,12 @@
 //! The sampling unit (PEBS) as a virtual CPU has it: every so many loads that were slow enough, a record.
+//!
+//! # Isolation
+//! A record never leaves the VM whose load it tells of. The buffer is the guest's own memory: the CPU
+//! writes to the guest-virtual address in the debug store that the guest has set (`IA32_DS_AREA`), through the
+//! guest's tables and the hypervisor's. That address and the counters' controls are exchanged when the VM is
+//! entered and left (KVM's list of registers that are switched then, since Linux 6.0), so that nothing is
+//! sampled on another's account. Here a unit belongs to a virtual CPU, not to the core that runs it;
+//! `vm/isolation.rs` tests it with VMs that share cores.
 
 use demeter_policy::GuestVirtAddr;
 
