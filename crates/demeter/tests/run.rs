@@ -28,7 +28,7 @@ impl Hanging {
         fs::create_dir(&temporary).unwrap();
         let demeter = programs.join("demeter");
         fs::copy(env!("CARGO_BIN_EXE_demeter"), &demeter).unwrap();
-        for name in ["gups", "memlat"] {
+        for name in ["gups", "memlat", "mix"] {
             fs::write(programs.join(name), "").unwrap();
         }
         let qemu = folder.path().join("qemu");

@@ -45,7 +45,7 @@ impl Fake {
             ),
         );
         fs::create_dir(path("programs")).unwrap();
-        for name in ["demeter", "gups", "memlat"] {
+        for name in ["demeter", "gups", "memlat", "mix"] {
             write_program(&path("programs").join(name), "exit 1\n");
         }
         fs::write(path("vmlinuz"), "").unwrap();

@@ -13,6 +13,11 @@ pub(crate) struct Legend<'a>(pub Vec<(&'a str, palette::Class)>);
 impl<'a> Legend<'a> {
     /// All systems of a result and of its cases, as they come; the first twelve.
     pub(crate) fn of(result: &'a RunResult) -> Self {
+        Self::first(SYSTEMS_MAX, result)
+    }
+
+    /// The first so many of them.
+    pub(crate) fn first(most: usize, result: &'a RunResult) -> Self {
         let mut seen = BTreeSet::new();
         let cases = result.cases.iter().flat_map(|case| &case.systems);
         let names: Vec<&str> = result
@@ -21,7 +26,7 @@ impl<'a> Legend<'a> {
             .chain(cases)
             .map(|system| system.name.as_str())
             .filter(|name| seen.insert(*name))
-            .take(SYSTEMS_MAX)
+            .take(most)
             .collect();
         let classes = palette::systems(names.iter().copied());
         Self(names.into_iter().zip(classes).collect())

@@ -21,15 +21,19 @@ const CURVES_HEIGHT: f64 = 320.0;
 /// More bars beside each other than can be told apart.
 const BARS_MAX: usize = 12;
 
+/// More systems than a map has rows for.
+const ROWS_MAX: usize = 64;
+
 /// The picture of each group of cases.
 pub(super) fn pictures(result: &RunResult) -> Markup {
-    let legend = &Legend::of(result);
+    // A map needs no colours to tell systems apart.
+    let (legend, of_map) = (&Legend::of(result), &Legend::first(ROWS_MAX, result));
     html! {
         @for group in &Group::all(result) {
             @match group.shape() {
                 Shape::Lines(axis) => (curves_of(group, axis, legend)),
-                Shape::Bars(axis) => (bars_of(group, axis, legend)),
-                Shape::Heat { x, y } => (heat_of(group, (x, y), legend)),
+                Shape::Bars(axis) => (bars_of(group, axis, of_map)),
+                Shape::Heat { x, y } => (heat_of(group, (x, y), of_map)),
                 Shape::Table => {}
             }
         }
