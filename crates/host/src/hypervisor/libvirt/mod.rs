@@ -5,9 +5,9 @@
 //! on its Unix socket instead. That protocol only ever grows: a procedure's number and types never
 //! change. We use eleven of its procedures, all there since libvirt 1.2.3.
 //!
-//! [`xdr`] and [`message`] turn bytes into messages, [`client`] asks, `wire.rs` carries QMP, so that
-//! all that is known of QEMU stays in [`qemu`](super::qemu). [`domain`] reads a domain's XML, and
-//! [`patch`] says what it lacks.
+//! `xdr` and `message` turn bytes into messages, `client` asks, `wire.rs` carries QMP, so that
+//! all that is known of QEMU stays in [`qemu`](super::qemu). `domain` reads a domain's XML, and
+//! `patch` says what it lacks.
 
 mod client;
 mod discover;
