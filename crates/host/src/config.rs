@@ -137,6 +137,9 @@ pub struct VmConfig {
     /// slow memory, and as guaranteed.
     #[serde(default = "default_oom_mib")]
     pub oom_mib: u64,
+    /// Where this is given, `memory.max` of the VM's own cgroup (v2) is kept at what the VM owns plus so
+    /// much, MiB, for QEMU itself: 256, and 4 for each GiB of the VM's memory, are a good beginning.
+    pub hard_limit_extra_mib: Option<u64>,
     /// Fast memory.
     pub fast: TierConfig,
     /// Slow memory.
@@ -329,6 +332,12 @@ impl VmConfig {
         }
     }
 
+    /// What its process may use beyond what the VM owns, where that is limited.
+    pub fn hard_limit_extra(&self) -> Option<ByteCount> {
+        let extra = mib(self.hard_limit_extra_mib?);
+        Some(ByteCount(extra.0.saturating_add(self.oom().0)))
+    }
+
     /// The guest's nodes.
     pub fn nodes(&self) -> PerTier<NodeId> {
         PerTier {
@@ -356,6 +365,7 @@ impl VmConfig {
             provisioner,
             share: default_share(),
             oom_mib: default_oom_mib(),
+            hard_limit_extra_mib: None,
             fast: tier(Tier::Fast),
             slow: tier(Tier::Slow),
         }
@@ -429,6 +439,15 @@ impl VmConfig {
             return Err(wrong(format!("vm.{name}.share = 0"), "give 1 or more"));
         }
         within(&format!("vm.{name}.oom_mib"), self.oom_mib)?;
+        if let Some(extra_mib) = self.hard_limit_extra_mib {
+            within(&format!("vm.{name}.hard_limit_extra_mib"), extra_mib)?;
+            if self.manage != Manage::Agent {
+                return Err(wrong(
+                    format!("vm.{name} has hard_limit_extra_mib, and not manage = \"agent\""),
+                    "leave one of them out: no memory returns from a VM that the host manages",
+                ));
+            }
+        }
         for tier in Tier::ALL {
             let config = self.tier(tier);
             let key = format!("vm.{name}.{tier}");
@@ -604,6 +623,11 @@ mod tests {
                 "libvirt knows the socket",
             ),
             ("pool =", "discover = \"xen\"\npool =", "`libvirt`"),
+            (
+                "provisioner = \"virtio-mem\"",
+                "manage = \"history\"\nhard_limit_extra_mib = 256",
+                "vm.b has hard_limit_extra_mib",
+            ),
             ("provisioner = \"virtio-mem\"", "share = 0", "vm.b"),
             (
                 "provisioner = \"virtio-mem\"",

@@ -17,6 +17,7 @@ pub mod api;
 pub mod backing;
 pub mod config;
 pub mod controller;
+mod hard_limit;
 mod history;
 pub mod hypervisor;
 pub mod memory;

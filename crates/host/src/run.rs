@@ -104,7 +104,7 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     })
 }
 
-/// Runs the host controller until `stop`; `root` is where /proc is below.
+/// Runs the host controller until `stop`; `root` is where /proc and /sys are below.
 pub async fn serve(
     config: &Config,
     root: &Path,
@@ -188,6 +188,7 @@ impl Tasks {
             damon: self.damon.clone(),
             commands: received,
             news: self.news.clone(),
+            hard_limit: None,
         };
         self.running.spawn(task.run());
         commands

@@ -13,18 +13,20 @@ use demeter_policy::provision::ProvisionerKind;
 use demeter_policy::{ByteCount, PerTier, Tier, TierBytes};
 use demeter_proto::{BootId, RequestId, Stats};
 use tokio::sync::{mpsc, watch};
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 use crate::VmName;
 use crate::agent::{Agent, GuestSession, NotHeard};
 use crate::config::{Manage, VmConfig};
 use crate::controller::{Command, Observation, PATIENCE};
+use crate::hard_limit::{HardLimit, HardLimitError};
 use crate::history::{HistoryError, HistoryTiering, Report, SharedDamon, VmMemory};
 use crate::hypervisor::libvirt::{self, Libvirt};
 use crate::hypervisor::qemu::{self, Qemu};
 use crate::hypervisor::{AgentSocket, Connection, Event, Events, Hypervisor, HypervisorError};
 use crate::memory::{HostFiles, LiveBacking, MemoryError};
-use crate::process::{Opener, Process};
+use crate::process::{Opener, PeerProcess, Process};
 use crate::provisioner::balloon::Balloon;
 use crate::provisioner::virtio_balloon::VirtioBalloon;
 use crate::provisioner::virtio_mem::VirtioMem;
@@ -49,6 +51,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 const NO_AGENT: &str = "the guest's agent is not there yet; run demeter guest in the VM, which \
                         needs a virtserialport named org.demeter.0";
+
+const OVER_LIMIT: &str = "its cgroup uses more than what the VM owns and hard_limit_extra_mib together, \
+                          so memory.max is not lowered yet; raise the key if this stays";
 
 /// What a VM's task tells.
 #[derive(Debug)]
@@ -84,6 +89,9 @@ pub(crate) struct VmTask {
     pub commands: mpsc::Receiver<Command>,
     /// Where to tell what happens.
     pub news: mpsc::Sender<(VmName, News)>,
+    /// The limit of its cgroup, if it is to have one. Kept while nobody answers; ends with the VM's
+    /// process, and with this.
+    pub hard_limit: Option<HardLimit>,
 }
 
 /// Why a VM is not managed any more.
@@ -105,6 +113,8 @@ enum Trouble {
     Provision(#[from] ProvisionError),
     #[error(transparent)]
     History(#[from] HistoryError),
+    #[error(transparent)]
+    HardLimit(#[from] HardLimitError),
     #[error("cannot watch the hypervisor's process: {0}")]
     Process(#[from] io::Error),
 }
@@ -133,6 +143,8 @@ struct Watch<'a> {
     events: &'a mut Events,
     guest: Option<Guest>,
     history: Option<watch::Receiver<Report>>,
+    /// Whether the hypervisor told of a reset since that was looked at last.
+    was_reset: bool,
 }
 
 /// What the guest's agent tells.
@@ -160,7 +172,10 @@ impl Watch<'_> {
         tokio::select! {
             biased;
             event = self.events.next() => match event {
-                Some(Event::Reset) => Ok(News::Observation(Observation::Reset)),
+                Some(Event::Reset) => {
+                    self.was_reset = true;
+                    Ok(News::Observation(Observation::Reset))
+                }
                 Some(Event::Changed) => Err(Cut::Changed),
                 None => Err(Cut::Gone),
             },
@@ -265,13 +280,19 @@ impl VmTask {
     async fn session(&mut self) -> Result<(), End> {
         let mut connection = self.connect().await?;
         let process = Process::open(connection.process.pid)?;
+        self.find_hard_limit(connection.process)?;
         // When it returns it has let go of the memory files: nothing of a VM that ended is kept.
         let mut doubted = false;
         loop {
             match self.manage(&mut connection, doubted).await? {
                 Cut::Gone => break,
                 Cut::Failed => return self.tell(News::Observation(Observation::Lost)).await,
-                cut => doubted = cut == Cut::Doubt,
+                Cut::Doubt => doubted = true,
+                Cut::Changed => {
+                    doubted = false;
+                    // A snapshot that is loaded fills what was empty.
+                    self.limit(HardLimit::lift).await?;
+                }
             }
             self.tell(News::Observation(Observation::Lost)).await?;
             // What comes in pairs, such as a stop and a resume, is looked at once.
@@ -279,6 +300,7 @@ impl VmTask {
         }
         let ended = process.ends_within(EXIT_GRACE).await;
         let observation = if ended {
+            self.hard_limit = None;
             Observation::Gone
         } else {
             Observation::Lost
@@ -380,6 +402,7 @@ impl VmTask {
             events: &mut connection.events,
             guest,
             history: Some(reports),
+            was_reset: false,
         };
         self.tell(News::Managed(tiering.name())).await?;
         self.tell(News::Observation(Observation::Here)).await?;
@@ -419,6 +442,7 @@ impl VmTask {
             events,
             guest,
             history: None,
+            was_reset: false,
         };
         self.carry_out_all(provisioner, &mut watch, doubted).await
     }
@@ -431,6 +455,7 @@ impl VmTask {
         doubted: bool,
     ) -> Result<Cut, End> {
         let mut overrun = TierBytes::default();
+        let mut is_limited = true;
         let mut look_due = interval(LOOK_EVERY);
         look_due.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -438,7 +463,7 @@ impl VmTask {
                 biased;
                 news = watch.next() => match news {
                     Ok(news) => {
-                        self.tell(news).await?;
+                        self.hear(news, watch).await?;
                         continue;
                     }
                     Err(cut) => return Ok(cut),
@@ -450,9 +475,16 @@ impl VmTask {
                     if Tier::ALL.into_iter().any(|tier| overrun.get(tier) > before.get(tier)) {
                         self.tell(News::Overrun(overrun)).await?;
                     }
+                    let was_limited = is_limited;
+                    is_limited = self.limit(HardLimit::settle).await?;
+                    if was_limited && !is_limited {
+                        self.tell(News::Trouble(OVER_LIMIT.into())).await?;
+                    }
                     continue;
                 }
             };
+            let order = command.order;
+            self.limit(move |limit| limit.before(order)).await?;
             let mut work = pin!(carry_out(&mut provisioner, &command));
             loop {
                 tokio::select! {
@@ -461,7 +493,7 @@ impl VmTask {
                     news = watch.next() => match news {
                         Ok(news) => {
                             let disturbed = matches!(news, News::Observation(_));
-                            self.tell(news).await?;
+                            self.hear(news, watch).await?;
                             if disturbed {
                                 break;
                             }
@@ -473,6 +505,9 @@ impl VmTask {
                         if matches!(observation, Observation::Hostile { .. }) && !doubted {
                             return Ok(Cut::Doubt);
                         }
+                        // Before others are given what has returned.
+                        let came = observation.clone();
+                        self.limit(move |limit| limit.after(order, &came)).await?;
                         if returned > ByteCount(0) {
                             self.tell(News::Returned(returned)).await?;
                         }
@@ -482,6 +517,53 @@ impl VmTask {
                 }
             }
         }
+    }
+
+    /// Takes in what hypervisor or guest tell by themselves.
+    async fn hear(&mut self, news: News, watch: &mut Watch<'_>) -> Result<(), End> {
+        // By the hypervisor's word alone: a guest says of itself what it likes.
+        if std::mem::take(&mut watch.was_reset) {
+            self.limit(HardLimit::lift).await?;
+        }
+        self.tell(news).await
+    }
+
+    /// Takes hold of the limit of a VM's process, where it is to have one.
+    fn find_hard_limit(&mut self, process: PeerProcess) -> Result<(), HardLimitError> {
+        let Some(extra) = self.config.hard_limit_extra() else {
+            return Ok(());
+        };
+        if !self
+            .hard_limit
+            .as_ref()
+            .is_some_and(|limit| limit.is_of(process))
+        {
+            // The one of a process before it ends first.
+            self.hard_limit = None;
+            let found = HardLimit::find(&self.files.root, process, extra)?;
+            self.hard_limit = Some(found);
+        }
+        Ok(())
+    }
+
+    /// Changes the hard limit, if there is one, on a thread made for waiting: the kernel drops cached
+    /// files before it answers. Says whether the limit is what it should be.
+    async fn limit(
+        &mut self,
+        change: impl FnOnce(&mut HardLimit) -> Result<bool, HardLimitError> + Send + 'static,
+    ) -> Result<bool, End> {
+        let Some(mut limit) = self.hard_limit.take() else {
+            return Ok(true);
+        };
+        // Nobody who stops waiting comes before it: it is put back, and with it the limit, afterwards.
+        let changing = spawn_blocking(move || {
+            let changed = change(&mut limit);
+            (limit, changed)
+        });
+        let (limit, changed) = changing.await.map_err(io::Error::other)?;
+        let is_as_wanted = changed?;
+        self.hard_limit = Some(limit);
+        Ok(is_as_wanted)
     }
 
     /// Waits; what is ordered meanwhile comes to nothing.

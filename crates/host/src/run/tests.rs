@@ -1,7 +1,7 @@
 //! The whole host, over its API, with VMs that are simulated and memory that is real.
 
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use demeter_policy::provision::Policy;
@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
 use crate::api::tests::ask;
+use crate::hard_limit::tests::FakeRoot;
 use crate::hypervisor::Event;
 use crate::testing::{FakeGuest, FakeVm, Told};
 use crate::view::{EventView, TierView, VmView};
@@ -31,6 +32,11 @@ struct Host {
 impl Host {
     /// `vms` are the sections of VMs.
     async fn start(folder: Arc<tempfile::TempDir>, vms: &str) -> Self {
+        Self::start_below("/".into(), folder, vms).await
+    }
+
+    /// `root` is where /proc and /sys are below.
+    async fn start_below(root: PathBuf, folder: Arc<tempfile::TempDir>, vms: &str) -> Self {
         let text = format!(
             "socket = \"{0}/host.sock\"\nstate = \"{0}/state.json\"\n\
              pool = {{ fast_mib = 200, slow_mib = 500 }}\n{vms}",
@@ -42,7 +48,7 @@ impl Host {
         let (stop, stopped) = tokio::sync::oneshot::channel();
         let task = tokio::spawn(async move {
             let stop = async { drop(stopped.await) };
-            serve(&config, Path::new("/"), stop).await
+            serve(&config, &root, stop).await
         });
         let host = Self {
             folder,
@@ -509,4 +515,47 @@ async fn memory_that_is_touched_after_it_was_returned_is_taken_back_and_counted(
     soon(taken_back).await;
     let after = host.until_owns("db", 32, 96).await;
     assert_eq!(after.overruns, 1, "once is told once");
+}
+
+#[tokio::test]
+async fn a_hard_limit_follows_what_a_vm_owns_and_ends_with_the_controller() {
+    let root = FakeRoot::new();
+    let vm = FakeVm::new(SIZE);
+    let _guest = guest(&vm);
+    let section = section("db", &vm, "hard_limit_extra_mib = 10");
+    let mut host = Host::start_below(root.path().into(), folder(), &section).await;
+    let limited = async |mib: &str| {
+        while root.limit() != mib {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    host.until_owns("db", 32, 96).await;
+    soon(limited("138")).await;
+    let answer = host.ask("PUT /v1/vms/db/tiers", "{\"fast_mib\": 48}").await;
+    assert!(answer.starts_with("204"), "{answer}");
+    host.until_owns("db", 48, 96).await;
+    soon(limited("154")).await;
+    host.stop.take().unwrap().send(()).unwrap();
+    soon(&mut host.task).await.unwrap().unwrap();
+    soon(limited("max")).await;
+}
+
+#[tokio::test]
+async fn no_memory_is_given_where_the_hard_limit_cannot_be_raised() {
+    let root = FakeRoot::new();
+    let vm = FakeVm::new(SIZE);
+    let guest = guest(&vm);
+    let section = section("db", &vm, "hard_limit_extra_mib = 10");
+    let host = Host::start_below(root.path().into(), folder(), &section).await;
+    host.until_owns("db", 32, 96).await;
+    root.break_limit();
+    let answer = host.ask("PUT /v1/vms/db/tiers", "{\"fast_mib\": 48}").await;
+    assert!(answer.starts_with("204"), "{answer}");
+    let refused = |vm: &VmView| {
+        vm.problem
+            .as_ref()
+            .is_some_and(|p| p.contains("memory.max"))
+    };
+    host.until("db", "refused", refused).await;
+    assert_eq!(guest.held_blocks(), 32, "what is held stays held");
 }

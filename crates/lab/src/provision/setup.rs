@@ -77,6 +77,7 @@ impl Setup {
                 provisioner: self.provisioner,
                 share: vm.share,
                 oom_mib: 0,
+                hard_limit_extra_mib: None,
                 fast: tier("node0", size.fast_mib, limit.fast_mib, fast_mib),
                 slow: tier("node1", size.slow_mib, limit.slow_mib, slow_mib),
             };
