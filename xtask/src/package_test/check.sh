@@ -17,6 +17,7 @@ check() {
     else
         echo "check: $name: FAILED: $* ended with $code"
     fi
+    return $code
 }
 
 # until_true SECONDS COMMAND..: waits for the command to succeed.
@@ -43,6 +44,12 @@ install_packages() {
 module_is_built() {
     dkms status | tee dkms
     grep -q '^demeter-balloon.*installed' dkms && modinfo demeter_balloon
+}
+
+no_unit_is_enabled() {
+    states=$(systemctl is-enabled demeter-guest demeter-host demeter-relay)
+    echo $states
+    [ "$(echo $states)" = 'disabled disabled disabled' ]
 }
 
 agent_is_active() {
@@ -103,9 +110,10 @@ nothing_is_left() {
 }
 
 files >files.before
-check "apt install" install_packages
+# Without the packages nothing else can hold: the missing last line says that checks are missing.
+check "apt install" install_packages || exit 1
 check "module is built" module_is_built
-check "no unit is enabled unasked" sh -c '! systemctl is-enabled demeter-guest'
+check "no unit is enabled unasked" no_unit_is_enabled
 check "enable --now" systemctl enable --now demeter-guest
 check "agent is active" agent_is_active
 check "module is loaded" grep demeter_balloon /proc/modules
