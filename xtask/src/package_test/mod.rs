@@ -245,7 +245,11 @@ impl Vm<'_> {
                 println!("{finding}");
                 shown += 1;
             }
-            if ended.is_some() || Instant::now() > deadline || stop.load(Ordering::Relaxed) {
+            if ended.is_some()
+                || has_ended(&console)
+                || Instant::now() > deadline
+                || stop.load(Ordering::Relaxed)
+            {
                 break console;
             }
             thread::sleep(TICK);
@@ -266,14 +270,19 @@ fn findings(console: &str) -> impl Iterator<Item = &str> {
         .filter(|finding| *finding != END)
 }
 
+/// Whether all checks were made.
+fn has_ended(console: &str) -> bool {
+    console
+        .lines()
+        .any(|line| line.trim_end().strip_prefix(FINDING) == Some(END))
+}
+
 /// Expects that every check was made and none failed; otherwise shows what the console said.
 fn judge(console: &str) -> anyhow::Result<()> {
     let failed = findings(console)
         .filter(|finding| !finding.ends_with(": ok"))
         .count();
-    let ended = console
-        .lines()
-        .any(|line| line.trim_end().strip_prefix(FINDING) == Some(END));
+    let ended = has_ended(console);
     if ended && failed == 0 {
         return Ok(());
     }
