@@ -28,6 +28,11 @@ const COMPLETIONS: [(&str, &str); 3] = [
     ("fish", "demeter.fish"),
 ];
 
+/// Where the packages are.
+pub fn folder() -> PathBuf {
+    shell::root().join("target/deb")
+}
+
 /// Builds both packages into target/deb and checks them with lintian where that is installed.
 pub fn deb() -> anyhow::Result<()> {
     let missing: Vec<&str> = NEEDED
@@ -43,7 +48,7 @@ pub fn deb() -> anyhow::Result<()> {
     }
     build::build()?;
     let version = env!("CARGO_PKG_VERSION");
-    let out = shell::root().join("target/deb");
+    let out = folder();
     if out.exists() {
         fs::remove_dir_all(&out).with_context(|| format!("cannot empty {}", out.display()))?;
     }
@@ -75,7 +80,7 @@ pub fn deb() -> anyhow::Result<()> {
 }
 
 /// The packages in a folder.
-fn packages(out: &Path) -> anyhow::Result<Vec<PathBuf>> {
+pub fn packages(out: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let entries = fs::read_dir(out).with_context(|| format!("cannot read {}", out.display()))?;
     let mut packages: Vec<PathBuf> = entries
         .flatten()

@@ -6,6 +6,7 @@ mod demo;
 mod docs;
 mod fresh;
 mod fuzz;
+mod package_test;
 mod python;
 mod shell;
 mod systems;
@@ -43,6 +44,13 @@ enum Task {
     /// bind-mounted; cloned is what is committed. Prints how long each step took and what was
     /// installed, and "skipped" where that cannot be: it needs root and the archive.
     Fresh(fresh::Args),
+    /// Install the Debian packages in an emulated VM of a Debian with systemd, use them, remove them
+    ///
+    /// Makes the root file system with mmdebstrap from the archive that this machine's apt uses, boots it
+    /// under QEMU (no KVM needed) with a fast and a slow NUMA node, and prints a line for each check:
+    /// install, DKMS module, agent, memory that moves, upgrade, purge. Takes about ten minutes.
+    /// "skipped" where that cannot be: it needs root and the archive.
+    PackageTest(package_test::Args),
 }
 
 fn main() -> ExitCode {
@@ -56,6 +64,7 @@ fn main() -> ExitCode {
         Task::Python => python::test(),
         Task::Systems => systems::systems(),
         Task::Fresh(args) => fresh::fresh(&args),
+        Task::PackageTest(args) => package_test::package_test(&args),
         Task::Bench => shell::run(shell::cargo("bench --locked --package demeter-policy")),
     };
     match done {

@@ -19,6 +19,13 @@ pub struct Source {
     pub suite: String,
 }
 
+impl Source {
+    /// The line.
+    pub fn line(&self) -> String {
+        format!("deb {} {} main", self.uri, self.suite)
+    }
+}
+
 /// The sources of `release`: those that this machine has of Debian, renamed.
 pub fn sources(release: &str) -> Vec<Source> {
     let mut list = shell::program("apt-get", "indextargets --format");
@@ -79,8 +86,7 @@ pub fn debootstrap(root: &Root, mirror: &Source) -> anyhow::Result<Option<()>> {
 
 /// Gives the root the release's sources and the certificates that this machine trusts.
 pub fn configure(root: &Root, sources: &[Source]) -> anyhow::Result<()> {
-    let line = |source: &Source| format!("deb {} {} main\n", source.uri, source.suite);
-    let list: String = sources.iter().map(line).collect();
+    let list: String = sources.iter().map(|source| source.line() + "\n").collect();
     let path = root.path().join("etc/apt/sources.list");
     fs::write(&path, list).with_context(|| format!("cannot write {}", path.display()))?;
     let (from, to) = (

@@ -1,8 +1,8 @@
 //! What a newcomer does, on a fresh Debian: a root file system of the release with nothing in it,
 //! in which the project is cloned and the README's two commands run.
 
-mod archive;
-mod root;
+pub mod archive;
+pub mod root;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -39,8 +39,8 @@ pub struct Args {
 }
 
 /// Releases on which everything has to work.
-#[derive(Clone, Copy, ValueEnum)]
-enum Release {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Release {
     /// Debian 12: QEMU 7.2
     Bookworm,
     /// Debian 13: QEMU 10.0
@@ -48,7 +48,8 @@ enum Release {
 }
 
 impl Release {
-    fn codename(self) -> &'static str {
+    /// The name by which apt's lists call it.
+    pub fn codename(self) -> &'static str {
         match self {
             Self::Bookworm => "bookworm",
             Self::Trixie => "trixie",
