@@ -2,7 +2,7 @@
 
 use demeter_outcome::Unit;
 use demeter_policy::engine::{Config, Gain};
-use demeter_policy::{BLOCK_SIZE, ByteCount, MIB, PerTier};
+use demeter_policy::{BLOCK_SIZE, ByteCount, MIB, PerTier, VirtRange};
 use demeter_scenario::{Cpu, Scenario, Thp, Translation, Workload};
 
 use crate::error::SimError;
@@ -57,8 +57,8 @@ pub(crate) struct Setup {
     cores: usize,
     /// Operations that all VMs do together, if the work is fixed.
     operations: Option<u64>,
-    /// When the hot set jumps: the oracle knows both.
-    shift_at_s: Option<u64>,
+    /// When the hot set changes, if it does: the oracle knows all.
+    hot_changes_s: Vec<u64>,
     /// How reserved memory is translated.
     translation: Option<Translation>,
 }
@@ -69,12 +69,6 @@ impl Setup {
         if scenario.provision.is_some() {
             return Err(SimError::NoModelOf(
                 "memory that comes and goes ([provision])",
-            ));
-        }
-        if matches!(&scenario.workload, demeter_scenario::Workload::Gups(g) if !g.phases.is_empty())
-        {
-            return Err(SimError::NoModelOf(
-                "a hot set that changes its size (phases)",
             ));
         }
         let machine = &scenario.machine;
@@ -129,7 +123,7 @@ impl Setup {
             agent: agent_settings(scenario, dilation),
             cores: cores_of(scenario) as usize,
             operations: scenario.sim.operations,
-            shift_at_s: scenario.shift_at_s(),
+            hot_changes_s: hot_changes_s(scenario),
             translation: scenario.sim.translation,
         };
         setup.check()?;
@@ -200,12 +194,9 @@ impl Setup {
             let mut vm = Vm::new(self.hardware(i as u32), guest, backing, manager, program);
             vm.share = self.operations;
             if needs.keeps_hot_set {
-                let after_ns = self.shift_at_s.map_or(0, |s| s * 1_000_000_000);
-                let mut hot = vm.program.hot(0);
-                hot.extend(vm.program.hot(after_ns));
-                hot.sort_unstable();
-                hot.dedup();
-                vm.guest.promise(hot);
+                let changes_s = std::iter::once(&0).chain(&self.hot_changes_s);
+                let hot = changes_s.flat_map(|s| vm.program.hot(s * 1_000_000_000));
+                vm.guest.promise(union(hot.collect()));
             }
             vm
         };
@@ -260,6 +251,34 @@ impl Setup {
             k: self.k,
         }
     }
+}
+
+/// When the hot set jumps or changes its size.
+fn hot_changes_s(scenario: &Scenario) -> Vec<u64> {
+    let phases = match &scenario.workload {
+        Workload::Gups(gups) => &gups.phases[..],
+        _ => &[],
+    };
+    let phases = phases.iter().map(|phase| phase.at_s);
+    scenario.shift_at_s().into_iter().chain(phases).collect()
+}
+
+/// All that is in some range, as ranges that do not overlap, sorted.
+fn union(mut ranges: Vec<VirtRange>) -> Vec<VirtRange> {
+    ranges.sort_unstable();
+    let mut union: Vec<VirtRange> = vec![];
+    for range in ranges {
+        let joined = union.last().filter(|last| last.end() > range.start());
+        let end = joined.map(|last| last.end().max(range.end()));
+        match (joined.map(VirtRange::start), end) {
+            (Some(start), Some(end)) => {
+                union.pop();
+                union.extend(VirtRange::new(start, end));
+            }
+            _ => union.push(range),
+        }
+    }
+    union
 }
 
 /// Cores of the host: more than there are virtual CPUs are not used.
@@ -318,7 +337,16 @@ pub(crate) fn unit(workload: &Workload) -> Unit {
 
 #[cfg(test)]
 mod tests {
+    use demeter_policy::GuestVirtAddr;
+
     use super::*;
+
+    #[test]
+    fn ranges_that_overlap_become_one() {
+        let range = |(a, b)| VirtRange::new(GuestVirtAddr(a), GuestVirtAddr(b)).unwrap();
+        let found = union([(6, 9), (1, 5), (2, 3), (4, 6), (20, 21)].map(range).into());
+        assert_eq!(found, [(1, 6), (6, 9), (20, 21)].map(range));
+    }
 
     #[test]
     fn the_scale_follows_from_the_work_when_that_is_fixed() {

@@ -1,8 +1,8 @@
 //! gups: random 8-byte updates of an array with a hot set, as the lab's program of that name.
 //!
 //! An update is a load and a store of one word: of the hot set with probability `hot_weight`,
-//! else of the rest. The hot set lies at the array's start, or with `reverse` at its end, and may
-//! jump to the middle.
+//! else of the rest. The hot set lies at the array's start, or with `reverse` at its end. It may
+//! jump to the middle, or change its size in phases and keep its end of the array.
 
 use demeter_policy::{BLOCK_SIZE, MIB};
 use demeter_scenario as scenario;
@@ -20,32 +20,50 @@ const UPDATE_PS: u64 = 2_000;
 
 pub(crate) struct Gups {
     bytes: u64,
-    /// Where the hot set begins: before and after its jump.
-    hot_starts: [u64; 2],
-    hot_bytes: u64,
+    /// The hot set, and since when it is that, in the order of time; the first one since ever.
+    hot_sets: Vec<HotSet>,
     /// Random numbers below this go to the hot set.
     hot_below: u64,
-    shift_at_ns: u64,
     rngs: Vec<Rng>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct HotSet {
+    since_ns: u64,
+    start: u64,
+    bytes: u64,
 }
 
 impl Gups {
     pub(crate) fn new(gups: &scenario::Gups, seed: u64) -> Self {
-        let (bytes, hot_bytes) = (gups.size_mib * MIB, gups.hot_mib * MIB);
-        let first = if gups.reverse { bytes - hot_bytes } else { 0 };
-        let middle = (bytes - hot_bytes) / 2 / BLOCK_SIZE * BLOCK_SIZE;
+        let bytes = gups.size_mib * MIB;
+        let at_its_end = |since_s: u64, hot_mib: u64| {
+            let hot_bytes = hot_mib * MIB;
+            HotSet {
+                since_ns: since_s * 1_000_000_000,
+                start: if gups.reverse { bytes - hot_bytes } else { 0 },
+                bytes: hot_bytes,
+            }
+        };
+        let first = at_its_end(0, gups.hot_mib);
+        let jump = gups.shift_at_s.map(|since_s| HotSet {
+            since_ns: since_s * 1_000_000_000,
+            start: (bytes - first.bytes) / 2 / BLOCK_SIZE * BLOCK_SIZE,
+            ..first
+        });
+        let phases = gups.phases.iter();
+        let phases = phases.map(|phase| at_its_end(phase.at_s, phase.hot_mib));
         Self {
             bytes,
-            hot_starts: [first, middle],
-            hot_bytes,
+            hot_sets: std::iter::once(first).chain(jump).chain(phases).collect(),
             hot_below: bound(gups.hot_weight),
-            shift_at_ns: gups.shift_at_s.map_or(u64::MAX, |s| s * 1_000_000_000),
             rngs: Rng::for_threads(seed, gups.threads),
         }
     }
 
-    fn hot_start(&self, now_ns: u64) -> u64 {
-        self.hot_starts[usize::from(now_ns >= self.shift_at_ns)]
+    fn hot_set(&self, now_ns: u64) -> HotSet {
+        let begun = self.hot_sets.partition_point(|hot| hot.since_ns <= now_ns);
+        self.hot_sets[begun.saturating_sub(1)]
     }
 }
 
@@ -60,20 +78,20 @@ impl Generator for Gups {
 
     fn next(&mut self, memory: &Memory, thread: usize, now_ns: u64, out: &mut Batch) {
         let array = memory.base(ARRAY);
-        let hot_start = self.hot_start(now_ns);
-        let hot_words = self.hot_bytes / WORD;
-        let cold_words = (self.bytes - self.hot_bytes) / WORD;
+        let hot = self.hot_set(now_ns);
+        let hot_words = hot.bytes / WORD;
+        let cold_words = (self.bytes - hot.bytes) / WORD;
         let rng = &mut self.rngs[thread];
         while out.room() >= 2 {
             let offset = if rng.next() < self.hot_below {
-                hot_start + rng.below(hot_words) * WORD
+                hot.start + rng.below(hot_words) * WORD
             } else {
                 let cold = rng.below(cold_words) * WORD;
                 // The words behind the hot set follow those before it.
-                if cold < hot_start {
+                if cold < hot.start {
                     cold
                 } else {
-                    cold + self.hot_bytes
+                    cold + hot.bytes
                 }
             };
             out.push(load(array + offset));
@@ -83,10 +101,11 @@ impl Generator for Gups {
     }
 
     fn hot(&self, now_ns: u64) -> Vec<Extent> {
+        let hot = self.hot_set(now_ns);
         vec![Extent {
             region: ARRAY,
-            offset: self.hot_start(now_ns),
-            bytes: self.hot_bytes,
+            offset: hot.start,
+            bytes: hot.bytes,
         }]
     }
 

@@ -1,7 +1,9 @@
 //! What holds for every workload, and the share of each one's hot traffic.
 
 use demeter_policy::{GuestVirtAddr, MIB, PAGE_SIZE, VirtRange};
-use demeter_scenario::{App, Gups, Memlat, Mix, Part, Pattern, Silo, SiloMix, Workload as Kind};
+use demeter_scenario::{
+    App, Gups, Memlat, Mix, Part, Pattern, Phase, Silo, SiloMix, Workload as Kind,
+};
 use proptest::prelude::*;
 
 use super::Workload;
@@ -115,6 +117,38 @@ fn share(program: &mut Workload, batches: u32, ranges: &[VirtRange]) -> f64 {
         all += batch.accesses().len();
     }
     hits as f64 / all as f64
+}
+
+#[test]
+fn a_hot_set_in_phases_keeps_its_end_and_gets_its_share() {
+    let phases = [(10, 60), (20, 5)].map(|(at_s, hot_mib)| Phase { at_s, hot_mib });
+    for reverse in [false, true] {
+        let kind = Kind::Gups(Gups {
+            size_mib: 100,
+            hot_mib: 20,
+            hot_weight: 0.9,
+            reverse,
+            threads: 1,
+            shift_at_s: None,
+            phases: phases.to_vec(),
+        });
+        let (mut program, ranges) = placed(&kind, 3);
+        for (second, hot_mib) in [(0, 20), (9, 20), (10, 60), (19, 60), (20, 5), (99, 5)] {
+            let now_ns = second * 1_000_000_000;
+            let hot = program.hot(now_ns);
+            let lengths: Vec<u64> = hot.iter().map(|range| range.len().0).collect();
+            assert_eq!(lengths, [hot_mib * MIB], "at {second} s");
+            match reverse {
+                false => assert_eq!(hot[0].start(), ranges[0].start()),
+                true => assert_eq!(hot[0].end(), ranges[0].end()),
+            }
+            let batch = next(&mut program, 0, now_ns);
+            let all = batch.accesses().len() as f64;
+            let hits = batch.accesses().iter().filter(|a| hot[0].contains(a.gva()));
+            let share = hits.count() as f64 / all;
+            assert!((0.85..0.95).contains(&share), "{share} at {second} s");
+        }
+    }
 }
 
 proptest! {
