@@ -3,11 +3,12 @@
 
 use std::num::NonZeroU32;
 
-use demeter_outcome::{Case, Published, RunResult, together};
+use demeter_outcome::{Case, Published, RunResult, SystemResult, together};
 use demeter_scenario::{self as scenario, Scenario};
 
 use crate::error::SimError;
 use crate::pool::{Event, Job, Limits, run_jobs};
+use crate::provision;
 
 /// Runs all cases and systems of a scenario, each with `repeats` seeds: the scenario's and those
 /// that follow it. Of these runs the one in the middle is kept. `tell` is told how they come on.
@@ -21,6 +22,19 @@ pub fn run_all(
     limits: Limits<'_>,
     tell: &(dyn Fn(Event<'_>) + Sync),
 ) -> Result<RunResult, SimError> {
+    let variants = provision::variants(scenario);
+    if variants.len() > 1 {
+        let mut all = scenario.empty_result("sim");
+        for (name, one) in variants {
+            let found = run_all(&one, repeats, limits, tell)?.systems;
+            let named = |found| SystemResult {
+                name: name.clone(),
+                ..found
+            };
+            all.systems.extend(found.into_iter().map(named));
+        }
+        return Ok(all);
+    }
     let cases = scenario.cases()?;
     let jobs = cases.iter().flat_map(|case| {
         let of_case = &case.point.scenario;

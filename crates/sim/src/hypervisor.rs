@@ -173,6 +173,24 @@ impl Hypervisor {
         Ok(())
     }
 
+    /// Takes the memory back that backs a block of a VM. What was cached from the tables is the
+    /// caller's to invalidate.
+    pub(crate) fn release_block(&mut self, backing: &mut Backing, start: GuestPhysAddr) {
+        let end = GuestPhysAddr(start.0 + BLOCK_SIZE);
+        let mut backed = vec![];
+        backing.tree.for_each(start..end, |at, entry, size| {
+            backed.push((at, entry.index(), size));
+        });
+        for (at, frame, size) in backed {
+            backing.tree.unmap(at);
+            let node = &mut self.nodes[self.tier_of(frame) as usize];
+            match size {
+                PageSize::Base => node.give_page(frame),
+                _ => node.give_block(frame),
+            }
+        }
+    }
+
     /// Backs all of a VM's memory with pages of this size, in one piece; nothing else is backed yet.
     /// Tells the first frame.
     pub(crate) fn reserve(

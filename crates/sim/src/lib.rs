@@ -14,6 +14,7 @@ pub mod linear;
 mod machine;
 mod pool;
 mod program;
+mod provision;
 mod reclaim;
 mod reserve;
 mod run;

@@ -6,6 +6,7 @@ use demeter_scenario::{Scenario, System};
 use crate::dirty;
 use crate::error::SimError;
 use crate::program::Program;
+use crate::provision::Provisioner;
 use crate::setup::{self, Setup};
 use crate::system;
 use crate::timeline::timeline;
@@ -37,8 +38,16 @@ pub(crate) fn run(
         return dirty::run(scenario, logging, system, watch);
     }
     let setup = Setup::new(scenario)?;
+    let own = match scenario.provision {
+        Some(_) => scenario.vms(),
+        None => vec![],
+    };
+    let workload = |vm: u64| {
+        let own = own.get(vm as usize);
+        own.map_or(&scenario.workload, |(_, own)| &own.workload)
+    };
     let programs = (0..u64::from(setup.vms))
-        .map(|vm| Workload::new(&scenario.workload, seed.wrapping_add(vm << 32), setup.k))
+        .map(|vm| Workload::new(workload(vm), seed.wrapping_add(vm << 32), setup.k))
         .collect::<Result<Vec<_>, _>>()
         .map_err(|e| SimError::Workload(e.to_string()))?;
     simulate(scenario, &setup, system, programs, watch)
@@ -58,6 +67,7 @@ fn simulate<P: Program>(
     let unit = setup::unit(&scenario.workload);
     let mut moments = vec![world.moment(0, &unit)];
     let mut digest = Digest::default();
+    let mut provisioner = Provisioner::new(scenario, setup);
     for second in 1..=scenario.duration_s {
         for part in 1..=TOLD_A_SECOND {
             world.run_until((second - 1) * PS_PER_S + PS_PER_S / TOLD_A_SECOND * part)?;
@@ -71,6 +81,9 @@ fn simulate<P: Program>(
         world.digest(&mut digest);
         if done_ps.is_some() {
             break;
+        }
+        if let Some(provisioner) = &mut provisioner {
+            provisioner.step(&mut world);
         }
     }
     if let Some(fault) = world.vms.iter().find_map(|vm| vm.program.fault()) {
@@ -87,6 +100,7 @@ fn simulate<P: Program>(
             ..Metadata::default()
         },
         tail: world.latencies().tail(),
+        provisioning: provisioner.map(|provisioner| provisioner.figures()),
         ..result.ok_or(SimError::Stuck)?
     })
 }

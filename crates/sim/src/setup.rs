@@ -19,6 +19,7 @@ use crate::machine::sampler::Sampling;
 use crate::machine::tier::{LINE_BYTES, TierModel};
 use crate::machine::walk::Space;
 use crate::program::Program;
+use crate::provision;
 use crate::reserve::reserve;
 use crate::system::{AgentSettings, Build, Managed, Needs, Tiering};
 use crate::vm::{Hardware, Host, Machine, Vm};
@@ -49,6 +50,8 @@ pub(crate) struct Setup {
     host_pages: PageSize,
     /// Whether filling memory is a part of the timed phase.
     pub(crate) timed_fill: bool,
+    /// Whether fast memory is given to VMs and taken from them while they run.
+    is_provisioned: bool,
     /// Of each VM.
     pub(crate) vcpus: u32,
     pub(crate) vms: u32,
@@ -66,11 +69,7 @@ pub(crate) struct Setup {
 impl Setup {
     /// The machine of a scenario.
     pub(crate) fn new(scenario: &Scenario) -> Result<Self, SimError> {
-        if scenario.provision.is_some() {
-            return Err(SimError::NoModelOf(
-                "memory that comes and goes ([provision])",
-            ));
-        }
+        provision::check(scenario)?;
         let machine = &scenario.machine;
         let dilation = scenario.lab.dilation;
         let (cpu, dilation) = match scenario.sim.cpu {
@@ -119,7 +118,8 @@ impl Setup {
             },
             timed_fill: scenario.sim.timed_fill,
             vcpus: machine.vcpus,
-            vms: scenario.sim.vms,
+            is_provisioned: scenario.provision.is_some(),
+            vms: vms_of(scenario),
             agent: agent_settings(scenario, dilation),
             cores: cores_of(scenario) as usize,
             operations: scenario.sim.operations,
@@ -154,20 +154,25 @@ impl Setup {
             .collect();
         let needs = vms.first().map_or_else(Needs::default, |(m, _)| m.needs());
         let [fast, slow] = self.nodes();
+        let count = vms.len() as u64;
+        // What all VMs have together, each may have for a while.
+        let fast_most = match self.is_provisioned {
+            true => ByteCount(count * fast.0),
+            false => fast,
+        };
         let guest_config = GuestConfig {
             levels: self.cpu.levels,
             page_bits: self.page_bits(),
             nodes: match needs.tiering {
-                Tiering::InGuest => [fast, slow],
+                Tiering::InGuest => [fast_most, slow],
                 Tiering::InHypervisor => [ByteCount(fast.0 + slow.0), ByteCount(0)],
             },
             huge_pages: self.huge_pages,
             watermarks: needs.watermarks,
             lists: needs.lists,
         };
-        let count = vms.len() as u64;
-        let guest_tables = table_bytes(fast.0 + slow.0).next_multiple_of(BLOCK_SIZE);
-        let host_tables = table_bytes(guest_tables + fast.0 + slow.0 + BLOCK_SIZE);
+        let guest_tables = table_bytes(fast_most.0 + slow.0).next_multiple_of(BLOCK_SIZE);
+        let host_tables = table_bytes(guest_tables + fast_most.0 + slow.0 + BLOCK_SIZE);
         let (hypervisor, fast_end) = Hypervisor::new(
             self.page_bits(),
             ByteCount(count * host_tables),
@@ -181,7 +186,10 @@ impl Setup {
             _ => fast_end,
         };
         let vm = |(i, (manager, program)): (usize, (_, P))| {
-            let guest = Guest::new(&guest_config);
+            let mut guest = Guest::new(&guest_config);
+            if self.is_provisioned {
+                guest.begin_with(fast);
+            }
             let policy = match needs.tiering {
                 Tiering::InHypervisor => BackingPolicy::First(needs.first_touch),
                 Tiering::InGuest => BackingPolicy::ByNode {
@@ -233,7 +241,7 @@ impl Setup {
     }
 
     /// Sizes of a VM's nodes: what the program may use and what allocations leave free.
-    fn nodes(&self) -> [ByteCount; 2] {
+    pub(crate) fn nodes(&self) -> [ByteCount; 2] {
         let [fast, slow] = self.usable;
         [Watermarks::LINUX.around(fast), slow].map(|n| ByteCount(n.0.next_multiple_of(BLOCK_SIZE)))
     }
@@ -281,9 +289,14 @@ fn union(mut ranges: Vec<VirtRange>) -> Vec<VirtRange> {
     union
 }
 
+fn vms_of(scenario: &Scenario) -> u32 {
+    let named = scenario.provision.as_ref().map(|p| p.vms.len() as u32);
+    named.unwrap_or(scenario.sim.vms)
+}
+
 /// Cores of the host: more than there are virtual CPUs are not used.
 fn cores_of(scenario: &Scenario) -> u32 {
-    let vcpus = scenario.machine.vcpus * scenario.sim.vms;
+    let vcpus = scenario.machine.vcpus * vms_of(scenario);
     scenario.sim.cores.map_or(vcpus, |cores| cores.min(vcpus))
 }
 
@@ -294,7 +307,7 @@ fn scale_for(scenario: &Scenario) -> Result<u32, SimError> {
     if let Some(operations) = scenario.sim.operations {
         let each = accesses_per_operation(&scenario.workload)
             .map_err(|e| SimError::Workload(e.to_string()))?;
-        let all = operations.saturating_mul(scenario.sim.vms.into());
+        let all = operations.saturating_mul(vms_of(scenario).into());
         accesses = accesses.min(all.saturating_mul(each));
     }
     let scale = (0..SCALE_MAX).find(|k| accesses >> k <= ACCESSES_WANTED);

@@ -147,7 +147,7 @@ impl<P: Program> Vm<P> {
     }
 
     /// The manager, and what it acts on from a virtual CPU.
-    fn manager_on<'a>(
+    pub(crate) fn manager_on<'a>(
         &'a mut self,
         on: usize,
         host: &'a mut Host,

@@ -4,6 +4,7 @@
 //! Guest-physical memory holds the page tables, then the fast node, then the slow one. Where the
 //! hypervisor manages the tiers, all of it is one node.
 
+mod balloon;
 mod frames;
 mod hint;
 mod migrate;
@@ -78,6 +79,8 @@ pub(crate) struct Guest {
     first_touches: u64,
     /// By frame of the fast node, the one of the slow node that holds the same.
     shadows: BTreeMap<u32, u32>,
+    /// Where in the fast node the balloon looks next for a block to empty, in frames.
+    balloon_hand: u32,
     /// Blocks that will not move.
     #[cfg(test)]
     pub(crate) pinned: std::collections::BTreeSet<demeter_policy::Block>,
@@ -114,6 +117,7 @@ impl Guest {
             written: vec![],
             first_touches: 0,
             shadows: BTreeMap::new(),
+            balloon_hand: 0,
             #[cfg(test)]
             pinned: Default::default(),
         }
@@ -213,9 +217,9 @@ impl Guest {
         self.nodes[1].frames().start
     }
 
-    /// Frames of a node.
+    /// Frames of a node that no balloon holds.
     pub(crate) fn frames_of(&self, node: TierId) -> u32 {
-        self.nodes[node as usize].frames().len() as u32
+        self.nodes[node as usize].managed()
     }
 
     /// Free bytes of a node above what allocations leave free.
@@ -345,8 +349,11 @@ impl Guest {
         }
         let in_use = (mapped.len() as u64) << self.page_bits;
         let bytes = in_use - ((self.shadows.len() as u64) << self.page_bits);
-        let all: usize = self.nodes.iter().map(|n| n.frames().len()).sum();
-        assert_eq!(self.free_bytes().0 + in_use, (all as u64) << self.page_bits);
+        let all: u32 = self.nodes.iter().map(Node::managed).sum();
+        assert_eq!(
+            self.free_bytes().0 + in_use,
+            u64::from(all) << self.page_bits
+        );
         bytes
     }
 

@@ -61,6 +61,8 @@ pub(crate) struct Node {
     pages: Vec<u32>,
     /// Whether pages were freed since they were last put together.
     loose: bool,
+    /// First frames of the blocks that a balloon holds.
+    held: Vec<u32>,
 }
 
 impl Node {
@@ -78,12 +80,18 @@ impl Node {
             per_block,
             pages: vec![],
             loose: false,
+            held: vec![],
         }
     }
 
     /// Its frames.
     pub(crate) fn frames(&self) -> Range<u32> {
         self.frames.clone()
+    }
+
+    /// Frames that no balloon holds.
+    pub(crate) fn managed(&self) -> u32 {
+        self.frames.len() as u32 - self.held.len() as u32 * self.per_block
     }
 
     /// Frames that are free.
@@ -114,7 +122,7 @@ impl Node {
     }
 
     fn part(&self, milli: u32) -> u32 {
-        (self.frames.len() as u64 * u64::from(milli) / 1000) as u32
+        (u64::from(self.managed()) * u64::from(milli) / 1000) as u32
     }
 
     /// A frame.
@@ -132,6 +140,20 @@ impl Node {
             self.compact();
         }
         self.blocks.pop()
+    }
+
+    /// Gives a free block to the balloon; tells its first frame.
+    pub(crate) fn hold_block(&mut self) -> Option<u32> {
+        let first = self.take_block()?;
+        self.held.push(first);
+        Some(first)
+    }
+
+    /// Takes a block back from the balloon; true when it held one.
+    pub(crate) fn release_block(&mut self) -> bool {
+        let first = self.held.pop();
+        first.into_iter().for_each(|first| self.give_block(first));
+        first.is_some()
     }
 
     /// Takes a frame back.

@@ -448,7 +448,6 @@ impl<A: Address> Radix<A> {
     }
 
     /// Takes the mapping of the page that holds `addr` out.
-    #[cfg(test)]
     pub(crate) fn unmap(&mut self, addr: A) -> Option<(Entry, PageSize)> {
         let (entry, size) = self.find_mut(addr)?;
         Some((std::mem::take(entry), size))

@@ -393,6 +393,12 @@ impl<S: Strategy> Manager for Agent<S> {
         self.samples.extend(records.iter().map(|r| r.gva));
     }
 
+    fn working_set(&self) -> Option<ByteCount> {
+        let set = self.engine.as_ref()?.working_set();
+        // Without samples it is not known, rather than nothing.
+        set.fast_hit_permille.map(|_| set.placement.resident())
+    }
+
     fn samples_seen(&self) -> u64 {
         self.samples_seen
     }

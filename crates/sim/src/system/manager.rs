@@ -121,6 +121,11 @@ pub(crate) trait Manager: fmt::Debug {
         false
     }
 
+    /// Memory that it sees in use again and again, wherever it lies; nothing while it has not seen any.
+    fn working_set(&self) -> Option<ByteCount> {
+        None
+    }
+
     /// Samples that it has counted.
     fn samples_seen(&self) -> u64 {
         0

@@ -1,0 +1,129 @@
+use demeter_scenario::System;
+
+use super::*;
+use crate::machine::cost::PS_PER_NS;
+use crate::run::run;
+use crate::system::build;
+use crate::workload::Workload;
+
+const PS_PER_S: u64 = 1_000_000_000 * PS_PER_NS;
+
+/// Two VMs of which one after the other needs most of the pool.
+fn scenario(policy: &str, thp: &str) -> Scenario {
+    let text = format!(
+        r#"
+        name = "test"
+        duration_s = 30
+        systems = ["demeter"]
+        [machine]
+        vcpus = 1
+        thp = "{thp}"
+        fast = {{ usable_mib = 64, latency_ns = 80, bandwidth_gbps = 100 }}
+        slow = {{ usable_mib = 192, latency_ns = 250, bandwidth_gbps = 20 }}
+        [workload]
+        kind = "gups"
+        size_mib = 160
+        hot_mib = 8
+        hot_weight = 0.98
+        reverse = true
+        [agent]
+        sample_period = 2047
+        [provision]
+        provisioners = ["demeter-balloon"]
+        policies = ["{policy}"]
+        vms = [
+            {{ name = "a", share = 3, hot_mib = 80, phases = [{{ at_s = 15, hot_mib = 8 }}] }},
+            {{ name = "b", hot_mib = 8, phases = [{{ at_s = 15, hot_mib = 80 }}] }},
+        ]
+        [sim]
+        cpu = "lab"
+        "#
+    );
+    let scenario: Scenario = toml::from_str(&text).unwrap();
+    scenario.check().unwrap();
+    scenario
+}
+
+/// Runs a scenario with one variant; shows the world and its provisioner every second.
+fn each_second(scenario: &Scenario, mut see: impl FnMut(u64, &mut World<Workload>, &Provisioner)) {
+    let setup = Setup::new(scenario).unwrap();
+    let vms = scenario.vms();
+    let program =
+        |(_, own): &(String, Scenario)| Workload::new(&own.workload, own.seed, setup.k).unwrap();
+    let programs = vms.iter().map(program).collect();
+    let mut world = setup.world(build(System::Demeter).unwrap(), programs);
+    world.start(false).unwrap();
+    let mut provisioner = Provisioner::new(scenario, &setup).unwrap();
+    for second in 1..=scenario.duration_s {
+        world.run_until(second * PS_PER_S).unwrap();
+        provisioner.step(&mut world);
+        see(second, &mut world, &provisioner);
+    }
+}
+
+#[test]
+fn the_pool_is_never_exceeded_and_no_page_is_lost_or_doubled() {
+    for (policy, thp) in [("wss", "always"), ("wss", "never"), ("shares", "always")] {
+        let mut sizes = vec![];
+        each_second(&scenario(policy, thp), |_, world, provisioner| {
+            assert!(owned(world) <= provisioner.pool.fast);
+            assert_eq!(provisioner.violations, 0);
+            for vm in &mut world.vms {
+                // All of the program's memory, once.
+                assert_eq!(vm.guest.check_frames(), 160 * MIB, "{policy} {thp}");
+            }
+            let mut backings: Vec<_> = world.vms.iter_mut().map(|vm| &mut vm.backing).collect();
+            world.host.hypervisor.check_frames(&mut backings);
+            sizes.push(world.vms[0].guest.owned_fast());
+        });
+        sizes.dedup();
+        // Shares stay as they are from the first second on.
+        assert_eq!(
+            sizes.len() > 1,
+            policy == "wss",
+            "{policy} {thp}: {sizes:?}"
+        );
+    }
+}
+
+#[test]
+fn memory_follows_the_working_set() {
+    let mut sizes = vec![];
+    each_second(&scenario("wss", "always"), |_, world, _| {
+        let [a, b] = [0, 1].map(|vm| world.vms[vm].guest.owned_fast());
+        sizes.push((a, b));
+    });
+    let (a, b) = sizes[13];
+    assert!(a > b, "{sizes:?}");
+    let (a, b) = sizes[29];
+    assert!(a < b, "{sizes:?}");
+}
+
+#[test]
+fn shares_divide_the_pool() {
+    each_second(
+        &scenario("shares", "always"),
+        |second, world, provisioner| {
+            if second == 5 {
+                let [a, b] = [0, 1].map(|vm| world.vms[vm].guest.owned_fast().0);
+                assert!(a.abs_diff(3 * b) <= 4 * BLOCK_SIZE, "{a} {b}");
+                assert!(provisioner.pool.fast.0 - a - b < 2 * BLOCK_SIZE);
+            }
+        },
+    );
+}
+
+#[test]
+fn the_same_run_gives_the_same_result() {
+    let scenario = scenario("wss", "always");
+    let once = || run(&scenario, System::Demeter, 7, &|_| Ok(())).unwrap();
+    assert_eq!(once(), once());
+}
+
+#[test]
+fn what_has_no_model_is_refused() {
+    let mut other = scenario("static", "always");
+    other.provision.as_mut().unwrap().provisioners = vec![Mechanism::Static];
+    let said = Setup::new(&other).unwrap_err().to_string();
+    assert!(said.contains("demeter-balloon"), "{said}");
+}
