@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// Longest wait for a process to go away.
@@ -27,6 +28,10 @@ impl Hanging {
         fs::create_dir(&programs).unwrap();
         fs::create_dir(&temporary).unwrap();
         let demeter = programs.join("demeter");
+        // A child of another test would inherit the copy while it is open to write, and nobody can
+        // execute it then.
+        static STARTS: Mutex<()> = Mutex::new(());
+        let start = STARTS.lock().unwrap();
         fs::copy(env!("CARGO_BIN_EXE_demeter"), &demeter).unwrap();
         for name in ["gups", "memlat", "mix"] {
             fs::write(programs.join(name), "").unwrap();
@@ -59,6 +64,7 @@ impl Hanging {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
+        drop(start);
         let mut lines = BufReader::new(command.stderr.take().unwrap()).lines();
         let booted = lines.find(|line| line.as_ref().unwrap().contains("Linux 6.12"));
         assert!(booted.is_some(), "the command ended before its VM was up");
