@@ -2,7 +2,7 @@
 //! them, word for word, or an error; and afterwards the ring is in step.
 #![no_main]
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use arbitrary::Arbitrary;
@@ -28,8 +28,7 @@ const DATA: u64 = 4096;
 
 thread_local! {
     static SHARED: (File, Ring) = {
-        let (path, file) = demeter_fuzz::shared_memory("perf", CONTROL + DATA);
-        fs::remove_file(path).expect("it was made just now");
+        let (_, file) = demeter_fuzz::shared_memory("perf", CONTROL + DATA);
         let ring = Ring::map(&file, DATA as usize).expect("a mapping");
         (file, ring)
     };

@@ -2,6 +2,7 @@
 //! when nobody has anything to do.
 
 use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
 use arbitrary::Arbitrary;
@@ -156,8 +157,8 @@ pub fn run(case: impl Future<Output = ()>) {
     RUNTIME.with(|runtime| runtime.block_on(case));
 }
 
-/// Shared memory of our own in place of a kernel's or a device's; gone with the process that made it, but
-/// for its name, which the next one of that process number takes over.
+/// Shared memory of our own in place of a kernel's or a device's, and a path by which this process may open
+/// it again. It has no name, so nothing stays behind.
 pub fn shared_memory(name: &str, bytes: u64) -> (PathBuf, File) {
     let path = PathBuf::from(format!("/dev/shm/demeter-fuzz-{name}-{}", std::process::id()));
     let file = OpenOptions::new()
@@ -167,5 +168,8 @@ pub fn shared_memory(name: &str, bytes: u64) -> (PathBuf, File) {
         .truncate(true)
         .open(&path)
         .and_then(|file| file.set_len(bytes).map(|()| file));
-    (path, file.expect("a file in /dev/shm"))
+    let file = file.expect("a file in /dev/shm");
+    std::fs::remove_file(path).expect("it was made just now");
+    let again = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    (again, file)
 }

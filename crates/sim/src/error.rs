@@ -44,6 +44,12 @@ pub enum SimError {
          take the tables out to sweep over other values"
     )]
     OwnCases(String),
+    /// A sweep over a scenario that provisions memory in several ways.
+    #[error(
+        "scenario {0} provisions memory in several ways: run them with demeter run {0} --on sim, or leave one \
+         policy and one provisioner to sweep over other values"
+    )]
+    Ways(String),
     /// One of several runs.
     #[error("{job}")]
     Run {

@@ -8,6 +8,7 @@ use demeter_scenario::{Grid, Point, System};
 
 use crate::error::SimError;
 use crate::pool::Job;
+use crate::provision::variants;
 
 /// A sweep: all points of a grid, each under the same systems with the same number of seeds.
 #[derive(Debug, Clone)]
@@ -28,6 +29,12 @@ impl Sweep {
         let points = grid.points()?;
         if points.iter().any(|point| !point.scenario.vary.is_empty()) {
             return Err(SimError::OwnCases(grid.name().into()));
+        }
+        if points
+            .iter()
+            .any(|point| variants(&point.scenario).len() > 1)
+        {
+            return Err(SimError::Ways(grid.name().into()));
         }
         Ok(Self {
             points,
