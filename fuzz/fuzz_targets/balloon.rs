@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use arbitrary::Arbitrary;
 use demeter_fuzz::Said;
-use demeter_host::agent::Agent;
+use demeter_host::agent::AgentClient;
 use demeter_host::backing::{Backing, Extent, FileOffset, NotInTier};
 use demeter_host::memory::{MemoryMap, Piece};
 use demeter_host::provisioner::balloon::Balloon;
@@ -492,7 +492,7 @@ async fn case(script: Script) {
         replies: script.replies.into_iter(),
     };
     let guest = tokio::spawn(guest.run(pipe));
-    let agent = Agent::over(host, RequestId(1 << 40));
+    let agent = AgentClient::over(host, RequestId(1 << 40));
     let mut peer = agent.peer();
     drop(timeout(PATIENCE, peer.wait_for(Option::is_some)).await);
     let oom = ByteCount(8 * PAGE_SIZE);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use arbitrary::Arbitrary;
 use demeter_fuzz::Said;
-use demeter_host::agent::{Agent, Answers};
+use demeter_host::agent::{AgentClient, Answers};
 use demeter_policy::{ByteCount, GuestPhysAddr, NodeId, PAGE_SIZE};
 use demeter_proto::{Decoder, Hello, Message, RequestId, SessionId, Stats};
 use libfuzzer_sys::fuzz_target;
@@ -74,7 +74,7 @@ impl Known {
         }
     }
 
-    fn check(&self, agent: &Agent) {
+    fn check(&self, agent: &AgentClient) {
         let peer = agent.peer().borrow().clone();
         let of = |hello: &Hello| (hello.boot_id, hello.session, hello.nodes.clone());
         assert_eq!(
@@ -110,7 +110,7 @@ async fn case(script: Vec<Step>) {
     let (host, guest) = tokio::io::duplex(1 << 16);
     let (hears, mut pipe) = tokio::io::split(guest);
     let listener = tokio::spawn(listen(hears));
-    let mut agent = Agent::over(host, RequestId(FIRST));
+    let mut agent = AgentClient::over(host, RequestId(FIRST));
     let (mut known, mut asked, mut open) = (Known::default(), FIRST, None::<Open>);
     for step in script.into_iter().take(64) {
         known.settle().await;

@@ -75,7 +75,7 @@ pub fn replay(args: &Args) -> Result<()> {
     let replayed = replayed?;
     output::print(match args.json {
         true => format!("{}\n", summary(&replayed)),
-        false => told(&replayed),
+        false => as_text(&replayed),
     })?;
     match replayed.divergence {
         Some(d) => bail!(
@@ -252,7 +252,7 @@ fn summary(replayed: &Replayed) -> Value {
 }
 
 /// The same for people.
-fn told(replayed: &Replayed) -> String {
+fn as_text(replayed: &Replayed) -> String {
     let mut text = format!(
         "epochs {} to {}: {} decisions, {}\n",
         replayed.first_epoch,

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::bail;
 use clap::ValueEnum;
-use demeter_lab::link::{ProgramFigure, Report};
+use demeter_lab::link::{ProgramFigure, VmMessage};
 use demeter_lab::workload::Rate;
 use demeter_lab::{Lab, Repetition};
 use demeter_outcome::RunResult;
@@ -179,23 +179,23 @@ impl Args {
 }
 
 /// One line of progress on standard error.
-pub(crate) fn show(run: &str, report: &Report) {
+pub(crate) fn show(run: &str, report: &VmMessage) {
     let line = match report {
-        Report::Booted {
+        VmMessage::Booted {
             kernel,
             fast_free_mib,
             slow_free_mib,
         } => format!(
             "Linux {kernel}, {fast_free_mib} MiB of fast and {slow_free_mib} MiB of slow memory free"
         ),
-        Report::Sized {
+        VmMessage::Sized {
             fast_free_mib,
             slow_free_mib,
         } => format!(
             "resized to {fast_free_mib} MiB of fast and {slow_free_mib} MiB of slow memory free"
         ),
-        Report::Start { hot_in_fast, .. } => format!("memory filled{}", hot(*hot_in_fast)),
-        Report::Interval(interval) => {
+        VmMessage::Start { hot_in_fast, .. } => format!("memory filled{}", hot(*hot_in_fast)),
+        VmMessage::Interval(interval) => {
             let mib = |bytes: Option<u64>| {
                 bytes.map_or("?".into(), |bytes| format!("{:.0}", bytes as f64 / MIB))
             };
@@ -208,9 +208,9 @@ pub(crate) fn show(run: &str, report: &Report) {
                 mib(interval.totals.demoted_bytes),
             )
         }
-        Report::Shift { t_s } => format!("{t_s:4.0} s  the hot set changes"),
-        Report::Done { rate, programs, .. } => format!("done, mean{}", speed(*rate, programs)),
-        Report::Program(log) => {
+        VmMessage::Shift { t_s } => format!("{t_s:4.0} s  the hot set changes"),
+        VmMessage::Done { rate, programs, .. } => format!("done, mean{}", speed(*rate, programs)),
+        VmMessage::Program(log) => {
             if log.is_why {
                 for line in log.text.lines() {
                     output::say(format_args!("{run:13} {}| {line}", log.name));
@@ -218,11 +218,11 @@ pub(crate) fn show(run: &str, report: &Report) {
             }
             return;
         }
-        Report::Verified { words, errors } => format!("{words} words verified, {errors} wrong"),
-        Report::AgentLog { .. }
-        | Report::AgentRecording { .. }
-        | Report::Failed { .. }
-        | Report::Finished => return,
+        VmMessage::Verified { words, errors } => format!("{words} words verified, {errors} wrong"),
+        VmMessage::AgentLog { .. }
+        | VmMessage::AgentRecording { .. }
+        | VmMessage::Failed { .. }
+        | VmMessage::Finished => return,
     };
     output::say(format_args!("{run:13} {line}"));
 }

@@ -80,11 +80,11 @@ pub fn tune(args: Args) -> Result<()> {
     if let Some(path) = &args.json {
         result.save(path)?;
     }
-    output::print(told(&result.systems[0], &settings)?)
+    output::print(as_text(&result.systems[0], &settings)?)
 }
 
 /// What was tried, the best first, and the lines for a scenario.
-fn told(best: &SystemResult, settings: &Settings) -> Result<String> {
+fn as_text(best: &SystemResult, settings: &Settings) -> Result<String> {
     let figure = |result: &SystemResult| match (result.elapsed_s, &result.speed) {
         (Some(s), _) => format!("{s:.1} s"),
         (None, Some(speed)) => {

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use crate::VmName;
 use crate::api::{self, Handle, ListenError, Token};
 use crate::config::{Config, Discover, Manage, VMS_MAX, VmConfig};
-use crate::controller::{Command, Refusal};
+use crate::controller::{Refusal, VmCommand};
 use crate::history::SharedDamon;
 use crate::hypervisor::libvirt::{Libvirt, discover};
 use crate::memory::HostFiles;
@@ -176,7 +176,7 @@ struct Tasks {
 
 impl Tasks {
     /// Starts one, which ends with its commands.
-    fn start(&mut self, name: &VmName, config: &VmConfig) -> mpsc::Sender<Command> {
+    fn start(&mut self, name: &VmName, config: &VmConfig) -> mpsc::Sender<VmCommand> {
         // Those that have ended.
         while self.running.try_join_next().is_some() {}
         let (commands, received) = mpsc::channel(1);

@@ -17,11 +17,11 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 use crate::VmName;
-use crate::agent::{Agent, GuestSession, NotHeard};
+use crate::agent::{AgentClient, GuestSession, NotHeard};
 use crate::config::{Manage, VmConfig};
-use crate::controller::{Command, Observation, PATIENCE};
+use crate::controller::{Observation, PATIENCE, VmCommand};
 use crate::hard_limit::{HardLimit, HardLimitError};
-use crate::history::{HistoryError, HistoryTiering, Report, SharedDamon, VmMemory};
+use crate::history::{HistoryError, HistoryState, HistoryTiering, SharedDamon, VmMemory};
 use crate::hypervisor::libvirt::{self, Libvirt};
 use crate::hypervisor::qemu::{self, Qemu};
 use crate::hypervisor::{AgentSocket, Connection, Event, Events, Hypervisor, HypervisorError};
@@ -86,7 +86,7 @@ pub(crate) struct VmTask {
     /// Who reads access bits.
     pub damon: Arc<SharedDamon>,
     /// What the controller orders.
-    pub commands: mpsc::Receiver<Command>,
+    pub commands: mpsc::Receiver<VmCommand>,
     /// Where to tell what happens.
     pub news: mpsc::Sender<(VmName, News)>,
     /// The limit of its cgroup, if it is to have one. Kept while nobody answers; ends with the VM's
@@ -142,7 +142,7 @@ enum Cut {
 struct Watch<'a> {
     events: &'a mut Events,
     guest: Option<Guest>,
-    history: Option<watch::Receiver<Report>>,
+    history: Option<watch::Receiver<HistoryState>>,
     /// Whether the hypervisor told of a reset since that was looked at last.
     was_reset: bool,
 }
@@ -186,7 +186,7 @@ impl Watch<'_> {
 }
 
 /// What the thread says that manages the VM by histories.
-async fn reported(history: &mut Option<watch::Receiver<Report>>) -> Result<News, Cut> {
+async fn reported(history: &mut Option<watch::Receiver<HistoryState>>) -> Result<News, Cut> {
     let Some(reports) = history else {
         return future::pending().await;
     };
@@ -337,7 +337,7 @@ impl VmTask {
             opener: Opener::only(connection.process),
         });
         let agent = connection.agent.clone().or(named);
-        let agent = agent.map(|of| Agent::connect(of.path, of.opener, random_id()));
+        let agent = agent.map(|of| AgentClient::connect(of.path, of.opener, random_id()));
         let needed = self.config.provisioner == ProvisionerKind::DemeterBalloon;
         let mut guest = agent.as_ref().map(|agent| Guest {
             not_heard: agent.not_heard(),

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use demeter_host::agent::Agent;
+use demeter_host::agent::AgentClient;
 use demeter_host::backing::{Backing, Extent, FileOffset, NotInTier};
 use demeter_host::process::{Opener, PeerProcess};
 use demeter_host::provisioner::balloon::Balloon;
@@ -197,7 +197,7 @@ fn meet(size: u64, patience: Duration) -> (u64, usize) {
     let unfinished = runtime.block_on(async {
         let (ours, _theirs) = tokio::net::UnixStream::pair().unwrap();
         let server = PeerProcess::of(&ours).unwrap();
-        let agent = Agent::connect(socket, Opener::only(server), RequestId(0));
+        let agent = AgentClient::connect(socket, Opener::only(server), RequestId(0));
         let mut peer = agent.peer();
         peer.wait_for(Option::is_some).await.unwrap();
         let nodes = PerTier {

@@ -18,7 +18,7 @@ use demeter_guest::balloon::port::Port;
 use demeter_guest::balloon::{
     self, BalloonError, Cursor, Deflated, Inflated, Listed, NodeBalloon, Stop,
 };
-use demeter_host::agent::Agent;
+use demeter_host::agent::AgentClient;
 use demeter_host::backing::{Backing, Extent, FileOffset, NotInTier};
 use demeter_host::process::{Opener, PeerProcess};
 use demeter_host::provisioner::balloon::Balloon;
@@ -338,7 +338,7 @@ impl Vm {
         let socket = self.root.path().join("agent.sock");
         let (own, _) = UnixStream::pair().unwrap();
         let server = PeerProcess::of(own).unwrap();
-        let agent = Agent::connect(socket, Opener::only(server), RequestId(first));
+        let agent = AgentClient::connect(socket, Opener::only(server), RequestId(first));
         let mut peer = agent.peer();
         let listener = self.listener.try_clone().unwrap();
         let accepted = tokio::task::spawn_blocking(move || listener.accept());

@@ -1,6 +1,6 @@
 //! What a lab VM and its host say to each other.
 //!
-//! The host packs a [`Job`] into the VM's initramfs; the VM answers with one [`Report`] a line,
+//! The host packs a [`Job`] into the VM's initramfs; the VM answers with one [`VmMessage`] a line,
 //! as JSON, over a virtio-serial port. A VM whose memory is changed from outside waits where its
 //! host has something to do first, until the host sends [`GO`]. Neither side trusts the other:
 //! lines are bounded, and what does not decode is an error, never a guess.
@@ -53,8 +53,8 @@ pub struct Job {
     pub settings: Settings,
     /// The scenario that it runs.
     pub scenario: Scenario,
-    /// What changes its memory from outside. It then waits for [`GO`] after [`Report::Booted`]
-    /// and after [`Report::Start`].
+    /// What changes its memory from outside. It then waits for [`GO`] after [`VmMessage::Booted`]
+    /// and after [`VmMessage::Start`].
     #[serde(default)]
     pub provisioner: Option<ProvisionerKind>,
     /// Whether the VM runs the workload again and again, to survive what is done to it; it then
@@ -69,7 +69,7 @@ pub struct Job {
 /// One line from the VM.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "report", rename_all = "lowercase")]
-pub enum Report {
+pub enum VmMessage {
     /// The VM is up.
     Booted {
         /// The kernel's release.
@@ -132,8 +132,8 @@ pub enum Report {
         /// In hexadecimal digits, see [`to_hex`].
         hex: String,
     },
-    /// The job went wrong; nothing follows but [`Report::AgentLog`], [`Report::AgentRecording`] and
-    /// [`Report::Program`].
+    /// The job went wrong; nothing follows but [`VmMessage::AgentLog`], [`VmMessage::AgentRecording`] and
+    /// [`VmMessage::Program`].
     Failed {
         /// What, in one line.
         what: String,
@@ -204,7 +204,7 @@ pub struct Totals {
     pub lag_s: f64,
 }
 
-impl Report {
+impl VmMessage {
     /// The counters in it, if it has any.
     pub(crate) fn totals_mut(&mut self) -> Option<&mut Totals> {
         match self {
@@ -360,7 +360,7 @@ mod tests {
 
     #[test]
     fn reports_come_back_as_they_went() {
-        let report = Report::Interval(Interval {
+        let report = VmMessage::Interval(Interval {
             t_s: 1.0,
             rate: Some(Rate::Mops(0.5)),
             programs: vec![],
@@ -368,6 +368,6 @@ mod tests {
             totals: Totals::default(),
         });
         let line = serde_json::to_string(&report).unwrap();
-        assert_eq!(serde_json::from_str::<Report>(&line).unwrap(), report);
+        assert_eq!(serde_json::from_str::<VmMessage>(&line).unwrap(), report);
     }
 }

@@ -9,7 +9,7 @@ use demeter_scenario::{Place, Scenario, Settings};
 use crate::error::{Error, VmFault};
 use crate::here::Here;
 use crate::inside::Fault;
-use crate::link::Report;
+use crate::link::VmMessage;
 use crate::provision;
 use crate::timeline::VmTimeline;
 use crate::vm::{Lab, run_name};
@@ -63,7 +63,7 @@ pub fn run(
     repetition: Repetition,
     lab: &Lab,
     stop: &AtomicBool,
-    progress: &mut dyn FnMut(&str, &Report),
+    progress: &mut dyn FnMut(&str, &VmMessage),
 ) -> LabRun {
     let mut systems = vec![];
     let ended = refuse_the_simulated(scenario).and_then(|()| match &scenario.provision {
@@ -89,7 +89,7 @@ pub fn run_here(
     scenario: &Scenario,
     lab: &Lab,
     stop: &AtomicBool,
-    progress: &mut dyn FnMut(&str, &Report),
+    progress: &mut dyn FnMut(&str, &VmMessage),
 ) -> LabRun {
     let mut systems = vec![];
     let ended = Here::new(scenario, lab, stop).and_then(|mut here| {
@@ -141,7 +141,7 @@ fn refuse_the_simulated(scenario: &Scenario) -> Result<(), Error> {
 }
 
 /// Takes the reports of a run.
-type Say<'a> = dyn FnMut(Report) -> Result<(), VmFault> + 'a;
+type Say<'a> = dyn FnMut(VmMessage) -> Result<(), VmFault> + 'a;
 
 /// Makes one run of a scenario.
 type Measure<'a> = dyn FnMut(&Scenario, &Settings, &mut Say<'_>) -> Result<(), Error> + 'a;
@@ -159,7 +159,7 @@ struct Runs {
 fn run_systems(
     scenario: &Scenario,
     repetition: Repetition,
-    progress: &mut dyn FnMut(&str, &Report),
+    progress: &mut dyn FnMut(&str, &VmMessage),
     results: &mut Vec<SystemResult>,
     measure: &mut Measure<'_>,
 ) -> Result<(), Error> {
@@ -212,7 +212,7 @@ fn run_quietly(
     scenario: &Scenario,
     settings: &Settings,
     retries: u32,
-    progress: &mut dyn FnMut(&str, &Report),
+    progress: &mut dyn FnMut(&str, &VmMessage),
     measure: &mut Measure<'_>,
 ) -> Result<SystemResult, Error> {
     let name = run_name(settings);

@@ -3,7 +3,7 @@
 use demeter_outcome::{Meter, Moment, OTHER_SYSTEM, SystemResult, Timeline, Unit, Work};
 
 use crate::error::VmFault;
-use crate::link::{ProgramFigure, Report, Totals};
+use crate::link::{ProgramFigure, Totals, VmMessage};
 use crate::workload::Rate;
 
 /// More intervals than any workload reports, which has one a second.
@@ -31,7 +31,7 @@ impl VmTimeline {
     }
 
     /// Takes the next report. Reports that nothing is computed from are passed over.
-    pub fn add(&mut self, report: Report) -> Result<(), VmFault> {
+    pub fn add(&mut self, report: VmMessage) -> Result<(), VmFault> {
         let vcpus = f64::from(self.vcpus.max(1));
         let moment = |at_ps, work, hot_in_fast, mut totals: Totals| {
             totals.lag_s /= vcpus;
@@ -39,14 +39,14 @@ impl VmTimeline {
         };
         let moments = &mut self.timeline.moments;
         match report {
-            Report::Start {
+            VmMessage::Start {
                 hot_in_fast,
                 totals,
             } => {
                 *moments = vec![moment(0, vec![], hot_in_fast, totals)];
                 self.timeline.slack_ps = SLACK_PS;
             }
-            Report::Interval(interval) => {
+            VmMessage::Interval(interval) => {
                 if moments.len() > INTERVALS_MAX {
                     return Err(VmFault::Nonsense(format!("over {INTERVALS_MAX} intervals")));
                 }
@@ -63,8 +63,8 @@ impl VmTimeline {
                 let work = work.collect();
                 moments.push(moment(at_ps, work, interval.hot_in_fast, interval.totals));
             }
-            Report::Shift { t_s } => self.timeline.shift_ps = Some(picoseconds(t_s)),
-            Report::Done {
+            VmMessage::Shift { t_s } => self.timeline.shift_ps = Some(picoseconds(t_s)),
+            VmMessage::Done {
                 t_s,
                 rate,
                 programs,
@@ -85,14 +85,14 @@ impl VmTimeline {
                 self.timeline.meters = readings.into_iter().map(Reading::meter).collect();
                 self.is_done = true;
             }
-            Report::Verified { errors, .. } => self.verify_errors = Some(errors),
-            Report::Booted { .. }
-            | Report::Sized { .. }
-            | Report::Program(_)
-            | Report::AgentLog { .. }
-            | Report::AgentRecording { .. }
-            | Report::Failed { .. }
-            | Report::Finished => {}
+            VmMessage::Verified { errors, .. } => self.verify_errors = Some(errors),
+            VmMessage::Booted { .. }
+            | VmMessage::Sized { .. }
+            | VmMessage::Program(_)
+            | VmMessage::AgentLog { .. }
+            | VmMessage::AgentRecording { .. }
+            | VmMessage::Failed { .. }
+            | VmMessage::Finished => {}
         }
         Ok(())
     }
@@ -204,8 +204,8 @@ mod tests {
         }
     }
 
-    fn interval(t_s: f64, mops: f64, totals: Totals) -> Report {
-        Report::Interval(Interval {
+    fn interval(t_s: f64, mops: f64, totals: Totals) -> VmMessage {
+        VmMessage::Interval(Interval {
             t_s,
             rate: Some(Rate::Mops(mops)),
             programs: vec![],
@@ -217,7 +217,7 @@ mod tests {
     /// Nine seconds with these speeds, and a hundredth of a second after them.
     fn timeline(speeds: [f64; 9]) -> VmTimeline {
         let mut timeline = VmTimeline::new(2);
-        let start = Report::Start {
+        let start = VmMessage::Start {
             hot_in_fast: Some(0.0),
             totals: totals(5.0, 0.0, 7, None),
         };
@@ -226,7 +226,7 @@ mod tests {
         for (t, mops) in (1..).map(f64::from).zip(speeds) {
             timeline.add(interval(t + 0.01, mops, at(t))).unwrap();
         }
-        let done = Report::Done {
+        let done = VmMessage::Done {
             t_s: 9.02,
             rate: Some(Rate::Mops(speeds.iter().sum::<f64>() / 9.02)),
             programs: vec![],
@@ -240,7 +240,9 @@ mod tests {
     fn a_vm_becomes_a_result() {
         let mut timeline = timeline([1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 3.0, 3.0, 6.0]);
         let errors = 3;
-        timeline.add(Report::Verified { words: 9, errors }).unwrap();
+        timeline
+            .add(VmMessage::Verified { words: 9, errors })
+            .unwrap();
         let result = timeline.summarise("demeter").unwrap();
         let near = |value: Option<f64>, expected: f64| {
             let value = value.unwrap();
@@ -273,7 +275,7 @@ mod tests {
     #[test]
     fn a_jump_is_told() {
         let mut timeline = timeline([1.0; 9]);
-        timeline.add(Report::Shift { t_s: 4.0 }).unwrap();
+        timeline.add(VmMessage::Shift { t_s: 4.0 }).unwrap();
         let result = timeline.summarise("demeter").unwrap();
         assert_eq!((result.t90_s, result.t90_after_shift_s), (None, Some(5.02)));
     }
@@ -289,7 +291,7 @@ mod tests {
         // An end without a start, and a start without an end.
         let mut torn = VmTimeline::default();
         let (t_s, rate, totals) = (1.0, Rate::Mops(1.0), Totals::default());
-        let done = Report::Done {
+        let done = VmMessage::Done {
             t_s,
             rate: Some(rate),
             programs: vec![],
@@ -327,7 +329,7 @@ mod tests {
             ]
         };
         let mut timeline = VmTimeline::default();
-        let start = Report::Start {
+        let start = VmMessage::Start {
             hot_in_fast: None,
             totals: totals(0.0, 0.0, 0, None),
         };
@@ -340,9 +342,9 @@ mod tests {
                 hot_in_fast: None,
                 totals: totals(t_s, 0.0, 0, None),
             };
-            timeline.add(Report::Interval(interval)).unwrap();
+            timeline.add(VmMessage::Interval(interval)).unwrap();
         }
-        let done = Report::Done {
+        let done = VmMessage::Done {
             t_s: 3.0,
             rate: None,
             programs: figures(Some(45.0), Some(2.5)),

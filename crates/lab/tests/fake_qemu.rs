@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use demeter_lab::link::Report;
+use demeter_lab::link::VmMessage;
 use demeter_lab::{Error, Lab, Repetition, VmFault};
 use demeter_outcome::RunResult;
 use demeter_scenario::{Scenario, System, Workload};
@@ -194,7 +194,7 @@ fn a_stop_kills_the_vm() {
         &fake.lab,
         &stop,
         &mut |_, report| {
-            assert!(matches!(report, Report::Booted { .. }));
+            assert!(matches!(report, VmMessage::Booted { .. }));
             stop.store(true, Ordering::Relaxed);
         },
     );
@@ -379,7 +379,7 @@ fn all_systems_run_in_turn_and_a_disturbed_run_is_made_again() {
         &fake.lab,
         &AtomicBool::new(false),
         &mut |run, report| {
-            if let Report::Start { .. } = report {
+            if let VmMessage::Start { .. } = report {
                 order.push(run.to_owned());
             }
         },

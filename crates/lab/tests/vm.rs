@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use demeter_guest::recording::{Reader, replay};
-use demeter_lab::link::Report;
+use demeter_lab::link::VmMessage;
 use demeter_lab::{Lab, Repetition};
 use demeter_outcome::{RunResult, SystemResult};
 use demeter_scenario::{Scenario, Settings, System, Thp, Workload};
@@ -83,7 +83,7 @@ fn real_programs_run_side_by_side_and_each_has_its_figure() {
         &lab,
         &stop,
         &mut |_, report| {
-            if let Report::Done { programs, .. } = report {
+            if let VmMessage::Done { programs, .. } = report {
                 means.clone_from(programs);
             }
         },

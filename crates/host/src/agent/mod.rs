@@ -2,7 +2,7 @@
 //!
 //! The guest's end is a virtio-serial port, the host's end a Unix socket that the hypervisor
 //! serves. A task of its own (`link.rs`) keeps the connection, answers what needs no decision
-//! and passes the rest on; an [`Agent`] asks one thing at a time.
+//! and passes the rest on; an [`AgentClient`] asks one thing at a time.
 
 mod link;
 
@@ -63,7 +63,7 @@ pub struct Away;
 
 /// A way to speak with one guest's agent. Dropped, it closes the connection.
 #[derive(Debug)]
-pub struct Agent {
+pub struct AgentClient {
     questions: mpsc::Sender<Question>,
     not_heard: watch::Receiver<Option<NotHeard>>,
     peer: watch::Receiver<Option<GuestSession>>,
@@ -74,7 +74,7 @@ pub struct Agent {
     task: JoinHandle<()>,
 }
 
-impl Agent {
+impl AgentClient {
     /// Connects to the hypervisor's socket, now and whenever the connection breaks, as long as it
     /// is `opener` that opened it. `first` is where request ids start, best a random number.
     ///
@@ -190,7 +190,7 @@ impl Agent {
     }
 }
 
-impl Drop for Agent {
+impl Drop for AgentClient {
     fn drop(&mut self) {
         self.task.abort();
     }

@@ -133,16 +133,16 @@ pub(crate) fn own_process() -> PeerProcess {
     PeerProcess::of(own).unwrap()
 }
 
-fn listen(dir: &Path) -> (UnixListener, Agent) {
+fn listen(dir: &Path) -> (UnixListener, AgentClient) {
     let socket = dir.join("agent.sock");
     let listener = UnixListener::bind(&socket).unwrap();
     (
         listener,
-        Agent::connect(socket, Opener::only(own_process()), RequestId(100)),
+        AgentClient::connect(socket, Opener::only(own_process()), RequestId(100)),
     )
 }
 
-async fn present(agent: &Agent, there: bool) {
+async fn present(agent: &AgentClient, there: bool) {
     let mut peer = agent.peer();
     soon(peer.wait_for(|peer| peer.is_some() == there))
         .await
@@ -293,7 +293,7 @@ async fn a_socket_of_another_process_is_not_spoken_to() {
             ..own_process()
         },
     ] {
-        let agent = Agent::connect(socket.clone(), Opener::only(other), RequestId(0));
+        let agent = AgentClient::connect(socket.clone(), Opener::only(other), RequestId(0));
         let mut foreign = agent.not_heard();
         let said = soon(foreign.wait_for(Option::is_some)).await.unwrap();
         let said = said.as_ref().unwrap().to_string();

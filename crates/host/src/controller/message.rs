@@ -14,7 +14,7 @@ pub struct Ticket(pub u64);
 
 /// What a VM's task shall do; it has [`PATIENCE`](super::PATIENCE) for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Command {
+pub struct VmCommand {
     /// Whose task.
     pub vm: VmName,
     /// Comes back in the observation.

@@ -50,7 +50,7 @@ use crate::store::Account;
 
 pub use limits::Limits;
 pub use log::{LogEntry, What};
-pub use message::{Command, Millis, Observation, Order, Refusal, Ticket};
+pub use message::{Millis, Observation, Order, Refusal, Ticket, VmCommand};
 pub use vm::{State, VmStatus};
 
 use vm::Vm;
@@ -68,7 +68,7 @@ pub struct Step {
     /// The accounts have changed: save them first.
     pub accounts_changed: bool,
     /// Then send these.
-    pub commands: Vec<Command>,
+    pub commands: Vec<VmCommand>,
     /// What has happened since the step before.
     pub log: Vec<LogEntry>,
 }
@@ -226,7 +226,7 @@ impl Controller {
                 let ticket = Ticket(self.tickets);
                 vm.sent(now, ticket, order);
                 self.log.push(LogEntry::new(now, name, What::Sent(order)));
-                commands.push(Command {
+                commands.push(VmCommand {
                     vm: name.clone(),
                     ticket,
                     order,

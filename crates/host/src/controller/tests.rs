@@ -45,7 +45,7 @@ fn after(ms: u64) -> Millis {
 
 /// Answers what a VM that owns this much is asked, until it is told to own something else, or
 /// nothing more.
-fn settle(c: &mut Controller, now: Millis, vm: &str, owned: TierBytes) -> Option<Command> {
+fn settle(c: &mut Controller, now: Millis, vm: &str, owned: TierBytes) -> Option<VmCommand> {
     for _ in 0..4 {
         let mut commands = sent(c, now).into_iter();
         let command = commands.find(|command| command.vm == name(vm))?;
@@ -65,12 +65,12 @@ fn settle(c: &mut Controller, now: Millis, vm: &str, owned: TierBytes) -> Option
 }
 
 /// The VM appears, and owns this much.
-fn here(c: &mut Controller, vm: &str, owned: TierBytes) -> Option<Command> {
+fn here(c: &mut Controller, vm: &str, owned: TierBytes) -> Option<VmCommand> {
     c.observe(NOW, &name(vm), Observation::Here);
     settle(c, NOW, vm, owned)
 }
 
-fn sent(controller: &mut Controller, now: Millis) -> Vec<Command> {
+fn sent(controller: &mut Controller, now: Millis) -> Vec<VmCommand> {
     controller.step(now).commands
 }
 

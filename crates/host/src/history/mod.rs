@@ -44,8 +44,8 @@ use crate::memory::pinned_by;
 use crate::provisioner::{Progress, ProvisionError, Provisioner};
 pub(crate) use look::SharedDamon;
 use look::{AccessBits, DamonBits};
-pub(crate) use worker::Report;
-use worker::{Order, Worker};
+pub(crate) use worker::HistoryState;
+use worker::{HistoryCommand, Worker};
 
 /// Pause between two looks at how far a VM has shrunk.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -202,7 +202,7 @@ fn check_movable(range: &VirtRange, vmas: &[Vma]) -> Result<(), HistoryError> {
 /// dropped.
 #[derive(Debug)]
 pub(crate) struct HistoryTiering {
-    orders: mpsc::Sender<Order>,
+    orders: mpsc::Sender<HistoryCommand>,
     memory: ByteCount,
     /// Fast memory that the VM may have.
     grant: ByteCount,
@@ -216,7 +216,7 @@ impl HistoryTiering {
         config: &VmConfig,
         memory: VmMemory,
         damon: look::Mine,
-    ) -> Result<(Self, watch::Receiver<Report>), HistoryError> {
+    ) -> Result<(Self, watch::Receiver<HistoryState>), HistoryError> {
         let topology = Topology::read(root)?;
         let order = topology.fast_and_slow()?;
         let tiers = Tiers {
@@ -241,13 +241,13 @@ impl HistoryTiering {
         tiers: Tiers,
         pages: Box<dyn Pages>,
         bits: Box<dyn AccessBits>,
-    ) -> Result<(Self, watch::Receiver<Report>), HistoryError> {
+    ) -> Result<(Self, watch::Receiver<HistoryState>), HistoryError> {
         let (size, slow) = (memory.size(), config.sizes().slow);
         if slow < size {
             return Err(HistoryError::Slow { memory: size, slow });
         }
         let (orders, received) = mpsc::channel();
-        let (reports_in, reports) = watch::channel(Report::default());
+        let (reports_in, reports) = watch::channel(HistoryState::default());
         let worker = Worker::new(root, config, memory, tiers, pages, bits, reports_in)?;
         let grant = worker.grant();
         let thread = std::thread::Builder::new()
@@ -265,7 +265,7 @@ impl HistoryTiering {
     /// Has an order carried out, and says what the VM has of each tier then.
     async fn ask(
         &self,
-        order: impl FnOnce(oneshot::Sender<TierBytes>) -> Order,
+        order: impl FnOnce(oneshot::Sender<TierBytes>) -> HistoryCommand,
         deadline: Instant,
     ) -> Result<TierBytes, ProvisionError> {
         let who = || "the thread that manages the VM by histories".to_owned();
@@ -283,7 +283,7 @@ impl HistoryTiering {
 impl Drop for HistoryTiering {
     fn drop(&mut self) {
         // It may have ended by itself.
-        let _ = self.orders.send(Order::Stop);
+        let _ = self.orders.send(HistoryCommand::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -298,7 +298,7 @@ impl Provisioner for HistoryTiering {
     /// Of fast memory what it may have, or has if that is more; of slow memory all that the VM has, since
     /// it may come to lie there.
     async fn actual(&mut self, deadline: Instant) -> Result<TierBytes, ProvisionError> {
-        let usage = self.ask(Order::Count, deadline).await?;
+        let usage = self.ask(HistoryCommand::Count, deadline).await?;
         Ok(TierBytes {
             fast: usage.fast.max(self.grant),
             slow: self.memory,
@@ -319,16 +319,16 @@ impl Provisioner for HistoryTiering {
                     .then(|| "all of the VM's memory may come to lie in the slow tier".into()),
             });
         }
-        let before = self.ask(Order::Count, deadline).await?;
+        let before = self.ask(HistoryCommand::Count, deadline).await?;
         self.grant = target;
-        let order = |answer| Order::Grant {
+        let order = |answer| HistoryCommand::Grant {
             fast: target,
             answer,
         };
         let mut usage = self.ask(order, deadline).await?;
         while usage.fast > target && Instant::now() + LAST_LOOK < deadline {
             sleep(LOOK_EVERY).await;
-            usage = self.ask(Order::Count, deadline).await?;
+            usage = self.ask(HistoryCommand::Count, deadline).await?;
         }
         let reason = (usage.fast > target)
             .then(|| format!("{} of fast memory are not moved out yet", usage.fast));

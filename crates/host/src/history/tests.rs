@@ -79,7 +79,7 @@ impl AccessBits for FakeBits {
 
 struct Vm {
     tiering: HistoryTiering,
-    reports: watch::Receiver<Report>,
+    reports: watch::Receiver<HistoryState>,
     pages: SharedPages,
     guest: Arc<Mutex<Guest>>,
     root: TempDir,

@@ -36,7 +36,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(1);
 
 /// What is asked of the thread.
 #[derive(Debug)]
-pub(super) enum Order {
+pub(super) enum HistoryCommand {
     /// Count where the memory lies.
     Count(oneshot::Sender<TierBytes>),
     /// From now on the VM may have so much fast memory.
@@ -50,7 +50,7 @@ pub(super) enum Order {
 
 /// What the thread tells.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Report {
+pub(crate) struct HistoryState {
     /// How the VM uses its memory, as an agent would tell it.
     pub usage: Option<Stats>,
     /// Why the thread has ended, if it has.
@@ -67,7 +67,7 @@ pub(super) struct Worker {
     nodes: PerTier<NodeId>,
     pages: Box<dyn Pages>,
     bits: Box<dyn AccessBits>,
-    reports: watch::Sender<Report>,
+    reports: watch::Sender<HistoryState>,
 
     strategy: ByHistory,
     engine: Engine<ByHistory>,
@@ -99,7 +99,7 @@ impl Worker {
         tiers: Tiers,
         pages: Box<dyn Pages>,
         bits: Box<dyn AccessBits>,
-        reports: watch::Sender<Report>,
+        reports: watch::Sender<HistoryState>,
     ) -> Result<Self, HistoryError> {
         let interval = config.history.interval();
         let strategy = ByHistory {
@@ -158,7 +158,7 @@ impl Worker {
     }
 
     /// Works until told to stop, or until something fails.
-    pub fn run(mut self, orders: &Receiver<Order>) {
+    pub fn run(mut self, orders: &Receiver<HistoryCommand>) {
         if let Err(error) = self.work(orders) {
             let failed = Some(error.to_string());
             self.reports
@@ -166,18 +166,18 @@ impl Worker {
         }
     }
 
-    fn work(&mut self, orders: &Receiver<Order>) -> Result<(), HistoryError> {
+    fn work(&mut self, orders: &Receiver<HistoryCommand>) -> Result<(), HistoryError> {
         let mut next = Instant::now();
         loop {
             let wait = next.saturating_duration_since(Instant::now());
             match orders.recv_timeout(wait) {
-                Ok(Order::Stop) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
-                Ok(Order::Count(answer)) => {
+                Ok(HistoryCommand::Stop) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                Ok(HistoryCommand::Count(answer)) => {
                     self.count()?;
                     // Whoever asked may have stopped waiting.
                     let _ = answer.send(self.usage);
                 }
-                Ok(Order::Grant { fast, answer }) => {
+                Ok(HistoryCommand::Grant { fast, answer }) => {
                     self.grant = fast;
                     self.make_room()?;
                     let _ = answer.send(self.usage);

@@ -54,7 +54,7 @@ use tokio::time::{Duration, Instant, timeout_at};
 
 use super::held::HeldSet;
 use super::{Progress, ProvisionError, Provisioner};
-use crate::agent::{Agent, Away, GuestSession};
+use crate::agent::{AgentClient, Away, GuestSession};
 use crate::backing::Backing;
 use ask::away;
 use listing::Listing;
@@ -79,7 +79,7 @@ pub struct Balloon<B> {
 /// The guest that is spoken with, and the files behind its memory.
 #[derive(Debug)]
 struct Guest<B> {
-    agent: Agent,
+    agent: AgentClient,
     backing: Arc<B>,
     /// Held while a thread punches; it may outlive the call that wanted it.
     punching: Arc<Semaphore>,
@@ -115,7 +115,7 @@ impl View {
 impl<B: Backing> Balloon<B> {
     /// A balloon in the guest behind `agent`, whose memory of each tier is the guest's node
     /// `nodes`. The driver may give back `oom` of slow memory by itself.
-    pub fn new(agent: Agent, backing: B, nodes: PerTier<NodeId>, oom: ByteCount) -> Self {
+    pub fn new(agent: AgentClient, backing: B, nodes: PerTier<NodeId>, oom: ByteCount) -> Self {
         Self {
             guest: Guest {
                 agent,

@@ -10,7 +10,7 @@ use super::balloon::Balloon;
 use super::virtio_balloon::VirtioBalloon;
 use super::virtio_mem::VirtioMem;
 use super::{ProvisionError, Provisioner};
-use crate::agent::Agent;
+use crate::agent::AgentClient;
 use crate::agent::tests::own_process;
 use crate::hypervisor::Connection;
 use crate::hypervisor::qemu::Qemu;
@@ -186,10 +186,10 @@ async fn demeter_balloon_conforms() {
     .await;
 }
 
-async fn guest(vm: &FakeVm) -> (FakeGuest, Agent) {
+async fn guest(vm: &FakeVm) -> (FakeGuest, AgentClient) {
     let socket = vm.folder().join("agent");
     let guest = FakeGuest::new(vm, &vm.guest_ranges());
-    let agent = Agent::connect(socket, Opener::only(own_process()), RequestId(7));
+    let agent = AgentClient::connect(socket, Opener::only(own_process()), RequestId(7));
     agent.peer().wait_for(Option::is_some).await.unwrap();
     (guest, agent)
 }

@@ -10,7 +10,7 @@ pub mod virtio_mem;
 use demeter_policy::{ByteCount, Tier, TierBytes};
 use tokio::time::Instant;
 
-use crate::controller::{Command, Observation, Order, PATIENCE};
+use crate::controller::{Observation, Order, PATIENCE, VmCommand};
 
 /// A way to change how much memory of each tier a VM owns.
 ///
@@ -92,7 +92,7 @@ pub enum ProvisionError {
 /// host.
 pub async fn carry_out(
     provisioner: &mut impl Provisioner,
-    command: &Command,
+    command: &VmCommand,
 ) -> (Observation, ByteCount) {
     let ticket = command.ticket;
     let deadline = Instant::now() + PATIENCE;

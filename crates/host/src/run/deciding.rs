@@ -15,7 +15,7 @@ use super::{RunError, Tasks};
 use crate::VmName;
 use crate::api::{Change, ChangeError};
 use crate::config::{Config, VmConfig};
-use crate::controller::{Command, Controller, Limits, Millis, Observation, State, VmStatus};
+use crate::controller::{Controller, Limits, Millis, Observation, State, VmCommand, VmStatus};
 use crate::hypervisor::libvirt::Domains;
 use crate::store::{Ledger, Store};
 use crate::view::{EventLog, HostView, VmState, VmView};
@@ -41,7 +41,7 @@ pub(super) struct Deciding {
     policy_chosen: bool,
     store: Store,
     tasks: Tasks,
-    commands: BTreeMap<VmName, mpsc::Sender<Command>>,
+    commands: BTreeMap<VmName, mpsc::Sender<VmCommand>>,
     /// VMs that are not in the configuration.
     found: BTreeSet<VmName>,
     /// Those of them that cannot be taken on; told once.

@@ -32,7 +32,7 @@ use crate::inside::testbed::{Limits, Testbed};
 use crate::inside::workload::Workload;
 use crate::inside::zones::node_free_mib;
 use crate::inside::{Fault, kernel};
-use crate::link::{Job, Report};
+use crate::link::{Job, VmMessage};
 use crate::vm::{Finder, Lab, in_place};
 
 /// What the agent may record, MiB.
@@ -89,7 +89,7 @@ impl<'a> Here<'a> {
     pub fn run(
         &mut self,
         system: System,
-        say: &mut dyn FnMut(Report) -> Result<(), Fault>,
+        say: &mut dyn FnMut(VmMessage) -> Result<(), Fault>,
     ) -> Result<(), Error> {
         let folder = tempfile::Builder::new().prefix("demeter-here-").tempdir();
         let folder = folder.map_err(Error::io("create", "a folder for the run"))?;
@@ -176,13 +176,13 @@ impl<'a> Here<'a> {
 fn measure(
     bed: &Testbed<'_>,
     job: &Job,
-    say: &mut dyn FnMut(Report) -> Result<(), Fault>,
+    say: &mut dyn FnMut(VmMessage) -> Result<(), Fault>,
 ) -> Result<(), Fault> {
     let rival = rivals::start(bed, &job.settings)?;
     let mut workload = Workload::new(bed, job)?;
     let outcome = course(bed, &mut workload, rival, say);
     for log in workload.logs(&outcome) {
-        say(Report::Program(log))?;
+        say(VmMessage::Program(log))?;
     }
     outcome
 }
@@ -191,7 +191,7 @@ fn course(
     bed: &Testbed<'_>,
     workload: &mut Workload<'_>,
     rival: Box<dyn Rival>,
-    say: &mut dyn FnMut(Report) -> Result<(), Fault>,
+    say: &mut dyn FnMut(VmMessage) -> Result<(), Fault>,
 ) -> Result<(), Fault> {
     let hot = match fill(bed, workload) {
         Ok(hot) => hot,
@@ -203,13 +203,13 @@ fn course(
     };
     watch(bed, workload, hot, rival, say)?;
     match workload.verify()? {
-        Some((words, errors)) => say(Report::Verified { words, errors }),
+        Some((words, errors)) => say(VmMessage::Verified { words, errors }),
         None => Ok(()),
     }
 }
 
-fn sized(bed: &Testbed<'_>) -> Result<Report, Fault> {
-    Ok(Report::Sized {
+fn sized(bed: &Testbed<'_>) -> Result<VmMessage, Fault> {
+    Ok(VmMessage::Sized {
         fast_free_mib: node_free_mib(&bed.root, bed.fast.0)?,
         slow_free_mib: node_free_mib(&bed.root, bed.slow.0)?,
     })

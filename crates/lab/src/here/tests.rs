@@ -36,7 +36,7 @@ impl Fake {
         Self { folder, job }
     }
 
-    fn measure(&self, limits: Limits<'_>) -> (Result<(), Fault>, Vec<Report>) {
+    fn measure(&self, limits: Limits<'_>) -> (Result<(), Fault>, Vec<VmMessage>) {
         let bed = Testbed {
             root: "/".into(),
             fast: NodeId(0),
@@ -85,13 +85,13 @@ fn a_workload_is_measured_to_its_verified_end() {
     });
     outcome.unwrap();
     let [
-        Report::Start {
+        VmMessage::Start {
             hot_in_fast: Some(share),
             ..
         },
-        Report::Interval(interval),
-        Report::Done { t_s, .. },
-        Report::Verified { words, errors },
+        VmMessage::Interval(interval),
+        VmMessage::Done { t_s, .. },
+        VmMessage::Verified { words, errors },
     ] = &reports[..]
     else {
         panic!("{reports:?}")

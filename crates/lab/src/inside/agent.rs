@@ -12,7 +12,7 @@ use demeter_policy::Pid;
 use super::fault::Fault;
 use super::init::Link;
 use super::testbed::Testbed;
-use crate::link::{AGENT_RECORDING_PATH, Report, to_hex};
+use crate::link::{AGENT_RECORDING_PATH, VmMessage, to_hex};
 use crate::vm::dies_with_this_thread;
 
 /// How much of the end of the log reaches the host, bytes.
@@ -32,7 +32,7 @@ const QUIET_CALLS: u32 = 5;
 
 /// A running agent; ended when dropped, and killed where it does not end.
 #[derive(Debug)]
-pub struct Agent {
+pub struct AgentProcess {
     child: Child,
     socket: PathBuf,
     moved_bytes: Option<(u64, u64)>,
@@ -40,7 +40,7 @@ pub struct Agent {
     quiet: u32,
 }
 
-impl Agent {
+impl AgentProcess {
     /// Starts the agent with process `target` as its only target. Where the VM has a port for it,
     /// it serves the host's requests as well.
     pub fn start(bed: &Testbed<'_>, target: Pid) -> Result<Self, Fault> {
@@ -158,7 +158,7 @@ impl Agent {
     }
 }
 
-impl Drop for Agent {
+impl Drop for AgentProcess {
     fn drop(&mut self) {
         // What it has set up in the kernel is its own to take down.
         if matches!(self.child.try_wait(), Ok(None)) {
@@ -194,7 +194,7 @@ pub fn send_recording(link: &mut Link) -> Result<(), Fault> {
             return Ok(());
         }
         let hex = to_hex(&bytes[..read]);
-        link.send(&Report::AgentRecording { hex })?;
+        link.send(&VmMessage::AgentRecording { hex })?;
     }
 }
 

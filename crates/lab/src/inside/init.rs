@@ -10,7 +10,9 @@ use demeter_guest::balloon::port;
 
 use super::fault::Fault;
 use super::{job, layout};
-use crate::link::{GO, JOB_PATH, Job, LAST_WORDS, LINE_MAX_BYTES, LineReader, PORT_NAME, Report};
+use crate::link::{
+    GO, JOB_PATH, Job, LAST_WORDS, LINE_MAX_BYTES, LineReader, PORT_NAME, VmMessage,
+};
 
 /// Runs the job in [`JOB_PATH`] and powers the machine off.
 ///
@@ -40,8 +42,8 @@ fn run() -> Result<(), Fault> {
         .and_then(|()| read_job())
         .and_then(|job| job::run(&mut link, &job));
     let last = match done {
-        Ok(()) => Report::Finished,
-        Err(fault) => Report::Failed {
+        Ok(()) => VmMessage::Finished,
+        Err(fault) => VmMessage::Failed {
             what: fault.to_string(),
         },
     };
@@ -164,7 +166,7 @@ impl Link {
     }
 
     /// Sends one report.
-    pub fn send(&mut self, report: &Report) -> Result<(), Fault> {
+    pub fn send(&mut self, report: &VmMessage) -> Result<(), Fault> {
         let mut line = serde_json::to_vec(report)
             .map_err(|e| Fault::io("encode for", &self.path)(e.into()))?;
         if line.len() >= LINE_MAX_BYTES {

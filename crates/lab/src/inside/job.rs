@@ -8,7 +8,7 @@ use std::path::Path;
 use demeter_policy::provision::ProvisionerKind;
 use demeter_policy::{Pid, VirtRange};
 
-use super::agent::{self, Agent};
+use super::agent::{self, AgentProcess};
 use super::counters::Counters;
 use super::delay::Delay;
 use super::fault::Fault;
@@ -23,7 +23,7 @@ use super::testbed::Testbed;
 use super::ticker::Ticker;
 use super::workload::{Next, Workload};
 use super::zones::node_free_mib;
-use crate::link::{Interval, Job, Report, Totals};
+use crate::link::{Interval, Job, Totals, VmMessage};
 
 /// Runs the job; what it finds goes over the link.
 pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
@@ -35,11 +35,13 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
     kernel::prepare(root, job.scenario.machine.thp)?;
     modules::load_all(root)?;
     let has_driver = job.provisioner == Some(ProvisionerKind::DemeterBalloon);
-    let mut relay = has_driver.then(|| Agent::start_relay(&bed)).transpose()?;
+    let mut relay = has_driver
+        .then(|| AgentProcess::start_relay(&bed))
+        .transpose()?;
     link.send(&booted(&bed)?)?;
     if job.provisioner.is_some() {
         link.wait_for_go()?;
-        link.send(&Report::Sized {
+        link.send(&VmMessage::Sized {
             fast_free_mib: node_free_mib(root, 0)?,
             slow_free_mib: node_free_mib(root, 1)?,
         })?;
@@ -55,7 +57,7 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
     let mut workload = Workload::new(&bed, job)?;
     let outcome = course(link, &bed, job, &mut workload, relay, rival);
     for log in workload.logs(&outcome) {
-        link.send(&Report::Program(log))?;
+        link.send(&VmMessage::Program(log))?;
     }
     outcome
 }
@@ -66,7 +68,7 @@ fn course(
     bed: &Testbed<'_>,
     job: &Job,
     workload: &mut Workload<'_>,
-    mut relay: Option<Agent>,
+    mut relay: Option<AgentProcess>,
     rival: Box<dyn Rival>,
 ) -> Result<(), Fault> {
     let hot = fill(bed, workload)?;
@@ -79,7 +81,7 @@ fn course(
         relay.stop()?;
     }
     let outcome = watch(bed, workload, hot, rival, &mut |report| {
-        let may_be_resized = job.provisioner.is_some() && matches!(report, Report::Start { .. });
+        let may_be_resized = job.provisioner.is_some() && matches!(report, VmMessage::Start { .. });
         link.send(&report)?;
         match may_be_resized {
             true => link.wait_for_go(),
@@ -88,14 +90,14 @@ fn course(
     });
     drop(delay);
     if job.settings.system.has_agent() || has_driver {
-        link.send(&Report::AgentLog {
+        link.send(&VmMessage::AgentLog {
             text: agent::log_tail(bed),
         })?;
         agent::send_recording(link)?;
     }
     outcome?;
     if let Some((words, errors)) = workload.verify()? {
-        link.send(&Report::Verified { words, errors })?;
+        link.send(&VmMessage::Verified { words, errors })?;
     }
     Ok(())
 }
@@ -110,14 +112,14 @@ pub fn fill(bed: &Testbed<'_>, workload: &mut Workload<'_>) -> Result<Option<Vir
     Ok(hot)
 }
 
-/// The timed phase, under a rival that is on. Hands all reports from [`Report::Start`] to [`Report::Done`] to
+/// The timed phase, under a rival that is on. Hands all reports from [`VmMessage::Start`] to [`VmMessage::Done`] to
 /// `say`.
 pub fn watch(
     bed: &Testbed<'_>,
     workload: &mut Workload<'_>,
     hot: Option<VirtRange>,
     mut rival: Box<dyn Rival>,
-    say: &mut dyn FnMut(Report) -> Result<(), Fault>,
+    say: &mut dyn FnMut(VmMessage) -> Result<(), Fault>,
 ) -> Result<(), Fault> {
     let root = &bed.root;
     let watched = |hot| Observer::new(workload.target(), hot, bed.fast);
@@ -132,7 +134,7 @@ pub fn watch(
         counters.follow(pid, "agent");
     }
     counters.follow_kernel_threads()?;
-    say(Report::Start {
+    say(VmMessage::Start {
         hot_in_fast: hot_in_fast(&mut observer)?,
         totals: before,
     })?;
@@ -148,7 +150,7 @@ pub fn watch(
                     counters.follow_kernel_threads()?;
                 }
                 counters.follow_workload(&workload.pids());
-                say(Report::Interval(Interval {
+                say(VmMessage::Interval(Interval {
                     t_s,
                     rate: speed.rate,
                     programs: speed.programs,
@@ -158,14 +160,14 @@ pub fn watch(
             }
             Next::Shift(t_s, hot) => {
                 observer = Some(Observer::new(workload.target(), hot, bed.fast));
-                say(Report::Shift { t_s })?;
+                say(VmMessage::Shift { t_s })?;
             }
             Next::Done(t_s, speed) => break (t_s, speed),
         }
     };
     let totals = read_totals(&counters, rival.as_mut())?;
     rival.stop()?;
-    say(Report::Done {
+    say(VmMessage::Done {
         t_s,
         rate: speed.rate,
         programs: speed.programs,
@@ -186,8 +188,8 @@ fn read_totals(counters: &Counters, rival: &mut dyn Rival) -> Result<Totals, Fau
 }
 
 /// What the machine says of itself before anything runs on it.
-pub fn booted(bed: &Testbed<'_>) -> Result<Report, Fault> {
-    Ok(Report::Booted {
+pub fn booted(bed: &Testbed<'_>) -> Result<VmMessage, Fault> {
+    Ok(VmMessage::Booted {
         kernel: kernel_release(&bed.root)?,
         fast_free_mib: node_free_mib(&bed.root, bed.fast.0)?,
         slow_free_mib: node_free_mib(&bed.root, bed.slow.0)?,

@@ -4,13 +4,13 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::agent::Agent;
+use super::agent::AgentProcess;
 use super::fault::Fault;
 use super::init::{Link, Orders};
 use super::testbed::Testbed;
 use super::workload::OwnProgram;
 use super::{job, kernel, modules};
-use crate::link::{Job, KILL_AGENT, Report};
+use crate::link::{Job, KILL_AGENT, VmMessage};
 use crate::workload::Event;
 
 /// Runs rounds until the VM is gone.
@@ -19,7 +19,7 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
     let root = &bed.root;
     kernel::prepare(root, job.scenario.machine.thp)?;
     modules::load_all(root)?;
-    let agent = Arc::new(Mutex::new(Agent::start_for_all(&bed)?));
+    let agent = Arc::new(Mutex::new(AgentProcess::start_for_all(&bed)?));
     obey(link.orders()?, Arc::clone(&agent));
     link.send(&job::booted(&bed)?)?;
     loop {
@@ -28,7 +28,7 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
             match workload.next_event()? {
                 Event::Ready { .. } | Event::Done { .. } => workload.go()?,
                 Event::Loaded { .. } | Event::Interval { .. } | Event::Shift { .. } => {}
-                Event::Verified { words, errors } => break Report::Verified { words, errors },
+                Event::Verified { words, errors } => break VmMessage::Verified { words, errors },
             }
             agent
                 .lock()
@@ -41,7 +41,7 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
 
 /// Kills the agent without warning, and starts another, whenever the host says so. The thread
 /// ends with the link.
-fn obey(mut orders: Orders, agent: Arc<Mutex<Agent>>) {
+fn obey(mut orders: Orders, agent: Arc<Mutex<AgentProcess>>) {
     std::thread::spawn(move || {
         while let Ok(Some(order)) = orders.next_line() {
             if order != KILL_AGENT {
@@ -49,7 +49,7 @@ fn obey(mut orders: Orders, agent: Arc<Mutex<Agent>>) {
             }
             let mut agent = agent.lock().unwrap_or_else(PoisonError::into_inner);
             agent.kill();
-            match Agent::start_for_all(&Testbed::vm()) {
+            match AgentProcess::start_for_all(&Testbed::vm()) {
                 Ok(another) => *agent = another,
                 Err(fault) => {
                     // The next check finds no agent, and the console says why.

@@ -14,7 +14,7 @@ use super::controller::Controller;
 use super::fleet::{NEAR_BYTES, Run};
 use super::setup::{Setup, VmEntry};
 use crate::error::{Error, VmFault};
-use crate::link::Report;
+use crate::link::VmMessage;
 use crate::vm::{Elastic, NodeSizes, PreparedVm, VmChild, reset};
 use crate::workload::rng::{Rng, scale};
 
@@ -45,7 +45,7 @@ enum Victim {
 pub fn run(
     run: Run,
     crashes: Crashes,
-    progress: &mut dyn FnMut(&str, &Report),
+    progress: &mut dyn FnMut(&str, &VmMessage),
 ) -> Result<SystemResult, Error> {
     let Some(provisioner) = run.variant.provisioner.kind() else {
         return Err(Error::Incomplete(run.name.into()));
@@ -123,7 +123,7 @@ struct Matrix<'a> {
     child: VmChild,
     controller: Controller,
     heard: Heard,
-    progress: &'a mut dyn FnMut(&str, &Report),
+    progress: &'a mut dyn FnMut(&str, &VmMessage),
 }
 
 impl Matrix<'_> {
@@ -225,17 +225,17 @@ impl Matrix<'_> {
             (self.progress)(self.run.name, &report);
             let heard = &mut self.heard;
             match report {
-                Report::Booted { .. } if heard.may_boot => heard.may_boot = false,
-                Report::Booted { .. } => {
+                VmMessage::Booted { .. } if heard.may_boot => heard.may_boot = false,
+                VmMessage::Booted { .. } => {
                     let what = "it started anew by itself; see its console".into();
                     return Err(self.vm.error(VmFault::Job(what)));
                 }
-                Report::Verified { words, errors } => {
+                VmMessage::Verified { words, errors } => {
                     heard.rounds += 1;
                     heard.words += words;
                     heard.wrong_words += errors;
                 }
-                Report::Failed { what } => return Err(self.vm.error(VmFault::Job(what))),
+                VmMessage::Failed { what } => return Err(self.vm.error(VmFault::Job(what))),
                 _ => {}
             }
         }

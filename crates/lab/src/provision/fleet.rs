@@ -19,7 +19,7 @@ use super::resize_cycle::CycleState;
 use super::setup::{Setup, VmEntry};
 use super::sizing::{self, Sizing};
 use crate::error::{Error, VmFault};
-use crate::link::Report;
+use crate::link::VmMessage;
 use crate::timeline::VmTimeline;
 use crate::vm::{Lab, NodeSizes, Orders, PreparedVm, check_host};
 
@@ -68,12 +68,12 @@ pub struct FleetTimeline {
 
 enum Message {
     Started { pid: u32, orders: Orders },
-    Report(Report),
+    Report(VmMessage),
     Ended(Result<(), Error>),
 }
 
 /// Runs all VMs to their end. `progress` sees each report, and whose it is.
-pub fn run(run: Run, progress: &mut dyn FnMut(&str, &Report)) -> Result<FleetTimeline, Error> {
+pub fn run(run: Run, progress: &mut dyn FnMut(&str, &VmMessage)) -> Result<FleetTimeline, Error> {
     let mut names = Vec::new();
     let mut prepared = Vec::new();
     for (name, scenario) in run.scenario.vms() {
@@ -185,7 +185,7 @@ struct Conductor<'a> {
 }
 
 impl Conductor<'_> {
-    fn conduct(&mut self, progress: &mut dyn FnMut(&str, &Report)) -> Result<(), Error> {
+    fn conduct(&mut self, progress: &mut dyn FnMut(&str, &VmMessage)) -> Result<(), Error> {
         while self.counts.ended < self.prepared.len() {
             if self.run.stop.load(Ordering::Relaxed) {
                 return Err(Error::Interrupted);
@@ -210,28 +210,28 @@ impl Conductor<'_> {
         Ok(())
     }
 
-    fn take(&mut self, index: usize, report: Report) -> Result<(), Error> {
+    fn take(&mut self, index: usize, report: VmMessage) -> Result<(), Error> {
         let all = self.prepared.len();
         let is_elastic = self.prepared[0].elastic().is_some();
         match &report {
-            Report::Booted { .. } => {
+            VmMessage::Booted { .. } => {
                 self.counts.booted += 1;
                 if self.counts.booted == all && is_elastic {
                     self.size()?;
                     self.go()?;
                 }
             }
-            Report::Sized {
+            VmMessage::Sized {
                 fast_free_mib,
                 slow_free_mib,
             } if index == 0 => self.timeline.free_mib = Some([*fast_free_mib, *slow_free_mib]),
-            Report::Start { .. } => {
+            VmMessage::Start { .. } => {
                 self.counts.filled += 1;
                 if self.counts.filled == all && is_elastic {
                     self.begin()?;
                 }
             }
-            Report::Done { .. } => {
+            VmMessage::Done { .. } => {
                 self.counts.done += 1;
                 if self.counts.done == all {
                     self.began = None;

@@ -15,7 +15,7 @@ use demeter_outcome::SystemResult;
 use demeter_scenario::{Provision, Scenario};
 
 use crate::error::Error;
-use crate::link::Report;
+use crate::link::VmMessage;
 use crate::vm::Lab;
 
 /// Runs every variant of the scenario, one after the other; see [`crate::run()`]. What was measured
@@ -25,7 +25,7 @@ pub fn run(
     provision: &Provision,
     lab: &Lab,
     stop: &AtomicBool,
-    progress: &mut dyn FnMut(&str, &Report),
+    progress: &mut dyn FnMut(&str, &VmMessage),
     results: &mut Vec<SystemResult>,
 ) -> Result<(), Error> {
     for (name, variant) in provision.variants() {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, VmFault};
-use crate::link::{GO, KILL_AGENT, LAST_WORDS, LineReader, Report};
+use crate::link::{GO, KILL_AGENT, LAST_WORDS, LineReader, VmMessage};
 
 /// How often a wait looks at the clock and at the stop flag.
 const TICK: Duration = Duration::from_millis(100);
@@ -93,7 +93,7 @@ impl VmChild {
     }
 
     /// The next report, or why there is none.
-    pub fn next_report(&mut self, stop: &AtomicBool) -> Result<Report, VmFault> {
+    pub fn next_message(&mut self, stop: &AtomicBool) -> Result<VmMessage, VmFault> {
         loop {
             if let Some(report) = self.report_until(self.deadline, stop)? {
                 return Ok(report);
@@ -106,7 +106,7 @@ impl VmChild {
         &mut self,
         until: Instant,
         stop: &AtomicBool,
-    ) -> Result<Option<Report>, VmFault> {
+    ) -> Result<Option<VmMessage>, VmFault> {
         loop {
             if stop.load(Ordering::Relaxed) {
                 return Err(VmFault::Interrupted);
@@ -150,18 +150,20 @@ impl VmChild {
         self.wait();
     }
 
-    fn note(&mut self, report: &Report) {
+    fn note(&mut self, report: &VmMessage) {
         self.doing = match report {
-            Report::Booted { .. } | Report::Sized { .. } => "was filling memory".into(),
-            Report::Start { .. } => "had begun the timed phase".into(),
-            Report::Interval(interval) => format!("was {:.0} s into the timed phase", interval.t_s),
-            Report::Shift { .. } | Report::Program(_) => return,
-            Report::Done { .. } => "was verifying data".into(),
-            Report::Verified { .. }
-            | Report::AgentLog { .. }
-            | Report::AgentRecording { .. }
-            | Report::Failed { .. }
-            | Report::Finished => "was powering off".into(),
+            VmMessage::Booted { .. } | VmMessage::Sized { .. } => "was filling memory".into(),
+            VmMessage::Start { .. } => "had begun the timed phase".into(),
+            VmMessage::Interval(interval) => {
+                format!("was {:.0} s into the timed phase", interval.t_s)
+            }
+            VmMessage::Shift { .. } | VmMessage::Program(_) => return,
+            VmMessage::Done { .. } => "was verifying data".into(),
+            VmMessage::Verified { .. }
+            | VmMessage::AgentLog { .. }
+            | VmMessage::AgentRecording { .. }
+            | VmMessage::Failed { .. }
+            | VmMessage::Finished => "was powering off".into(),
         };
     }
 

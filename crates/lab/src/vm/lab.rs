@@ -18,7 +18,8 @@ use super::prepared::{INITRAMFS, PreparedVm};
 use super::{kernel, module, plugin};
 use crate::error::{Error, VmFault};
 use crate::link::{
-    AGENT_CONFIG_PATH, AGENT_RECORDING_PATH, AGENT_SOCKET_PATH, JOB_PATH, Job, MODULES_DIR, Report,
+    AGENT_CONFIG_PATH, AGENT_RECORDING_PATH, AGENT_SOCKET_PATH, JOB_PATH, Job, MODULES_DIR,
+    VmMessage,
 };
 
 /// The programs that go into every VM.
@@ -73,13 +74,13 @@ impl Lab {
     }
 
     /// Runs the system that `settings` are for in a VM of `scenario` and hands each report to `on_report` as it comes.
-    /// Returns after [`Report::Finished`]; nothing of the VM is left behind but logs.
+    /// Returns after [`VmMessage::Finished`]; nothing of the VM is left behind but logs.
     pub fn run_vm(
         &self,
         scenario: &Scenario,
         settings: &Settings,
         stop: &AtomicBool,
-        on_report: &mut dyn FnMut(Report) -> Result<(), VmFault>,
+        on_report: &mut dyn FnMut(VmMessage) -> Result<(), VmFault>,
     ) -> Result<(), Error> {
         let vm = self.prepare(&run_name(settings), scenario, settings, None)?;
         vm.listen(vm.start()?, stop, on_report)

@@ -13,7 +13,7 @@ use super::elastic::Elastic;
 use super::memory::{NodeSizes, check_host};
 use super::{counts, qemu};
 use crate::error::{Error, VmFault};
-use crate::link::{Report, from_hex};
+use crate::link::{VmMessage, from_hex};
 
 /// The initramfs' name in a VM's folder.
 pub const INITRAMFS: &str = "initramfs";
@@ -107,7 +107,7 @@ impl PreparedVm {
         &self,
         mut vm: VmChild,
         stop: &AtomicBool,
-        on_report: &mut dyn FnMut(Report) -> Result<(), VmFault>,
+        on_report: &mut dyn FnMut(VmMessage) -> Result<(), VmFault>,
     ) -> Result<(), Error> {
         let mut outcome = listen(&mut vm, stop, self.folder(), on_report);
         match &outcome {
@@ -166,35 +166,35 @@ fn listen(
     vm: &mut VmChild,
     stop: &AtomicBool,
     folder: &Path,
-    on_report: &mut dyn FnMut(Report) -> Result<(), VmFault>,
+    on_report: &mut dyn FnMut(VmMessage) -> Result<(), VmFault>,
 ) -> Result<(), VmFault> {
     let mut reports = File::create(folder.join("reports.jsonl")).map_err(VmFault::Log)?;
     loop {
-        let mut report = vm.next_report(stop)?;
+        let mut report = vm.next_message(stop)?;
         if let Some(totals) = report.totals_mut() {
             totals.lag_s = counts::lag_s(folder)?;
         }
-        if let Report::AgentRecording { hex } = &report {
+        if let VmMessage::AgentRecording { hex } = &report {
             append(&folder.join(RECORDING), hex)?;
             continue;
         }
         serde_json::to_writer(&reports, &report).map_err(|e| VmFault::Log(e.into()))?;
         reports.write_all(b"\n").map_err(VmFault::Log)?;
         match report {
-            Report::AgentLog { text } => {
+            VmMessage::AgentLog { text } => {
                 fs::write(folder.join("agent.log"), text).map_err(VmFault::Log)?;
             }
-            Report::Program(log) => {
+            VmMessage::Program(log) => {
                 let file = File::options()
                     .create(true)
                     .append(true)
                     .open(folder.join("programs.log"));
                 file.and_then(|mut file| writeln!(file, "== {}\n{}", log.name, log.text))
                     .map_err(VmFault::Log)?;
-                on_report(Report::Program(log))?;
+                on_report(VmMessage::Program(log))?;
             }
-            Report::Failed { what } => return Err(VmFault::Job(what)),
-            Report::Finished => return Ok(()),
+            VmMessage::Failed { what } => return Err(VmFault::Job(what)),
+            VmMessage::Finished => return Ok(()),
             report => on_report(report)?,
         }
     }

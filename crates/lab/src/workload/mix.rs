@@ -90,7 +90,7 @@ impl Layout {
     }
 
     /// The hot set, where there is one, and it stays.
-    fn told(&self) -> std::ops::Range<u64> {
+    fn lasting_hot_set(&self) -> std::ops::Range<u64> {
         let stays = |part: &scenario::Stretch| !part.moves();
         match self.hot().as_slice() {
             [hot] if self.course.parts.iter().all(stays) && self.course.turn(0).is_none() => {
@@ -120,7 +120,7 @@ pub fn run(args: &Mix) -> Result<(), Error> {
     let all = 0..region.words().len() as u64 * size_of::<u64>() as u64;
     memlat::touch(&region, &all, &waiter)?;
 
-    let hot = layout.told();
+    let hot = layout.lasting_hot_set();
     output.say(&Event::Ready {
         start: region.start(),
         bytes: all.end,
@@ -209,14 +209,14 @@ mod tests {
             "cold_mib = 3\nparts = [{ size_mib = 4 }, { size_mib = 8, hot_mib = 2, hot_weight = 1 }]",
         );
         assert_eq!(layout.starts, [3, 7].map(|mib| mib * MIB as usize / 8));
-        assert_eq!(layout.told(), 13 * MIB..15 * MIB);
+        assert_eq!(layout.lasting_hot_set(), 13 * MIB..15 * MIB);
     }
 
     #[test]
     fn a_hot_set_that_moves_is_not_told() {
         let moving = "parts = [{ size_mib = 8, hot_mib = 2, hot_weight = 1, moves_s = 1 }]";
-        assert_eq!(layout(moving).told(), 0..0);
-        assert_eq!(layout("parts = [{ size_mib = 8 }]").told(), 0..0);
+        assert_eq!(layout(moving).lasting_hot_set(), 0..0);
+        assert_eq!(layout("parts = [{ size_mib = 8 }]").lasting_hot_set(), 0..0);
     }
 
     #[test]

@@ -146,11 +146,11 @@ fn supervise(
         .filter(in_time)
         .zip(1u32..)
         .peekable();
-    let mut next_report = schedule.interval.min(schedule.duration);
+    let mut next_message = schedule.interval.min(schedule.duration);
     let (mut last_t_s, mut last_ops) = (0.0, 0);
     loop {
-        let shift_now = shifts.next_if(|&(&at, _)| at <= next_report);
-        waiter.until(start + shift_now.map_or(next_report, |(&at, _)| at))?;
+        let shift_now = shifts.next_if(|&(&at, _)| at <= next_message);
+        waiter.until(start + shift_now.map_or(next_message, |(&at, _)| at))?;
         let t_s = start.elapsed().as_secs_f64();
         if let Some((_, stage)) = shift_now {
             control.stage.store(stage, Relaxed);
@@ -167,10 +167,10 @@ fn supervise(
             ops: ops - last_ops,
         })?;
         (last_t_s, last_ops) = (t_s, ops);
-        if next_report >= schedule.duration {
+        if next_message >= schedule.duration {
             return Ok(());
         }
-        next_report = (next_report + schedule.interval).min(schedule.duration);
+        next_message = (next_message + schedule.interval).min(schedule.duration);
     }
 }
 

@@ -52,7 +52,7 @@ impl Operations {
 
 /// DAMON, taken for ourselves; given back with the last kdamond.
 #[derive(Debug)]
-struct Claim {
+struct Ownership {
     dir: PathBuf,
     /// Locked.
     _count: File,
@@ -62,7 +62,7 @@ struct Claim {
 #[derive(Debug)]
 pub struct Kdamond {
     dir: PathBuf,
-    _claim: Arc<Claim>,
+    _claim: Arc<Ownership>,
 }
 
 impl Kdamond {
@@ -105,7 +105,7 @@ impl Kdamond {
             tracing::warn!("removing the kdamonds that a Demeter left behind when it died");
             remove(&dir)?;
         }
-        let claim = Arc::new(Claim { dir, _count: count });
+        let claim = Arc::new(Ownership { dir, _count: count });
         write(&path, &kdamonds.to_string())?;
         let kdamond = |index: usize| Self {
             dir: claim.dir.join(index.to_string()),
@@ -213,7 +213,7 @@ impl Drop for Kdamond {
     }
 }
 
-impl Drop for Claim {
+impl Drop for Ownership {
     fn drop(&mut self) {
         if let Err(error) = remove(&self.dir) {
             tracing::warn!(%error, "kdamonds stay behind");

@@ -240,7 +240,7 @@ impl super::Strategy for Apart {
 
 /// Anything that may be told, with sense or without.
 #[derive(Debug, Clone)]
-enum Told {
+enum AnyInput {
     /// The right answer to what is asked for.
     Answer,
     Epoch,
@@ -258,32 +258,32 @@ enum Told {
     Reclaimed,
 }
 
-fn told() -> impl Strategy<Value = Told> {
+fn any_input() -> impl Strategy<Value = AnyInput> {
     let pid = 0u32..4;
     let number = || prop_oneof![any::<u64>(), 0..1u64 << 30, Just(u64::MAX), Just(0)];
     let near = prop_oneof![BASE.0..BASE.0 + (200 << 21), any::<u64>()];
     let ranges = prop::collection::vec((near.clone(), number()), 0..4);
     let places = prop::collection::vec((0..3u64 << 20, 0..3u64 << 20), 0..12);
     prop_oneof![
-        20 => Just(Told::Answer),
-        2 => Just(Told::Epoch),
-        1 => pid.clone().prop_map(Told::Started),
-        1 => pid.clone().prop_map(Told::Ended),
-        1 => (pid.clone(), ranges).prop_map(|(p, r)| Told::Space(p, r)),
-        1 => number().prop_map(Told::BalloonWants),
-        1 => any::<bool>().prop_map(Told::Paused),
-        1 => Just(Told::Refreshed),
-        9 => (pid, near, any::<u32>()).prop_map(|(p, a, w)| Told::Sample(p, a, w)),
-        1 => (number(), number()).prop_map(|(l, r)| Told::SamplesEnd(l, r)),
-        1 => (places, any::<bool>()).prop_map(|(p, b)| Told::Places(p, b)),
-        1 => any::<bool>().prop_map(Told::Failed),
-        1 => (number(), number()).prop_map(|(f, s)| Told::Nodes(f, s)),
-        1 => Just(Told::Reclaimed),
+        20 => Just(AnyInput::Answer),
+        2 => Just(AnyInput::Epoch),
+        1 => pid.clone().prop_map(AnyInput::Started),
+        1 => pid.clone().prop_map(AnyInput::Ended),
+        1 => (pid.clone(), ranges).prop_map(|(p, r)| AnyInput::Space(p, r)),
+        1 => number().prop_map(AnyInput::BalloonWants),
+        1 => any::<bool>().prop_map(AnyInput::Paused),
+        1 => Just(AnyInput::Refreshed),
+        9 => (pid, near, any::<u32>()).prop_map(|(p, a, w)| AnyInput::Sample(p, a, w)),
+        1 => (number(), number()).prop_map(|(l, r)| AnyInput::SamplesEnd(l, r)),
+        1 => (places, any::<bool>()).prop_map(|(p, b)| AnyInput::Places(p, b)),
+        1 => any::<bool>().prop_map(AnyInput::Failed),
+        1 => (number(), number()).prop_map(|(f, s)| AnyInput::Nodes(f, s)),
+        1 => Just(AnyInput::Reclaimed),
     ]
 }
 
 /// Tells it. An error leaves the engine as it was.
-fn tell(plain: &mut Plain, told: &Told, epoch: &EpochScript) -> Result<(), TestCaseError> {
+fn tell(plain: &mut Plain, told: &AnyInput, epoch: &EpochScript) -> Result<(), TestCaseError> {
     let pairs = |pairs: &[(u64, u64)]| -> Vec<Placement> {
         let place = |&(fast, slow): &(u64, u64)| Placement {
             fast: ByteCount(fast),
@@ -294,7 +294,7 @@ fn tell(plain: &mut Plain, told: &Told, epoch: &EpochScript) -> Result<(), TestC
     let mut vmas = vec![];
     let places;
     let input = match told {
-        Told::Answer => {
+        AnyInput::Answer => {
             // What was started out of turn is no news to the plain driver.
             if plain.engine.request() != Request::Refresh {
                 plain.answer(epoch);
@@ -302,10 +302,10 @@ fn tell(plain: &mut Plain, told: &Told, epoch: &EpochScript) -> Result<(), TestC
             }
             Input::Refreshed
         }
-        Told::Epoch => Input::Epoch,
-        Told::Started(pid) => Input::Started(Pid(*pid)),
-        Told::Ended(pid) => Input::Ended(Pid(*pid)),
-        Told::Space(pid, ranges) => {
+        AnyInput::Epoch => Input::Epoch,
+        AnyInput::Started(pid) => Input::Started(Pid(*pid)),
+        AnyInput::Ended(pid) => Input::Ended(Pid(*pid)),
+        AnyInput::Space(pid, ranges) => {
             let range = |&(start, len): &(u64, u64)| {
                 VirtRange::new(
                     GuestVirtAddr(start),
@@ -318,16 +318,16 @@ fn tell(plain: &mut Plain, told: &Told, epoch: &EpochScript) -> Result<(), TestC
                 vmas: &vmas,
             }
         }
-        Told::BalloonWants(bytes) => Input::BalloonWants(ByteCount(*bytes)),
-        Told::Paused(paused) => Input::Paused(*paused),
-        Told::Refreshed => Input::Refreshed,
-        Told::Sample(pid, addr, weight) => Input::Sample(Sample {
+        AnyInput::BalloonWants(bytes) => Input::BalloonWants(ByteCount(*bytes)),
+        AnyInput::Paused(paused) => Input::Paused(*paused),
+        AnyInput::Refreshed => Input::Refreshed,
+        AnyInput::Sample(pid, addr, weight) => Input::Sample(Sample {
             pid: Pid(*pid),
             addr: GuestVirtAddr(*addr),
             weight: *weight,
         }),
-        &Told::SamplesEnd(lost, rejected) => Input::SamplesEnd { lost, rejected },
-        Told::Places(all, located) => {
+        &AnyInput::SamplesEnd(lost, rejected) => Input::SamplesEnd { lost, rejected },
+        AnyInput::Places(all, located) => {
             places = pairs(all);
             match located {
                 true => Input::Located(&places),
@@ -337,9 +337,9 @@ fn tell(plain: &mut Plain, told: &Told, epoch: &EpochScript) -> Result<(), TestC
                 },
             }
         }
-        Told::Failed(true) => Input::LookUpFailed,
-        Told::Failed(false) => Input::MoveFailed,
-        &Told::Nodes(fast, slow) => Input::Nodes(PerTier {
+        AnyInput::Failed(true) => Input::LookUpFailed,
+        AnyInput::Failed(false) => Input::MoveFailed,
+        &AnyInput::Nodes(fast, slow) => Input::Nodes(PerTier {
             fast: NodeFacts {
                 free: ByteCount(fast),
                 kept: ByteCount(slow),
@@ -349,7 +349,7 @@ fn tell(plain: &mut Plain, told: &Told, epoch: &EpochScript) -> Result<(), TestC
                 kept: ByteCount(fast),
             },
         }),
-        Told::Reclaimed => Input::Reclaimed,
+        AnyInput::Reclaimed => Input::Reclaimed,
     };
     if matches!(input, Input::Sample(_)) {
         let _ = plain.engine.push(input);
@@ -374,7 +374,7 @@ proptest! {
     #[test]
     fn whatever_is_told_it_goes_on_and_the_same_twice(
         seed: u64,
-        told in prop::collection::vec(told(), 0..300),
+        told in prop::collection::vec(any_input(), 0..300),
     ) {
         let script = Script::new(seed);
         let mut one = Plain::new(&script, BASE);
@@ -386,8 +386,8 @@ proptest! {
             tell(&mut two, told, epoch)?;
             prop_assert_eq!(one.engine.request(), two.engine.request());
             match told {
-                Told::Started(pid) => alive.insert(*pid),
-                Told::Ended(pid) => alive.remove(pid),
+                AnyInput::Started(pid) => alive.insert(*pid),
+                AnyInput::Ended(pid) => alive.remove(pid),
                 _ => false,
             };
             if let Request::LookUp { pid, .. } | Request::Move { pid, .. } = one.engine.request() {

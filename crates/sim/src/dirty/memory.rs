@@ -19,7 +19,7 @@ pub(super) enum Entry {
 }
 
 /// All memory of a VM.
-pub(super) struct Memory {
+pub(super) struct SecondLevelTables {
     entries: Vec<Entry>,
     /// Whether a block has a table of pages.
     is_split: Vec<bool>,
@@ -34,7 +34,7 @@ pub(super) struct Memory {
     dirty: usize,
 }
 
-impl Memory {
+impl SecondLevelTables {
     /// Memory of `vcpus` slices of so many pages, all of which may be written; in blocks if `is_huge`.
     pub fn new(vcpus: usize, slice: usize, stride: usize, stores: f64, is_huge: bool) -> Self {
         let pages = vcpus * slice;
@@ -189,7 +189,7 @@ mod tests {
             stride_bits in 0u32..10,
             steps in proptest::collection::vec((0usize..4, 0usize..2048), 0..40),
         ) {
-            let mut memory = Memory::new(2, 1024, 1 << stride_bits, stores, true);
+            let mut memory = SecondLevelTables::new(2, 1024, 1 << stride_bits, stores, true);
             for (what, page) in steps {
                 let block = page / PAGES_A_BLOCK * PAGES_A_BLOCK;
                 match what {
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_block_is_protected_by_one_entry_and_pages_by_theirs() {
-        let mut memory = Memory::new(1, 1024, 1, 1.0, true);
+        let mut memory = SecondLevelTables::new(1, 1024, 1, 1.0, true);
         memory.split(0, false);
         memory.set(3, Entry::ReadOnly);
         let protected = memory.protect(0..1024);

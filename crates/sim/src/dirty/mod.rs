@@ -38,7 +38,7 @@ use demeter_scenario::{DirtyLogging, LoggedTask, Pages, Scenario, System, Worklo
 
 use self::contended::{Interconnect, Lock};
 use self::cost::Costs;
-use self::memory::{Memory, PAGES_A_BLOCK};
+use self::memory::{PAGES_A_BLOCK, SecondLevelTables};
 use self::migration::{Migrated, migrate, protect_all};
 use self::throughput::Throughput;
 use self::vm::{Counts, Vm};
@@ -84,7 +84,7 @@ fn vm(scenario: &Scenario, logging: &DirtyLogging) -> Vm {
     Vm {
         logging: *logging,
         costs: Costs::of(logging.isa),
-        memory: Memory::new(vcpus, slice, stride, stores, logging.pages != Pages::Base),
+        memory: SecondLevelTables::new(vcpus, slice, stride, stores, logging.pages != Pages::Base),
         lock: Lock::default(),
         interconnect: Interconnect::default(),
         counts: Counts::default(),

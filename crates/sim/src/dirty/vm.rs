@@ -4,7 +4,7 @@ use demeter_scenario::{DirtyLogging, Isa, MmuLock, Split};
 
 use super::contended::{Interconnect, Lock};
 use super::cost::Costs;
-use super::memory::{Entry, Memory, PAGES_A_BLOCK};
+use super::memory::{Entry, PAGES_A_BLOCK, SecondLevelTables};
 
 /// Faults in a row that are reckoned as one step.
 const FAULTS_A_STEP: usize = 8;
@@ -13,7 +13,7 @@ const FAULTS_A_STEP: usize = 8;
 pub(super) struct Vm {
     pub logging: DirtyLogging,
     pub costs: Costs,
-    pub memory: Memory,
+    pub memory: SecondLevelTables,
     pub lock: Lock,
     pub interconnect: Interconnect,
     pub counts: Counts,

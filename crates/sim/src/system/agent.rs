@@ -59,7 +59,7 @@ struct Traits {
 }
 
 /// The agent.
-pub(crate) struct Agent<S: Strategy> {
+pub(crate) struct SimulatedAgent<S: Strategy> {
     settings: AgentSettings,
     traits: Traits,
     /// What it decides by, on a machine with so much fast memory.
@@ -77,7 +77,7 @@ pub(crate) struct Agent<S: Strategy> {
     asked: Vec<String>,
 }
 
-impl Agent<Ranges> {
+impl SimulatedAgent<Ranges> {
     /// The product: the policy crate's ranges, and its plan in batches whose translations are
     /// flushed together.
     pub(crate) fn product(settings: &AgentSettings) -> Self {
@@ -94,14 +94,14 @@ impl Agent<Ranges> {
     }
 }
 
-impl Agent<Blocks> {
+impl SimulatedAgent<Blocks> {
     /// The product, with a counter for every block of 2 MiB instead of ranges.
     pub(crate) fn blocks(settings: &AgentSettings) -> Self {
         Self::new(settings, Traits::default(), |_, _| Blocks)
     }
 }
 
-impl Agent<Sequential> {
+impl SimulatedAgent<Sequential> {
     /// The product's promotions only, page by page; reclaim makes room.
     pub(crate) fn sequential(settings: &AgentSettings) -> Self {
         let traits = Traits {
@@ -112,7 +112,7 @@ impl Agent<Sequential> {
     }
 }
 
-impl Agent<Paper> {
+impl SimulatedAgent<Paper> {
     /// The paper's: ranges that are halved; pages exchanged one by one, without a limit to what
     /// moves in an epoch.
     pub(crate) fn paper(settings: &AgentSettings) -> Self {
@@ -129,7 +129,7 @@ impl Agent<Paper> {
     }
 }
 
-impl<S: Strategy> Agent<S> {
+impl<S: Strategy> SimulatedAgent<S> {
     fn new(
         settings: &AgentSettings,
         traits: Traits,
@@ -359,7 +359,7 @@ fn place(block: Block, guest: &mut Guest) -> Placement {
     })
 }
 
-impl<S: Strategy> Manager for Agent<S> {
+impl<S: Strategy> Manager for SimulatedAgent<S> {
     fn sampling(&self, _k: u32) -> Option<Sampling> {
         Some(self.settings.sampling)
     }
@@ -404,9 +404,9 @@ impl<S: Strategy> Manager for Agent<S> {
     }
 }
 
-impl<S: Strategy> fmt::Debug for Agent<S> {
+impl<S: Strategy> fmt::Debug for SimulatedAgent<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Agent")
+        f.debug_struct("SimulatedAgent")
             .field("settings", &self.settings)
             .field("traits", &self.traits)
             .finish_non_exhaustive()

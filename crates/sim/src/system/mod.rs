@@ -27,7 +27,7 @@ mod xen_history;
 
 use demeter_scenario::System;
 
-pub(crate) use agent::{Agent, AgentSettings};
+pub(crate) use agent::{AgentSettings, SimulatedAgent};
 pub(crate) use colloid::Colloid;
 pub(crate) use colloid_tpp::ColloidTpp;
 pub(crate) use hemem::Hemem;
@@ -68,11 +68,11 @@ pub(crate) fn build(system: System) -> Option<Build> {
         System::Raminate => |_| Box::new(Raminate::default()),
         System::Vtmm => |_| Box::new(Vtmm::default()),
         System::HeteroOs => |_| Box::new(HeteroOs::default()),
-        System::Demeter => |managed| Box::new(Agent::product(&managed.agent)),
-        System::DemeterWorker => |managed| Box::new(Agent::polling(&managed.agent)),
-        System::DemeterBlocks => |managed| Box::new(Agent::blocks(&managed.agent)),
-        System::DemeterSequential => |managed| Box::new(Agent::sequential(&managed.agent)),
-        System::DemeterPaper => |managed| Box::new(Agent::paper(&managed.agent)),
+        System::Demeter => |managed| Box::new(SimulatedAgent::product(&managed.agent)),
+        System::DemeterWorker => |managed| Box::new(SimulatedAgent::polling(&managed.agent)),
+        System::DemeterBlocks => |managed| Box::new(SimulatedAgent::blocks(&managed.agent)),
+        System::DemeterSequential => |managed| Box::new(SimulatedAgent::sequential(&managed.agent)),
+        System::DemeterPaper => |managed| Box::new(SimulatedAgent::paper(&managed.agent)),
         _ => return None,
     })
 }

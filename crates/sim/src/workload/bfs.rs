@@ -13,7 +13,7 @@ use demeter_scenario as scenario;
 
 use super::generator::Generator;
 use super::kronecker::{Kronecker, fit};
-use super::memory::{Extent, Memory, load, region, store};
+use super::memory::{Extent, ProgramMemory, load, region, store};
 use super::rng::mix;
 use super::scatter::Scatter;
 use crate::{Batch, Region};
@@ -92,7 +92,7 @@ impl Generator for Bfs {
         self.threads.len() as u32
     }
 
-    fn next(&mut self, memory: &Memory, thread: usize, _now_ns: u64, out: &mut Batch) {
+    fn next(&mut self, memory: &ProgramMemory, thread: usize, _now_ns: u64, out: &mut Batch) {
         let [offsets, parents, queue, adjacency] =
             [OFFSETS, PARENTS, QUEUE, ADJACENCY].map(|region| memory.base(region));
         let vertices = self.graph.vertices();

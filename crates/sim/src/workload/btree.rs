@@ -6,7 +6,7 @@ use demeter_policy::MIB;
 use demeter_scenario as scenario;
 
 use super::generator::Generator;
-use super::memory::{Extent, Memory, region};
+use super::memory::{Extent, ProgramMemory, region};
 use super::rng::Rng;
 use super::tree::{LOADS_MAX, Tree};
 use crate::{Batch, Region};
@@ -39,7 +39,7 @@ impl Generator for Btree {
         self.rngs.len() as u32
     }
 
-    fn next(&mut self, memory: &Memory, thread: usize, _now_ns: u64, out: &mut Batch) {
+    fn next(&mut self, memory: &ProgramMemory, thread: usize, _now_ns: u64, out: &mut Batch) {
         let rng = &mut self.rngs[thread];
         while out.room() >= LOADS_MAX {
             let key = rng.below(self.tree.keys());

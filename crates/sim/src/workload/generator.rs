@@ -2,7 +2,7 @@
 
 use crate::{Batch, Region};
 
-use super::memory::{Extent, Memory};
+use super::memory::{Extent, ProgramMemory};
 
 /// One kind of program: its memory, and what its threads do with it.
 ///
@@ -16,7 +16,7 @@ pub(crate) trait Generator: Send {
     fn threads(&self) -> u32;
 
     /// As [`crate::Program::next`], at addresses in `memory`.
-    fn next(&mut self, memory: &Memory, thread: usize, now_ns: u64, out: &mut Batch);
+    fn next(&mut self, memory: &ProgramMemory, thread: usize, now_ns: u64, out: &mut Batch);
 
     /// What is hot now, in the order of regions and offsets.
     fn hot(&self, now_ns: u64) -> Vec<Extent>;

@@ -8,7 +8,7 @@ use demeter_policy::{BLOCK_SIZE, MIB};
 use demeter_scenario as scenario;
 
 use super::generator::Generator;
-use super::memory::{Extent, Memory, load, region, store};
+use super::memory::{Extent, ProgramMemory, load, region, store};
 use super::rng::{Rng, bound};
 use crate::{Batch, Region};
 
@@ -76,7 +76,7 @@ impl Generator for Gups {
         self.rngs.len() as u32
     }
 
-    fn next(&mut self, memory: &Memory, thread: usize, now_ns: u64, out: &mut Batch) {
+    fn next(&mut self, memory: &ProgramMemory, thread: usize, now_ns: u64, out: &mut Batch) {
         let array = memory.base(ARRAY);
         let hot = self.hot_set(now_ns);
         let hot_words = hot.bytes / WORD;

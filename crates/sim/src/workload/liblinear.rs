@@ -10,7 +10,7 @@ use demeter_policy::MIB;
 use demeter_scenario as scenario;
 
 use super::generator::Generator;
-use super::memory::{Extent, Memory, load, region, store};
+use super::memory::{Extent, ProgramMemory, load, region, store};
 use super::rng::mix;
 use super::scatter::Scatter;
 use super::zipf::Zipf;
@@ -98,7 +98,7 @@ impl Generator for Liblinear {
         self.threads.len() as u32
     }
 
-    fn next(&mut self, memory: &Memory, thread: usize, _now_ns: u64, out: &mut Batch) {
+    fn next(&mut self, memory: &ProgramMemory, thread: usize, _now_ns: u64, out: &mut Batch) {
         let [matrix, alphas, weights] = [MATRIX, ALPHAS, WEIGHTS].map(|region| memory.base(region));
         while out.room() >= ACCESSES {
             let Thread {

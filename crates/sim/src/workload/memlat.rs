@@ -4,7 +4,7 @@ use demeter_policy::MIB;
 use demeter_scenario as scenario;
 
 use super::generator::Generator;
-use super::memory::{Extent, LINE, Memory, load, region};
+use super::memory::{Extent, LINE, ProgramMemory, load, region};
 use super::scatter::Scatter;
 use crate::{Batch, Region};
 
@@ -37,7 +37,7 @@ impl Generator for Memlat {
         1
     }
 
-    fn next(&mut self, memory: &Memory, _thread: usize, _now_ns: u64, out: &mut Batch) {
+    fn next(&mut self, memory: &ProgramMemory, _thread: usize, _now_ns: u64, out: &mut Batch) {
         let chased = memory.base(CHASED);
         while out.room() > 0 {
             out.push(load(chased + self.lines.at(self.at) * LINE));

@@ -9,7 +9,7 @@ pub(crate) const LINE: u64 = 64;
 
 /// The regions of a program, and their bases once they are placed.
 #[derive(Debug, Clone)]
-pub(crate) struct Memory {
+pub(crate) struct ProgramMemory {
     regions: Vec<Region>,
     /// Regions before the program's own: the idle one, if there is any.
     skip: usize,
@@ -29,7 +29,7 @@ pub(crate) struct Extent {
     pub(crate) bytes: u64,
 }
 
-impl Memory {
+impl ProgramMemory {
     /// Memory of these regions, not yet placed, behind `idle_bytes` that are touched first and
     /// then never.
     pub(crate) fn new(idle_bytes: u64, mut regions: Vec<Region>) -> Self {

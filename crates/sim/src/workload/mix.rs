@@ -3,7 +3,7 @@
 use demeter_scenario::{self as scenario, Course, Stretch};
 
 use super::generator::Generator;
-use super::memory::{Extent, LINE, Memory, load, region, store};
+use super::memory::{Extent, LINE, ProgramMemory, load, region, store};
 use super::rng::Rng;
 use super::sweep::Sweep;
 use crate::{Batch, Region};
@@ -51,7 +51,7 @@ impl Generator for Mix {
         self.threads.len() as u32
     }
 
-    fn next(&mut self, memory: &Memory, thread: usize, now_ns: u64, out: &mut Batch) {
+    fn next(&mut self, memory: &ProgramMemory, thread: usize, now_ns: u64, out: &mut Batch) {
         let Thread { rng, sweeps } = &mut self.threads[thread];
         let turn = self.course.turn(now_ns);
         while out.room() > 0 {

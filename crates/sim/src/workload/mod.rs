@@ -30,7 +30,7 @@ use demeter_policy::{GuestVirtAddr, MIB, VirtRange};
 use demeter_scenario::{Workload as Kind, rng};
 
 use self::generator::Generator;
-use self::memory::Memory;
+use self::memory::ProgramMemory;
 use crate::trace::Error;
 use crate::{Batch, Program, Region};
 
@@ -39,7 +39,7 @@ const TRIAL_BATCHES: usize = 16;
 
 /// A workload of a scenario, as a program.
 pub struct Workload {
-    memory: Memory,
+    memory: ProgramMemory,
     // One virtual call for a thousand accesses.
     generator: Box<dyn Generator>,
 }
@@ -71,7 +71,7 @@ impl Workload {
             }
         };
         Ok(Self {
-            memory: Memory::new(kind.cold_mib() * MIB, generator.regions()),
+            memory: ProgramMemory::new(kind.cold_mib() * MIB, generator.regions()),
             generator,
         })
     }

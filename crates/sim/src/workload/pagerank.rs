@@ -10,7 +10,7 @@ use demeter_scenario as scenario;
 
 use super::generator::Generator;
 use super::kronecker::{Kronecker, fit};
-use super::memory::{Extent, Memory, load, region, store};
+use super::memory::{Extent, ProgramMemory, load, region, store};
 use super::sweep::Sweep;
 use crate::{Batch, Region};
 
@@ -83,7 +83,7 @@ impl Generator for Pagerank {
         self.threads.len() as u32
     }
 
-    fn next(&mut self, memory: &Memory, thread: usize, _now_ns: u64, out: &mut Batch) {
+    fn next(&mut self, memory: &ProgramMemory, thread: usize, _now_ns: u64, out: &mut Batch) {
         let [offsets, scores, contributions, adjacency] =
             [OFFSETS, SCORES, CONTRIBUTIONS, ADJACENCY].map(|region| memory.base(region));
         let thread = &mut self.threads[thread];

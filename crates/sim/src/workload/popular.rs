@@ -7,7 +7,7 @@ use demeter_policy::{MIB, PAGE_SIZE};
 use demeter_scenario as scenario;
 
 use super::generator::Generator;
-use super::memory::{Extent, Memory, load, region, store};
+use super::memory::{Extent, ProgramMemory, load, region, store};
 use super::rng::{Rng, bound};
 use super::scatter::Scatter;
 use super::zipf::Zipf;
@@ -51,7 +51,7 @@ impl Generator for Popular {
         self.rngs.len() as u32
     }
 
-    fn next(&mut self, memory: &Memory, thread: usize, _now_ns: u64, out: &mut Batch) {
+    fn next(&mut self, memory: &ProgramMemory, thread: usize, _now_ns: u64, out: &mut Batch) {
         let array = memory.base(ARRAY);
         let rng = &mut self.rngs[thread];
         while out.room() > 0 {
@@ -89,7 +89,7 @@ mod tests {
             store_share: 0.25,
         };
         let mut popular = Popular::new(&zipf, 1, 2);
-        let mut memory = Memory::new(0, popular.regions());
+        let mut memory = ProgramMemory::new(0, popular.regions());
         memory.place(&[GuestVirtAddr(0)]);
         let mut hits = vec![0u32; 64 * 64];
         let (mut batch, mut stores) = (Batch::default(), 0);

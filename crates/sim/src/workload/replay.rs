@@ -11,7 +11,7 @@ use std::path::Path;
 use demeter_policy::GuestVirtAddr;
 
 use super::generator::Generator;
-use super::memory::{Extent, Memory, region};
+use super::memory::{Extent, ProgramMemory, region};
 use crate::trace::{Error, Frame, FramePlace, Reader, Span};
 use crate::{Access, Batch, Region};
 
@@ -75,7 +75,7 @@ impl Thread {
 
     /// An access of the recorded program at the place that its region has now.
     #[inline]
-    fn moved(&mut self, access: Access, spans: &[Span], memory: &Memory) -> Access {
+    fn moved(&mut self, access: Access, spans: &[Span], memory: &ProgramMemory) -> Access {
         let gva = access.gva().0;
         let holds = |span: &Span| gva.wrapping_sub(span.base.0) < span.bytes;
         if !holds(&spans[self.span]) {
@@ -100,7 +100,7 @@ impl Generator for Replay {
         self.threads.len() as u32
     }
 
-    fn next(&mut self, memory: &Memory, thread: usize, _now_ns: u64, out: &mut Batch) {
+    fn next(&mut self, memory: &ProgramMemory, thread: usize, _now_ns: u64, out: &mut Batch) {
         let thread = &mut self.threads[thread];
         while out.room() > 0 {
             if thread.next_access == thread.frame.accesses.len()

@@ -4,7 +4,7 @@ use demeter_policy::MIB;
 use demeter_scenario as scenario;
 
 use super::generator::Generator;
-use super::memory::{Extent, Memory, load, region};
+use super::memory::{Extent, ProgramMemory, load, region};
 use super::sweep::Sweep;
 use crate::{Batch, Region};
 
@@ -42,7 +42,7 @@ impl Generator for Sequential {
         self.parts.len() as u32
     }
 
-    fn next(&mut self, memory: &Memory, thread: usize, _now_ns: u64, out: &mut Batch) {
+    fn next(&mut self, memory: &ProgramMemory, thread: usize, _now_ns: u64, out: &mut Batch) {
         let array = memory.base(ARRAY);
         let part = &mut self.parts[thread];
         while out.room() > 0 {

@@ -11,7 +11,7 @@ use demeter_policy::MIB;
 use demeter_scenario::{self as scenario, SiloMix};
 
 use super::generator::Generator;
-use super::memory::{Extent, LINE, Memory, load, region, store};
+use super::memory::{Extent, LINE, ProgramMemory, load, region, store};
 use super::rng::{Rng, bound};
 use super::scatter::Scatter;
 use super::tree::{FANOUT, LOADS_MAX, NODE, Tree};
@@ -116,7 +116,7 @@ impl Generator for Silo {
         self.rngs.len() as u32
     }
 
-    fn next(&mut self, memory: &Memory, thread: usize, now_ns: u64, out: &mut Batch) {
+    fn next(&mut self, memory: &ProgramMemory, thread: usize, now_ns: u64, out: &mut Batch) {
         let (records, base) = (memory.base(RECORDS), memory.base(INDEX));
         let (index, rng) = (&self.index, &mut self.rngs[thread]);
         while out.room() >= ACCESSES_MAX {

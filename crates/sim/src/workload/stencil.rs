@@ -10,7 +10,7 @@ use demeter_policy::MIB;
 use demeter_scenario as scenario;
 
 use super::generator::Generator;
-use super::memory::{Extent, LINE, Memory, load, region, store};
+use super::memory::{Extent, LINE, ProgramMemory, load, region, store};
 use super::sweep::Sweep;
 use crate::{Batch, Region};
 
@@ -71,7 +71,7 @@ impl Generator for Stencil {
         self.threads.len() as u32
     }
 
-    fn next(&mut self, memory: &Memory, thread: usize, _now_ns: u64, out: &mut Batch) {
+    fn next(&mut self, memory: &ProgramMemory, thread: usize, _now_ns: u64, out: &mut Batch) {
         let blocks = memory.base(BLOCKS);
         let (row, plane) = (self.edge, self.edge.pow(2));
         let last = self.edge.pow(3) - 1;

@@ -12,7 +12,7 @@ use demeter_policy::MIB;
 use demeter_scenario as scenario;
 
 use super::generator::Generator;
-use super::memory::{Extent, Memory, load, region};
+use super::memory::{Extent, ProgramMemory, load, region};
 use super::rng::{Rng, bound};
 use crate::{Batch, Region};
 
@@ -119,7 +119,7 @@ impl Generator for Xsbench {
         self.threads.len() as u32
     }
 
-    fn next(&mut self, memory: &Memory, thread: usize, _now_ns: u64, out: &mut Batch) {
+    fn next(&mut self, memory: &ProgramMemory, thread: usize, _now_ns: u64, out: &mut Batch) {
         let grids = memory.base(NUCLIDE_GRIDS);
         let index_grid = memory.base(INDEX_GRID);
         let points = self.energies / NUCLIDES;

@@ -67,7 +67,7 @@ struct Guest {
     /// What it may come to own of slow memory by its out-of-memory allowance.
     ceiling: Option<ByteCount>,
     /// Commands that have not reached it, in order, and which controller has sent them.
-    pipe: VecDeque<(u32, Command)>,
+    pipe: VecDeque<(u32, VmCommand)>,
 }
 
 struct World {

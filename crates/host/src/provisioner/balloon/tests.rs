@@ -309,7 +309,7 @@ async fn vm(mut answer: impl FnMut(Message) -> Vec<Message> + Send + 'static) ->
 const OOM: ByteCount = ByteCount(MIB);
 
 async fn balloon(memory: &TestBacking, socket: &std::path::Path) -> Balloon<TestBacking> {
-    let agent = Agent::connect(socket.into(), Opener::only(own_process()), RequestId(0));
+    let agent = AgentClient::connect(socket.into(), Opener::only(own_process()), RequestId(0));
     soon(agent.peer().wait_for(Option::is_some)).await.unwrap();
     Balloon::new(agent, memory.another(), NODES, OOM)
 }
@@ -519,7 +519,7 @@ async fn a_new_controller_learns_what_is_held_and_takes_back_what_was_missed() {
     let socket = vm.dir.path().join("agent.sock");
     let again = balloon(&vm.memory, &socket);
     // The guest's port takes one connection at a time.
-    vm.balloon.guest.agent = Agent::connect(
+    vm.balloon.guest.agent = AgentClient::connect(
         "/nonexistent".into(),
         Opener::only(own_process()),
         RequestId(0),

@@ -2,31 +2,33 @@
 
 use demeter_policy::Pid;
 
-use super::{Agent, Fault, Rival, Testbed, Totals};
+use super::{AgentProcess, Fault, Rival, Testbed, Totals};
 
 /// The agent, once there is a process to manage.
 #[derive(Debug, Default)]
-pub struct Demeter(Option<Agent>);
+pub struct Demeter(Option<AgentProcess>);
 
 impl Rival for Demeter {
     fn begin(&mut self, bed: &Testbed<'_>, target: Pid) -> Result<(), Fault> {
-        self.0 = Some(Agent::start(bed, target)?);
+        self.0 = Some(AgentProcess::start(bed, target)?);
         Ok(())
     }
 
     fn pid(&self) -> Option<Pid> {
-        self.0.as_ref().map(Agent::pid)
+        self.0.as_ref().map(AgentProcess::pid)
     }
 
     fn check(&mut self) -> Result<(), Fault> {
-        self.0.as_mut().map_or(Ok(()), Agent::check)
+        self.0.as_mut().map_or(Ok(()), AgentProcess::check)
     }
 
     fn moved_bytes(&mut self, _totals: &Totals) -> Option<(u64, u64)> {
-        self.0.as_mut().map_or(Some((0, 0)), Agent::moved_bytes)
+        self.0
+            .as_mut()
+            .map_or(Some((0, 0)), AgentProcess::moved_bytes)
     }
 
     fn stop(self: Box<Self>) -> Result<(), Fault> {
-        self.0.map_or(Ok(()), Agent::stop)
+        self.0.map_or(Ok(()), AgentProcess::stop)
     }
 }

@@ -15,7 +15,7 @@ use std::fmt;
 use demeter_policy::Pid;
 use demeter_scenario::{Settings, System};
 
-use super::agent::Agent;
+use super::agent::AgentProcess;
 use super::fault::Fault;
 use super::testbed::Testbed;
 use crate::link::Totals;

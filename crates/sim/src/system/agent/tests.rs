@@ -16,7 +16,7 @@ const SCALE_BITS: u32 = 6;
 /// The simulated agent on a guest that a script describes.
 struct SimulatedRig {
     bench: Bench,
-    agent: Agent<Ranges>,
+    agent: SimulatedAgent<Ranges>,
     base: GuestVirtAddr,
     mapped: u64,
     /// Requests seen so far.
@@ -68,7 +68,7 @@ impl Rig for SimulatedRig {
         let bench = Bench::with(SCALE_BITS, nodes, false, Watermarks::NONE);
         let mut rig = Self {
             bench,
-            agent: Agent::product(&settings(&script.tuning())),
+            agent: SimulatedAgent::product(&settings(&script.tuning())),
             base: GuestVirtAddr(0),
             mapped: 0,
             seen: 0,

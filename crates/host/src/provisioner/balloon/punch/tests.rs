@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use super::*;
-use crate::agent::Agent;
+use crate::agent::AgentClient;
 use crate::agent::tests::{Pipe, hello, own_process, shown, soon};
 use crate::backing::NotInTier;
 use crate::process::Opener;
@@ -117,7 +117,7 @@ async fn meet(
             }
         }
     });
-    let agent = Agent::connect(socket, Opener::only(own_process()), RequestId(0));
+    let agent = AgentClient::connect(socket, Opener::only(own_process()), RequestId(0));
     soon(agent.peer().wait_for(Option::is_some)).await.unwrap();
     let nodes = PerTier {
         fast: NodeId(0),
