@@ -277,7 +277,7 @@ impl Agent {
         loop {
             match self.engine.request() {
                 Request::Sleep { epochs } => {
-                    self.tracker.set_calm(epochs > 1);
+                    self.tracker.epoch_ended(epochs > 1)?;
                     self.report();
                     return Ok(epochs);
                 }

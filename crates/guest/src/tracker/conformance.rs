@@ -40,6 +40,7 @@ fn conforms(mut tracker: Box<dyn Tracker>, world: &mut impl World) {
             out.iter().all(|sample| sample.pid == target),
             "{name}: only targets"
         );
+        tracker.epoch_ended(false).unwrap();
         (out.len(), drained)
     };
 

@@ -49,9 +49,11 @@ pub trait Tracker: Send {
     /// was sound before the fault has been appended.
     fn drain(&mut self, out: &mut Vec<Sample>, max: usize) -> Result<Drained, TrackerError>;
 
-    /// Whether the caller finds nothing to do: news can wait, and a tracker that costs CPU looks
-    /// seldom.
-    fn set_calm(&mut self, _calm: bool) {}
+    /// The caller has decided and moved what it wanted, and sleeps until its next epoch: the time to look.
+    /// If it is calm, it found nothing to do: news can wait, and a tracker that costs CPU looks seldom.
+    fn epoch_ended(&mut self, _is_calm: bool) -> Result<(), TrackerError> {
+        Ok(())
+    }
 
     /// Stop observing until `resume`: no CPU is spent, what was observed meanwhile is dropped.
     fn pause(&mut self) -> Result<(), TrackerError>;

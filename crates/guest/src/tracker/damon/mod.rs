@@ -349,11 +349,17 @@ impl Tracker for DamonTracker {
         }
     }
 
-    fn set_calm(&mut self, calm: bool) {
-        if self.calm && !calm {
+    /// Looks begin here, not with [`Self::drain`]: kdamond would work on while pages move, for longer
+    /// than a pass takes, and then be owed a rest just when it matters what the moves have brought.
+    fn epoch_ended(&mut self, is_calm: bool) -> Result<(), TrackerError> {
+        if self.calm && !is_calm {
             self.budget.wake();
         }
-        self.calm = calm;
+        self.calm = is_calm;
+        match self.paused {
+            true => Ok(()),
+            false => self.start_when_due(),
+        }
     }
 
     fn drain(&mut self, out: &mut Vec<Sample>, max: usize) -> Result<Drained, TrackerError> {
@@ -363,7 +369,6 @@ impl Tracker for DamonTracker {
         }
         let before = cpu::of_this_thread();
         let has_news = self.proceed(&mut drained)?;
-        self.start_when_due()?;
         let is_due = self
             .topped_up
             .is_none_or(|at| at.elapsed() >= self.epoch / 2);

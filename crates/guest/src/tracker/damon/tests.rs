@@ -138,6 +138,24 @@ fn a_gone_process_is_passed_over_and_numbers_stay_right() {
 }
 
 #[test]
+fn nothing_is_looked_at_while_pages_move() {
+    let root = tempfile::tempdir().unwrap();
+    let damon = FakeDamon::new(root.path());
+    map(root.path(), 8, 0x1000, 0x2000);
+    let mut tracker = tracker(root.path()).unwrap();
+    tracker.set_targets(&[Pid(8)]).unwrap();
+    damon.report(0, 0x20_0000, 0x120_0000, 50);
+    tracker.drain(&mut Vec::new(), 1000).unwrap();
+    // The caller decides and moves now.
+    assert_eq!(damon.text("0/state"), "off");
+    tracker.epoch_ended(false).unwrap();
+    assert_eq!(damon.text("0/state"), "on");
+    tracker.pause().unwrap();
+    tracker.epoch_ended(false).unwrap();
+    assert_eq!(damon.text("0/state"), "off");
+}
+
+#[test]
 fn other_peoples_kdamonds_are_left_alone() {
     let root = tempfile::tempdir().unwrap();
     let damon = FakeDamon::new(root.path());
