@@ -8,8 +8,10 @@
 //! # Approach
 //! Moves are an investment, in units of time.
 //!
-//! - *Cost* is what the driver has measured for each batch; what a byte costs is a running estimate
-//!   for each direction, so that small pages are as dear as they are.
+//! - *Cost* is what the driver has measured for each batch; what a byte costs is a mean of the last
+//!   batches by their bytes, for each direction, so that small pages are as dear as they are, and a
+//!   small batch that the kernel was slow with says little. What was measured long ago is
+//!   forgotten: a price at which nothing is worth moving would not be measured again.
 //! - *Benefit* is what is sampled in memory that was moved, for [`HORIZON_MS`] after its move: a sample
 //!   in promoted memory brings the loads that it stands for times the difference of the tiers'
 //!   latencies, a sample in demoted memory takes as much. Memory that came back to where it
@@ -42,9 +44,12 @@
 //! - A stable hot set comes into fast memory; a hot set that has moved is followed.
 //! - Total: nothing that is told overflows.
 
+mod price;
+
 use super::protocol::Direction;
 use super::snapshot::{NotAState, Numbers};
 use crate::{Budget, ByteCount, PerTier, Tier};
+use price::{PRICE_BYTES, Price};
 
 /// Time within which a move has to pay for itself, and for which its benefit is counted.
 pub const HORIZON_MS: u64 = 10_000;
@@ -95,12 +100,6 @@ const SHARE_OF_TIME: f64 = 0.4;
 
 /// One tick of exposure.
 const EXPOSURE_ONE: u32 = 1024;
-
-/// What moving a byte is taken to cost before it is measured, picoseconds: one millisecond a MiB.
-const PRICE_FIRST_PS: u64 = 1_000;
-
-/// More than a byte costs on any machine, picoseconds.
-const PRICE_MAX_PS: u64 = 10_000_000;
 
 /// More than moves cost or bring in a lifetime: nine years.
 const TOTAL_MAX_NS: u64 = 1 << 58;
@@ -166,7 +165,7 @@ pub(super) struct Account {
     /// What came in for each tick of the last epoch, and of the two last ones the less.
     income_ns: i64,
     steady_ns: i64,
-    price_ps: [Option<u64>; 2],
+    prices: [Price; 2],
     cost_ns: u64,
     benefit_ns: i64,
     /// What this trial has brought and what it has cost.
@@ -213,7 +212,7 @@ impl Account {
             balance_ns: stake_ns,
             income_ns: 0,
             steady_ns: 0,
-            price_ps: [None; 2],
+            prices: [Price::default(); 2],
             cost_ns: 0,
             benefit_ns: 0,
             trial_benefit_ns: 0,
@@ -259,7 +258,11 @@ impl Account {
 
     /// Ends an epoch of `epochs` times the usual length: its benefit comes in.
     pub(super) fn end_samples(&mut self, epochs: u32) {
+        let horizons = self.tick / self.horizon_ticks();
         self.tick = self.tick.saturating_add(epochs);
+        if self.tick / self.horizon_ticks() > horizons {
+            self.prices.iter_mut().for_each(Price::age);
+        }
         self.exposure = self.exposure / 2 + epochs * EXPOSURE_ONE;
         let elapsed_ns = (self.epoch_ms * u64::from(epochs)) as f64 * 1e6;
         let share_ns = elapsed_ns / self.all_samples.max(1) as f64;
@@ -344,10 +347,7 @@ impl Account {
         let least = -(TOTAL_MAX_NS as i64);
         self.balance_ns = self.balance_ns.saturating_sub(took_ns as i64).max(least);
         self.trial_cost_ns = (self.trial_cost_ns + took_ns).min(TOTAL_MAX_NS);
-        let price_ps = u128::from(took_ns) * 1000 / u128::from(tried.0.max(1));
-        let price_ps = price_ps.min(PRICE_MAX_PS.into()) as u64;
-        let known = &mut self.price_ps[direction as usize];
-        *known = Some(known.map_or(price_ps, |old| (3 * old + price_ps) / 4));
+        self.prices[direction as usize].pay(tried.0, took_ns);
         !self.is_kept || self.left_ns() > 0
     }
 
@@ -363,7 +363,7 @@ impl Account {
         if !self.is_kept {
             return Budget::NONE;
         }
-        let price = |d: Direction| self.price_ps[d as usize].unwrap_or(PRICE_FIRST_PS);
+        let price = |d: Direction| self.prices[d as usize].ps_per_byte();
         let ticks = f64::from(self.horizon_ticks());
         let exposure = f64::from(self.exposure.max(EXPOSURE_ONE)) / f64::from(EXPOSURE_ONE);
         Budget {
@@ -435,7 +435,11 @@ impl Account {
         ]);
         to.extend([self.trial_benefit_ns, self.income_ns, self.steady_ns].map(signed));
         to.extend([self.trial_cost_ns, self.rest as u64]);
-        to.extend(self.price_ps.map(|price| price.map_or(0, |ps| ps + 1)));
+        to.extend(
+            self.prices
+                .map(|price| [price.bytes, price.took_ns])
+                .concat(),
+        );
         to.push(self.sample_ns.to_bits());
         to.extend([self.tick, self.exposure, self.broke_epochs, self.rest_until].map(u64::from));
         to.extend([self.rest_ms, self.cap_ns as u64]);
@@ -454,8 +458,9 @@ impl Account {
         let rests = [Rest::Watch, Rest::Pause, Rest::PutBack];
         let rest = from.next(u64::MAX)?;
         self.rest = from.known(rests.into_iter().find(|&r| r as u64 == rest))?;
-        for price in &mut self.price_ps {
-            *price = from.next(PRICE_MAX_PS + 1)?.checked_sub(1);
+        for price in &mut self.prices {
+            price.bytes = from.next(PRICE_BYTES)?;
+            price.took_ns = from.next(u64::MAX)?;
         }
         let sample_ns = f64::from_bits(from.next(u64::MAX)?);
         self.sample_ns = from.known(Some(sample_ns).filter(|ns| (0.0..=1e20).contains(ns)))?;

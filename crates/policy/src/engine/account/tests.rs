@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::engine::conformance::{EpochScript, Plain, Script, hot_set};
 use crate::engine::{BATCH_BLOCKS, Config, Engine, Ranges, Stage};
-use crate::{BLOCK_SIZE, GuestVirtAddr};
+use crate::{BLOCK_SIZE, GuestVirtAddr, MIB};
 
 const BASE: GuestVirtAddr = GuestVirtAddr(1 << 40);
 
@@ -168,6 +168,29 @@ proptest! {
             prop_assert_eq!(other.budget(), account.budget());
         }
     }
+}
+
+#[test]
+fn a_slow_small_batch_does_not_stop_all_moves_for_ever() {
+    let mut account = Account::new(GAIN, STAKE_NS, 500, true);
+    let promotion_ps = |account: &Account| account.budget().promotion_ps;
+    for _ in 0..16 {
+        account.pay(Direction::Promotion, ByteCount(4 * MIB), 4 * 5_000_000);
+    }
+    let usual_ps = promotion_ps(&account);
+    assert!((4000..5000).contains(&usual_ps), "{usual_ps}");
+    // The kernel had to wait: forty times as dear as usual.
+    account.pay(Direction::Promotion, ByteCount(MIB), 200_000_000);
+    assert!(promotion_ps(&account) < 2 * usual_ps);
+    // All that was measured was dear; once it is long ago, a move is tried again.
+    for _ in 0..64 {
+        account.pay(Direction::Promotion, ByteCount(MIB), 200_000_000);
+    }
+    assert!(promotion_ps(&account) > 20 * usual_ps);
+    for _ in 0..12 * account.horizon_ticks() {
+        account.end_samples(1);
+    }
+    assert!(promotion_ps(&account) < usual_ps);
 }
 
 #[test]
