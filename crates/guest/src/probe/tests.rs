@@ -91,7 +91,10 @@ fn a_tracker_that_a_running_agent_has_is_no_problem() {
     assert!(!lab.works && lab.is_taken && lab.mend.is_none());
     assert_eq!(report.advice, []);
     let text = report.to_string();
-    assert!(text.contains("tracker lab    taken: a running Demeter uses it"), "{text}");
+    assert!(
+        text.contains("tracker lab    taken: a running Demeter uses it"),
+        "{text}"
+    );
     assert!(text.contains("Demeter can work here."));
     drop(agents);
     assert!(probe(root.path()).trackers[1].works);
