@@ -6,10 +6,10 @@ use std::ops::Range;
 
 use demeter_policy::provision::ProvisionerKind;
 use demeter_policy::{ByteCount, MIB, NodeId, PerTier};
-use roxmltree::{Document, Node};
+use roxmltree::Node;
 
 use super::PORT;
-use super::domain::{Facts, cells_of, child, size};
+use super::domain::{Facts, cells_of, child, parse, size};
 
 /// What the domain is to have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,8 +48,7 @@ pub fn patch(name: &str, xml: &str, wanted: Wanted) -> Result<Option<String>, St
 /// The XML with what it lacks.
 fn mended(xml: &str, wanted: Wanted) -> Result<String, String> {
     let facts = Facts::read(xml)?;
-    let document =
-        Document::parse(xml).map_err(|error| format!("libvirt's XML cannot be read: {error}"))?;
+    let document = parse(xml)?;
     let domain = document.root_element();
     let devices =
         child(domain, &["devices"]).ok_or("its XML has no <devices> to put anything in")?;
@@ -306,6 +305,7 @@ mod tests {
         };
         for (xml, wanted, want) in [
             ("<domain", BALLOON, "cannot be read"),
+            ("<domain a='1'/\n<domain/>", BALLOON, "cannot be read"),
             ("<network/>", BALLOON, "no domain"),
             ("<domain/>", BALLOON, "no <devices>"),
             ("<domain><devices/></domain>", BALLOON, "no <memory>"),
