@@ -8,6 +8,7 @@ mod fresh;
 mod fuzz;
 mod package_test;
 mod python;
+mod results;
 mod shell;
 mod systems;
 mod test;
@@ -33,6 +34,8 @@ enum Task {
     Systems,
     /// Make the reference pages of docs/ from the code, and the book where mdbook is installed
     Docs,
+    /// Make the tables of README.md and docs/src/results.md from the stored results
+    Results(results::Args),
     /// Build the Python package into target/python, and run its tests with the built command
     Python,
     /// Run the benchmarks
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         Task::Demo => demo::demo(),
         Task::Test => test::test(),
         Task::Docs => docs::docs(),
+        Task::Results(args) => results::results(&args),
         Task::Fuzz(args) => fuzz::fuzz(&args),
         Task::Python => python::test(),
         Task::Systems => systems::systems(),

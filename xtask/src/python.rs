@@ -5,8 +5,8 @@ use std::process::Command;
 
 use crate::shell;
 
-/// What its tests use beside the package; from PyPI.
-const TOOLS: &str = "maturin mypy pytest pyarrow pandas polars matplotlib nbclient ipykernel ray";
+/// What builds and tests it beside Rust: versions and hashes of files on PyPI.
+const TOOLS: &str = "python/tools.lock";
 
 /// Builds the package and runs its tests with the built command; says "skipped" where Python or its
 /// tools cannot be had.
@@ -49,9 +49,11 @@ fn make(environment: &PathBuf, python: &Path) -> Result<(), &'static str> {
             return Err("there is no python3 with venv here (apt install python3-venv)");
         }
     }
-    let tools = format!("-m pip install --quiet {TOOLS}");
+    let tools = format!("-m pip install --quiet --require-hashes --requirement {TOOLS}");
     match shell::succeeds(shell::program(python, &tools)) {
         true => Ok(()),
-        false => Err("its tools cannot be had from PyPI (is there a network?)"),
+        false => {
+            Err("the tools of python/tools.lock cannot be had from PyPI (is there a network?)")
+        }
     }
 }

@@ -52,7 +52,7 @@ enum Command {
     Replay(replay::Args),
     /// Divide this machine's fast and slow memory between its VMs
     Host(host::Args),
-    /// Show the VMs of this machine's host controller, live
+    /// Show the VMs of this host, or the processes of this guest, live
     Top(top::Args),
     /// Say what works on this machine, what does not, and how to mend it
     Probe(probe::Args),
@@ -93,7 +93,7 @@ fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Guest(args) => guest::guest(args),
         Command::Replay(args) => replay::replay(&args),
         Command::Host(args) => host::host(args),
-        Command::Top(args) => top::top(&args),
+        Command::Top(args) => top::top(args),
         Command::Probe(args) => probe::probe(&args),
         Command::Report(args) => report::report(&args),
         Command::Sweep(args) => sweep::sweep(&args),

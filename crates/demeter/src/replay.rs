@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use demeter_guest::recording::{self, Decision, Reader, Replayed};
 use demeter_policy::engine::{Direction, Request};
-use demeter_policy::{Block, MIB, Pid};
+use demeter_policy::{Block, MIB, Pid, RankedRange};
 use demeter_report::{AddressHeat, HeatRange};
 use serde_json::{Value, json};
 
@@ -39,6 +39,18 @@ pub struct Args {
     /// Draw how hot which addresses of each process were, over time
     #[arg(long, conflicts_with_all = ["all", "json"])]
     heat: bool,
+}
+
+impl Args {
+    /// Those of `demeter replay RECORDING --heat`.
+    pub fn heat(recording: PathBuf) -> Self {
+        Self {
+            recording,
+            all: false,
+            json: false,
+            heat: true,
+        }
+    }
 }
 
 /// Replays and prints.
@@ -97,15 +109,20 @@ fn look(heats: &mut BTreeMap<Pid, AddressHeat>, decision: Decision<'_>, epoch_s:
     }
     let mut ranges: BTreeMap<Pid, Vec<HeatRange>> = BTreeMap::new();
     for ranked in decision.ranking {
-        ranges.entry(ranked.pid).or_default().push(HeatRange {
-            start: ranked.range.start().0,
-            end: ranked.range.end().0,
-            heat: ranked.density(),
-        });
+        ranges.entry(ranked.pid).or_default().push(heat_of(ranked));
     }
     for (pid, ranges) in ranges {
         let heat = heats.entry(pid).or_default();
         heat.look(f64::from(decision.epoch) * epoch_s, ranges);
+    }
+}
+
+/// What is drawn of a range.
+pub fn heat_of(ranked: &RankedRange) -> HeatRange {
+    HeatRange {
+        start: ranked.range.start().0,
+        end: ranked.range.end().0,
+        heat: ranked.density(),
     }
 }
 

@@ -3,6 +3,7 @@
 pub mod agent;
 pub mod balloon;
 pub mod config;
+pub mod heat;
 pub mod latency;
 pub mod probe;
 pub mod recording;

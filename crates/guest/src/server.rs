@@ -2,6 +2,8 @@
 //!
 //! - `GET /v1/status`: the [`Status`](crate::status::Status) as JSON.
 //! - `GET /metrics`: the same for Prometheus.
+//! - `GET /v1/heat`: how hot which addresses are ([`Heat`](crate::heat::Heat)) as JSON; not over TCP, as
+//!   where a process has its memory is nobody else's business.
 //! - `POST /v1/pause`, `POST /v1/resume`; not over TCP.
 
 use std::io;
@@ -9,17 +11,22 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use demeter_http::{BindError, Limits, SocketFile};
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use crate::agent::Control;
 use crate::status::StatusCell;
+
+/// How long the agent may take to say how hot memory is: it does so between two moves.
+const LOOK_MAX: Duration = Duration::from_secs(3);
 
 /// Why the server does not start.
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +87,7 @@ impl Server {
         // Over TCP anybody may come: nothing is changed there.
         let over_tcp = to_look_at.clone().with_state(app.clone());
         let app = to_look_at
+            .route("/v1/heat", get(heat))
             .route("/v1/pause", post(|state| control(state, Control::Pause)))
             .route("/v1/resume", post(|state| control(state, Control::Resume)))
             .with_state(app);
@@ -134,6 +142,19 @@ async fn metrics(State(app): State<App>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, kind)], app.status.prometheus())
 }
 
+async fn heat(State(app): State<App>) -> Response {
+    let mut told = app.status.heat.listen();
+    let asked = app.controls.send(Control::Look);
+    let is_told = timeout(LOOK_MAX, told.changed()).await;
+    match (asked, is_told) {
+        (Ok(()), Ok(Ok(()))) => Json(told.borrow().clone()).into_response(),
+        _ => {
+            let why = "no agent looks after anything now\n";
+            (StatusCode::SERVICE_UNAVAILABLE, why).into_response()
+        }
+    }
+}
+
 async fn control(State(app): State<App>, control: Control) -> StatusCode {
     match app.controls.send(control) {
         Ok(()) => StatusCode::ACCEPTED,
@@ -144,11 +165,11 @@ async fn control(State(app): State<App>, control: Control) -> StatusCode {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
-    use std::time::Duration;
 
     use demeter_http::AskError;
 
     use super::*;
+    use crate::heat::Heat;
 
     fn ask(socket: &Path, question: &str) -> Result<String, AskError> {
         demeter_http::ask(socket, question, "", Duration::from_secs(5))
@@ -195,6 +216,29 @@ mod tests {
     }
 
     #[test]
+    fn heat_is_told_by_an_agent_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("guest.sock");
+        let (controls, received) = mpsc::channel();
+        let status = StatusCell::default();
+        let _server = Server::start(&socket, None, status.clone(), controls).unwrap();
+        let agent = std::thread::spawn(move || {
+            assert_eq!(received.recv(), Ok(Control::Look));
+            let heat = Heat {
+                epoch: 7,
+                ..Heat::default()
+            };
+            status.heat.tell(heat);
+            // From here on nobody answers.
+            received
+        });
+        let told = ask(&socket, "GET /v1/heat").unwrap();
+        assert_eq!(serde_json::from_str::<Heat>(&told).unwrap().epoch, 7);
+        let _received = agent.join().unwrap();
+        assert_eq!(refused(&socket, "GET /v1/heat"), 503);
+    }
+
+    #[test]
     fn over_tcp_nothing_is_changed() {
         use std::io::{Read, Write};
         let dir = tempfile::tempdir().unwrap();
@@ -204,7 +248,11 @@ mod tests {
         drop(free);
         let socket = dir.path().join("guest.sock");
         let _server = Server::start(&socket, Some(address), StatusCell::default(), controls);
-        for (question, status) in [("POST /v1/pause", "404"), ("GET /v1/status", "200")] {
+        for (question, status) in [
+            ("POST /v1/pause", "404"),
+            ("GET /v1/heat", "404"),
+            ("GET /v1/status", "200"),
+        ] {
             let mut stream = std::net::TcpStream::connect(address).unwrap();
             write!(stream, "{question} HTTP/1.0\r\n\r\n").unwrap();
             let mut answer = String::new();

@@ -10,13 +10,15 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+
+use crate::heat::HeatCell;
 
 /// A snapshot of the agent. Counters count from its start.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// The agent's version.
-    pub version: &'static str,
+    pub version: String,
     /// Whether it is paused: it neither observes nor moves.
     pub paused: bool,
     /// The tracker in use.
@@ -72,7 +74,7 @@ pub struct Status {
 }
 
 /// One process looked after.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct TargetStatus {
     /// Its number.
     pub pid: u32,
@@ -92,12 +94,16 @@ pub struct TargetStatus {
 
 /// The snapshot that the agent writes and the server reads.
 #[derive(Debug, Clone, Default)]
-pub struct StatusCell(Arc<Mutex<Status>>);
+pub struct StatusCell {
+    status: Arc<Mutex<Status>>,
+    /// Heat is told apart: on demand.
+    pub heat: HeatCell,
+}
 
 impl StatusCell {
     /// A copy of the latest snapshot.
     pub fn get(&self) -> Status {
-        self.0
+        self.status
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
@@ -105,7 +111,7 @@ impl StatusCell {
 
     /// Changes the snapshot.
     pub fn update(&self, change: impl FnOnce(&mut Status)) {
-        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.status.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// The latest snapshot in Prometheus' text format (OpenMetrics).

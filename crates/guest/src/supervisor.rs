@@ -156,7 +156,7 @@ fn await_next<A>(
                 return None;
             }
             // There is no agent to do it; the relay lets the kernel reclaim.
-            Ok(Control::Pause | Control::Resume | Control::MakeRoom(_)) => {}
+            Ok(Control::Pause | Control::Resume | Control::MakeRoom(_) | Control::Look) => {}
             Err(RecvTimeoutError::Timeout) => match start() {
                 Ok(agent) => return Some(agent),
                 Err(error) => {

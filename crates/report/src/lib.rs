@@ -26,6 +26,7 @@ pub use page::html;
 pub use text::address_heat::{AddressHeat, HeatRange};
 pub use text::compare::{CompareError, compare};
 pub use text::one_line::one_line;
+pub use text::part::{Part, part};
 pub use text::table::table;
 pub use text::worst_first::worst_first;
 

@@ -32,5 +32,6 @@ pub use cases::run_all;
 pub use error::SimError;
 pub use pool::{Event, Job, Limits, run_jobs};
 pub use program::{Access, BATCH, Batch, Program, Region};
+pub use run::look;
 pub use sweep::Sweep;
 pub use testbed::{Model, Testbed};

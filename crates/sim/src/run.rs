@@ -1,6 +1,9 @@
 //! A scenario on the simulator.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use demeter_outcome::{Metadata, SystemResult};
+use demeter_policy::RankedRange;
 use demeter_scenario::{Scenario, System};
 
 use crate::dirty;
@@ -21,6 +24,33 @@ const TOLD_A_SECOND: u64 = 16;
 /// Is told which share of a run is done, 0 to 1, and ends it with an error.
 pub(crate) type Watch<'a> = dyn Fn(f64) -> Result<(), SimError> + 'a;
 
+/// Is shown at a time in seconds what the system of the first VM takes for how hot.
+pub(crate) type Look<'a> = dyn FnMut(f64, &[RankedRange]) + 'a;
+
+/// Runs one system of a scenario and shows `seen` every simulated second which ranges of the first VM's
+/// memory the system takes for how hot, the hottest first; none for a system that knows no ranges. `tell`
+/// is told which share of the run is done, 0 to 1.
+///
+/// # Errors
+/// When the system has no model here, or the machine cannot be or is too small;
+/// [`SimError::Interrupted`] when `stop` was set.
+pub fn look(
+    scenario: &Scenario,
+    system: System,
+    stop: &AtomicBool,
+    tell: &dyn Fn(f64),
+    mut seen: impl FnMut(f64, &[RankedRange]),
+) -> Result<(), SimError> {
+    let watch = |share| {
+        tell(share);
+        match stop.load(Ordering::Relaxed) {
+            true => Err(SimError::Interrupted),
+            false => Ok(()),
+        }
+    };
+    run_looking(scenario, system, scenario.seed, &watch, &mut seen).map(drop)
+}
+
 /// Runs one system of a scenario. The same arguments give the same result, to the last digit.
 ///
 /// `mgmt_cpu_s` is what management took by itself; [`crate::run_all`] takes that of `none` off.
@@ -33,6 +63,16 @@ pub(crate) fn run(
     system: System,
     seed: u64,
     watch: &Watch<'_>,
+) -> Result<SystemResult, SimError> {
+    run_looking(scenario, system, seed, watch, &mut |_, _| {})
+}
+
+fn run_looking(
+    scenario: &Scenario,
+    system: System,
+    seed: u64,
+    watch: &Watch<'_>,
+    look: &mut Look<'_>,
 ) -> Result<SystemResult, SimError> {
     if let Some(logging) = &scenario.sim.dirty_logging {
         return dirty::run(scenario, logging, system, watch);
@@ -50,7 +90,7 @@ pub(crate) fn run(
         .map(|vm| Workload::new(workload(vm), seed.wrapping_add(vm << 32), setup.k))
         .collect::<Result<Vec<_>, _>>()
         .map_err(|e| SimError::Workload(e.to_string()))?;
-    simulate(scenario, &setup, system, programs, watch)
+    simulate(scenario, &setup, system, programs, watch, look)
 }
 
 fn simulate<P: Program>(
@@ -59,6 +99,7 @@ fn simulate<P: Program>(
     system: System,
     programs: Vec<P>,
     watch: &Watch<'_>,
+    look: &mut Look<'_>,
 ) -> Result<SystemResult, SimError> {
     let build = system::build(system).ok_or(SimError::NoModel(system))?;
     let mut world = setup.world(build, programs);
@@ -79,6 +120,9 @@ fn simulate<P: Program>(
         let at_ps = done_ps.map_or(second * PS_PER_S, |ps| ps.min(second * PS_PER_S));
         moments.push(world.moment(at_ps, &unit));
         world.digest(&mut digest);
+        if let Some(vm) = world.vms.first() {
+            look(at_ps as f64 / PS_PER_S as f64, vm.manager.ranking());
+        }
         if done_ps.is_some() {
             break;
         }

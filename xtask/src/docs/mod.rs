@@ -9,8 +9,8 @@ use anyhow::{Context, ensure};
 
 use crate::shell;
 
-/// Set, the test of `crates/demeter/tests/metrics.rs` writes the page that it otherwise compares.
-const WRITE_METRICS: &str = "DEMETER_WRITE_DOCS";
+/// Set, tests of `crates/demeter/tests` write the pages that they otherwise compare.
+pub const WRITE: &str = "DEMETER_WRITE_DOCS";
 
 /// Writes what is made, and the book into `target/book` where mdbook is installed.
 pub fn docs() -> anyhow::Result<()> {
@@ -21,7 +21,7 @@ pub fn docs() -> anyhow::Result<()> {
         eprintln!("wrote {}", page.path);
     }
     let mut metrics = shell::cargo("test --locked --quiet --package demeter --test metrics");
-    metrics.env(WRITE_METRICS, "1");
+    metrics.env(WRITE, "1");
     shell::run(metrics)?;
     if !shell::succeeds(shell::program("mdbook", "--version")) {
         eprintln!(

@@ -84,7 +84,7 @@ has_promoted() {
 
 probe() {
     demeter probe
-    ! demeter probe | grep PROBLEM
+    demeter probe | grep 'Demeter can work here'
 }
 
 upgrade() {
@@ -116,11 +116,11 @@ files >files.before
 check "apt install" install_packages || exit 1
 check "module is built" module_is_built
 check "no unit is enabled unasked" no_unit_is_enabled
-# Before the agent is there, which keeps DAMON to itself.
 check "probe" probe
 check "enable --now" systemctl enable --now demeter-guest
 check "agent is active" agent_is_active
 check "module is loaded" grep demeter_balloon /proc/modules
+check "probe beside the agent" probe
 check "memory moves" memory_moves
 check "upgrade" upgrade
 check "agent is active after the upgrade" agent_is_active

@@ -33,7 +33,7 @@ const UNIT: &str = "package-test.service";
 /// Size of the VM's disk, MiB; what stays empty takes no space.
 const DISK_MIB: u64 = 4096;
 /// How long the VM may take on a slow machine.
-const LIMIT: Duration = Duration::from_secs(40 * 60);
+const LIMIT: Duration = Duration::from_secs(90 * 60);
 /// How often the console is looked at.
 const TICK: Duration = Duration::from_millis(200);
 /// How each finding begins, and the last one.

@@ -13,12 +13,15 @@ use serde::de::DeserializeOwned;
 /// How long the controller may think.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Where the controller listens by default.
+pub const SOCKET: &str = "/run/demeter/host.sock";
+
 /// Where the controller listens.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, Clone, Default, clap::Args)]
 pub struct Client {
     /// The host controller's Unix socket
-    #[arg(long, value_name = "PATH", default_value = "/run/demeter/host.sock")]
-    socket: PathBuf,
+    #[arg(long, value_name = "PATH", default_value = SOCKET)]
+    pub socket: PathBuf,
 }
 
 impl Client {

@@ -22,6 +22,7 @@ use demeter_policy::{Block, ByteCount, MIB, PerTier, Pid, Relocation, Sample};
 use process::Process;
 
 use crate::config::{Config, ConfigError};
+use crate::heat::Heat;
 use crate::mover::Mover;
 use crate::nodes::{NodeMemory, NodesError, Topology};
 use crate::pages::{Errno, Pages, PagesError};
@@ -44,6 +45,8 @@ pub enum Control {
     /// Leave so much more fast memory free from now on: the balloon waits for it. Zero when it
     /// waits no longer.
     MakeRoom(ByteCount),
+    /// Tell those who listen how hot which memory is.
+    Look,
     /// End, and leave memory as it is.
     Stop,
 }
@@ -161,7 +164,7 @@ impl Agent {
         let mut engine_config = engine::Config::new(tuning, fast_size, gain);
         engine_config.stake_ns = stake_ns.unwrap_or(engine_config.stake_ns);
         status.update(|s| {
-            s.version = env!("CARGO_PKG_VERSION");
+            s.version = env!("CARGO_PKG_VERSION").into();
             s.tracker = tracker.name().into();
             s.fast_node = tiers.fast.0;
             s.slow_node = tiers.slow.0;
@@ -229,6 +232,7 @@ impl Agent {
                 Ok(Control::Pause) => self.set_paused(true)?,
                 Ok(Control::Resume) => self.set_paused(false)?,
                 Ok(Control::MakeRoom(wanted)) => self.make_room(wanted)?,
+                Ok(Control::Look) => self.status.heat.tell(Heat::of(&self.engine)),
                 Err(RecvTimeoutError::Timeout) => {
                     let epochs = match self.step() {
                         Err(AgentError::Targets(TargetsError::NoProcess(_))) => {

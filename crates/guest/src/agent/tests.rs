@@ -297,6 +297,27 @@ fn paused_it_neither_observes_nor_moves() {
     assert_eq!(w.hot_in_fast(), 50);
 }
 
+#[test]
+fn who_listens_is_told_what_is_hot() {
+    let mut w = World::new();
+    w.steps(8);
+    let (controls, received) = mpsc::channel();
+    let told = w.status.heat.listen();
+    controls.send(Control::Look).unwrap();
+    controls.send(Control::Stop).unwrap();
+    w.agent.run(&received).unwrap();
+    let heat = told.borrow().clone();
+    let [process] = &heat.processes[..] else {
+        panic!("{heat:?}");
+    };
+    assert_eq!((process.pid, heat.ranges_left_out), (PID.0, 0));
+    let hottest = process.ranges[0];
+    assert!(hottest.start >= BASE + 340 * BLOCK_SIZE && hottest.end <= BASE + 400 * BLOCK_SIZE);
+    assert!(hottest.fast_bytes > 0 && hottest.slow_bytes == 0);
+    let bytes: u64 = process.ranges.iter().map(|r| r.end - r.start).sum();
+    assert_eq!(bytes, 400 * BLOCK_SIZE, "cold memory is told, too");
+}
+
 /// Free fast memory above the watermarks.
 fn fast_free(w: &World) -> u64 {
     let [fast] = NodeMemory::read_all(w.root.path(), [FAST]).unwrap();

@@ -78,7 +78,9 @@ pub struct TrackerReport {
     pub name: &'static str,
     /// It was opened and yields addresses.
     pub works: bool,
-    /// Why it does not, if so.
+    /// It was not opened, because a Demeter that runs has it.
+    pub is_taken: bool,
+    /// Why it does not work, if so.
     pub why_not: Option<String>,
     /// How to mend that.
     pub mend: Option<String>,
@@ -208,7 +210,9 @@ fn advice(
         (None, Some(error)) => add(true, error.to_string(), "see above"),
         (None, None) => {}
     }
-    if report.trackers.iter().all(|tracker| !tracker.works) {
+    // What a running agent has works, or it would have taken another one.
+    let works = |tracker: &TrackerReport| tracker.works || tracker.is_taken;
+    if !report.trackers.iter().any(works) {
         add(
             true,
             "no tracker works".into(),
@@ -275,14 +279,17 @@ impl From<&TierOrder> for NodeOrder {
 impl From<(&'static str, Option<TrackerError>)> for TrackerReport {
     fn from((name, error): (&'static str, Option<TrackerError>)) -> Self {
         let works = error.is_none();
+        let is_taken = matches!(error, Some(TrackerError::Taken { .. }));
         let (why_not, mend) = match error {
             None => (None, None),
+            Some(TrackerError::Taken { .. }) => (Some("a running Demeter uses it".into()), None),
             Some(TrackerError::Unavailable { why, mend, .. }) => (Some(why), Some(mend)),
             Some(error) => (Some(error.to_string()), None),
         };
         Self {
             name,
             works,
+            is_taken,
             why_not,
             mend,
         }

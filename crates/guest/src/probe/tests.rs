@@ -1,4 +1,5 @@
 use super::*;
+use crate::tracker::Choice;
 
 /// A fake root with two nodes, of which the second has no CPUs, and a process that may do all.
 fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {
@@ -74,6 +75,29 @@ fn trackers_come_with_reason_and_mend() {
     assert!(report.trackers[0].why_not.is_some() && report.trackers[0].mend.is_some());
     assert_eq!(report.advice, []);
     assert!(report.to_string().contains("Demeter can work here."));
+}
+
+#[test]
+fn a_tracker_that_a_running_agent_has_is_no_problem() {
+    let root = machine(&[]);
+    crate::tracker::lab::tests::FakeDevice::new(root.path(), 1);
+    let settings = Settings {
+        root: root.path().into(),
+        ..Settings::default()
+    };
+    let (agents, _) = crate::tracker::choose(Choice::Lab, &settings).unwrap();
+    let report = probe(root.path());
+    let lab = &report.trackers[1];
+    assert!(!lab.works && lab.is_taken && lab.mend.is_none());
+    assert_eq!(report.advice, []);
+    let text = report.to_string();
+    assert!(
+        text.contains("tracker lab    taken: a running Demeter uses it"),
+        "{text}"
+    );
+    assert!(text.contains("Demeter can work here."));
+    drop(agents);
+    assert!(probe(root.path()).trackers[1].works);
 }
 
 #[test]

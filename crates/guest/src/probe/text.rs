@@ -97,6 +97,7 @@ impl Display for TrackerReport {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match (&self.why_not, &self.mend) {
             (None, _) => write!(f, "works"),
+            (Some(why_not), _) if self.is_taken => write!(f, "taken: {why_not}"),
             (Some(why_not), None) => write!(f, "no: {why_not}"),
             (Some(why_not), Some(mend)) => {
                 write!(f, "no: {why_not}\n               mend: {mend}")

@@ -113,6 +113,12 @@ pub struct Drained {
 /// Why a tracker does not work.
 #[derive(Debug, thiserror::Error)]
 pub enum TrackerError {
+    /// Another process of ours has it: an agent that runs, or a controller.
+    #[error("tracker {tracker}: another Demeter uses it; stop that one first")]
+    Taken {
+        /// Its name.
+        tracker: &'static str,
+    },
     /// This machine, kernel or permission does not offer it.
     #[error("tracker {tracker}: {why}; {mend}")]
     Unavailable {

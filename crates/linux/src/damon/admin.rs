@@ -89,10 +89,7 @@ impl Kdamond {
                 unavailable(format!("cannot open {}: {error}", path.display()), mend)
             })?;
         if !try_lock(&count) {
-            return Err(unavailable(
-                "another Demeter uses DAMON".into(),
-                "stop it first",
-            ));
+            return Err(DamonError::Taken);
         }
         let there = read(&path)?;
         if there != "0" {

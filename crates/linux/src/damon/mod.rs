@@ -32,6 +32,9 @@ impl Pass {
 /// Why DAMON cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DamonError {
+    /// Another process of ours has it.
+    #[error("another Demeter uses DAMON; stop it first")]
+    Taken,
     /// This machine, kernel or permission does not offer it, or somebody else has it.
     #[error("{why}; {mend}")]
     Unavailable {

@@ -8,6 +8,7 @@ pub(crate) mod flushes;
 pub(crate) mod grid;
 pub(crate) mod number;
 pub(crate) mod one_line;
+pub(crate) mod part;
 pub(crate) mod summary;
 pub(crate) mod table;
 pub(crate) mod worst_first;

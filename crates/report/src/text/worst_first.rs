@@ -19,6 +19,11 @@ const EXPLANATION: &str = "How many times as fast demeter is as with memory left
 
 /// A result of cases as lines of text, the case in which we are slowest first.
 pub fn worst_first(result: &RunResult) -> String {
+    format!("{}\n{}", figures(result).text(), wrap(EXPLANATION))
+}
+
+/// Its table.
+pub(crate) fn figures(result: &RunResult) -> Table {
     let mut lines: Vec<_> = result
         .cases
         .iter()
@@ -37,8 +42,7 @@ pub fn worst_first(result: &RunResult) -> String {
         "mgmt %",
     ];
     let rows = lines.into_iter().map(|(_, cells)| Row { cells, class: "" });
-    let table = Table::plain(titles.map(String::from).into(), 2, rows.collect());
-    format!("{}\n{}", table.text(), wrap(EXPLANATION))
+    Table::plain(titles.map(String::from).into(), 2, rows.collect())
 }
 
 /// The line of a case, and how bad it is: the lesser of mean and last third against none.

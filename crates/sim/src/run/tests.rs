@@ -112,7 +112,55 @@ fn setup(scenario: &Scenario) -> Setup {
 fn simulated(scenario: &Scenario, system: System) -> SystemResult {
     let setup = setup(scenario);
     let programs = (0..setup.vms).map(|_| Updates::new(256, 2)).collect();
-    simulate(scenario, &setup, system, programs, &|_| Ok(())).unwrap()
+    unseen(scenario, &setup, system, programs).unwrap()
+}
+
+/// Runs it while nobody watches or looks.
+fn unseen<P: Program>(
+    scenario: &Scenario,
+    setup: &Setup,
+    system: System,
+    programs: Vec<P>,
+) -> Result<SystemResult, SimError> {
+    simulate(
+        scenario,
+        setup,
+        system,
+        programs,
+        &|_| Ok(()),
+        &mut |_, _| {},
+    )
+}
+
+#[test]
+fn who_looks_sees_the_hot_set_and_changes_nothing() {
+    let scenario = scenario(6, "scale_bits = 5");
+    let programs = || vec![Updates::new(256, 2)];
+    let mut seen = vec![];
+    let looked = simulate(
+        &scenario,
+        &setup(&scenario),
+        System::Demeter,
+        programs(),
+        &|_| Ok(()),
+        &mut |t_s, ranking| seen.push((t_s, ranking.to_vec())),
+    );
+    assert_eq!(looked.unwrap(), simulated(&scenario, System::Demeter));
+    let times: Vec<f64> = seen.iter().map(|(t_s, _)| *t_s).collect();
+    assert_eq!(times, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    let (_, last) = seen.pop().unwrap();
+    let end = last.iter().map(|r| r.range.end()).max().unwrap();
+    let hot_from = end.0 - 40 * MIB;
+    assert!(last[0].range.start().0 >= hot_from, "{:?}", last[0]);
+
+    let mut ranges = 0;
+    let system = System::Linux;
+    let (setup, all) = (setup(&scenario), programs());
+    simulate(&scenario, &setup, system, all, &|_| Ok(()), &mut |_, r| {
+        ranges += r.len()
+    })
+    .unwrap();
+    assert_eq!(ranges, 0, "Linux knows none");
 }
 
 #[test]
@@ -263,13 +311,7 @@ fn idle_ps(vcpu: &crate::machine::actor::Vcpu) -> u64 {
 fn systems_without_a_model_and_machines_that_are_too_large_are_refused() {
     let scenario = scenario(1, "");
     let setup = Setup::new(&scenario).unwrap();
-    let refused = simulate(
-        &scenario,
-        &setup,
-        System::Damon,
-        vec![Updates::new(1, 1)],
-        &|_| Ok(()),
-    );
+    let refused = unseen(&scenario, &setup, System::Damon, vec![Updates::new(1, 1)]);
     assert!(
         refused
             .unwrap_err()
@@ -292,7 +334,7 @@ fn a_program_that_does_not_fit_is_told_of() {
     let scenario = scenario(1, "scale_bits = 4");
     let setup = Setup::new(&scenario).unwrap();
     let too_much = Updates::new(256 + 64 + 2 * BLOCK_SIZE / MIB, 1);
-    let refused = simulate(&scenario, &setup, System::None, vec![too_much], &|_| Ok(()));
+    let refused = unseen(&scenario, &setup, System::None, vec![too_much]);
     assert!(refused.unwrap_err().to_string().contains("memory is full"));
 }
 
@@ -317,7 +359,7 @@ fn single_operations_take_as_long_at_any_scale() {
         let silo = "kind = \"silo\"\nsize_mib = 200\nmix = \"ycsb\"\nthreads = 2";
         scenario.workload = toml::from_str(silo).unwrap();
         let programs = vec![Workload::new(&scenario.workload, 1, bits).unwrap()];
-        let result = simulate(&scenario, &setup(&scenario), system, programs, &|_| Ok(()));
+        let result = unseen(&scenario, &setup(&scenario), system, programs);
         let result = result.unwrap();
         let tail = result.tail.unwrap();
         // Two threads do nothing else.

@@ -12,7 +12,7 @@ use demeter_policy::engine::{
 };
 use demeter_policy::{
     Block, ByteCount, ClassifierConfig, GuestVirtAddr, PAGE_SIZE, PerTier, Pid, Placement,
-    Relocation, Sample, VirtRange,
+    RankedRange, Relocation, Sample, VirtRange,
 };
 
 use super::block_counters::Blocks;
@@ -366,6 +366,10 @@ impl<S: Strategy> Manager for SimulatedAgent<S> {
 
     fn has_worker(&self) -> bool {
         self.traits.polls
+    }
+
+    fn ranking(&self) -> &[RankedRange] {
+        self.engine.as_ref().map_or(&[], Engine::ranking)
     }
 
     fn start(&mut self, guest: &Guest, now_ps: u64, _filling: bool) -> u64 {

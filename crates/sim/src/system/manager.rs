@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use demeter_policy::{ByteCount, GuestPhysAddr, GuestVirtAddr};
+use demeter_policy::{ByteCount, GuestPhysAddr, GuestVirtAddr, RankedRange};
 
 use super::AgentSettings;
 use crate::error::SimError;
@@ -83,6 +83,11 @@ pub(crate) trait Manager: fmt::Debug {
     /// What it needs of the kernels beneath it.
     fn needs(&self) -> Needs {
         Needs::default()
+    }
+
+    /// The ranges that it takes memory apart into, if any, the hottest first.
+    fn ranking(&self) -> &[RankedRange] {
+        &[]
     }
 
     /// What the sampling units are to record, if anything. A simulated load stands for `2^k`.

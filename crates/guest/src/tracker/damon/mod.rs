@@ -89,6 +89,7 @@ type Listen = fn(&Path, Pid) -> Result<Aggregations, DamonError>;
 impl From<DamonError> for TrackerError {
     fn from(error: DamonError) -> Self {
         match error {
+            DamonError::Taken => Self::Taken { tracker: NAME },
             DamonError::Unavailable { why, mend } => Self::Unavailable {
                 tracker: NAME,
                 why,

@@ -68,11 +68,7 @@ impl LabTracker {
             .open(path)
             .map_err(to_error)?;
         if !try_lock(&file) {
-            return Err(TrackerError::Unavailable {
-                tracker: NAME,
-                why: "another Demeter reads the emulator's samples".into(),
-                mend: "stop it first".into(),
-            });
+            return Err(TrackerError::Taken { tracker: NAME });
         }
         let len = file.metadata().map_err(to_error)?.len();
         if len < ring::CONTROL_BYTES as u64 {

@@ -98,6 +98,16 @@ pub(super) fn life(body: &[u8]) -> Result<(Domain, Life), Malformed> {
     Ok((domain, life))
 }
 
+/// The answer to [`Procedure::LIST_DOMAINS`].
+pub(super) fn domains(body: &[u8]) -> Result<Vec<Domain>, Malformed> {
+    let mut body = Reader(body);
+    let count = body.u32()?;
+    if count > DOMAINS_MAX {
+        return Err(Malformed);
+    }
+    (0..count).map(|_| Domain::read(&mut body)).collect()
+}
+
 /// A connection, asked one thing at a time.
 #[derive(Debug)]
 pub(crate) struct Client {
@@ -189,15 +199,7 @@ impl Client {
         let what = "the list of domains";
         let body = Writer::default().i32(1).u32(ACTIVE);
         let listed = self.call(Procedure::LIST_DOMAINS, what, body).await?;
-        let list = || {
-            let mut body = Reader(&listed);
-            let count = body.u32()?;
-            if count > DOMAINS_MAX {
-                return Err(Malformed);
-            }
-            (0..count).map(|_| Domain::read(&mut body)).collect()
-        };
-        self.read(what, list())
+        self.read(what, domains(&listed))
     }
 
     /// A domain's XML.

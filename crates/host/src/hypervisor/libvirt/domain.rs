@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use demeter_policy::provision::ProvisionerKind;
 use demeter_policy::{ByteCount, NodeId, PerTier, Tier};
+use demeter_proto::shown;
 use roxmltree::{Document, Node};
 
 use super::PORT;
@@ -45,8 +46,7 @@ pub(crate) enum Lack {
 
 impl Facts {
     pub(crate) fn read(xml: &str) -> Result<Self, String> {
-        let document = Document::parse(xml)
-            .map_err(|error| format!("libvirt's XML cannot be read: {error}"))?;
+        let document = parse(xml)?;
         let domain = document.root_element();
         if !domain.has_tag_name("domain") {
             return Err("libvirt's XML describes no domain".into());
@@ -118,6 +118,15 @@ impl Facts {
         }
         Ok(())
     }
+}
+
+/// The XML's elements, or a line for a person: what is wrong is quoted, and may be anything.
+pub(super) fn parse(xml: &str) -> Result<Document<'_>, String> {
+    let wrong = |error: roxmltree::Error| {
+        let why = shown(&error.to_string());
+        format!("libvirt's XML cannot be read: {why}")
+    };
+    Document::parse(xml).map_err(wrong)
 }
 
 /// The NUMA cells of a domain.

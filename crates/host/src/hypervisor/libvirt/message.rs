@@ -93,7 +93,11 @@ impl Message {
             let mut body = Reader(&self.body);
             let _code = body.i32()?;
             let _domain = body.i32()?;
-            Ok(body.optional_text()?.unwrap_or("no reason given"))
+            let text = body.optional_text()?.unwrap_or_default();
+            Ok(match text {
+                "" => "no reason given",
+                text => text,
+            })
         };
         let text = text().unwrap_or("no reason that can be read");
         shown(&text.chars().take(300).collect::<String>())
@@ -198,7 +202,10 @@ mod tests {
         };
         let words = Writer::default().i32(45).i32(7).u32(1).text("refused\n");
         assert_eq!(error(words.0).error(), "refused?");
-        assert!(error(vec![]).error().contains("no reason"));
+        let silent = Writer::default().i32(45).i32(7).u32(1).text("");
+        for body in [vec![], silent.0] {
+            assert!(error(body).error().contains("no reason"));
+        }
     }
 
     proptest! {

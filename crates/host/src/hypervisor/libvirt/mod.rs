@@ -12,6 +12,8 @@
 mod client;
 mod discover;
 mod domain;
+#[cfg(fuzzing)]
+pub mod fuzz;
 mod message;
 mod patch;
 #[cfg(test)]

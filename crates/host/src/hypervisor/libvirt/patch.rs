@@ -6,10 +6,10 @@ use std::ops::Range;
 
 use demeter_policy::provision::ProvisionerKind;
 use demeter_policy::{ByteCount, MIB, NodeId, PerTier};
-use roxmltree::{Document, Node};
+use roxmltree::Node;
 
 use super::PORT;
-use super::domain::{Facts, cells_of, child, size};
+use super::domain::{Facts, cells_of, child, parse, size};
 
 /// What the domain is to have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,8 +48,7 @@ pub fn patch(name: &str, xml: &str, wanted: Wanted) -> Result<Option<String>, St
 /// The XML with what it lacks.
 fn mended(xml: &str, wanted: Wanted) -> Result<String, String> {
     let facts = Facts::read(xml)?;
-    let document =
-        Document::parse(xml).map_err(|error| format!("libvirt's XML cannot be read: {error}"))?;
+    let document = parse(xml)?;
     let domain = document.root_element();
     let devices =
         child(domain, &["devices"]).ok_or("its XML has no <devices> to put anything in")?;
@@ -58,6 +57,10 @@ fn mended(xml: &str, wanted: Wanted) -> Result<String, String> {
     let enough_cells = facts.cells.len() >= 2;
     if !elastic && (!enough_cells || facts.cells.iter().any(|cell| !cell.shared)) {
         edits.share(domain, devices);
+        // One cell alone is replaced as a whole.
+        if enough_cells {
+            edits.share_cells(domain);
+        }
     }
     let mut sizes: Vec<_> = facts.cells.iter().map(|of| (of.node, of.size)).collect();
     if !enough_cells {
@@ -78,7 +81,7 @@ fn mended(xml: &str, wanted: Wanted) -> Result<String, String> {
         );
         edits.before_end(devices, channel);
     }
-    Ok(edits.apply())
+    edits.apply()
 }
 
 /// A domain's memory in two cells.
@@ -123,6 +126,10 @@ impl Edits<'_> {
             Some(there) => self.replace(there.range(), text.trim()),
             None => self.before(devices, text),
         }
+    }
+
+    /// No private cells.
+    fn share_cells(&mut self, domain: Node) {
         for cell in cells_of(domain) {
             let access = cell.attributes().find(|of| of.name() == "memAccess");
             if let Some(access) = access.filter(|access| access.value() != "shared") {
@@ -221,17 +228,18 @@ impl Edits<'_> {
         self.edits.push((place..place, lines));
     }
 
-    fn apply(mut self) -> String {
+    fn apply(mut self) -> Result<String, String> {
         // Stable: what is put in the same place stays in order.
         self.edits.sort_by_key(|(range, _)| range.start);
         let mut text = String::new();
         let mut done = 0;
         for (range, new) in self.edits {
-            text += &self.xml[done..range.start];
+            let kept = self.xml.get(done..range.start);
+            text += kept.ok_or("its XML is made so that it has to be changed by hand")?;
             text += &new;
             done = range.end;
         }
-        text + &self.xml[done..]
+        Ok(text + &self.xml[done..])
     }
 }
 
@@ -270,6 +278,10 @@ mod tests {
                 "  <cpu><numa><cell id='0' memory='409600'/></numa></cpu>\n",
                 "",
             ),
+            (
+                "  <cpu><numa><cell id='0' memory='409600' memAccess='private'/></numa></cpu>\n",
+                "",
+            ),
             (&format!("  <cpu>{cells}</cpu>\n"), ""),
             (
                 "  <memoryBacking>\n    <hugepages/>\n    <nosharepages/>\n  </memoryBacking>\n",
@@ -306,6 +318,7 @@ mod tests {
         };
         for (xml, wanted, want) in [
             ("<domain", BALLOON, "cannot be read"),
+            ("<domain a='1'/\n<domain/>", BALLOON, "cannot be read"),
             ("<network/>", BALLOON, "no domain"),
             ("<domain/>", BALLOON, "no <devices>"),
             ("<domain><devices/></domain>", BALLOON, "no <memory>"),

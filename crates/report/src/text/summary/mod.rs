@@ -56,6 +56,14 @@ impl Figures {
         self.0.push((column, Box::new(cell)));
     }
 
+    /// Those that some system has.
+    fn known(mut self, context: &Context) -> Self {
+        let is_known = |cell: &Cell| context.systems.iter().any(|s| cell(context, s).is_some());
+        self.0
+            .retain(|(column, cell)| column.is_name || is_known(cell));
+        self
+    }
+
     fn row(&self, context: &Context, system: &SystemResult) -> Row {
         let cell = |cell: &Cell| cell(context, system).unwrap_or_else(|| "-".into());
         Row {
@@ -93,8 +101,10 @@ fn of_systems(result: &RunResult) -> (Table, String) {
         measure: Measure::of(systems.iter()),
         duration_s: result.duration_s as f64,
     };
-    let (figures, explanation) = provisioned::figures(systems)
-        .unwrap_or_else(|| (figures(&context, result.shift_at_s.is_some()), EXPLANATION));
+    let (figures, explanation) = match provisioned::figures(systems) {
+        Some((figures, explanation)) => (figures.known(&context), explanation),
+        None => (figures(&context, result.shift_at_s.is_some()), EXPLANATION),
+    };
     let shown = systems.iter().take(ROWS_MAX);
     let table = Table {
         heading: String::new(),

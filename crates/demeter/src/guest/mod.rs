@@ -1,4 +1,7 @@
-//! `demeter guest`: the agent's flags, and what a person is told of it.
+//! `demeter guest`: the agent's flags, what a person is told of it, and looking at one that runs.
+
+pub mod client;
+pub mod heat;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -19,20 +22,38 @@ use crate::signals;
 /// org.demeter.0, the host can take memory back through the agent and give it again. Stop with SIGTERM or Ctrl-C: memory stays as
 /// it is, and what the agent set up is removed.
 #[derive(clap::Args)]
-#[command(after_help = "\
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "\
 Examples:
   demeter guest --pid 4711              one process and its descendants
   demeter guest --cgroup /sys/fs/cgroup/db.slice
   demeter guest --all --tracker damon   every process above 64 MiB, watched by DAMON
   demeter guest --pid 4711 --record agent.rec    a recording to look at with demeter replay
   demeter guest --relay-only            the host's balloon alone, whoever manages the tiers
+  demeter guest heat                    how hot which memory is, of the agent that runs
 
 Status and metrics, on the agent's Unix socket:
   curl --unix-socket /run/demeter/guest.sock http://demeter/v1/status
   curl --unix-socket /run/demeter/guest.sock http://demeter/metrics
   curl --unix-socket /run/demeter/guest.sock -X POST http://demeter/v1/pause
-`demeter probe` tells what works on this machine.")]
+`demeter probe` tells what works on this machine."
+)]
 pub struct Args {
+    #[command(flatten)]
+    run: RunArgs,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Draw how hot which addresses of each process are, over time
+    Heat(heat::Args),
+}
+
+#[derive(clap::Args)]
+struct RunArgs {
     /// Configuration file (TOML); flags override its keys
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -85,7 +106,7 @@ pub struct Args {
     listen: Option<SocketAddr>,
 }
 
-impl Args {
+impl RunArgs {
     /// The file's keys, overridden by the flags.
     fn config(self) -> anyhow::Result<Config> {
         let mut config = self
@@ -115,6 +136,10 @@ impl Args {
 
 /// Runs the agent until it is told to stop, or its processes have ended.
 pub fn guest(args: Args) -> anyhow::Result<()> {
+    if let Some(Command::Heat(args)) = &args.command {
+        return heat::heat(args);
+    }
+    let args = args.run;
     let root = Path::new("/");
     if args.clean_up {
         supervisor::clean_up(root);

@@ -1,88 +1,54 @@
-//! `demeter top`: the host's VMs and tiers, live in a terminal.
+//! A host's VMs and tiers.
 
-use std::io::{self, IsTerminal};
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
 
-use anyhow::{Context, bail};
 use demeter_host::view::{EventView, HostView, VmState, VmView};
 use demeter_policy::MIB;
 use ratatui::Frame;
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout, Rect};
-use ratatui::style::{Color, Modifier, Style};
+use ratatui::style::{Color, Modifier};
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Cell, Gauge, Paragraph, Row, Table};
 
+use super::{BAR, Screen, bar, share, tier_color};
 use crate::host::client::Client;
 use crate::host::status;
-
-/// How often the picture is made anew.
-const REFRESH: Duration = Duration::from_secs(1);
 
 /// Events that are kept for the picture.
 const EVENTS_MAX: usize = 100;
 
-/// Characters of a bar in the table.
-const BAR: usize = 12;
-
-/// Shows VMs, tiers, pool and hit share of this host's controller, live.
-///
-/// Leave with q.
-#[derive(clap::Args)]
-pub struct Args {
-    #[command(flatten)]
-    client: Client,
-}
-
-/// Shows the host until the user leaves, or the controller goes.
-pub fn top(args: &Args) -> anyhow::Result<()> {
-    if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
-        bail!("top needs a terminal; demeter host status prints the same once");
-    }
-    // The first picture before the screen changes: a missing controller is told on a line.
-    let mut shown = Shown::default();
-    shown.refresh(&args.client)?;
-    let mut terminal = ratatui::try_init().context("cannot use this terminal")?;
-    let outcome = (|| loop {
-        terminal.draw(|frame| draw(frame, &shown))?;
-        let next = Instant::now() + REFRESH;
-        while let Some(left) = next.checked_duration_since(Instant::now()) {
-            if event::poll(left)? && leaves(&event::read()?) {
-                return Ok(());
-            }
-        }
-        shown.refresh(&args.client)?;
-    })();
-    ratatui::restore();
-    outcome
-}
-
-fn leaves(event: &Event) -> bool {
-    let Event::Key(key) = event else {
-        return false;
-    };
-    let control_c = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
-    key.kind == KeyEventKind::Press
-        && (control_c || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc))
-}
-
 /// What is on the screen.
 #[derive(Debug, Default)]
-struct Shown {
+pub(super) struct Shown {
+    client: Client,
     view: HostView,
     /// The newest last.
     events: Vec<EventView>,
 }
 
 impl Shown {
-    fn refresh(&mut self, client: &Client) -> anyhow::Result<()> {
-        self.view = client.get("/v1/vms")?;
+    /// Of the controller that listens there.
+    pub(super) fn new(socket: PathBuf) -> Self {
+        Self {
+            client: Client { socket },
+            ..Self::default()
+        }
+    }
+}
+
+impl Screen for Shown {
+    fn refresh(&mut self) -> anyhow::Result<()> {
+        self.view = self.client.get("/v1/vms")?;
         let last = self.events.last().map_or(0, |event| event.number);
-        let newer: Vec<EventView> = client.get(&format!("/v1/events?after={last}"))?;
+        let newer: Vec<EventView> = self.client.get(&format!("/v1/events?after={last}"))?;
         self.events.extend(newer);
         let surplus = self.events.len().saturating_sub(EVENTS_MAX);
         self.events.drain(..surplus);
         Ok(())
+    }
+
+    fn draw(&self, frame: &mut Frame) {
+        draw(frame, self);
     }
 }
 
@@ -181,23 +147,6 @@ fn vm_table(vms: &[VmView]) -> Table<'_> {
         .block(Block::bordered().title(" owned of target "))
 }
 
-fn tier_color(tier: &str) -> Style {
-    Style::from(match tier {
-        "fast" => Color::LightRed,
-        _ => Color::LightBlue,
-    })
-}
-
-/// A part of a whole, 0 to 1, whatever the numbers.
-fn share(part: u64, whole: u64) -> f64 {
-    (part as f64 / whole.max(1) as f64).clamp(0.0, 1.0)
-}
-
-fn bar(share: f64) -> String {
-    let full = (share * BAR as f64).round() as usize;
-    "█".repeat(full) + &"░".repeat(BAR.saturating_sub(full))
-}
-
 #[cfg(test)]
 mod tests {
     use demeter_host::view::TierView;
@@ -253,6 +202,7 @@ mod tests {
         Shown {
             view,
             events: (1..=20).map(event).collect(),
+            ..Shown::default()
         }
     }
 

@@ -1,0 +1,48 @@
+//! The agent's status from the outside: one HTTP request per connection on its Unix socket.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use demeter_http::AskError;
+use demeter_proto::shown;
+use serde::de::DeserializeOwned;
+
+/// How long the agent may think.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Where the agent listens by default.
+pub const SOCKET: &str = "/run/demeter/guest.sock";
+
+/// Where the agent listens.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Client {
+    /// The agent's Unix socket
+    #[arg(long, value_name = "PATH", default_value = SOCKET)]
+    pub socket: PathBuf,
+}
+
+impl Client {
+    /// Asks for something.
+    pub fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
+        let socket = self.socket.display();
+        let answer = demeter_http::ask(&self.socket, &format!("GET {path}"), "", TIMEOUT);
+        let body = answer.map_err(|error| match error {
+            AskError::Status { status: 404, .. } => {
+                anyhow!("the agent at {socket} knows no {path}; it is older than this command")
+            }
+            AskError::Status { status, body } => {
+                let why = shown(body.lines().next().unwrap_or_default());
+                anyhow!("the agent at {socket} answers with HTTP status {status}: {why}")
+            }
+            AskError::NotHttp => {
+                anyhow!("{socket} does not speak HTTP; give another --socket")
+            }
+            AskError::Io(error) => anyhow!(
+                "cannot reach the agent at {socket}: {error}; start it with demeter guest, or give its --socket"
+            ),
+        })?;
+        serde_json::from_str(&body)
+            .with_context(|| format!("{socket} gives an answer that is not an agent's"))
+    }
+}

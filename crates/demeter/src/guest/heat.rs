@@ -1,0 +1,207 @@
+//! `demeter guest heat`: which addresses of which process are how hot, over time.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use demeter_guest::heat::{Heat, ProcessHeat};
+use demeter_report::{AddressHeat, HeatRange};
+use demeter_scenario::{Scenario, System};
+
+use super::client::Client;
+use crate::{output, replay, signals};
+
+/// How often a running agent is looked at: once for each of its epochs, by default.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// How often it is said that there is more to come.
+const SAY_EVERY: Duration = Duration::from_secs(5);
+
+/// Draws how hot which addresses of each process are, over time: of a running agent, of a recording, or of
+/// a simulated run.
+///
+/// A line is a moment, a column a part of the memory that was mapped at any time; each shade is twice as
+/// hot as the one before.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  demeter guest heat                        of the agent that runs, for half a minute
+  demeter guest heat --seconds 600          for ten minutes; Ctrl-C draws what there is
+  demeter guest heat --recording agent.rec  of a recording (demeter guest --record)
+  demeter guest heat --scenario scenarios/gups-shift.toml  of a simulated run
+  demeter guest heat --json | jq .          each look as one line of JSON")]
+pub struct Args {
+    #[command(flatten)]
+    client: Client,
+    /// Look at the agent for so long
+    #[arg(long, value_name = "S", default_value_t = 30)]
+    seconds: u32,
+    /// Draw a recording instead
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["socket", "seconds", "json"])]
+    recording: Option<PathBuf>,
+    /// Run this scenario under demeter on the simulator, and draw what its agent finds
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["socket", "seconds", "json", "recording"])]
+    scenario: Option<PathBuf>,
+    /// Print each look as one line of JSON, as it comes, instead of drawing
+    #[arg(long)]
+    json: bool,
+}
+
+/// Draws it.
+pub fn heat(args: &Args) -> anyhow::Result<()> {
+    if let Some(recording) = &args.recording {
+        return replay::replay(&replay::Args::heat(recording.clone()));
+    }
+    let stop = signals::stop_flag()?;
+    if let Some(scenario) = &args.scenario {
+        return simulated(scenario, &stop);
+    }
+    let mut pictures = Pictures::default();
+    watch(args, &stop, |t_s, heat| match args.json {
+        true => output::print(serde_json::to_string(&heat)? + "\n"),
+        false => {
+            pictures.look(t_s, &heat);
+            Ok(())
+        }
+    })?;
+    match args.json {
+        true => Ok(()),
+        false => output::print(pictures.text()),
+    }
+}
+
+/// Draws what the agent of a simulated run finds.
+fn simulated(path: &Path, stop: &AtomicBool) -> anyhow::Result<()> {
+    let scenario = Scenario::load(path)?;
+    let said = Cell::new(Instant::now());
+    let tell = |share: f64| {
+        if said.get().elapsed() >= SAY_EVERY {
+            said.set(Instant::now());
+            output::say(format_args!("{:.0} %", share * 100.0));
+        }
+    };
+    let mut picture = AddressHeat::default();
+    demeter_sim::look(&scenario, System::Demeter, stop, &tell, |t_s, ranking| {
+        picture.look(t_s, ranking.iter().map(replay::heat_of));
+    })?;
+    output::print(picture.text())
+}
+
+/// Looks again and again, until the time is over or somebody ends it. An agent that ends later than at the
+/// first look ends it, too.
+fn watch(
+    args: &Args,
+    stop: &AtomicBool,
+    mut seen: impl FnMut(f64, Heat) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let began = Instant::now();
+    let end = began + Duration::from_secs(args.seconds.into());
+    let mut said = began;
+    output::say(format_args!(
+        "looking for {} s; Ctrl-C ends it sooner",
+        args.seconds
+    ));
+    let mut next = began;
+    let mut looks = 0;
+    while !stop.load(Ordering::Relaxed) && Instant::now() < end {
+        match args.client.get("/v1/heat") {
+            Ok(heat) => seen(began.elapsed().as_secs_f64(), heat)?,
+            Err(error) if looks == 0 => return Err(error),
+            Err(error) => {
+                output::say(format_args!("{error:#}"));
+                break;
+            }
+        }
+        looks += 1;
+        if said.elapsed() >= SAY_EVERY {
+            said = Instant::now();
+            let seconds = began.elapsed().as_secs();
+            output::say(format_args!("{seconds} of {} s", args.seconds));
+        }
+        // A signal interrupts no sleep here: it is short.
+        next = (next + LOOK_EVERY).max(Instant::now());
+        thread::sleep(next.saturating_duration_since(Instant::now()));
+    }
+    Ok(())
+}
+
+/// A picture for each process.
+#[derive(Debug, Default)]
+pub struct Pictures(BTreeMap<u32, AddressHeat>);
+
+impl Pictures {
+    /// Takes a look, so many seconds after the first.
+    pub fn look(&mut self, t_s: f64, heat: &Heat) {
+        for process in &heat.processes {
+            let picture = self.0.entry(process.pid).or_default();
+            picture.look(t_s, ranges(process));
+        }
+    }
+
+    /// The picture of one process, if it was seen.
+    pub fn of(&self, pid: u32) -> Option<&AddressHeat> {
+        self.0.get(&pid)
+    }
+
+    /// All pictures, one below the other.
+    fn text(&self) -> String {
+        if self.0.is_empty() {
+            return "no process accessed its memory\n".into();
+        }
+        let pictures = self.0.iter();
+        let pictures = pictures.map(|(pid, heat)| format!("process {pid}: {}", heat.text()));
+        pictures.collect::<Vec<_>>().join("\n")
+    }
+}
+
+fn ranges(process: &ProcessHeat) -> impl Iterator<Item = HeatRange> {
+    process.ranges.iter().map(|range| HeatRange {
+        start: range.start,
+        end: range.end,
+        heat: range.density(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use demeter_guest::heat::RangeHeat;
+
+    use super::*;
+
+    #[test]
+    fn each_process_has_its_picture() {
+        let process = |pid, samples| ProcessHeat {
+            pid,
+            ranges: vec![
+                RangeHeat {
+                    start: 1 << 20,
+                    end: 2 << 20,
+                    samples,
+                    ..RangeHeat::default()
+                },
+                RangeHeat {
+                    start: 2 << 20,
+                    end: 3 << 20,
+                    ..RangeHeat::default()
+                },
+            ],
+        };
+        let mut pictures = Pictures::default();
+        assert!(pictures.text().contains("no process"));
+        pictures.look(
+            0.0,
+            &Heat {
+                processes: vec![process(7, 5.0), process(8, 0.0)],
+                ..Heat::default()
+            },
+        );
+        let text = pictures.text();
+        let [seven, eight] = [text.find("process 7"), text.find("process 8")].map(Option::unwrap);
+        assert!(text[seven..eight].contains(&format!("|{}{}|", "@".repeat(36), " ".repeat(36))));
+        assert!(text[eight..].contains(&format!("|{}|", " ".repeat(72))));
+        assert!(pictures.of(9).is_none());
+    }
+}

@@ -1,0 +1,93 @@
+//! How hot the memory of the processes is, range by range: made when somebody asks for it.
+
+use std::collections::BTreeMap;
+
+use demeter_policy::Pid;
+use demeter_policy::engine::Engine;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+/// The most ranges that are told, the hottest first. Engines have some hundreds.
+const RANGES_MAX: usize = 4096;
+
+/// What the agent's engine knows of heat now.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Heat {
+    /// The engine's epoch.
+    pub epoch: u32,
+    /// Processes in order of their numbers; none while nothing is accessed.
+    pub processes: Vec<ProcessHeat>,
+    /// Ranges that are not told because there are too many: the coldest.
+    pub ranges_left_out: u64,
+}
+
+/// One process's memory.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ProcessHeat {
+    /// Its number.
+    pub pid: u32,
+    /// Its ranges, the hottest first.
+    pub ranges: Vec<RangeHeat>,
+}
+
+/// One range of virtual addresses.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct RangeHeat {
+    /// Its first address.
+    pub start: u64,
+    /// The one behind its last.
+    pub end: u64,
+    /// Decayed samples in it.
+    pub samples: f64,
+    /// Bytes in fast memory, as far as known.
+    pub fast_bytes: u64,
+    /// Bytes in slow memory, as far as known.
+    pub slow_bytes: u64,
+}
+
+impl RangeHeat {
+    /// Decayed samples per byte.
+    pub fn density(&self) -> f64 {
+        self.samples / self.end.saturating_sub(self.start).max(1) as f64
+    }
+}
+
+impl Heat {
+    /// What an engine knows.
+    pub fn of(engine: &Engine) -> Self {
+        let ranking = engine.ranking();
+        let mut processes: BTreeMap<Pid, Vec<RangeHeat>> = BTreeMap::new();
+        for ranked in ranking.iter().take(RANGES_MAX) {
+            let at = engine.residency().placement(ranked.pid, &ranked.range);
+            processes.entry(ranked.pid).or_default().push(RangeHeat {
+                start: ranked.range.start().0,
+                end: ranked.range.end().0,
+                samples: ranked.count,
+                fast_bytes: at.fast.0,
+                slow_bytes: at.slow.0,
+            });
+        }
+        let process = |(pid, ranges): (Pid, _)| ProcessHeat { pid: pid.0, ranges };
+        Self {
+            epoch: engine.epoch(),
+            processes: processes.into_iter().map(process).collect(),
+            ranges_left_out: ranking.len().saturating_sub(RANGES_MAX) as u64,
+        }
+    }
+}
+
+/// Where the agent puts what it was asked for, and those who asked wait for it.
+#[derive(Debug, Clone, Default)]
+pub struct HeatCell(watch::Sender<Heat>);
+
+impl HeatCell {
+    /// Tells all who wait.
+    pub fn tell(&self, heat: Heat) {
+        self.0.send_replace(heat);
+    }
+
+    /// What is told from now on.
+    pub fn listen(&self) -> watch::Receiver<Heat> {
+        self.0.subscribe()
+    }
+}

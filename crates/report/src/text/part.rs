@@ -1,0 +1,68 @@
+//! Tables alone, without the sentences that explain them: for documents that have their own.
+
+use demeter_outcome::RunResult;
+
+use crate::text::agreement::Agreement;
+use crate::text::grid::Table;
+use crate::text::{summary, worst_first};
+
+/// Which tables of a result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::EnumString, strum::VariantNames)]
+#[strum(serialize_all = "kebab-case")]
+pub enum Part {
+    /// Its figures: a line for each system, or for each system of each case.
+    Figures,
+    /// What others have published beside ours.
+    Published,
+    /// Of a folder of scenarios, a line for each, that in which we are slowest first.
+    WorstFirst,
+}
+
+/// These tables of the result as lines of text; empty where there is nothing to put in one.
+pub fn part(result: &RunResult, part: Part) -> String {
+    match part {
+        Part::Figures => {
+            let (tables, _) = summary::tables(result);
+            let tables: Vec<String> = tables.iter().map(Table::text).collect();
+            tables.join("\n")
+        }
+        Part::Published => Agreement::of(result)
+            .map(|agreement| agreement.table.text())
+            .unwrap_or_default(),
+        Part::WorstFirst => match result.cases[..] {
+            [] => String::new(),
+            _ => worst_first::figures(result).text(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use demeter_outcome::Published;
+
+    use super::*;
+
+    #[test]
+    fn a_part_is_a_piece_of_the_whole() {
+        let text = include_str!("../../../outcome/tests/example.json");
+        let mut result = RunResult::from_json(text).unwrap();
+        let figures = part(&result, Part::Figures);
+        assert!(figures.contains("demeter") && !figures.contains("last third"));
+        assert!(crate::table(&result).starts_with(&figures));
+        assert_eq!(part(&result, Part::Published), "");
+        assert_eq!(part(&result, Part::WorstFirst), "");
+        result.published.push(Published {
+            figure: "mgmt_cpu_s".into(),
+            system: "demeter".into(),
+            over: None,
+            case: vec![],
+            value: 1.0,
+            ours: Some(1.0),
+            within: 0.1,
+            source: "somebody".into(),
+        });
+        let published = part(&result, Part::Published);
+        assert!(published.lines().count() == 2 && !published.contains("somebody"));
+        assert!(crate::table(&result).contains(&published));
+    }
+}

@@ -1,0 +1,7 @@
+//! Any text as the XML of a libvirt domain: mended, or refused in one line.
+#![no_main]
+
+use demeter_host::hypervisor::libvirt::fuzz::xml;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &str| xml(text));

@@ -1,0 +1,149 @@
+//! Stored results, and the tables that documents show of them.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, ensure};
+use serde_json::{Value, json};
+
+use crate::docs::WRITE;
+use crate::shell;
+
+/// Where results are stored; `crates/demeter/tests/results.rs` says how, and makes tables of them.
+const FOLDER: &str = "results";
+
+/// Writes the tables of README.md and docs/src/results.md anew, from `results/`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Store this result file (of `demeter run --json`) first, without what no table needs
+    #[arg(long, value_name = "FILE")]
+    add: Option<PathBuf>,
+    /// Under this name; that of the scenario without it
+    #[arg(long, requires = "add")]
+    name: Option<String>,
+    /// The command that made it; `demeter run scenarios/SCENARIO.toml --on WHERE` without it
+    #[arg(long, requires = "add")]
+    command: Option<String>,
+    /// The commit that made it; the last one without it
+    #[arg(long, requires = "add")]
+    commit: Option<String>,
+    /// The machine that made it; without it this one, and none for the simulator, which is the same on all
+    #[arg(long, requires = "add")]
+    machine: Option<String>,
+}
+
+/// Does it.
+pub fn results(args: &Args) -> anyhow::Result<()> {
+    if args.add.is_some() {
+        add(args)?;
+    }
+    let mut tables = shell::cargo("test --locked --quiet --package demeter --test results");
+    tables.env(WRITE, "1");
+    shell::run(tables)
+}
+
+/// Stores a result.
+fn add(args: &Args) -> anyhow::Result<()> {
+    let file = args.add.as_deref().context("no result file")?;
+    let text = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let mut result: Value = serde_json::from_slice(&text)
+        .with_context(|| format!("{} is no result file", file.display()))?;
+    let word = |key: &str| {
+        let word = result[key].as_str().map(str::to_owned);
+        word.with_context(|| format!("{} is no result file: no {key}", file.display()))
+    };
+    let (scenario, on) = (word("scenario")?, word("on")?);
+    let name = args.name.clone().unwrap_or_else(|| scenario.clone());
+    ensure!(
+        name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-'),
+        "{name:?}: a result's name has letters, digits and hyphens only"
+    );
+    let usual = || format!("demeter run scenarios/{scenario}.toml --on {on}");
+    let command = args.command.clone().unwrap_or_else(usual);
+    let commit = match &args.commit {
+        Some(commit) => commit.clone(),
+        None => said(shell::program("git", "rev-parse --short=7 HEAD"))?,
+    };
+    let machine = match &args.machine {
+        Some(machine) => machine.clone(),
+        None if on == "sim" => "the same on every machine".into(),
+        None => machine()?,
+    };
+    shorten(&mut result);
+    let stored =
+        json!({ "command": command, "commit": commit, "machine": machine, "result": result });
+    let path = shell::root().join(FOLDER).join(format!("{name}.json"));
+    let text = serde_json::to_string_pretty(&stored)? + "\n";
+    fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    eprintln!("wrote {FOLDER}/{name}.json");
+    Ok(())
+}
+
+/// Takes away what no table needs. Of a series the end is kept: it says how long the run was.
+fn shorten(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            for key in ["counters", "cpu_s", "other_settings"] {
+                fields.remove(key);
+            }
+            if let Some(Value::Array(points)) = fields.get_mut("series") {
+                points.drain(..points.len().saturating_sub(1));
+            }
+            fields.values_mut().for_each(shorten);
+        }
+        Value::Array(values) => values.iter_mut().for_each(shorten),
+        _ => {}
+    }
+}
+
+/// This machine, in a few words.
+fn machine() -> anyhow::Result<String> {
+    let text = fs::read_to_string("/proc/cpuinfo").context("cannot read /proc/cpuinfo")?;
+    let model = text.lines().find_map(|line| {
+        let (key, model) = line.split_once(':')?;
+        (key.trim() == "model name").then(|| model.trim().to_owned())
+    });
+    let model = model.context("/proc/cpuinfo names no model; give --machine")?;
+    let cores = std::thread::available_parallelism()?;
+    Ok(format!("{model}, {cores} cores"))
+}
+
+/// What a program says.
+fn said(mut command: Command) -> anyhow::Result<String> {
+    let output = command.output().context("cannot run git")?;
+    ensure!(
+        output.status.success(),
+        "git names no commit; give --commit"
+    );
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_stay_and_series_go() {
+        let point = |t_s: f64| json!({ "t_s": t_s, "speed": 1.0 });
+        let mut result = json!({
+            "systems": [{
+                "speed": { "mean": 1.5 },
+                "cpu_s": { "kswapd": 1.0 },
+                "counters": { "a": 1 },
+                "other_settings": [{ "name": "linux" }],
+                "workloads": [{ "series": [point(1.0)] }],
+                "series": [point(1.0), point(2.0)],
+            }, { "series": [] }],
+        });
+        shorten(&mut result);
+        let want = json!({
+            "systems": [{
+                "speed": { "mean": 1.5 },
+                "workloads": [{ "series": [point(1.0)] }],
+                "series": [point(2.0)],
+            }, { "series": [] }],
+        });
+        assert_eq!(result, want);
+    }
+}
