@@ -434,9 +434,11 @@ async fn what_was_plugged_in_is_of_no_use_and_no_lie() {
     assert_eq!(held(), 0);
     // Nobody holds what is neither.
     let beyond = range(14 * MIB, PIECE);
-    let mut honest = driver.lock().unwrap();
-    honest.free.get_mut(&NodeId(0)).unwrap().push(beyond);
-    drop(honest);
+    {
+        let mut driver = driver.lock().unwrap();
+        let free = driver.free.get_mut(&NodeId(0)).unwrap();
+        free.push(beyond);
+    }
     let lied = vm.balloon.set(Tier::Fast, mib(1), deadline()).await;
     assert!(matches!(lied, Err(ProvisionError::Hostile(_))), "{lied:?}");
 }
