@@ -154,7 +154,9 @@ impl VmChild {
         self.doing = match report {
             VmMessage::Booted { .. } | VmMessage::Sized { .. } => "was filling memory".into(),
             VmMessage::Start { .. } => "had begun the timed phase".into(),
-            VmMessage::Interval(interval) => format!("was {:.0} s into the timed phase", interval.t_s),
+            VmMessage::Interval(interval) => {
+                format!("was {:.0} s into the timed phase", interval.t_s)
+            }
             VmMessage::Shift { .. } | VmMessage::Program(_) | VmMessage::Uses { .. } => return,
             VmMessage::Done { .. } => "was verifying data".into(),
             VmMessage::Verified { .. }
