@@ -181,8 +181,13 @@ impl Matrix<'_> {
                 Ok(())
             }
             Event::Reset => {
+                let mut monitor = self.monitor()?;
+                if !monitor.dimms()?.is_empty() {
+                    // The plugin does not know where a DIMM lies that a kernel boots with.
+                    return self.happen(Event::Vm, rng);
+                }
                 self.life.may_boot = true;
-                self.monitor()?.reset()
+                monitor.reset()
             }
             Event::Stop => {
                 self.monitor()?.stop()?;
