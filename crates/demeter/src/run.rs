@@ -219,7 +219,8 @@ pub(crate) fn show(run: &str, report: &VmMessage) {
             return;
         }
         VmMessage::Verified { words, errors } => format!("{words} words verified, {errors} wrong"),
-        VmMessage::AgentLog { .. }
+        VmMessage::Uses { .. }
+        | VmMessage::AgentLog { .. }
         | VmMessage::AgentRecording { .. }
         | VmMessage::Failed { .. }
         | VmMessage::Finished => return,

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use demeter_policy::{ByteCount, PhysRange, Tier};
+use demeter_policy::{ByteCount, GuestPhysAddr, PhysRange, Tier};
 
 /// A position in a memory file, bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,6 +42,16 @@ pub trait Backing: Send + Sync + 'static {
     /// Gives the memory of `extent` back to the host (`FALLOC_FL_PUNCH_HOLE`). Reads as zeros
     /// afterwards, and is allocated anew where it is written.
     fn punch(&self, extent: Extent) -> io::Result<()>;
+
+    /// What the VM has besides, in order: memory that was plugged in, and is of no tier.
+    fn plugged(&self) -> &[PhysRange] {
+        &[]
+    }
+
+    /// Reads what is at an address of such memory.
+    fn read_plugged(&self, _at: GuestPhysAddr, _into: &mut [u8]) -> io::Result<()> {
+        Err(io::ErrorKind::NotFound.into())
+    }
 
     /// Reads the beginning of `extent`, no more than it has.
     fn read(&self, extent: Extent, into: &mut [u8]) -> io::Result<()>;

@@ -314,6 +314,9 @@ fn file<E: Into<io::Error>>(what: &'static str, path: &Path) -> impl FnOnce(E) -
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::io::{BufRead, BufReader, Lines};
+    use std::process::{Child, ChildStdout, Command, Stdio};
+
     use demeter_policy::MIB;
 
     use super::*;
@@ -532,5 +535,112 @@ pub(crate) mod tests {
             said.contains("memory.max: ") && said.contains("ProtectControlGroups"),
             "{said}"
         );
+    }
+
+    /// In a process's environment: it takes memory as it is told.
+    const TAKES: &str = "DEMETER_TAKES_MEMORY";
+
+    /// A process of ours in a cgroup of the kernel's own, both of which end with this.
+    struct Limited {
+        cgroup: PathBuf,
+        child: Child,
+        said: Lines<BufReader<ChildStdout>>,
+    }
+
+    impl Limited {
+        /// Nothing where this machine has no cgroup v2 with memory limits, or we have no right to it.
+        fn start() -> io::Result<Self> {
+            let top = Path::new("/sys/fs/cgroup");
+            let given = fs::read_to_string(top.join("cgroup.subtree_control"))?;
+            if !given.split_whitespace().any(|name| name == "memory") {
+                return Err(io::Error::other("cgroups v2 have no memory limits here"));
+            }
+            let cgroup = top.join(format!("demeter-test-{}", std::process::id()));
+            fs::create_dir(&cgroup)?;
+            let child = Command::new(std::env::current_exe()?)
+                .args(["--exact", "hard_limit::tests::taker", "--nocapture"])
+                .env(TAKES, "1")
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn();
+            let mut child = child.inspect_err(|_| drop(fs::remove_dir(&cgroup)))?;
+            let said = BufReader::new(child.stdout.take().unwrap()).lines();
+            let limited = Self {
+                cgroup,
+                child,
+                said,
+            };
+            let pid = limited.child.id().to_string();
+            fs::write(limited.cgroup.join("cgroup.procs"), pid)?;
+            // Else it would be swapped out and live on.
+            let _ = fs::write(limited.cgroup.join("memory.swap.max"), "0");
+            Ok(limited)
+        }
+
+        /// Has it take so much more, and says whether it lives.
+        fn takes(&mut self, mib: u64) -> bool {
+            let stdin = self.child.stdin.as_mut().unwrap();
+            writeln!(stdin, "{mib}").unwrap();
+            // The runner says things of its own.
+            self.said
+                .by_ref()
+                .map_while(Result::ok)
+                .any(|line| line == format!("took {mib}"))
+        }
+
+        fn limit(&self) -> String {
+            let text = fs::read_to_string(self.cgroup.join("memory.max")).unwrap();
+            parse(&text).map_or(text.trim().into(), |bytes| (bytes / MIB).to_string())
+        }
+    }
+
+    impl Drop for Limited {
+        fn drop(&mut self) {
+            // It may have ended.
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+            fs::remove_dir(&self.cgroup).unwrap();
+        }
+    }
+
+    /// Takes memory, where the environment says so; a test only by name.
+    #[test]
+    fn taker() {
+        if std::env::var_os(TAKES).is_none() {
+            return;
+        }
+        let mut taken = vec![];
+        for line in io::stdin().lines() {
+            let mib: u64 = line.unwrap().parse().unwrap();
+            taken.push(vec![1u8; (mib * MIB) as usize]);
+            println!("took {mib}");
+        }
+    }
+
+    #[test]
+    fn the_kernel_holds_a_process_to_what_it_owns() {
+        let mut limited = match Limited::start() {
+            Ok(limited) => limited,
+            Err(error) => return eprintln!("skipped: {error}"),
+        };
+        let process = PeerProcess::running(Pid(limited.child.id()), 0).unwrap();
+        let extra = ByteCount(32 * MIB);
+        let mut limit = HardLimit::find(Path::new("/"), process, extra).unwrap();
+        assert_eq!(limited.limit(), "max");
+        limit.after(Order::Ask, &owned(16, 16)).unwrap();
+        assert_eq!(limited.limit(), "64");
+        assert!(limited.takes(32), "what it owns");
+        limit.before(set_fast(64)).unwrap();
+        assert_eq!(limited.limit(), "112");
+        assert!(
+            limited.takes(48),
+            "what it was given, before it is known to have it"
+        );
+        // It returned nothing, whatever it says: it is not killed for that.
+        let settled = limit.after(set_fast(16), &moved(16, None)).unwrap();
+        assert_eq!((settled, limited.limit().as_str()), (false, "112"));
+        assert!(!limited.takes(64), "what it does not own");
+        drop(limit);
+        assert_eq!(limited.limit(), "max");
     }
 }

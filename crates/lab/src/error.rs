@@ -99,6 +99,9 @@ pub enum Error {
     /// The host controller does not do what the run needs.
     #[error("the host controller {0}; --keep-logs keeps its log")]
     Controller(String),
+    /// What must not grow did.
+    #[error("something grew while nothing called for it: {0}; --json keeps all figures")]
+    Grew(String),
     /// The person asked us to stop.
     #[error("interrupted")]
     Interrupted,

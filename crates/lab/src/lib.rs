@@ -15,6 +15,7 @@ mod record;
 mod run;
 mod timeline;
 mod tune;
+pub mod uses;
 mod vm;
 pub mod workload;
 

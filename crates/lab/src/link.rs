@@ -13,6 +13,7 @@ use demeter_scenario::{Scenario, Settings};
 use serde::{Deserialize, Serialize};
 
 use crate::program::Launch;
+use crate::uses::Uses;
 use crate::workload::Rate;
 
 /// Name of the virtio-serial port.
@@ -119,6 +120,13 @@ pub enum VmMessage {
         words: u64,
         /// Words found wrong.
         errors: u64,
+    },
+    /// What the agent and the kernel use, after a round.
+    Uses {
+        /// The agent.
+        agent: Uses,
+        /// The kernel's own memory that it cannot give back, KiB.
+        kernel_kib: u64,
     },
     /// What a program has printed last.
     Program(ProgramLog),

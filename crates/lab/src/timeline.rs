@@ -89,6 +89,7 @@ impl VmTimeline {
             VmMessage::Booted { .. }
             | VmMessage::Sized { .. }
             | VmMessage::Program(_)
+            | VmMessage::Uses { .. }
             | VmMessage::AgentLog { .. }
             | VmMessage::AgentRecording { .. }
             | VmMessage::Failed { .. }

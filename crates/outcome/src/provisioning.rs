@@ -36,6 +36,9 @@ pub struct Provisioning {
     /// What was crashed, where that is what the run is for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crashes: Option<CrashFigures>,
+    /// What was used over a long time, where that is what the run is for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub soak: Option<SoakFigures>,
 }
 
 /// One change of a VM's fast memory in the timed phase.
@@ -52,14 +55,15 @@ pub struct Resize {
     pub reason: Option<String>,
 }
 
-/// Crashes that a run has survived.
+/// Crashes, and other events of a VM's life, that a run has survived.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 pub struct CrashFigures {
     /// How many, one after the other.
     pub cycles: u64,
-    /// The same by what was crashed.
-    pub by_victim: BTreeMap<String, u64>,
-    /// The longest time from a crash until the VM owned what it should and its workload had
+    /// The same by what happened.
+    #[serde(alias = "by_victim")]
+    pub by_event: BTreeMap<String, u64>,
+    /// The longest time from one until the VM owned what it should and its workload had
     /// verified a round from its beginning, seconds.
     pub recovered_max_s: f64,
     /// Rounds that the workload verified.
@@ -70,4 +74,36 @@ pub struct CrashFigures {
     pub wrong_words: u64,
     /// The largest count of pool violations that a host controller showed.
     pub violations: u64,
+}
+
+/// What a long run with many changes of size came to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
+pub struct SoakFigures {
+    /// How long it was, seconds.
+    pub seconds: u64,
+    /// Changes of a VM's size.
+    pub resizes: u64,
+    /// Rounds that the workloads verified.
+    pub rounds: u64,
+    /// Words that they checked in them.
+    pub words: u64,
+    /// Words that were wrong.
+    pub wrong_words: u64,
+    /// What everybody used.
+    pub uses: Vec<Use>,
+}
+
+/// What somebody used of something.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
+pub struct Use {
+    /// Who: the controller, or which VM's agent or kernel.
+    pub who: String,
+    /// What: `KiB` of memory, `descriptors` or `threads`.
+    pub what: String,
+    /// The most in the second quarter of the run.
+    pub early: u64,
+    /// The most in its last quarter.
+    pub late: u64,
+    /// Whether that is more than chance.
+    pub grew: bool,
 }

@@ -4,8 +4,8 @@ mod common;
 
 use common::{any_case, any_published, any_system, coordinates, elements, pictures};
 use demeter_outcome::{
-    CrashFigures, Metadata, Point, Provisioning, Resize, RunResult, Speed, SystemResult, Unit,
-    WorkloadResult,
+    CrashFigures, Metadata, Point, Provisioning, Resize, RunResult, SoakFigures, Speed,
+    SystemResult, Unit, Use, WorkloadResult,
 };
 use demeter_report::{html, table, throughput_svg};
 use proptest::prelude::*;
@@ -291,7 +291,7 @@ fn provisioning_has_its_own_figures() {
 fn crashes_have_a_table_of_their_own() {
     let figures = CrashFigures {
         cycles: 200,
-        by_victim: [("kill agent".to_owned(), 47)].into(),
+        by_event: [("kill agent".to_owned(), 47)].into(),
         recovered_max_s: 12.34,
         wrong_words: 0,
         ..CrashFigures::default()
@@ -304,6 +304,37 @@ fn crashes_have_a_table_of_their_own() {
         },
     )]));
     for expected in [" 200 ", " 47 ", "12.3", "well again"] {
+        assert!(text.contains(expected), "{expected} in {text}");
+    }
+}
+
+#[test]
+fn a_soak_has_a_table_of_its_own() {
+    let of = |who: &str, late, grew| Use {
+        who: who.into(),
+        what: "KiB".into(),
+        early: 7011,
+        late,
+        grew,
+    };
+    let figures = SoakFigures {
+        seconds: 600,
+        resizes: 299,
+        uses: vec![
+            of("controller", 7012, false),
+            of("agent of a", 99_999, true),
+        ],
+        ..SoakFigures::default()
+    };
+    let text = table(&result(vec![provisioned(
+        "demeter-balloon",
+        Provisioning {
+            soak: Some(figures),
+            ..Provisioning::default()
+        },
+    )]));
+    // Two were looked at, one of which grew.
+    for expected in [" 299 ", " 7011 ", " 7012 ", " 2 ", " 1 "] {
         assert!(text.contains(expected), "{expected} in {text}");
     }
 }

@@ -10,6 +10,8 @@ use crate::{Error, Lab, Machine, Scenario, Sim, System, Tier};
 
 /// Longest timed phase, seconds: an hour of an emulated machine proves what there is to prove.
 const DURATION_MAX_S: u64 = 3600;
+/// The same of a soak, which keeps no points in time: a week.
+const SOAK_MAX_S: u64 = 7 * 24 * 3600;
 /// Largest tier, MiB (16 TiB): keeps every sum of sizes far from overflow.
 const TIER_MAX_MIB: u64 = 1 << 24;
 /// Largest stretch of memory delays.
@@ -50,7 +52,9 @@ impl Scenario {
         refuse_if(!is_plain_name(&self.name), || {
             "name: 1 to 64 letters, digits, - or _ (files are named after it)".into()
         })?;
-        within("duration_s", self.duration_s, 1..=DURATION_MAX_S)?;
+        let soaks = self.provision.as_ref().is_some_and(|p| p.soak.is_some());
+        let most_s = if soaks { SOAK_MAX_S } else { DURATION_MAX_S };
+        within("duration_s", self.duration_s, 1..=most_s)?;
         self.check_systems()?;
         self.check_settings()?;
         self.check_vcpus()?;

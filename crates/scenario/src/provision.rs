@@ -27,6 +27,9 @@ pub struct Provision {
     /// Crashes to survive, instead of a timed phase.
     #[serde(default)]
     pub crashes: Option<Crashes>,
+    /// Resizing without end, to see whether anything grows, instead of a timed phase.
+    #[serde(default)]
+    pub soak: Option<Soak>,
     /// VMs that run side by side; empty for a single one that runs the scenario's workload.
     #[serde(default)]
     pub vms: Vec<Vm>,
@@ -98,14 +101,33 @@ pub struct ResizeCycle {
 
 /// A VM that runs the workload again and again, each time for `duration_s`, while its sizes
 /// change and, at random points, its agent, its host controller or itself is killed, or it is
-/// reset.
+/// reset, stopped for a while, taken back to a snapshot, migrated without arriving, or gets or loses
+/// a DIMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Crashes {
-    /// How many crashes, one after the other.
+    /// How many of these, one after the other.
     pub cycles: u32,
     /// Seconds until all has to be as it should be again.
     pub recovery_s: u64,
+}
+
+/// VMs that run the workload again and again, each time for `round_s`, and are resized all the while,
+/// until `duration_s` is over. What controller, agents and kernels use must not grow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Soak {
+    /// Length of a round, seconds.
+    pub round_s: u64,
+    /// Seconds from each change of a VM's size to the next.
+    pub resize_s: u64,
+}
+
+impl Provision {
+    /// Whether VMs run their workload again and again, beside an agent that looks after all processes.
+    pub fn runs_rounds(&self) -> bool {
+        self.crashes.is_some() || self.soak.is_some()
+    }
 }
 
 /// One of several VMs. It runs the scenario's gups with a hot set of its own.

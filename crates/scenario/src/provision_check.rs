@@ -4,7 +4,7 @@ use demeter_policy::provision::{Policy, ProvisionerKind};
 
 use crate::check::{is_plain_name, unique};
 use crate::fault::{at_least_one, refuse_if, within};
-use crate::{Crashes, Provision, Provisioner, ResizeCycle, Scenario, System, Vm, Workload};
+use crate::{Crashes, Provision, Provisioner, ResizeCycle, Scenario, Soak, System, Vm, Workload};
 
 /// Most VMs side by side.
 const VMS_MAX: usize = 16;
@@ -24,7 +24,25 @@ pub(crate) fn check_provision(scenario: &Scenario) -> Result<(), String> {
     if let Some(crashes) = &provision.crashes {
         check_crashes(crashes, provision, scenario)?;
     }
+    if let Some(soak) = &provision.soak {
+        check_soak(soak, provision, scenario)?;
+    }
     check_vms(provision, scenario)
+}
+
+fn check_soak(soak: &Soak, provision: &Provision, scenario: &Scenario) -> Result<(), String> {
+    at_least_one("provision.soak.round_s", soak.round_s)?;
+    at_least_one("provision.soak.resize_s", soak.resize_s)?;
+    let is_apt = provision.provisioners == [Provisioner::Sized(ProvisionerKind::DemeterBalloon)]
+        && provision.policies == [Policy::Static]
+        && provision.resize_cycle.is_none()
+        && provision.crashes.is_none();
+    refuse_if(!is_apt, || {
+        "provision.soak: needs provisioners = [\"demeter-balloon\"], policies = [\"static\"], no \
+         resize_cycle, no crashes"
+            .into()
+    })?;
+    needs_verifying_agent("soak", scenario)
 }
 
 fn check_crashes(
@@ -41,10 +59,14 @@ fn check_crashes(
         "provision.crashes: needs provisioners = [\"demeter-balloon\"], no resize_cycle, no vms"
             .into()
     })?;
+    needs_verifying_agent("crashes", scenario)
+}
+
+fn needs_verifying_agent(key: &str, scenario: &Scenario) -> Result<(), String> {
     let is_gups = matches!(scenario.workload, Workload::Gups(_));
     let has_agent = scenario.systems.iter().all(|system| system.has_agent());
     refuse_if(!is_gups || !has_agent, || {
-        "provision.crashes: needs gups, which verifies its data, and a system with an agent".into()
+        format!("provision.{key}: needs gups, which verifies its data, and a system with an agent")
     })
 }
 

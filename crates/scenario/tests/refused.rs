@@ -97,6 +97,8 @@ provision.vms = [{ name = "a", hot_mib = 1 }, { name = "b", hot_mib = 360 }] -> 
 workload = { kind = "memlat", size_mib = 9, cold_mib = 9 } -> provision.vms: only gups has a hot set to vary
 provision.crashes = { cycles = 0, recovery_s = 60 } -> provision.crashes.cycles = 0: must be 1 to 100000
 provision.crashes = { cycles = 1, recovery_s = 60 } -> provision.crashes: needs provisioners = ["demeter-balloon"], no resize_cycle, no vms
+provision.soak = { round_s = 0, resize_s = 1 } -> provision.soak.round_s = 0: must be at least 1
+provision.soak = { round_s = 1, resize_s = 1 } -> provision.soak: needs provisioners = ["demeter-balloon"], policies = ["static"], no resize_cycle, no crashes
 provision.resize_cycle = { fast_mib = 10, from_s = 200, every_s = 100 } -> grows at 200 s and shrinks back at 300 s, which must be below duration_s = 300
 provision.resize_cycle = { fast_mib = 0, from_s = 1, every_s = 1 } -> provision.resize_cycle.fast_mib = 0: must be at least 1
 "#;

@@ -32,8 +32,8 @@ pub(crate) fn check(scenario: &Scenario) -> Result<(), SimError> {
         "provisioners but demeter-balloon"
     } else if provision.vms.is_empty() {
         "a single VM that is sized from outside (provision without vms)"
-    } else if provision.crashes.is_some() || provision.resize_cycle.is_some() {
-        "crashes and resize cycles"
+    } else if provision.runs_rounds() || provision.resize_cycle.is_some() {
+        "crashes, soaks and resize cycles"
     } else if scenario.systems.iter().any(|system| !system.has_agent()) {
         "provisioning for a system without Demeter's agent"
     } else if scenario.sim.translation.is_some() {

@@ -63,6 +63,14 @@ async fn conforms<H: Hypervisor>(vm: FakeVm, connection: Connection<H>) {
     }
     assert_eq!(hypervisor.memory_map("node2").await.unwrap(), []);
 
+    // What was plugged in is no backend that it was started with.
+    let dimm = range(1 << 33, 2 * MIB);
+    vm.state().dimm = Some(dimm);
+    let plugged = hypervisor.plugged_memory().await.unwrap();
+    assert_eq!(plugged.len(), 3, "two devices and the DIMM");
+    assert_eq!(plugged[2].guest, dimm);
+    assert_eq!(plugged[2].host, boot[0].host, "where its memory is");
+
     assert_eq!(hypervisor.vcpus().await.unwrap(), [process.pid]);
 
     assert_eq!(hypervisor.pinning_device().await.unwrap(), None);

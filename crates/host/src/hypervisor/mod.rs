@@ -31,6 +31,9 @@ pub trait Hypervisor: Clone + Send + Sync + 'static {
     /// where the guest has it nowhere.
     fn memory_map(&self, backend: &str) -> impl Answer<Vec<Mapping>>;
 
+    /// Memory that was plugged in after the VM was started, or can be, whatever its backend is.
+    fn plugged_memory(&self) -> impl Answer<Vec<Mapping>>;
+
     /// The threads that run virtual CPUs.
     fn vcpus(&self) -> impl Answer<Vec<Pid>>;
 

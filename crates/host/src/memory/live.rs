@@ -4,14 +4,16 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 
-use demeter_policy::{ByteCount, PerTier, PhysRange, Pid, Tier, TierBytes};
+use demeter_policy::{ByteCount, GuestPhysAddr, PerTier, PhysRange, Pid, Tier, TierBytes};
 
 use super::file::{FileId, Kind, MemoryFile};
 use super::map::{MemoryMap, Overlap, Piece};
 use super::owners::{FileOwners, OwnedFile};
 use super::process::{self, ProcessError};
 use crate::backing::{Backing, Extent, NotInTier};
-use crate::hypervisor::{Connection, Hypervisor, HypervisorError, Mapping, MemoryBackend};
+use crate::hypervisor::{
+    Connection, HostVirtAddr, Hypervisor, HypervisorError, Mapping, MemoryBackend,
+};
 use crate::process::PeerProcess;
 
 /// Why a VM's memory cannot be managed.
@@ -141,6 +143,9 @@ pub struct LiveBacking {
     map: MemoryMap,
     sizes: TierBytes,
     files: PerTier<MemoryFile>,
+    /// Memory of no tier, and where the hypervisor has each run of it; in order.
+    plugged: Vec<PhysRange>,
+    plugged_at: Vec<HostVirtAddr>,
     root: PathBuf,
     process: PeerProcess,
     /// Held as long as the files may be punched.
@@ -178,6 +183,8 @@ impl LiveBacking {
         };
         let fast = search.tier(Tier::Fast, &memdev.fast).await?;
         let slow = search.tier(Tier::Slow, &memdev.slow).await?;
+        let mut plugged = hypervisor.plugged_memory().await?;
+        plugged.sort_unstable_by_key(|mapping| mapping.guest);
         if !connection.process.is_there() {
             // Another one may have its number by now.
             let why = format!("{} has ended", hypervisor.name());
@@ -192,6 +199,8 @@ impl LiveBacking {
             root: host.root.clone(),
             process: connection.process,
             map,
+            plugged: plugged.iter().map(|mapping| mapping.guest).collect(),
+            plugged_at: plugged.iter().map(|mapping| mapping.host).collect(),
             sizes: TierBytes {
                 fast: fast.size,
                 slow: slow.size,
@@ -227,6 +236,19 @@ impl Backing for LiveBacking {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         self.files.get(extent.tier).read(extent.offset, into)
+    }
+
+    fn plugged(&self) -> &[PhysRange] {
+        &self.plugged
+    }
+
+    fn read_plugged(&self, at: GuestPhysAddr, into: &mut [u8]) -> io::Result<()> {
+        let mut runs = self.plugged.iter().zip(&self.plugged_at);
+        let (run, host) = runs
+            .find(|(run, _)| (run.start()..run.end()).contains(&at))
+            .ok_or(io::ErrorKind::NotFound)?;
+        let at = HostVirtAddr(host.0.saturating_add(at.0 - run.start().0));
+        process::read(&self.root, self.process.pid, at, into)
     }
 
     fn pinned_by(&self) -> io::Result<Option<String>> {
@@ -316,7 +338,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
     use std::path::Path;
 
-    use demeter_policy::{GuestPhysAddr, MIB};
+    use demeter_policy::MIB;
 
     use super::*;
     use crate::testing::FakeVm;
@@ -374,6 +396,24 @@ mod tests {
         ] {
             assert!(backing.resolve(tier, range).is_err(), "{tier} {range}");
         }
+    }
+
+    #[tokio::test]
+    async fn what_was_plugged_in_is_known_and_of_no_tier() {
+        let vm = vm();
+        let dimm = range(1 << 33, 2 * MIB);
+        vm.state().dimm = Some(dimm);
+        let host = HostFiles::default();
+        let backing = find(&vm, "a", &FakeVm::memdev(), &host).await.unwrap();
+        assert!(backing.plugged().contains(&dimm));
+        assert!(backing.resolve(Tier::Fast, dimm).is_err());
+        // Its memory is that of the fast tier here.
+        vm.file(Tier::Fast).write_all_at(b"proof", MIB).unwrap();
+        let mut read = [0; 5];
+        let at = GuestPhysAddr(dimm.start().0 + MIB);
+        backing.read_plugged(at, &mut read).unwrap();
+        assert_eq!(&read, b"proof");
+        assert!(backing.read_plugged(dimm.end(), &mut read).is_err());
     }
 
     #[tokio::test]

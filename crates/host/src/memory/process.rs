@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use demeter_policy::{ByteCount, Pid};
@@ -160,6 +160,12 @@ pub fn mapped_in(
         Some(found) if at >= end => Ok(found),
         _ => Err(not_mapped(at)),
     }
+}
+
+/// Reads what a process has at `at`.
+pub(super) fn read(root: &Path, pid: Pid, at: HostVirtAddr, into: &mut [u8]) -> io::Result<()> {
+    let memory = File::open(root.join(format!("proc/{pid}/mem")))?;
+    memory.read_exact_at(into, at.0)
 }
 
 /// Takes a file that a process has open for writing: its own descriptor (pidfd_getfd(2)), so that

@@ -23,7 +23,8 @@
 //! What the host believes to be held is asked anew whenever the agent or the guest was started
 //! anew, when the driver gave memory back by itself, and after every deflation. Pages that turn out
 //! to be held and were not known are punched as well; pages that were known and are not held any
-//! more are the guest's again. Where the file occupies more than the VM owns, all that is held is
+//! more are the guest's again. Memory that was plugged in later (a DIMM) is of no tier: a guest may hold
+//! it, as the driver cannot tell it from other memory of the node, and it counts for nothing. Where the file occupies more than the VM owns, all that is held is
 //! punched once more.
 //!
 //! A list may be long: memory in single pages has 262,144 pieces a GiB. So it is asked part by part and
@@ -99,6 +100,8 @@ struct View {
     oom_returned: ByteCount,
     /// Given back to the host, and not known to be the guest's again.
     held: PerTier<HeldSet>,
+    /// So much is held besides of memory that was plugged in, by the guest's word.
+    plugged: TierBytes,
     /// What is still to be found out of a tier. Set before the guest is asked to change anything, so
     /// that a call that ends at any point leaves a view that is true.
     listing: PerTier<Option<Listing>>,
@@ -155,6 +158,7 @@ impl<B: Backing> Balloon<B> {
                 session: peer.session,
                 oom_returned,
                 held: PerTier::from_fn(|tier| HeldSet::new(size(tier))),
+                plugged: TierBytes::default(),
                 listing: PerTier::default(),
             },
         };
@@ -195,6 +199,7 @@ impl<B: Backing> Balloon<B> {
         let (guest, view) = self.look(true).await?;
         let reason = loop {
             let before = guest.owned(view, tier);
+            let plugged = *view.plugged.get(tier);
             let partly = if before > target {
                 let bytes = ASK_MAX.min(ByteCount(before.0 - target.0));
                 guest.inflate(view, tier, bytes).await?
@@ -207,7 +212,9 @@ impl<B: Backing> Balloon<B> {
             let owned = guest.owned(view, tier);
             let why = match partly {
                 Some(why) => why,
-                None if owned == before => "the guest did nothing".to_owned(),
+                None if owned == before && *view.plugged.get(tier) == plugged => {
+                    "the guest did nothing".to_owned()
+                }
                 None if owned == target || Instant::now() + MARGIN < deadline => continue,
                 None => "there was not enough time for all of it".to_owned(),
             };

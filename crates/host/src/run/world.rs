@@ -38,11 +38,15 @@ const RESIDENT_MAX_KIB: u64 = 32 << 10;
 const ROLE: &str = "DEMETER_WORLD_ROLE";
 const FOLDER: &str = "DEMETER_WORLD_FOLDER";
 
-/// Roles of VMs: two that are honest, one whose agent is another's, and those that lie.
-const VMS: [&str; 11] = [
+/// Roles of VMs: two that are honest, two whose agents' sockets are swapped in the configuration, two
+/// whose processes hand on to each other what is said to their agents, and those that lie.
+const VMS: [&str; 14] = [
     "honest",
     "also-honest",
-    "foreign",
+    "swapped",
+    "also-swapped",
+    "crossed",
+    "also-crossed",
     "elsewhere",
     "silent",
     "outside",
@@ -140,9 +144,13 @@ fn inhabitant() {
 async fn be_a_vm(role: &str, folder: &Path) {
     let vm = FakeVm::within(folder, SIZE);
     match role {
-        // Its agent is never spoken with.
-        "foreign" => std::future::pending().await,
-        "honest" | "also-honest" | "resets" | "touches" => {
+        "crossed" | "also-crossed" => {
+            let _guest = FakeGuest::new(&vm, &vm.guest_ranges());
+            fs::rename(folder.join("agent"), folder.join(ITS_AGENT)).unwrap();
+            let other = folder.with_file_name(other_of(role)).join(ITS_AGENT);
+            hand_on(&folder.join("agent"), &other).await;
+        }
+        "honest" | "also-honest" | "swapped" | "also-swapped" | "resets" | "touches" => {
             let _guest = FakeGuest::new(&vm, &vm.guest_ranges());
             let pause = match role {
                 // Once for each time that it is taken back.
@@ -163,6 +171,29 @@ async fn be_a_vm(role: &str, folder: &Path) {
             }
         }
         _ => lie(role, &vm).await,
+    }
+}
+
+/// The agent of a VM whose socket is served by another's.
+const ITS_AGENT: &str = "its-agent";
+
+/// The other one of two VMs.
+fn other_of(role: &str) -> String {
+    match role.strip_prefix("also-") {
+        Some(other) => other.into(),
+        None => format!("also-{role}"),
+    }
+}
+
+/// Serves `socket` by what `other` says.
+async fn hand_on(socket: &Path, other: &Path) {
+    let listener = UnixListener::bind(socket).unwrap();
+    loop {
+        let (mut asked, _) = listener.accept().await.unwrap();
+        there(other).await;
+        let mut answers = UnixStream::connect(other).await.unwrap();
+        // Either may hang up at any time.
+        let _ = tokio::io::copy_bidirectional(&mut asked, &mut answers).await;
     }
 }
 
@@ -318,15 +349,15 @@ fn config(folder: &Path) -> String {
     for name in VMS {
         let own = folder.join(name);
         let agent = match name {
-            "foreign" => "agent-of-another",
-            _ => "agent",
+            "swapped" | "also-swapped" => folder.join(other_of(name)),
+            _ => own.clone(),
         };
         text += &format!(
-            "[vm.{name}]\nqmp = \"{}/qmp\"\nagent = \"{}/{agent}\"\noom_mib = 0\n\
+            "[vm.{name}]\nqmp = \"{}/qmp\"\nagent = \"{}/agent\"\noom_mib = 0\n\
              fast = {{ memdev = \"node0\", size_mib = 8 }}\n\
              slow = {{ memdev = \"node1\", size_mib = 24 }}\n",
             own.display(),
-            own.display()
+            agent.display()
         );
     }
     text
@@ -358,8 +389,6 @@ async fn nobody_is_hurt_by_vms_that_lie() {
         }
     }
     let vm = |name| &vms[VMS.iter().position(|of| *of == name).unwrap()];
-    let foreign = folder.path().join("foreign/agent-of-another");
-    std::os::unix::fs::symlink(folder.path().join("honest/agent"), foreign).unwrap();
     fs::write(folder.path().join("host.toml"), config(folder.path())).unwrap();
     let host = Inhabitant::new("host", folder.path());
     let seen = Seen(folder.path().join("host.sock"));
@@ -371,9 +400,21 @@ async fn nobody_is_hurt_by_vms_that_lie() {
     }
     // Every second page, 4096 pieces of it.
     seen.until("fragments", "known", owns).await;
-    seen.until_in_trouble("foreign", "belongs to process").await;
-    seen.until_in_trouble("elsewhere", "does not speak for this VM")
-        .await;
+    // By whose socket it is, and where it is not seen there, by what lies in whose memory.
+    for name in ["swapped", "also-swapped"] {
+        let vm = seen.until_in_trouble(name, "belongs to process").await;
+        assert_eq!(vm.owned, None, "{name}");
+    }
+    for name in ["elsewhere", "crossed", "also-crossed"] {
+        let vm = seen
+            .until_in_trouble(name, "does not speak for this VM")
+            .await;
+        assert_eq!(
+            (vm.state, vm.owned),
+            (VmState::Up, None),
+            "{name} has not lied"
+        );
+    }
     seen.until_in_trouble("outside", "is not in the VM's").await;
     let marked = |vm: &VmView| vm.state == VmState::Marked;
     seen.until("outside", "marked", marked).await;
@@ -404,7 +445,10 @@ async fn nobody_is_hurt_by_vms_that_lie() {
     eprintln!("an honest VM's order took {:?}", begun.elapsed());
 
     for name in [
-        "foreign",
+        "swapped",
+        "also-swapped",
+        "crossed",
+        "also-crossed",
         "elsewhere",
         "silent",
         "outside",

@@ -2,14 +2,15 @@
 
 use std::sync::{Arc, Mutex};
 
+use demeter_policy::Tier;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::broadcast;
 
 use super::Told;
-use super::vm::State;
-use crate::hypervisor::{Event, MemoryBackend, MemoryDevice};
+use super::vm::{State, device_at};
+use crate::hypervisor::{Event, Mapping, MemoryBackend, MemoryDevice};
 
 /// Runs a command, as QEMU would; or says why not.
 pub(super) fn execute(vm: &mut State, command: &str, arguments: &Value) -> Result<Value, String> {
@@ -27,16 +28,25 @@ pub(super) fn execute(vm: &mut State, command: &str, arguments: &Value) -> Resul
         "query-cpus-fast" => Ok(json!([{"cpu-index": 0, "thread-id": std::process::id()}])),
         "query-memory-devices" => {
             let device = |of: MemoryDevice| {
+                let tier = if of.node.0 == 0 {
+                    Tier::Fast
+                } else {
+                    Tier::Slow
+                };
                 json!({"type": "virtio-mem", "data": {
                     "id": of.id, "node": of.node.0, "size": of.size.0,
                     "requested-size": of.requested.0, "max-size": of.max.0,
-                    "block-size": of.block.0, "memaddr": 1u64 << 40, "memdev": "/objects/x",
+                    "block-size": of.block.0, "memaddr": device_at(tier).0, "memdev": "/objects/x",
                 }})
             };
             let devices = vm.memory_devices().into_iter().map(device);
-            Ok(std::iter::once(json!({"type": "dimm", "data": {}}))
-                .chain(devices)
-                .collect())
+            let dimm = vm.dimm.map(|range| {
+                json!({"type": "dimm", "data": {
+                    "id": "d0", "addr": range.start().0, "size": range.len().0, "slot": 0,
+                    "node": 0, "memdev": "/objects/d", "hotplugged": true, "hotpluggable": true,
+                }})
+            });
+            Ok(devices.chain(dimm).collect())
         }
         "qom-set" => {
             let path = arguments["path"].as_str().unwrap_or("");
@@ -63,6 +73,15 @@ fn monitor(vm: &State, line: &str) -> Result<Value, String> {
     let layout = vm.layout();
     if let Some(address) = line.strip_prefix("gpa2hva 0x") {
         let address = u64::from_str_radix(address, 16).map_err(|_| "not a number")?;
+        let plugged = vm.plugged();
+        let device = plugged.iter().find(|of| of.guest.start().0 == address);
+        if let Some(Mapping { host, .. }) = device {
+            let text = format!(
+                "Host virtual address for {address:#x} (d) is {:#x}\r\n",
+                host.0
+            );
+            return Ok(json!(text));
+        }
         let lies = layout.iter().find(|(_, mapping, _)| {
             (mapping.guest.start().0..mapping.guest.end().0).contains(&address)
         });

@@ -97,6 +97,8 @@ pub(crate) struct State {
     pub private: bool,
     /// Has a device that pins memory.
     pub pinned: bool,
+    /// A DIMM: where the guest has it.
+    pub dimm: Option<PhysRange>,
 }
 
 const BLOCK: u64 = 2 * MIB;
@@ -130,6 +132,7 @@ impl State {
             claims: None,
             private: false,
             pinned: false,
+            dimm: None,
         }
     }
 
@@ -227,6 +230,15 @@ impl State {
         Tier::ALL.map(device).into()
     }
 
+    /// All that is not boot memory: the devices and the DIMM, whose memory is that of the fast tier.
+    pub(super) fn plugged(&self) -> Vec<Mapping> {
+        let devices = Tier::ALL
+            .map(|tier| PhysRange::new(device_at(tier), ByteCount(self.devices.get(tier).max)));
+        let host = HostVirtAddr(self.boot.fast.address);
+        let ranges = devices.into_iter().flatten().chain(self.dimm);
+        ranges.map(|guest| Mapping { guest, host }).collect()
+    }
+
     pub(super) fn request_size(&mut self, device: &str, size: u64) -> Result<(), String> {
         let device = match device {
             "vm0" => &mut self.devices.fast,
@@ -272,6 +284,11 @@ impl State {
     }
 }
 
+/// Where the guest has a virtio-mem device.
+pub(super) fn device_at(tier: Tier) -> GuestPhysAddr {
+    GuestPhysAddr((1 << 42) + ((tier as u64) << 41))
+}
+
 /// A step from `now` towards `goal`.
 fn nearer(now: u64, goal: u64) -> u64 {
     goal.clamp(now.saturating_sub(STEP), now + STEP)
@@ -307,6 +324,10 @@ impl Hypervisor for Simulated {
         let layout = self.state()?.layout().into_iter();
         let of_backend = layout.filter(|(node, ..)| format!("node{node}") == backend);
         Ok(of_backend.map(|(_, mapping, _)| mapping).collect())
+    }
+
+    async fn plugged_memory(&self) -> Result<Vec<Mapping>, HypervisorError> {
+        Ok(self.state()?.plugged())
     }
 
     async fn vcpus(&self) -> Result<Vec<Pid>, HypervisorError> {

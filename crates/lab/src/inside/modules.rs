@@ -28,6 +28,13 @@ pub fn load_all(root: &Path) -> Result<(), Fault> {
     Ok(())
 }
 
+/// Has memory that is plugged in from now on be of use for everything, the balloon driver included, as
+/// most distributions have it.
+pub fn online_for_all(root: &Path) -> Result<(), Fault> {
+    let policy = root.join(ONLINE_POLICY);
+    fs::write(&policy, "online_kernel").map_err(Fault::io("write", &policy))
+}
+
 /// finit_module(2) without parameters.
 fn load(path: &Path) -> io::Result<()> {
     let file = File::open(path)?;

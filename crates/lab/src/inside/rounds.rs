@@ -11,6 +11,7 @@ use super::testbed::Testbed;
 use super::workload::OwnProgram;
 use super::{job, kernel, modules};
 use crate::link::{Job, KILL_AGENT, VmMessage};
+use crate::uses::{Uses, kernel_kib};
 use crate::workload::Event;
 
 /// Runs rounds until the VM is gone.
@@ -19,6 +20,7 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
     let root = &bed.root;
     kernel::prepare(root, job.scenario.machine.thp)?;
     modules::load_all(root)?;
+    modules::online_for_all(root)?;
     let agent = Arc::new(Mutex::new(AgentProcess::start_for_all(&bed)?));
     obey(link.orders()?, Arc::clone(&agent));
     link.send(&job::booted(&bed)?)?;
@@ -36,6 +38,12 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
                 .check()?;
         };
         link.send(&verified)?;
+        let agent = agent.lock().unwrap_or_else(PoisonError::into_inner).pid();
+        // One that is just being killed is not there; another is, after the next round.
+        if let Ok(agent) = Uses::of(root, agent) {
+            let kernel_kib = kernel_kib(root).map_err(Fault::io("read", "/proc/meminfo"))?;
+            link.send(&VmMessage::Uses { agent, kernel_kib })?;
+        }
     }
 }
 

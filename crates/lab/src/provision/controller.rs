@@ -62,6 +62,11 @@ impl Controller {
         self.wait()
     }
 
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Where its output goes.
     fn log(folder: &Path) -> PathBuf {
         folder.join("host.log")

@@ -1,36 +1,38 @@
-//! The crash matrix: agent, host controller and VM are killed and the VM is reset at random
-//! points, while its sizes change; after each everything has to come back, and no word may be
-//! wrong.
+//! The crash matrix: agent, host controller and VM are killed, and the VM is reset, stopped, taken
+//! back to a snapshot, migrated and plugged into at random points, while its sizes change; after each
+//! everything has to come back, and no word may be wrong.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use demeter_host::view::{TierView, VmState, VmView};
+use demeter_host::view::{VmState, VmView};
 use demeter_outcome::{CrashFigures, Provisioning, SystemResult};
 use demeter_scenario::{Crashes, Settings};
 use strum::VariantArray;
 
 use super::controller::Controller;
 use super::fleet::{NEAR_BYTES, Run};
+use super::life::Life;
 use super::setup::{Setup, VmEntry};
-use crate::error::{Error, VmFault};
+use super::sizing::random_size;
+use crate::error::Error;
 use crate::link::VmMessage;
-use crate::vm::{Elastic, NodeSizes, PreparedVm, VmChild, reset};
+use crate::vm::{DIMM_SLOTS, Elastic, Monitor};
 use crate::workload::rng::{Rng, scale};
 
 /// The VM's name for the controller.
 const NAME: &str = "vm";
 
-/// A crash comes at a random point of so long a time after a change of sizes was asked for: the
-/// change itself takes about half of it.
+/// An event comes at a random point of so long a time after a change of sizes was asked for: the
+/// change itself takes about half of it. Events that last do so for no longer.
 const WITHIN_MS: u64 = 3000;
 
 /// Time between two looks whether all is well again.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// What is crashed.
+/// What happens: the name is what is done, and to what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::VariantArray)]
-enum Victim {
+enum Event {
     #[strum(to_string = "kill agent")]
     Agent,
     #[strum(to_string = "kill host")]
@@ -39,6 +41,18 @@ enum Victim {
     Vm,
     #[strum(to_string = "reset vm")]
     Reset,
+    /// For a while.
+    #[strum(to_string = "stop vm")]
+    Stop,
+    /// It is written, the VM goes on and changes its size, and is what it was again.
+    #[strum(to_string = "load snapshot")]
+    Snapshot,
+    /// Broken off at a random point, if it has not come to its end by then.
+    #[strum(to_string = "migrate vm")]
+    Migrate,
+    /// A DIMM, or, where there is one, asked for back again.
+    #[strum(to_string = "plug dimm")]
+    Plug,
 }
 
 /// Runs all cycles. Fails when something does not come back in time.
@@ -74,17 +88,15 @@ pub fn run(
             share: 1,
         }],
     };
-    let child = vm.start()?;
+    let life = Life::start(&vm)?;
     let program = run.lab.programs.join("demeter");
     let controller = Controller::start(&program, vm.folder(), &setup)?;
     let mut matrix = Matrix {
         run,
-        vm: &vm,
         elastic,
         recovery: Duration::from_secs(crashes.recovery_s),
-        child,
+        life,
         controller,
-        heard: Heard::default(),
         progress,
     };
     let outcome = matrix.all(crashes.cycles);
@@ -105,24 +117,12 @@ pub fn run(
     })
 }
 
-/// What the VM has said.
-#[derive(Debug, Default)]
-struct Heard {
-    rounds: u64,
-    words: u64,
-    wrong_words: u64,
-    /// Whether it may start anew, or break off in the middle of a line.
-    may_boot: bool,
-}
-
 struct Matrix<'a> {
     run: Run<'a>,
-    vm: &'a PreparedVm,
     elastic: Elastic,
     recovery: Duration,
-    child: VmChild,
+    life: Life<'a>,
     controller: Controller,
-    heard: Heard,
     progress: &'a mut dyn FnMut(&str, &VmMessage),
 }
 
@@ -130,115 +130,130 @@ impl Matrix<'_> {
     fn all(&mut self, cycles: u32) -> Result<CrashFigures, Error> {
         let mut rng = Rng::new(self.run.scenario.seed, 0);
         let mut figures = CrashFigures::default();
-        let mut by_victim: BTreeMap<String, u64> = BTreeMap::new();
-        self.heard.may_boot = true;
+        let mut by_event: BTreeMap<String, u64> = BTreeMap::new();
         self.recover("the start")?;
         for cycle in 1..=cycles {
-            let victim =
-                Victim::VARIANTS[scale(rng.next(), Victim::VARIANTS.len() as u64) as usize];
-            let size = self.random_size(&mut rng);
-            self.controller.set(NAME, size)?;
-            let pause = Duration::from_millis(scale(rng.next(), WITHIN_MS));
-            self.hear_until(Instant::now() + pause)?;
-            self.crash(victim)?;
-            let crashed = Instant::now();
-            let violations = self.recover(&format!("cycle {cycle}, {victim}"))?;
-            let recovered_s = crashed.elapsed().as_secs_f64();
+            let event = Event::VARIANTS[scale(rng.next(), Event::VARIANTS.len() as u64) as usize];
+            self.change_size(&mut rng)?;
+            self.go_on_for_a_while(&mut rng)?;
+            self.happen(event, &mut rng)?;
+            let happened = Instant::now();
+            let violations = self.recover(&format!("cycle {cycle}, {event}"))?;
+            let recovered_s = happened.elapsed().as_secs_f64();
             tracing::info!(
-                "cycle {cycle} of {cycles}: {victim}, well again after {recovered_s:.1} s"
+                "cycle {cycle} of {cycles}: {event}, well again after {recovered_s:.1} s"
             );
             figures.cycles = cycle.into();
             figures.recovered_max_s = figures.recovered_max_s.max(recovered_s);
             // A controller that was killed counts from 0 again.
             figures.violations = figures.violations.max(violations);
-            *by_victim.entry(victim.to_string()).or_default() += 1;
+            *by_event.entry(event.to_string()).or_default() += 1;
         }
-        figures.by_victim = by_victim;
-        figures.rounds = self.heard.rounds;
-        figures.words = self.heard.words;
-        figures.wrong_words = self.heard.wrong_words;
+        figures.by_event = by_event;
+        figures.rounds = self.life.rounds;
+        figures.words = self.life.words;
+        figures.wrong_words = self.life.wrong_words;
         Ok(figures)
     }
 
-    /// Between what the machine promises to programs and everything.
-    fn random_size(&self, rng: &mut Rng) -> TierView {
-        let (least, full) = (self.elastic.target, self.elastic.full());
-        // Even: whole huge pages.
-        let mut between = |low: u64, high: u64| low + scale(rng.next(), (high - low) / 2 + 1) * 2;
-        TierView::from(NodeSizes {
-            fast_mib: between(least.fast_mib, full.fast_mib),
-            slow_mib: between(least.slow_mib, full.slow_mib),
-        })
+    /// Asks for a size between what the machine promises to programs and everything.
+    fn change_size(&self, rng: &mut Rng) -> Result<(), Error> {
+        let size = random_size(&self.elastic, rng);
+        self.controller.set(NAME, size.into())
     }
 
-    fn crash(&mut self, victim: Victim) -> Result<(), Error> {
-        let error = |fault| self.vm.error(fault);
-        match victim {
-            Victim::Agent => self.child.orders()?.kill_agent().map_err(error),
-            Victim::Host => self.controller.kill_and_restart(),
-            Victim::Vm => {
-                self.child.kill();
-                self.heard.may_boot = true;
-                self.child = self.vm.start()?;
+    fn go_on_for_a_while(&mut self, rng: &mut Rng) -> Result<(), Error> {
+        let pause = Duration::from_millis(scale(rng.next(), WITHIN_MS));
+        self.hear_until(Instant::now() + pause)
+    }
+
+    fn happen(&mut self, event: Event, rng: &mut Rng) -> Result<(), Error> {
+        match event {
+            Event::Agent => {
+                let killed = self.life.child.orders()?.kill_agent();
+                killed.map_err(|fault| self.life.vm.error(fault))
+            }
+            Event::Host => self.controller.kill_and_restart(),
+            Event::Vm => {
+                self.life.child.kill();
+                self.life.may_boot = true;
+                self.life.child = self.life.vm.start()?;
                 Ok(())
             }
-            Victim::Reset => {
-                self.heard.may_boot = true;
-                reset(self.vm.folder())
+            Event::Reset => {
+                let mut monitor = self.monitor()?;
+                if !monitor.dimms()?.is_empty() {
+                    // The plugin does not know where a DIMM lies that a kernel boots with.
+                    return self.happen(Event::Vm, rng);
+                }
+                self.life.may_boot = true;
+                monitor.reset()
+            }
+            Event::Stop => {
+                self.monitor()?.stop()?;
+                self.go_on_for_a_while(rng)?;
+                self.monitor()?.go_on()
+            }
+            Event::Snapshot => {
+                self.monitor()?.save_snapshot()?;
+                self.change_size(rng)?;
+                self.go_on_for_a_while(rng)?;
+                self.life.may_stutter = true;
+                self.monitor()?.load_snapshot()
+            }
+            Event::Migrate => {
+                self.monitor()?.migrate()?;
+                self.go_on_for_a_while(rng)?;
+                self.monitor()?.end_migration()
+            }
+            Event::Plug => {
+                let mut monitor = self.monitor()?;
+                let dimms = monitor.dimms()?;
+                let back = scale(rng.next(), 2) == 0 || dimms.len() == DIMM_SLOTS;
+                match dimms.first() {
+                    Some(dimm) if back => monitor.unplug_dimm(dimm),
+                    _ => monitor.plug_dimm(scale(rng.next(), 2)),
+                }
             }
         }
     }
 
-    /// Waits until the VM owns what it should and a round that began after the crash has been
+    fn monitor(&self) -> Result<Monitor, Error> {
+        Monitor::connect(self.life.vm.folder())
+    }
+
+    /// Waits until the VM owns what it should and a round that began after the event has been
     /// verified. Returns the controller's count of violations.
     fn recover(&mut self, what: &str) -> Result<u64, Error> {
         let deadline = Instant::now() + self.recovery;
         // The round that was under way, and a whole one.
-        let rounds = self.heard.rounds + 2;
+        let rounds = self.life.rounds + 2;
         loop {
             self.hear_until(Instant::now() + LOOK_EVERY)?;
             let view = self.controller.view()?;
             let vm = view.vms.iter().find(|vm| vm.name == NAME);
-            if self.heard.rounds >= rounds && vm.is_some_and(is_settled) {
+            if self.life.rounds >= rounds && vm.is_some_and(is_settled) {
+                self.life.may_stutter = false;
                 return Ok(view.violations);
             }
             if Instant::now() >= deadline {
                 return Err(Error::Controller(format!(
                     "was not well again {} s after {what}: {} of {rounds} rounds verified, {vm:?}",
                     self.recovery.as_secs(),
-                    self.heard.rounds,
+                    self.life.rounds,
                 )));
             }
         }
     }
 
     fn hear_until(&mut self, until: Instant) -> Result<(), Error> {
-        loop {
-            let report = match self.child.report_until(until, self.run.stop) {
-                Ok(Some(report)) => report,
-                Ok(None) => return Ok(()),
-                // Half a line of a life that was cut off.
-                Err(VmFault::Nonsense(_)) if self.heard.may_boot => continue,
-                Err(VmFault::Interrupted) => return Err(Error::Interrupted),
-                Err(fault) => return Err(self.vm.error(fault)),
-            };
-            (self.progress)(self.run.name, &report);
-            let heard = &mut self.heard;
-            match report {
-                VmMessage::Booted { .. } if heard.may_boot => heard.may_boot = false,
-                VmMessage::Booted { .. } => {
-                    let what = "it started anew by itself; see its console".into();
-                    return Err(self.vm.error(VmFault::Job(what)));
-                }
-                VmMessage::Verified { words, errors } => {
-                    heard.rounds += 1;
-                    heard.words += words;
-                    heard.wrong_words += errors;
-                }
-                VmMessage::Failed { what } => return Err(self.vm.error(VmFault::Job(what))),
-                _ => {}
-            }
-        }
+        let Self {
+            run,
+            life,
+            progress,
+            ..
+        } = self;
+        life.hear_until(until, run, &mut |report| progress(run.name, report))
     }
 
     fn keep_logs(&self, failed: bool) -> Result<(), Error> {
@@ -246,7 +261,7 @@ impl Matrix<'_> {
             return Ok(());
         };
         self.controller.keep_logs(kept, self.run.name, failed)?;
-        self.vm.keep_logs(kept)
+        self.life.vm.keep_logs(kept)
     }
 }
 

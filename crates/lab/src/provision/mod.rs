@@ -4,10 +4,12 @@ mod backing;
 mod controller;
 mod crash;
 mod fleet;
+mod life;
 mod resize_cycle;
 mod result;
 mod setup;
 mod sizing;
+mod soak;
 
 use std::sync::atomic::AtomicBool;
 
@@ -37,13 +39,25 @@ pub fn run(
             lab,
             stop,
         };
-        results.push(match provision.crashes {
-            Some(crashes) => crash::run(run, crashes, progress)?,
-            None => {
+        results.push(match (provision.crashes, provision.soak) {
+            (Some(crashes), _) => crash::run(run, crashes, progress)?,
+            (None, Some(soak)) => soak::run(run, soak, progress)?,
+            (None, None) => {
                 let timeline = fleet::run(run, progress)?;
                 result::summarise(&name, variant, timeline).ok_or(Error::Incomplete(name))?
             }
         });
     }
-    Ok(())
+    let soaks = results
+        .iter()
+        .filter_map(|result| result.provisioning.as_ref()?.soak.as_ref());
+    let grew: Vec<String> = soaks
+        .flat_map(|soak| &soak.uses)
+        .filter(|of| of.grew)
+        .map(|of| format!("{} from {} to {} {}", of.who, of.early, of.late, of.what))
+        .collect();
+    match grew.is_empty() {
+        true => Ok(()),
+        false => Err(Error::Grew(grew.join(", "))),
+    }
 }

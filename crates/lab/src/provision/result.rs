@@ -46,6 +46,7 @@ pub fn summarise(name: &str, variant: Variant, fleet: FleetTimeline) -> Option<S
         p99_other: reached_by_99_percent(&other).filter(|_| !fleet.resizes.is_empty()),
         pool_violations: fleet.violations,
         crashes: None,
+        soak: None,
         resizes: fleet.resizes,
     });
     if results.len() > 1 {

@@ -10,6 +10,8 @@ use super::backing::backed_bytes;
 use super::controller::Controller;
 use super::fleet::NEAR_BYTES;
 use crate::error::Error;
+use crate::vm::{Elastic, NodeSizes};
+use crate::workload::rng::{Rng, scale};
 
 /// How long VMs may take to get the size they begin with.
 const SETTLE_LIMIT: Duration = Duration::from_secs(120);
@@ -120,6 +122,16 @@ fn course(looks: &[(f64, u64)]) -> (u64, f64) {
         .iter()
         .find(|(_, backed)| first.saturating_sub(*backed) >= enough);
     (returned, reached.map_or(0.0, |&(t_s, _)| t_s))
+}
+
+/// A size between what the machine promises to programs and everything, in whole huge pages.
+pub fn random_size(elastic: &Elastic, rng: &mut Rng) -> NodeSizes {
+    let (least, full) = (elastic.target, elastic.full());
+    let mut between = |low: u64, high: u64| low + scale(rng.next(), (high - low) / 2 + 1) * 2;
+    NodeSizes {
+        fast_mib: between(least.fast_mib, full.fast_mib),
+        slow_mib: between(least.slow_mib, full.slow_mib),
+    }
 }
 
 fn is_near(owned: Option<TierView>, target: TierView) -> bool {

@@ -1,15 +1,12 @@
 //! What a VM has beside its nodes so that its memory can be changed from outside.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use demeter_policy::provision::ProvisionerKind;
 use demeter_scenario::{Machine, Tier};
 
 use super::memory::NodeSizes;
-use crate::error::Error;
+use super::monitor::own_qmp_socket;
 
 /// Alignment of memory devices and of their addresses, MiB: the kernel adds memory in blocks of
 /// this size. PLUG_ALIGN in plugin/memory_model.h.
@@ -18,12 +15,6 @@ const PLUG_ALIGN_MIB: u64 = 128;
 /// Memory that each node of a VM with memory devices is booted with beside the kernel's own, so
 /// that there is room for what describes the pages to come, MiB.
 const BOOT_MIB: [u64; 2] = [64, 32];
-
-/// How long QEMU may take for an answer.
-const QMP_LIMIT: Duration = Duration::from_secs(5);
-
-/// Most that is read of its answers, bytes.
-const QMP_BYTES_MAX: u64 = 1 << 20;
 
 /// With less RAM than this no RAM lies above 4 GiB (-machine pc), MiB.
 const RAM_LOW_MAX_MIB: u64 = 3584;
@@ -98,7 +89,7 @@ impl Elastic {
         let socket = |path: PathBuf| format!("{},server=on,wait=off", super::qemu::quoted(&path));
         let mut options = vec![
             ("-qmp", format!("unix:{}", socket(qmp_socket(folder)))),
-            // A second one for ourselves: a QMP socket serves one at a time.
+            // A second one for ourselves.
             ("-qmp", format!("unix:{}", socket(own_qmp_socket(folder)))),
             (
                 "-chardev",
@@ -167,31 +158,6 @@ pub fn module(provisioner: ProvisionerKind) -> Module {
 /// The VM's control socket.
 pub fn qmp_socket(folder: &Path) -> PathBuf {
     folder.join("qmp.sock")
-}
-
-fn own_qmp_socket(folder: &Path) -> PathBuf {
-    folder.join("lab-qmp.sock")
-}
-
-/// Resets the VM in `folder`, as its reset button would.
-pub fn reset(folder: &Path) -> Result<(), Error> {
-    let path = own_qmp_socket(folder);
-    let ask = || -> io::Result<()> {
-        let mut stream = UnixStream::connect(&path)?;
-        stream.set_read_timeout(Some(QMP_LIMIT))?;
-        stream.write_all(b"{\"execute\":\"qmp_capabilities\"}{\"execute\":\"system_reset\"}")?;
-        let mut answers = BufReader::new(stream.take(QMP_BYTES_MAX)).lines();
-        // Both commands are answered; the greeting comes before, and events in between.
-        let mut returns = answers
-            .by_ref()
-            .map_while(Result::ok)
-            .filter(|l| l.contains("\"return\""));
-        match (returns.next(), returns.next()) {
-            (Some(_), Some(_)) => Ok(()),
-            _ => Err(io::Error::other("QEMU did not answer")),
-        }
-    };
-    ask().map_err(Error::io("reset the VM through", &path))
 }
 
 /// The socket of the VM's agent.

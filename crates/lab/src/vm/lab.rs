@@ -8,7 +8,7 @@ use std::time::Duration;
 use demeter_guest::config::Config;
 use demeter_guest::tracker::Choice;
 use demeter_policy::provision::ProvisionerKind;
-use demeter_scenario::{Scenario, Settings, System, Workload};
+use demeter_scenario::{Provision, Scenario, Settings, System, Workload};
 
 use super::bring::{self, Finder};
 use super::elastic::{self, Elastic, Module};
@@ -111,7 +111,7 @@ impl Lab {
             rounds: scenario
                 .provision
                 .as_ref()
-                .is_some_and(|p| p.crashes.is_some()),
+                .is_some_and(Provision::runs_rounds),
             launches,
         };
         let (plugin, kernel) = self.assets()?;

@@ -51,18 +51,22 @@ pub fn module(cache: &Path, kernel: &Path) -> Result<PathBuf, Error> {
     }
     let headers = headers(cache, &release)?;
     let work = tempfile::tempdir_in(cache).map_err(Error::io("create a folder in", cache))?;
-    for (name, text) in FILES {
-        let path = work.path().join(name);
-        fs::write(&path, text).map_err(Error::io("write", &path))?;
-    }
-    tool::output(
-        Command::new("make")
-            .arg(format!("KDIR={}", headers.display()))
-            .current_dir(work.path()),
-        MEND,
-    )?;
+    let mut make = make_in(work.path(), &headers)?;
+    tool::output(&mut make, MEND)?;
     fs::rename(work.path().join(BUILT), &kept).map_err(Error::io("create", &kept))?;
     Ok(kept)
+}
+
+/// What builds the module in `folder`, which gets its source.
+fn make_in(folder: &Path, headers: &Path) -> Result<Command, Error> {
+    for (name, text) in FILES {
+        let path = folder.join(name);
+        fs::write(&path, text).map_err(Error::io("write", &path))?;
+    }
+    let mut make = Command::new("make");
+    make.arg(format!("KDIR={}", headers.display()));
+    make.current_dir(folder);
+    Ok(make)
 }
 
 /// The release (`uname -r`) that a kernel image tells in its header (Documentation/arch/x86/boot.rst:
@@ -130,6 +134,47 @@ fn relocate(tree: &Path, root: &Path, release: &str) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vm::Lab;
+
+    /// What compiler and sparse have to say of the module in `folder`, with all warnings.
+    fn said_of(make: &mut Command) -> String {
+        let has_sparse = Command::new("sparse").arg("--version").output().is_ok();
+        if has_sparse {
+            make.arg("C=1");
+        } else {
+            eprintln!("sparse is not installed: the compiler alone looks at the module");
+        }
+        let made = make.arg("W=1").output().expect(MEND);
+        let said = String::from_utf8_lossy(&made.stderr).into_owned();
+        assert!(made.status.success(), "{said}");
+        said
+    }
+
+    #[test]
+    fn compiler_and_sparse_have_nothing_to_say() {
+        let lab = Lab::from_env().unwrap();
+        let release = release(&lab.kernel_image().unwrap()).unwrap();
+        let headers = headers(&lab.cache, &release).unwrap();
+        let work = tempfile::tempdir().unwrap();
+        let said = said_of(&mut make_in(work.path(), &headers).unwrap());
+        // That the kernel was built by another compiler is said without a place.
+        assert!(!said.contains(": warning:"), "{said}");
+        // What is wrong would be seen.
+        let worse = tempfile::tempdir().unwrap();
+        let mut make = make_in(worse.path(), &headers).unwrap();
+        let path = worse.path().join("stats.c");
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(
+            &path,
+            text + "\nvoid balloon_canary(void) { int unused = 1; }\n",
+        )
+        .unwrap();
+        let said = said_of(&mut make);
+        assert!(
+            said.contains("stats.c") && said.contains("balloon_canary"),
+            "{said}"
+        );
+    }
 
     #[test]
     fn the_release_is_read_from_the_image() {

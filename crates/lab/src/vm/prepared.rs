@@ -90,7 +90,7 @@ impl PreparedVm {
             sizes: self.sizes,
             elastic: self.elastic.as_ref(),
             prealloc: self.prealloc,
-            may_reboot: self
+            has_events: self
                 .scenario
                 .provision
                 .as_ref()

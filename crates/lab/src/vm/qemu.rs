@@ -8,6 +8,7 @@ use demeter_scenario::Machine;
 use super::counts::SHARED;
 use super::elastic::Elastic;
 use super::memory::NodeSizes;
+use super::monitor::{DIMM_MIB, DIMM_SLOTS};
 use super::tool;
 use crate::error::Error;
 use crate::link::PORT_NAME;
@@ -109,8 +110,8 @@ pub struct Parts<'a> {
     pub elastic: Option<&'a Elastic>,
     /// Whether all its memory is backed from the start.
     pub prealloc: bool,
-    /// Whether a reset starts it anew instead of ending it.
-    pub may_reboot: bool,
+    /// Whether it is reset, which starts it anew instead of ending it, and plugged into.
+    pub has_events: bool,
     /// The VM's private folder on the host.
     pub folder: &'a Path,
 }
@@ -139,11 +140,13 @@ impl Parts<'_> {
         option("-cpu", "qemu64".into());
         option("-smp", vcpus.to_string());
         let ram_mib = fast_mib + slow_mib;
-        let maxmem = match self.elastic.map_or(0, Elastic::device_space_mib) {
+        let slots = if self.has_events { DIMM_SLOTS } else { 0 };
+        let device_mib = self.elastic.map_or(0, Elastic::device_space_mib);
+        let devices = match device_mib + slots as u64 * DIMM_MIB {
             0 => String::new(),
-            device_mib => format!(",maxmem={}M", ram_mib + device_mib),
+            mib => format!(",maxmem={}M,slots={slots}", ram_mib + mib),
         };
-        option("-m", format!("{ram_mib}M{maxmem}"));
+        option("-m", format!("{ram_mib}M{devices}"));
         let prealloc = if self.prealloc { ",prealloc=on" } else { "" };
         for (node, mib) in [(0, fast_mib), (1, slow_mib)] {
             option(
@@ -212,10 +215,11 @@ impl Parts<'_> {
                 quoted(&shared)
             ),
         );
-        option("-device", "ivshmem-plain,memdev=shared".into());
+        // Its master: with others the VM could not be migrated.
+        option("-device", "ivshmem-plain,memdev=shared,master=on".into());
         option("-display", "none".into());
         command.args(["-nodefaults", "-no-user-config"]);
-        if !self.may_reboot {
+        if !self.has_events {
             command.arg("-no-reboot");
         }
         command

@@ -1,7 +1,7 @@
 //! QEMU as a [`Hypervisor`]: the few commands we need, with their types (QEMU's
 //! qapi/machine.json and qapi/misc.json).
 
-use demeter_policy::{ByteCount, GuestPhysAddr, NodeId, Pid};
+use demeter_policy::{ByteCount, GuestPhysAddr, NodeId, PhysRange, Pid};
 use demeter_proto::shown;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -59,6 +59,30 @@ impl Hypervisor for Qemu {
         Ok(mappings)
     }
 
+    async fn plugged_memory(&self) -> Result<Vec<Mapping>, HypervisorError> {
+        let mut mappings = vec![];
+        for device in self.query_memory_devices().await? {
+            let (address, size) = match device.r#type.as_str() {
+                "dimm" | "nvdimm" => ("addr", "size"),
+                "virtio-mem" => ("memaddr", "max-size"),
+                "virtio-pmem" => ("memaddr", "size"),
+                // What is not known is nobody's memory.
+                _ => continue,
+            };
+            let figure = |name: &str| device.data[name].as_u64();
+            let range = figure(address)
+                .zip(figure(size))
+                .and_then(|(start, size)| PhysRange::new(GuestPhysAddr(start), ByteCount(size)));
+            let guest = range.ok_or_else(|| {
+                let what = format!("{} without a place", device.r#type);
+                self.unknown(MEMORY_DEVICES, what)
+            })?;
+            let host = self.host_address(guest.start()).await?;
+            mappings.push(Mapping { guest, host });
+        }
+        Ok(mappings)
+    }
+
     async fn vcpus(&self) -> Result<Vec<Pid>, HypervisorError> {
         #[derive(Deserialize)]
         #[serde(rename_all = "kebab-case")]
@@ -89,12 +113,6 @@ impl Hypervisor for Qemu {
     }
 
     async fn memory_devices(&self) -> Result<Vec<MemoryDevice>, HypervisorError> {
-        const COMMAND: &str = "query-memory-devices";
-        #[derive(Deserialize)]
-        struct Device {
-            r#type: String,
-            data: Value,
-        }
         #[derive(Deserialize)]
         #[serde(rename_all = "kebab-case")]
         struct VirtioMem {
@@ -105,12 +123,12 @@ impl Hypervisor for Qemu {
             max_size: u64,
             block_size: u64,
         }
-        let devices: Vec<Device> = self.execute(COMMAND, json!({})).await?;
+        let devices = self.query_memory_devices().await?;
         let of_our_kind = devices.into_iter().filter(|of| of.r#type == "virtio-mem");
         of_our_kind
             .map(|device| {
                 let device: VirtioMem = serde_json::from_value(device.data)
-                    .map_err(|error| self.unknown(COMMAND, error.to_string()))?;
+                    .map_err(|error| self.unknown(MEMORY_DEVICES, error.to_string()))?;
                 Ok(MemoryDevice {
                     id: device.id,
                     node: NodeId(device.node),
@@ -153,7 +171,20 @@ impl Hypervisor for Qemu {
     }
 }
 
+/// One of the answers to [`MEMORY_DEVICES`].
+#[derive(Deserialize)]
+struct AnyMemoryDevice {
+    r#type: String,
+    data: Value,
+}
+
+const MEMORY_DEVICES: &str = "query-memory-devices";
+
 impl Qemu {
+    async fn query_memory_devices(&self) -> Result<Vec<AnyMemoryDevice>, QmpError> {
+        self.execute(MEMORY_DEVICES, json!({})).await
+    }
+
     /// Where QEMU has mapped a byte of guest memory.
     async fn host_address(&self, addr: GuestPhysAddr) -> Result<HostVirtAddr, QmpError> {
         let text = self.monitor(&format!("gpa2hva {:#x}", addr.0)).await?;

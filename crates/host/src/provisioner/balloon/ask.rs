@@ -37,17 +37,27 @@ impl<B: Backing> Guest<B> {
             _ => return Err(hostile("it answers what it was not asked")),
         };
         let page = PhysRange::new(page, ByteCount(PAGE_SIZE))
-            .filter(|page| page.start().0.is_multiple_of(PAGE_SIZE))
-            .and_then(|page| self.backing.resolve(tier, page).ok());
-        // Where another VM, or somebody in between, answers, it is no lie of this one.
-        let page = page.ok_or_else(|| ProvisionError::Refused(ELSEWHERE.into()))?;
-        let mut found = [0; 16];
-        let read = self.backing.read(page, &mut found);
-        read.map_err(|source| ProvisionError::Backing { tier, source })?;
-        match Nonce(found) == nonce {
-            true => Ok(()),
-            false => Err(ProvisionError::Refused(ELSEWHERE.into())),
+            .filter(|page| page.start().0.is_multiple_of(PAGE_SIZE));
+        let read = page.and_then(|page| self.read_page(tier, page));
+        let read = read.transpose();
+        match read.map_err(|source| ProvisionError::Backing { tier, source })? {
+            Some(found) if Nonce(found) == nonce => Ok(()),
+            // Where another VM, or somebody in between, answers, it is no lie of this one.
+            _ => Err(ProvisionError::Refused(ELSEWHERE.into())),
         }
+    }
+
+    /// The beginning of a page of this VM's node that is a tier; nothing if it has no such page.
+    fn read_page(&self, tier: Tier, page: PhysRange) -> Option<io::Result<[u8; 16]>> {
+        let mut found = [0; 16];
+        let read = match self.backing.resolve(tier, page) {
+            Ok(extent) => self.backing.read(extent, &mut found),
+            Err(_) if is_plugged(page, self.backing.plugged()) => {
+                self.backing.read_plugged(page.start(), &mut found)
+            }
+            Err(_) => return None,
+        };
+        Some(read.map(|()| found))
     }
 
     /// Asks the guest to hold `bytes` more. Answers why it holds less more, if it does.
@@ -62,12 +72,14 @@ impl<B: Backing> Guest<B> {
         *view.listing.get_mut(tier) = Some(Listing::new(size));
         let mut answers = self.ask_to(Message::Inflate, node, bytes).await?;
         let mut named = HeldSet::new(size);
+        let mut plugged = ByteCount(0);
         let reason = loop {
             match answers.next().await.map_err(|Away| away())? {
                 Message::Inflated(part) if part.node == node => {
                     let held = Some(view.held.get(tier));
-                    self.take_named(tier, &part.ranges, held, &mut named)?;
-                    if named.total() > bytes {
+                    let more = self.take_named(tier, &part.ranges, held, &mut named)?;
+                    plugged.0 = plugged.0.saturating_add(more.0);
+                    if named.total().0.saturating_add(plugged.0) > bytes.0 {
                         return Err(hostile("it holds more than it was asked to"));
                     }
                 }
@@ -82,6 +94,8 @@ impl<B: Backing> Guest<B> {
             self.punch(view.session, tier, batch).await?;
         }
         view.held.get_mut(tier).absorb(&named);
+        let before = view.plugged.get_mut(tier);
+        before.0 = before.0.saturating_add(plugged.0);
         *view.listing.get_mut(tier) = None;
         Ok(reason)
     }
@@ -137,14 +151,16 @@ impl<B: Backing> Guest<B> {
     }
 
     /// Checks ranges that the guest says it holds, and notes their pages in `named`. None of them
-    /// may be in `held`, or be named twice.
+    /// may be in `held`, or be named twice. Memory that was plugged in is of no tier, so that nothing
+    /// comes of it, but there is no lie in holding it: answers how much of it was named.
     pub(super) fn take_named(
         &self,
         tier: Tier,
         ranges: &[GpaRange],
         held: Option<&HeldSet>,
         named: &mut HeldSet,
-    ) -> Result<(), ProvisionError> {
+    ) -> Result<ByteCount, ProvisionError> {
+        let mut plugged = ByteCount(0);
         for range in ranges {
             let aligned = (range.start.0 | range.bytes.0).is_multiple_of(PAGE_SIZE);
             let range = PhysRange::new(range.start, range.bytes)
@@ -155,14 +171,20 @@ impl<B: Backing> Guest<B> {
                         "{start} and {bytes:#x} bytes is no range of whole pages"
                     ))
                 })?;
-            let extent = self.backing.resolve(tier, range);
-            let extent = extent.map_err(|error| hostile(&error.to_string()))?;
-            let is_held = held.is_some_and(|held| held.overlaps(extent.offset, extent.len));
-            if is_held || !named.insert(extent.offset, extent.len) {
-                return Err(hostile(&format!("it names {range} twice")));
+            for part in parts(range, self.backing.plugged()) {
+                if is_plugged(part, self.backing.plugged()) {
+                    plugged.0 = plugged.0.saturating_add(part.len().0);
+                    continue;
+                }
+                let extent = self.backing.resolve(tier, part);
+                let extent = extent.map_err(|error| hostile(&error.to_string()))?;
+                let is_held = held.is_some_and(|held| held.overlaps(extent.offset, extent.len));
+                if is_held || !named.insert(extent.offset, extent.len) {
+                    return Err(hostile(&format!("it names {range} twice")));
+                }
             }
         }
-        Ok(())
+        Ok(plugged)
     }
 
     pub(super) fn backed(&self, tier: Tier) -> Result<ByteCount, ProvisionError> {
@@ -177,6 +199,29 @@ impl<B: Backing> Guest<B> {
         let nothing = Message::Allow { oom: ByteCount(0) };
         self.agent.tell(nothing).await.map_err(|Away| away())
     }
+}
+
+/// Cuts a range wherever memory begins or ends that was plugged in; `plugged` is in order.
+fn parts(range: PhysRange, plugged: &[PhysRange]) -> impl Iterator<Item = PhysRange> {
+    let first = plugged.partition_point(|run| run.end() <= range.start());
+    let edges = plugged[first..]
+        .iter()
+        .flat_map(|run| [run.start(), run.end()]);
+    let mut edges = edges
+        .filter(move |&edge| edge > range.start())
+        .take_while(move |&edge| edge < range.end())
+        .chain([range.end()]);
+    let mut at = range.start();
+    std::iter::from_fn(move || {
+        let edge = edges.find(|&edge| edge > at)?;
+        let part = PhysRange::new(at, ByteCount(edge.0 - at.0));
+        at = edge;
+        part
+    })
+}
+
+fn is_plugged(part: PhysRange, plugged: &[PhysRange]) -> bool {
+    plugged.iter().any(|run| run.covers(&part))
 }
 
 /// Who cannot show a nonce in this VM's memory is not in it.
@@ -213,4 +258,46 @@ pub(super) fn away() -> ProvisionError {
 
 pub(super) fn hostile(what: &str) -> ProvisionError {
     ProvisionError::Hostile(what.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use demeter_policy::GuestPhysAddr;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn pages(start: u64, count: u64) -> PhysRange {
+        PhysRange::new(
+            GuestPhysAddr(start * PAGE_SIZE),
+            ByteCount(count * PAGE_SIZE),
+        )
+        .unwrap()
+    }
+
+    proptest! {
+        /// Parts are the range again, and none of them lies on both sides of an edge.
+        #[test]
+        fn a_range_is_cut_at_every_edge(
+            start in 0u64..40,
+            count in 1u64..40,
+            lengths in prop::collection::vec((0u64..4, 1u64..8), 0..8),
+        ) {
+            let mut at = 0;
+            let mut plugged = vec![];
+            for (gap, length) in lengths {
+                plugged.push(pages(at + gap, length));
+                at += gap + length;
+            }
+            let parts: Vec<_> = parts(pages(start, count), &plugged).collect();
+            let bytes: u64 = parts.iter().map(|part| part.len().0).sum();
+            prop_assert_eq!(bytes, count * PAGE_SIZE);
+            prop_assert_eq!(parts[0].start().0, start * PAGE_SIZE);
+            prop_assert!(parts.windows(2).all(|two| two[0].end() == two[1].start()));
+            for part in parts {
+                let apart = |run: &PhysRange| run.end() <= part.start() || part.end() <= run.start();
+                prop_assert!(is_plugged(part, &plugged) || plugged.iter().all(apart));
+            }
+        }
+    }
 }

@@ -15,6 +15,7 @@ use crate::provisioner::held::HeldSet;
 #[derive(Debug)]
 pub(super) struct Listing {
     named: HeldSet,
+    plugged: ByteCount,
     state: State,
 }
 
@@ -32,6 +33,7 @@ impl Listing {
     pub(super) fn new(size: ByteCount) -> Self {
         Self {
             named: HeldSet::new(size),
+            plugged: ByteCount(0),
             state: State::Asking(GuestPhysAddr(0)),
         }
     }
@@ -68,6 +70,7 @@ impl<B: Backing> Guest<B> {
         drop(holes);
         if let Some(listing) = view.listing.get_mut(tier).take() {
             *view.held.get_mut(tier) = listing.named;
+            *view.plugged.get_mut(tier) = listing.plugged;
         }
         Ok(())
     }
@@ -91,7 +94,8 @@ impl<B: Backing> Guest<B> {
         loop {
             match answers.next().await.map_err(|Away| away())? {
                 Message::Held(part) if part.node == node => {
-                    self.take_named(tier, &part.ranges, None, &mut listing.named)?;
+                    let plugged = self.take_named(tier, &part.ranges, None, &mut listing.named)?;
+                    listing.plugged.0 = listing.plugged.0.saturating_add(plugged.0);
                     if let Some(end) = part.ranges.last().and_then(GpaRange::end) {
                         listing.state = State::Asking(end);
                     }

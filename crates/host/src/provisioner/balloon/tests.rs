@@ -30,6 +30,9 @@ const NODES: PerTier<NodeId> = PerTier {
     slow: NodeId(1),
 };
 
+/// What the first node has besides, MiB: it was plugged in, right behind the rest.
+const PLUGGED: (u64, u64) = (12, 2);
+
 /// A VM's memory: a file per tier, full of data.
 struct TestBacking(PerTier<File>);
 
@@ -130,6 +133,14 @@ impl Backing for TestBacking {
                 .read_exact_at(into, extent.offset.0)?,
         }
         Ok(())
+    }
+
+    fn plugged(&self) -> &[PhysRange] {
+        static RANGE: LazyLock<[PhysRange; 1]> = LazyLock::new(|| {
+            let (start, len) = PLUGGED;
+            [PhysRange::new(GuestPhysAddr(start * MIB), mib(len)).unwrap()]
+        });
+        &*RANGE
     }
 
     fn pinned_by(&self) -> io::Result<Option<String>> {
@@ -390,6 +401,46 @@ async fn memory_goes_back_to_the_host_and_comes_again() {
         driver.lock().unwrap().held[&NodeId(0)].len() as u64 * PIECE,
         7 * MIB
     );
+}
+
+/// A driver cannot tell such memory from other memory of its node.
+#[tokio::test]
+async fn what_was_plugged_in_is_of_no_use_and_no_lie() {
+    let (mut vm, driver) = honest().await;
+    {
+        let mut driver = driver.lock().unwrap();
+        let free = driver.free.get_mut(&NodeId(0)).unwrap();
+        let (start, len) = PLUGGED;
+        let pieces = (start * MIB..(start + len) * MIB).step_by(PIECE as usize);
+        // Taken first.
+        free.extend(pieces.map(|piece| range(piece, PIECE)));
+    }
+    let held = || {
+        let driver = driver.lock().unwrap();
+        driver.held[&NodeId(0)].len() as u64 * PIECE
+    };
+    let set = async |vm: &mut Vm, size: ByteCount| {
+        let progress = vm.balloon.set(Tier::Fast, size, deadline()).await.unwrap();
+        assert_eq!((progress.owned, progress.reason), (size, None));
+    };
+    // It is held as well, and what was asked for really returns.
+    set(&mut vm, mib(3)).await;
+    assert_eq!(vm.memory.backed(Tier::Fast).unwrap(), mib(3));
+    assert_eq!(held(), 7 * MIB);
+    set(&mut vm, mib(6)).await;
+    assert_eq!(held(), 4 * MIB);
+    // It is what comes back first now, and is not taken for what was to come back.
+    set(&mut vm, mib(8)).await;
+    assert_eq!(held(), 0);
+    // Nobody holds what is neither.
+    let beyond = range(14 * MIB, PIECE);
+    {
+        let mut driver = driver.lock().unwrap();
+        let free = driver.free.get_mut(&NodeId(0)).unwrap();
+        free.push(beyond);
+    }
+    let lied = vm.balloon.set(Tier::Fast, mib(1), deadline()).await;
+    assert!(matches!(lied, Err(ProvisionError::Hostile(_))), "{lied:?}");
 }
 
 #[tokio::test]

@@ -2,7 +2,9 @@
 
 use super::{Figures, add_speed, hot_in_fast, mib, ratio, seconds};
 
-use demeter_outcome::CrashFigures;
+use std::collections::BTreeSet;
+
+use demeter_outcome::{CrashFigures, SoakFigures, Use};
 
 use crate::measure::Measure;
 use crate::text::clean;
@@ -17,14 +19,24 @@ const PROVISIONED: &str = "The end (steady) is the last third of the run; before
      counts the moments at which the host had promised more than it has.";
 
 /// How to read figures of crashes.
-const CRASHES: &str = "Agent, host controller or VM was killed, or the VM reset, at a random \
-     point after its sizes were changed; well again means: the VM owns what it should and its workload \
-     has verified a round that began after the crash (the longest is shown).";
+const CRASHES: &str = "Agent, host controller or VM was killed, or the VM had another event of its \
+     life, at a random point after its sizes were changed; well again means: the VM owns what it should and its workload \
+     has verified a round that began after that (the longest is shown).";
+
+/// How to read figures of a soak.
+const SOAK: &str = "What is used must not grow: the most in the second quarter of the run (early) is \
+     held against the most in its last (late), of the controller, of each VM's agent and of its kernel's \
+     own memory; the result file has them all.";
+
+/// Most kinds of events that are told apart.
+const EVENTS_MAX: usize = 16;
 
 /// The figures, if these systems are compared by how they provision memory, and how to read them.
 pub(super) fn figures(systems: &[SystemResult]) -> Option<(Figures, &'static str)> {
     if systems.iter().any(|s| crashes(s).is_some()) {
-        Some((crash_figures(), CRASHES))
+        Some((crash_figures(systems), CRASHES))
+    } else if systems.iter().any(|s| soak(s).is_some()) {
+        Some((soak_figures(), SOAK))
     } else if systems.iter().any(|s| s.provisioning.is_some()) {
         Some((provisioned_figures(systems), PROVISIONED))
     } else {
@@ -36,17 +48,58 @@ fn crashes(system: &SystemResult) -> Option<&CrashFigures> {
     system.provisioning.as_ref()?.crashes.as_ref()
 }
 
-fn crash_figures() -> Figures {
+fn soak(system: &SystemResult) -> Option<&SoakFigures> {
+    system.provisioning.as_ref()?.soak.as_ref()
+}
+
+fn soak_figures() -> Figures {
     let mut figures = Figures::default();
     figures.add("", "memory by", |_, s| Some(clean::name(&s.name)));
-    figures.add("", "crashes", |_, s| Some(count(crashes(s)?.cycles)));
-    for (title, victim) in [
-        ("agent", "kill agent"),
-        ("host", "kill host"),
-        ("VM", "kill vm"),
-        ("reset", "reset vm"),
-    ] {
-        figures.add("of these", title, move |_, s| of_victim(s, victim));
+    figures.add("", "s", |_, s| Some(count(soak(s)?.seconds)));
+    figures.add("", "resizes", |_, s| Some(count(soak(s)?.resizes)));
+    figures.add("verified", "rounds", |_, s| Some(count(soak(s)?.rounds)));
+    figures.add("verified", "words", |_, s| Some(count(soak(s)?.words)));
+    figures.add("wrong", "words", |_, s| Some(count(soak(s)?.wrong_words)));
+    figures.add("looked", "at", |_, s| {
+        Some(count(soak(s)?.uses.len() as u64))
+    });
+    figures.add("of these", "grew", |_, s| {
+        let grew = soak(s)?.uses.iter().filter(|of| of.grew);
+        Some(count(grew.count() as u64))
+    });
+    for what in ["KiB", "descriptors", "threads"] {
+        for (group, when) in SOAK_TIMES {
+            figures.add(format!("controller {group}"), what, move |_, s| {
+                let mut uses = soak(s)?.uses.iter();
+                let found = uses.find(|of| of.who == "controller" && of.what == what)?;
+                Some(count(when(found)))
+            });
+        }
+    }
+    figures.add("over", "pool", |_, s| {
+        s.provisioning.as_ref()?.pool_violations.map(count)
+    });
+    figures
+}
+
+/// When something was used.
+type When = fn(&Use) -> u64;
+
+const SOAK_TIMES: [(&str, When); 2] = [("early", |of| of.early), ("late", |of| of.late)];
+
+fn crash_figures(systems: &[SystemResult]) -> Figures {
+    let mut figures = Figures::default();
+    figures.add("", "memory by", |_, s| Some(clean::name(&s.name)));
+    figures.add("", "events", |_, s| Some(count(crashes(s)?.cycles)));
+    let seen = systems.iter().filter_map(crashes);
+    let events: BTreeSet<&String> = seen.flat_map(|of| of.by_event.keys()).collect();
+    for event in events.into_iter().take(EVENTS_MAX) {
+        let name = clean::name(event);
+        let (what, whom) = name.split_once(' ').unwrap_or(("", &name));
+        let event = event.clone();
+        figures.add(what, whom, move |_, s| {
+            Some(count(*crashes(s)?.by_event.get(&event).unwrap_or(&0)))
+        });
     }
     figures.add("well again", "after s", |_, s| {
         Some(seconds(crashes(s)?.recovered_max_s))
@@ -58,10 +111,6 @@ fn crash_figures() -> Figures {
     });
     figures.add("over", "pool", |_, s| Some(count(crashes(s)?.violations)));
     figures
-}
-
-fn of_victim(system: &SystemResult, victim: &str) -> Option<String> {
-    Some(count(*crashes(system)?.by_victim.get(victim).unwrap_or(&0)))
 }
 
 fn provisioned_figures(systems: &[SystemResult]) -> Figures {

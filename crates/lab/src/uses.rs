@@ -1,0 +1,69 @@
+//! What a process uses of a system, as far as it can be seen to grow.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use demeter_policy::Pid;
+use serde::{Deserialize, Serialize};
+
+/// What a process uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Uses {
+    /// Memory that it has, KiB (`VmRSS` of proc_pid_status(5)).
+    pub resident_kib: u64,
+    /// Open files.
+    pub descriptors: u64,
+    /// Threads.
+    pub threads: u64,
+}
+
+impl Uses {
+    /// Those of a process; `root` is where /proc is below.
+    pub fn of(root: &Path, pid: Pid) -> io::Result<Self> {
+        let process = root.join(format!("proc/{pid}"));
+        let status = fs::read_to_string(process.join("status"))?;
+        let (resident_kib, threads) = (figure(&status, "VmRSS:")?, figure(&status, "Threads:")?);
+        let descriptors = fs::read_dir(process.join("fd"))?.count() as u64;
+        Ok(Self {
+            resident_kib,
+            descriptors,
+            threads,
+        })
+    }
+}
+
+/// What a kernel holds for itself and cannot give back, KiB: objects (`SUnreclaim` of
+/// proc_meminfo(5)), memory for each CPU, and what it has mapped.
+pub fn kernel_kib(root: &Path) -> io::Result<u64> {
+    let meminfo = fs::read_to_string(root.join("proc/meminfo"))?;
+    let parts = ["SUnreclaim:", "Percpu:", "VmallocUsed:"].map(|name| figure(&meminfo, name));
+    parts.into_iter().sum()
+}
+
+/// The number behind `name`.
+fn figure(text: &str, name: &str) -> io::Result<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok())
+        .ok_or_else(|| io::Error::other(format!("there is no {name}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_opened_is_seen() {
+        let us = || Uses::of(Path::new("/"), Pid(std::process::id())).unwrap();
+        let before = us();
+        assert!(before.resident_kib > 100 && before.threads > 0);
+        // Other tests open and close some; none so many.
+        let files: Vec<_> = (0..200)
+            .map(|_| fs::File::open("/dev/null").unwrap())
+            .collect();
+        assert!(us().descriptors >= before.descriptors + 100, "{before:?}");
+        drop(files);
+        assert!(kernel_kib(Path::new("/")).unwrap() > 1000);
+        assert!(kernel_kib(Path::new("/nonexistent")).is_err());
+    }
+}
