@@ -4,18 +4,15 @@ use std::fs;
 use std::path::Path;
 
 use kvm_bindings::{
-    KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE, KVM_CAP_BINARY_STATS_FD, KVM_CAP_DIRTY_LOG_RING,
-    KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_DIRTY_LOG_INITIALLY_SET,
-    KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE,
+    KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE, KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES, KVM_CAP_BINARY_STATS_FD,
+    KVM_CAP_DIRTY_LOG_RING, KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
+    KVM_DIRTY_LOG_INITIALLY_SET, KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE,
 };
 use kvm_ioctls::Kvm;
 use serde::Serialize;
 
 use crate::error::Error;
 use crate::settings::{Protect, Settings};
-
-/// `KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES` (linux/kvm.h); kvm-bindings names it for Arm only.
-const CAP_ARM_SUPPORTED_BLOCK_SIZES: u32 = 229;
 
 /// How huge pages are split before their parts lose the right to be written.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -66,7 +63,7 @@ impl Offer {
             Some(matches!(text.trim(), "Y" | "1"))
         };
         let eager_split = if bits(KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE) > 0 {
-            let sizes = bits(CAP_ARM_SUPPORTED_BLOCK_SIZES);
+            let sizes = bits(KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES);
             let sizes = (0..32).filter(|bit| sizes >> bit & 1 == 1);
             EagerSplit::Chunk {
                 sizes_kib: sizes.map(|bit| (1u64 << bit) >> 10).collect(),

@@ -248,6 +248,9 @@ impl Display for Report {
             writeln!(f, "{marks}")?;
             writeln!(f, "e enable  s sweep  g get  c clear  d disable")?;
         }
+        if self.steps.iter().any(|step| step.counts.faults.is_none()) {
+            writeln!(f, "-  KVM of this host does not count it")?;
+        }
         writeln!(
             f,
             "\nWhile logged: {:.1} % of the speed before; longest wait {:.1} ms; {} pages written in a sweep.",

@@ -1,7 +1,5 @@
-//! Real measurements, where `/dev/kvm` can run a guest; elsewhere they count as ignored.
-//!
-//! What is asserted are counts, which hold on slow and emulated hosts too: how often pages lose the right to be
-//! written, and when huge pages are split.
+//! Real measurements. What is asserted are counts, which hold on slow and emulated hosts too: how often pages lose the right to be
+//! written, and who splits huge pages.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +10,7 @@ use demeter_dirtylog::{
     Backing, EagerSplit, Error, Protect, Report, STOP_LIMIT, Settings, Step, Watch, What, offer,
     run,
 };
-use libtest_mimic::{Arguments, Failed, Trial};
+use libtest_mimic::{Failed, Trial};
 
 const ROOT: &str = "/";
 
@@ -253,30 +251,24 @@ fn can_run() -> Result<(), Error> {
     run(Path::new(ROOT), &settings, &Patient::new(None)).map(drop)
 }
 
-fn main() {
+/// All of them, ignored where KVM cannot run a guest.
+pub fn trials() -> Vec<Trial> {
     let can_run = match can_run() {
         Ok(()) => true,
         Err(error) => {
-            eprintln!("skipped: {error}");
+            println!("skipped: {error}");
             false
         }
     };
-    let trial =
-        |name, run: fn() -> Result<(), Failed>| Trial::test(name, run).with_ignored_flag(!can_run);
-    let trials = [
-        trial("reading_protects_again", get),
-        trial("clearing_protects_again", manual),
-        trial(
-            "a_log_that_begins_full_protects_when_it_is_cleared",
-            initially_set,
-        ),
-        trial("transparent_huge_pages_are_split", transparent),
-        trial("huge_pages_of_2_mib_are_split", huge_2m),
-        trial("huge_pages_of_1_gib_are_logged", huge_1g),
-        trial("nothing_stays_behind", nothing_stays),
+    let trials: [(&str, fn() -> Result<(), Failed>); 7] = [
+        ("reading_protects_again", get),
+        ("clearing_protects_again", manual),
+        ("a_full_log_protects_when_it_is_cleared", initially_set),
+        ("transparent_huge_pages_are_split", transparent),
+        ("huge_pages_of_2_mib_are_split", huge_2m),
+        ("huge_pages_of_1_gib_are_logged", huge_1g),
+        ("nothing_stays_behind", nothing_stays),
     ];
-    let mut arguments = Arguments::from_args();
-    // Each needs the machine for itself, and descriptors are counted.
-    arguments.test_threads = Some(1);
-    libtest_mimic::run(&arguments, trials.into()).exit();
+    let trial = |(name, run)| Trial::test(name, run).with_ignored_flag(!can_run);
+    trials.map(trial).into()
 }
