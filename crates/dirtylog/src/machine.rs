@@ -73,6 +73,7 @@ impl Running {
         let logged = Memory::map(settings.memory_bytes(), settings.backing)?;
         logged.fill(filled)?;
         let mut system = Memory::map(guest::system_bytes(settings), Backing::Base)?;
+        system.fill(&|_| Ok(()))?;
         guest::load(settings, &mut system);
         set_slot(&vm, SYSTEM_SLOT, SYSTEM_AT, &system, 0)?;
         set_slot(&vm, LOGGED_SLOT, LOGGED_AT, &logged, 0)?;

@@ -88,7 +88,7 @@ pub fn write_tables(settings: &Settings, system: &mut Memory) {
     let first = LOGGED_AT / GIB;
     let end = first + settings.memory_bytes().div_ceil(GIB);
     for gib in std::iter::once(SYSTEM_AT / GIB).chain(first..end) {
-        let entry = gib * GIB | BLOCK;
+        let entry = (gib * GIB) | BLOCK;
         system.write(tables_at(settings) + gib * 8, &entry.to_le_bytes());
     }
 }

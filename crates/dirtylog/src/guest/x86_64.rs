@@ -90,12 +90,15 @@ pub fn write_tables(settings: &Settings, system: &mut Memory) {
     let mut set = |at: u64, value: u64| system.write(at, &value.to_le_bytes());
     let fourth = tables_at(settings);
     let third = fourth + PAGE_BYTES;
-    set(fourth, SYSTEM_AT + third | TABLE);
+    set(fourth, (SYSTEM_AT + third) | TABLE);
     for (table, gib) in gibs(settings).enumerate() {
         let second = third + (1 + table as u64) * PAGE_BYTES;
-        set(third + gib * 8, SYSTEM_AT + second | TABLE);
+        set(third + gib * 8, (SYSTEM_AT + second) | TABLE);
         for entry in 0..GIB / BLOCK_BYTES {
-            set(second + entry * 8, gib * GIB + entry * BLOCK_BYTES | BLOCK);
+            set(
+                second + entry * 8,
+                (gib * GIB + entry * BLOCK_BYTES) | BLOCK,
+            );
         }
     }
 }

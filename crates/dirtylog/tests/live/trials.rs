@@ -54,7 +54,19 @@ fn small() -> Settings {
 }
 
 fn measure(settings: &Settings) -> Result<Report, Error> {
-    let report = run(Path::new(ROOT), settings, &Patient::new(None))?;
+    // In an emulated host (we are the first process) a guest ended with a triple fault once in a few dozen
+    // measurements, why is not known; a KVM that cannot run it fails each time.
+    let retries = if std::process::id() == 1 { 2 } else { 0 };
+    let once = || run(Path::new(ROOT), settings, &Patient::new(None));
+    let mut measured = once();
+    for _ in 0..retries {
+        let Err(error @ Error::Exit { .. }) = &measured else {
+            break;
+        };
+        println!("once more: {error}");
+        measured = once();
+    }
+    let report = measured?;
     print!("{report}\n\n");
     Ok(report)
 }
@@ -251,6 +263,8 @@ fn can_run() -> Result<(), Error> {
     run(Path::new(ROOT), &settings, &Patient::new(None)).map(drop)
 }
 
+type Run = fn() -> Result<(), Failed>;
+
 /// All of them, ignored where KVM cannot run a guest.
 pub fn trials() -> Vec<Trial> {
     let can_run = match can_run() {
@@ -260,7 +274,7 @@ pub fn trials() -> Vec<Trial> {
             false
         }
     };
-    let trials: [(&str, fn() -> Result<(), Failed>); 7] = [
+    let trials: [(&str, Run); 7] = [
         ("reading_protects_again", get),
         ("clearing_protects_again", manual),
         ("a_full_log_protects_when_it_is_cleared", initially_set),
