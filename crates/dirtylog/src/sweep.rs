@@ -6,11 +6,13 @@
 use serde::Serialize;
 
 use crate::offer::{EagerSplit, Offer};
-use crate::report::Report;
+use crate::report::{Report, What};
 use crate::settings::{Protect, Settings};
 
 /// Settings keep nearly as much speed if they are apart by no more than this part of the most.
 const NEARLY: f64 = 0.05;
+/// On a quiet machine speeds before logging differ by no more than this part of the most.
+const QUIET: f64 = 0.1;
 /// Chunks that memory is cleared in, where it is cleared in chunks.
 const CHUNKS: u64 = 16;
 /// Pause after a chunk, where there is one, in microseconds.
@@ -81,9 +83,19 @@ pub fn recommend(reports: &[Report]) -> Option<Recommendation> {
     })
 }
 
+/// How far speeds before logging, which should all be the same, are apart, as a part of the most.
+fn spread(reports: &[Report]) -> f64 {
+    let before = reports.iter().flat_map(|report| &report.steps);
+    let before = before.filter(|step| step.what == What::Before);
+    let (least, most) = before.fold((f64::INFINITY, 0.0), |(least, most): (f64, f64), step| {
+        let speed = step.speed.stores_per_s;
+        (least.min(speed), most.max(speed))
+    });
+    if most > 0.0 { 1.0 - least / most } else { 0.0 }
+}
+
 /// The reports as a table, and the recommendation.
 pub fn table(reports: &[Report]) -> String {
-    use crate::report::What;
     let mut text = String::from(
         "protect        chunk MiB  pause us  split KiB   enable ms   passes ms   speed kept %  worst wait ms\n",
     );
@@ -116,6 +128,13 @@ pub fn table(reports: &[Report]) -> String {
         text.push_str(&format!(
             "\nTake: {} ({why}).\n",
             reports[best.index].settings.line()
+        ));
+    }
+    let spread = spread(reports);
+    if spread > QUIET {
+        text.push_str(&format!(
+            "The machine is not quiet: speeds before logging differ by {:.0} %. Measure again before you believe it.\n",
+            spread * 100.0
         ));
     }
     text
@@ -168,5 +187,13 @@ mod tests {
         assert_eq!(recommend(&[]), None);
         let text = table(&[report(50.0, 1.0), report(90.0, 500.0)]);
         assert!(text.contains("it keeps the most speed"), "{text}");
+        assert!(!text.contains("not quiet"), "{text}");
+    }
+
+    #[test]
+    fn a_machine_that_is_not_quiet_is_told() {
+        let report = |before| report(Settings::default(), before, 50.0, 1.0);
+        let text = table(&[report(100.0), report(91.0), report(60.0)]);
+        assert!(text.contains("differ by 40 %"), "{text}");
     }
 }
