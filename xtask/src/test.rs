@@ -1,6 +1,9 @@
 //! All that must hold: style, documentation, licences, fuzz targets, tests.
 
+use std::path::Path;
 use std::time::Instant;
+
+use anyhow::Context;
 
 use crate::{build, fuzz, python, shell};
 
@@ -13,6 +16,7 @@ pub fn test() -> anyhow::Result<()> {
     let mut doc = shell::cargo("doc --locked --workspace --no-deps");
     doc.env("RUSTDOCFLAGS", "-D warnings");
     shell::run(doc)?;
+    check_for_arm()?;
     if shell::succeeds(shell::cargo("deny --version")) {
         shell::run(shell::cargo("deny --locked check bans licenses sources"))?;
     } else {
@@ -29,4 +33,21 @@ pub fn test() -> anyhow::Result<()> {
     python::test()?;
     eprintln!("checks took {} s; now the tests", start.elapsed().as_secs());
     shell::run(shell::cargo("test --locked --workspace"))
+}
+
+/// Whether everything compiles for Arm, its tests included. That takes the target's standard library and no linker.
+fn check_for_arm() -> anyhow::Result<()> {
+    const TARGET: &str = "aarch64-unknown-linux-gnu";
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let mut libraries = shell::program(rustc, "--print target-libdir --target");
+    let libraries = libraries.arg(TARGET).output();
+    let libraries = libraries.context("cannot run rustc")?.stdout;
+    let libraries = String::from_utf8_lossy(&libraries);
+    if !Path::new(libraries.trim()).is_dir() {
+        eprintln!("skipped: no standard library for Arm here; rustup target add {TARGET}");
+        return Ok(());
+    }
+    let mut check = shell::cargo("check --locked --workspace --all-targets --target");
+    check.arg(TARGET);
+    shell::run(check)
 }

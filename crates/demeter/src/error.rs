@@ -18,7 +18,11 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
     // Nobody is left to tell when stderr is gone too.
     let _ = writeln!(io::stderr(), "error: {}", one_line(error.as_ref()));
     let interrupted = matches!(error.downcast_ref(), Some(demeter_lab::Error::Interrupted))
-        || matches!(error.downcast_ref(), Some(SimError::Interrupted));
+        || matches!(error.downcast_ref(), Some(SimError::Interrupted))
+        || matches!(
+            error.downcast_ref(),
+            Some(demeter_dirtylog::Error::Interrupted)
+        );
     match interrupted {
         // What a shell expects of a program that SIGINT ended.
         true => ExitCode::from(130),

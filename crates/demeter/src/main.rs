@@ -4,6 +4,7 @@
 //! said in one line, `error: what: why; mend`, with exit code 1; wrong usage ends with 2.
 
 mod compare;
+mod dirty_log;
 mod error;
 mod guest;
 mod host;
@@ -56,6 +57,8 @@ enum Command {
     Top(top::Args),
     /// Say what works on this machine, what does not, and how to mend it
     Probe(probe::Args),
+    /// Measure what dirty logging, and with it live migration, costs a guest on this host
+    DirtyLog(dirty_log::Args),
     /// Show a result file as a table, a page or a picture
     Report(report::Args),
     /// Run a scenario over a grid of its parameters on the simulator
@@ -95,6 +98,7 @@ fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Host(args) => host::host(args),
         Command::Top(args) => top::top(args),
         Command::Probe(args) => probe::probe(&args),
+        Command::DirtyLog(args) => dirty_log::dirty_log(&args),
         Command::Report(args) => report::report(&args),
         Command::Sweep(args) => sweep::sweep(&args),
         Command::Tune(args) => tune::tune(args),

@@ -3,82 +3,28 @@
 //! `--ignored --nocapture`.
 
 use std::fs;
-use std::hint::black_box;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use demeter_guest::maps::read_maps;
 use demeter_guest::tracker::damon::DamonTracker;
 use demeter_guest::tracker::{Settings, Tracker};
-use demeter_policy::{GuestVirtAddr, MIB, Pid, VirtRange};
+use demeter_linux::testing::HotArray;
+use demeter_policy::{MIB, VirtRange};
 
 const SIZE: u64 = 800 * MIB;
-const HOT: u64 = SIZE / 8;
 const EPOCH: Duration = Duration::from_millis(500);
 const EPOCHS: u32 = 12;
-/// Set in the child, which is the same test.
-const CHILD: &str = "DEMETER_TEST_UPDATE_FOR_EVER";
 const NAME: &str = "a_hot_eighth_stands_out";
-
-/// 90 % of random updates go to the last eighth of an array.
-fn update_for_ever() -> ! {
-    /// Slows the loop to the rate of a program that misses its caches.
-    const PAUSES: u32 = 1000;
-    let mut memory = vec![1u64; (SIZE / 8) as usize];
-    fs::write(std::env::var_os(CHILD).unwrap(), "ready").unwrap();
-    let mut random = 0x9e37_79b9_7f4a_7c15u64;
-    loop {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        let words = if random.is_multiple_of(10) { SIZE } else { HOT } / 8;
-        let index = SIZE / 8 - 1 - (random >> 16) % words;
-        memory[index as usize] ^= random;
-        for pause in 0..PAUSES {
-            black_box(pause);
-        }
-    }
-}
-
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 #[test]
 #[ignore = "needs root, DAMON for itself and a minute"]
 fn a_hot_eighth_stands_out() {
-    if std::env::var_os(CHILD).is_some() {
-        update_for_ever();
-    }
-    let ready = tempfile::NamedTempFile::new().unwrap();
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", NAME])
-        .env(CHILD, ready.path())
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
-    let pid = Pid(child.id());
-    let _child = Killed(child);
-    while fs::read_to_string(ready.path()).unwrap().is_empty() {
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    let vmas = read_maps(Path::new("/"), pid).unwrap();
-    let array = vmas
-        .iter()
-        .map(|vma| vma.range)
-        .find(|range| range.len().0 >= SIZE)
-        .unwrap();
-    let hot = VirtRange::new(GuestVirtAddr(array.end().0 - HOT), array.end()).unwrap();
+    let process = HotArray::start(NAME, SIZE);
+    let (array, hot) = (process.array, process.hot);
 
     let admin = Path::new("/sys/kernel/mm/damon/admin/kdamonds");
     let mut tracker = DamonTracker::new(&Settings::default()).unwrap();
-    tracker.set_targets(&[pid]).unwrap();
+    tracker.set_targets(&[process.pid()]).unwrap();
     let mut found = Vec::new();
     for epoch in 1..=EPOCHS {
         std::thread::sleep(EPOCH);

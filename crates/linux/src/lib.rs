@@ -12,3 +12,5 @@ pub mod page_size;
 pub mod pages;
 pub mod perf;
 pub mod prober;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;

@@ -3,13 +3,11 @@
 //! which are static, make them part of an initramfs and run with `--ignored --nocapture`.
 
 use std::fs;
-use std::hint::black_box;
-use std::process::{Child, Command, Stdio};
 
 use demeter_linux::cpu;
-use demeter_linux::maps::read_maps;
 use demeter_linux::mover::Mover;
 use demeter_linux::nodes::NodeUsage;
+use demeter_linux::testing::HotArray;
 use demeter_policy::engine::Direction;
 use demeter_policy::{Block, MIB};
 
@@ -21,38 +19,7 @@ const SIZE: u64 = 400 * MIB;
 const HOT: u64 = SIZE / 8;
 /// What the array may have of fast memory.
 const FAST: u64 = 150 * MIB;
-/// Set in the child, which is the same test.
-const CHILD: &str = "DEMETER_TEST_UPDATE_FOR_EVER";
 const NAME: &str = "history::live::a_hot_eighth_is_promoted";
-
-/// 90 % of random updates go to the last eighth of an array.
-fn update_for_ever(ready: std::ffi::OsString) -> ! {
-    /// Slows the loop to the rate of a program that misses its caches.
-    const PAUSES: u32 = 1000;
-    let mut memory = vec![1u64; (SIZE / 8) as usize];
-    fs::write(ready, "ready").unwrap();
-    let mut random = 0x9e37_79b9_7f4a_7c15u64;
-    loop {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        let words = if random.is_multiple_of(10) { SIZE } else { HOT } / 8;
-        let index = SIZE / 8 - 1 - (random >> 16) % words;
-        memory[index as usize] ^= random;
-        for pause in 0..PAUSES {
-            black_box(pause);
-        }
-    }
-}
-
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// Bytes of these blocks in fast memory.
 fn in_fast(pid: Pid, range: &VirtRange, tiers: Tiers) -> u64 {
@@ -66,26 +33,9 @@ fn in_fast(pid: Pid, range: &VirtRange, tiers: Tiers) -> u64 {
 #[tokio::test]
 #[ignore = "needs root, two nodes, DAMON for itself and a minute"]
 async fn a_hot_eighth_is_promoted() {
-    if let Some(ready) = std::env::var_os(CHILD) {
-        update_for_ever(ready);
-    }
+    let process = HotArray::start(NAME, SIZE);
+    let (pid, array, hot) = (process.pid(), process.array, process.hot);
     let root = Path::new("/");
-    let ready = tempfile::NamedTempFile::new().unwrap();
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", NAME])
-        .env(CHILD, ready.path())
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
-    let pid = Pid(child.id());
-    let _child = Killed(child);
-    while fs::read_to_string(ready.path()).unwrap().is_empty() {
-        sleep(LOOK_EVERY).await;
-    }
-    let vmas = read_maps(root, pid).unwrap();
-    let array = vmas.iter().map(|vma| vma.range);
-    let array = array.max_by_key(|range| range.len()).unwrap();
-    let hot = VirtRange::new(GuestVirtAddr(array.end().0 - HOT), array.end()).unwrap();
     // The test's thread is one among several.
     let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let threads = threads.map(|entry| entry.unwrap().file_name().into_string().unwrap());

@@ -149,8 +149,8 @@ pub enum Module {
 /// The module that the provisioner needs.
 pub fn module(provisioner: ProvisionerKind) -> Module {
     match provisioner {
-        ProvisionerKind::VirtioBalloon => Module::Stock("virtio_balloon"),
-        ProvisionerKind::VirtioMem => Module::Stock("virtio_mem"),
+        ProvisionerKind::VirtioBalloon => Module::Stock("drivers/virtio/virtio_balloon"),
+        ProvisionerKind::VirtioMem => Module::Stock("drivers/virtio/virtio_mem"),
         ProvisionerKind::DemeterBalloon => Module::Balloon,
     }
 }

@@ -51,25 +51,41 @@ fn fetch(cache: &Path) -> Result<PathBuf, Error> {
     Ok(kept)
 }
 
-/// The virtio driver `name` for the kernel `release`, as its package has it, from `cache` or the
-/// package archive.
-pub fn driver(cache: &Path, release: &str, name: &str) -> Result<PathBuf, Error> {
-    let kept = cache.join(format!("{name}-{release}.ko"));
-    if kept.exists() {
-        return Ok(kept);
+/// Modules of the kernel `release`, as its package has them, from `cache` or the package archive. They are
+/// named by their paths below `kernel`, without an ending, as `drivers/virtio/virtio_mem`.
+pub fn modules<const N: usize>(
+    cache: &Path,
+    release: &str,
+    paths: [&str; N],
+) -> Result<[PathBuf; N], Error> {
+    let kept = paths.map(|path| {
+        let name = path.rsplit('/').next().unwrap_or(path);
+        cache.join(format!("{name}-{release}.ko"))
+    });
+    if !kept.iter().all(|kept| kept.exists()) {
+        let unpacked = unpack(cache, &format!("linux-image-{release}"))?;
+        let dir = unpacked
+            .path()
+            .join(format!("lib/modules/{release}/kernel"));
+        for (path, kept) in paths.iter().zip(&kept) {
+            keep_module(&dir.join(path), kept)?;
+        }
     }
-    let unpacked = unpack(cache, &format!("linux-image-{release}"))?;
-    let dir = format!("lib/modules/{release}/kernel/drivers/virtio");
-    let packed = file_in(&unpacked.path().join(dir), &format!("{name}.ko"))?;
+    Ok(kept)
+}
+
+/// Moves a module of a package, which may be packed, to where it is kept.
+fn keep_module(module: &Path, kept: &Path) -> Result<(), Error> {
+    let name = module.file_name().unwrap_or_default().to_string_lossy();
+    let dir = module.parent().unwrap_or(module);
+    let packed = file_in(dir, &format!("{name}.ko"))?;
     if packed.extension().is_some_and(|ext| ext == "xz") {
         tool::output(
             Command::new("xz").arg("--decompress").arg(&packed),
             "apt-get install xz-utils",
         )?;
     }
-    fs::rename(packed.with_file_name(format!("{name}.ko")), &kept)
-        .map_err(Error::io("create", &kept))?;
-    Ok(kept)
+    fs::rename(dir.join(format!("{name}.ko")), kept).map_err(Error::io("create", kept))
 }
 
 fn unpack(cache: &Path, package: &str) -> Result<tempfile::TempDir, Error> {

@@ -129,8 +129,9 @@ impl Lab {
         if let Some(module) = provisioner.map(elastic::module) {
             let file = match module {
                 Module::Balloon => self.balloon_module()?,
-                Module::Stock(name) => {
-                    kernel::driver(&self.cache, &module::release(&kernel)?, name)?
+                Module::Stock(path) => {
+                    let [file] = self.stock_modules([path])?;
+                    file
                 }
             };
             initramfs.add_file(&format!("{MODULES_DIR}/driver.ko"), &file);
@@ -181,6 +182,12 @@ impl Lab {
     /// The balloon driver, built for that kernel.
     pub fn balloon_module(&self) -> Result<PathBuf, Error> {
         module::module(&self.cache, &self.kernel_image()?)
+    }
+
+    /// Modules of that kernel's own package, by their paths as `arch/x86/kvm/kvm`.
+    pub fn stock_modules<const N: usize>(&self, paths: [&str; N]) -> Result<[PathBuf; N], Error> {
+        let release = module::release(&self.kernel_image()?)?;
+        kernel::modules(&self.cache, &release, paths)
     }
 
     fn initramfs(&self) -> Result<Initramfs, Error> {

@@ -1,0 +1,175 @@
+//! `demeter dirty-log`: what it costs a guest on this host that its writes are logged.
+
+mod result;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::Result;
+use demeter_dirtylog::{Backing, Protect, Report, Settings, Watch, offer, run, sweep};
+use serde::Serialize;
+
+use crate::names::names;
+use crate::output;
+use crate::signals;
+
+const ROOT: &str = "/";
+
+/// Measures what dirty logging, and with it live migration, costs a guest on this host.
+///
+/// Makes a VM of its own whose virtual CPUs store to slices of memory, switches KVM's log of dirty pages on, and reads
+/// it as a migration does. Other VMs are not touched, but share the machine with it: measure on a quiet one.
+/// Each row of the table is a step; `fast` are faults that only gave the right to write back, `huge` is how
+/// much is still mapped by huge pages.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  demeter dirty-log                                       one virtual CPU, 256 MiB, the gentlest settings
+  demeter dirty-log --vcpus 8 --slice-mib 1024 --sweep    try all settings, and say which to take
+  demeter dirty-log --protect get                         as a VMM without manual protection does it
+  demeter dirty-log --backing 2m --stride-kib 2048 --protect get --passes 1
+                                                          who splits huge pages: enabling, or faults?
+  demeter dirty-log --clear-chunk-mib 16 --clear-pause-us 1000    clear in parts, and let the guest breathe
+  demeter dirty-log --sweep --result log.json && demeter report log.json --html log.html
+  demeter dirty-log --offers                              what KVM of this kernel offers; measures nothing")]
+pub struct Args {
+    /// Virtual CPUs, each with a slice of memory of its own
+    #[arg(long, value_name = "N", default_value_t = Settings::default().vcpus)]
+    vcpus: u32,
+    /// Size of each slice
+    #[arg(long, value_name = "MIB", default_value_t = Settings::default().slice_mib)]
+    slice_mib: u64,
+    /// What memory lies in: small pages, transparent huge pages, or such as were set aside
+    #[arg(long, value_parser = names::<Backing>(), default_value_t = Settings::default().backing)]
+    backing: Backing,
+    /// From one store to the next: 4 stores to every page, 2048 to one in each block of 2 MiB
+    #[arg(long, value_name = "KIB", default_value_t = Settings::default().stride_kib)]
+    stride_kib: u64,
+    /// When pages lose the right to be written: with each reading, with each clearing, or with the first clearing
+    /// of a log that begins with all pages in it [default: the last of these that the kernel offers]
+    #[arg(long, value_name = "WHEN", value_parser = names::<Protect>(), conflicts_with = "sweep")]
+    protect: Option<Protect>,
+    /// Clear the log in parts of this size [default: all at once]
+    #[arg(long, value_name = "MIB", conflicts_with = "sweep")]
+    clear_chunk_mib: Option<u64>,
+    /// Pause after each part
+    #[arg(long, value_name = "US", default_value_t = 0, conflicts_with = "sweep")]
+    clear_pause_us: u64,
+    /// Arm: split huge pages in chunks of this size before they lose the right to be written [default: at faults]
+    #[arg(long, value_name = "KIB", conflicts_with = "sweep")]
+    eager_split_kib: Option<u64>,
+    /// Passes over the log
+    #[arg(long, value_name = "N", default_value_t = Settings::default().passes)]
+    passes: u32,
+    /// How long to measure before logging
+    #[arg(long, value_name = "S", default_value_t = Settings::default().before_s)]
+    before_s: f64,
+    /// How long each pass may take
+    #[arg(long, value_name = "S", default_value_t = Settings::default().pass_limit_s)]
+    pass_limit_s: f64,
+    /// Try the ways of reading and clearing the log in turn, and recommend one
+    #[arg(long)]
+    sweep: bool,
+    /// Say what KVM of this kernel offers, and measure nothing
+    #[arg(long, conflicts_with = "sweep")]
+    offers: bool,
+    /// Print JSON instead of text
+    #[arg(long)]
+    json: bool,
+    /// Also write a result file, which `demeter report` draws
+    #[arg(long, value_name = "FILE", conflicts_with = "offers")]
+    result: Option<PathBuf>,
+}
+
+/// What `--sweep --json` prints.
+#[derive(Serialize)]
+struct Swept<'a> {
+    reports: &'a [Report],
+    recommendation: Option<sweep::Recommendation>,
+}
+
+/// Tells a person what is done; a signal ends it.
+struct Watcher<'a> {
+    stop: &'a AtomicBool,
+    /// Which of how many.
+    place: String,
+}
+
+impl Watch for Watcher<'_> {
+    fn begins(&self, what: &str) {
+        output::say(format_args!("{}{what}", self.place));
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+/// Measures and prints.
+pub fn dirty_log(args: &Args) -> Result<()> {
+    let root = Path::new(ROOT);
+    // What cannot be is told before anybody is asked.
+    args.settings(Protect::InitiallySet).check()?;
+    let offer = offer(root)?;
+    if args.offers {
+        return match args.json {
+            true => print_json(&offer),
+            false => output::print(offer.to_string()),
+        };
+    }
+    let settings = args.settings(offer.gentlest());
+    let stop = signals::stop_flag()?;
+    let all = match args.sweep {
+        true => sweep::tried(&settings, &offer),
+        false => vec![settings],
+    };
+    let measure = |(index, settings): (usize, &Settings)| {
+        let watcher = Watcher {
+            stop: &stop,
+            place: match args.sweep {
+                true => format!("{}/{}: ", index + 1, all.len()),
+                false => String::new(),
+            },
+        };
+        run(root, settings, &watcher)
+    };
+    let reports = all
+        .iter()
+        .enumerate()
+        .map(measure)
+        .collect::<Result<Vec<_>, _>>()?;
+    if let Some(path) = &args.result {
+        result::result(&reports).save(path)?;
+    }
+    match (&reports[..], args.sweep, args.json) {
+        ([report], false, true) => print_json(report),
+        ([report], false, false) => output::print(format!("{offer}\n{report}")),
+        (_, _, true) => print_json(&Swept {
+            recommendation: sweep::recommend(&reports),
+            reports: &reports,
+        }),
+        (_, _, false) => output::print(format!("{offer}\n{}", sweep::table(&reports))),
+    }
+}
+
+impl Args {
+    fn settings(&self, gentlest: Protect) -> Settings {
+        Settings {
+            vcpus: self.vcpus,
+            slice_mib: self.slice_mib,
+            backing: self.backing,
+            stride_kib: self.stride_kib,
+            protect: self.protect.unwrap_or(gentlest),
+            clear_chunk_mib: self.clear_chunk_mib,
+            clear_pause_us: self.clear_pause_us,
+            eager_split_kib: self.eager_split_kib,
+            passes: self.passes,
+            before_s: self.before_s,
+            pass_limit_s: self.pass_limit_s,
+        }
+    }
+}
+
+fn print_json(what: &impl Serialize) -> Result<()> {
+    output::print(serde_json::to_string_pretty(what)? + "\n")
+}

@@ -1,0 +1,77 @@
+//! The program that virtual CPUs run, and where in guest-physical memory it finds what it needs.
+//!
+//! | guest-physical | what |
+//! |---|---|
+//! | 1 MiB | a page of code, a page of words for each virtual CPU, page tables (x86) |
+//! | 4 GiB | the slices, one after another: the memory that is logged |
+//!
+//! A virtual CPU stores to its slice with a stride, from begin to end, again and again. After each store it
+//! reads the clock, keeps the longest time between two, counts the store, and looks whether it is to stop.
+//! There is nothing else in the VM: no interrupts, no devices, no firmware.
+
+#[cfg_attr(target_arch = "x86_64", path = "x86_64.rs")]
+#[cfg_attr(target_arch = "aarch64", path = "aarch64.rs")]
+mod arch;
+
+use crate::memory::Memory;
+use crate::settings::{PAGE_BYTES, Settings};
+
+pub use arch::{clock_khz, has_stopped, prepare};
+
+/// Guest-physical address of what is not logged.
+pub const SYSTEM_AT: u64 = 1 << 20;
+/// Guest-physical address of what is: aligned to the largest page there is.
+pub const LOGGED_AT: u64 = 4 << 30;
+
+/// Where a virtual CPU's words lie in its page.
+pub mod word {
+    /// Stores so far.
+    pub const STORES: u64 = 0;
+    /// Longest time between two stores since somebody set it to zero, in ticks of the guest's clock.
+    pub const WAIT: u64 = 8;
+    /// Not zero when it is to stop.
+    pub const STOP: u64 = 16;
+}
+
+/// Where the words of a virtual CPU begin in the memory that is not logged.
+pub fn words_at(vcpu: u32) -> u64 {
+    PAGE_BYTES * (1 + u64::from(vcpu))
+}
+
+/// Bytes of what is not logged.
+pub fn system_bytes(settings: &Settings) -> u64 {
+    tables_at(settings) + arch::table_bytes(settings)
+}
+
+/// Writes code and tables.
+pub fn load(settings: &Settings, system: &mut Memory) {
+    system.write(0, arch::code());
+    arch::write_tables(settings, system);
+}
+
+/// Where page tables begin in the memory that is not logged.
+fn tables_at(settings: &Settings) -> u64 {
+    words_at(settings.vcpus)
+}
+
+/// What a virtual CPU begins with.
+struct Start {
+    code: u64,
+    words: u64,
+    slice: u64,
+    slice_end: u64,
+    stride: u64,
+}
+
+impl Start {
+    fn of(settings: &Settings, vcpu: u32) -> Self {
+        let slice = LOGGED_AT + u64::from(vcpu) * settings.slice_bytes();
+        Self {
+            code: SYSTEM_AT,
+            words: SYSTEM_AT + words_at(vcpu),
+            slice,
+            slice_end: slice + settings.slice_bytes(),
+            stride: settings.stride_kib << 10,
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! A VM with KVM in it: the emulator has AMD's SVM with nested paging.
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use demeter_lab::{Initramfs, Lab};
+use libtest_mimic::{Arguments, Failed};
+
+use crate::trials::trials;
+
+/// What the VM says when everything holds.
+const VERDICT: &str = "dirty log: everything holds";
+/// How long it may take on a slow machine.
+const LIMIT: Duration = Duration::from_secs(900);
+/// In the order that they need each other.
+const MODULES: [&str; 3] = [
+    "virt/lib/irqbypass",
+    "arch/x86/kvm/kvm",
+    "arch/x86/kvm/kvm-amd",
+];
+const EAGER_SPLIT: &str = "/sys/module/kvm/parameters/eager_page_split";
+const HUGE_PAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+
+/// Boots the VM and looks at what its console said.
+pub fn boot() -> Result<(), Failed> {
+    let lab = Lab::from_env()?;
+    let kernel = lab.kernel_image()?;
+    let modules = lab.stock_modules(MODULES)?;
+    let folder = tempfile::tempdir()?;
+    let mut initramfs = Initramfs::default();
+    initramfs.add_program("init", &std::env::current_exe()?)?;
+    for (name, module) in MODULES.iter().zip(&modules) {
+        initramfs.add_file(&in_vm(name), module);
+    }
+    let archive = folder.path().join("initramfs");
+    initramfs.write(&archive)?;
+    let console = folder.path().join("console");
+    let mut vm = Command::new(&lab.qemu);
+    // SAFETY: between fork and exec one async-signal-safe call is made; nothing is allocated.
+    unsafe {
+        vm.pre_exec(
+            || match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                0 => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            },
+        );
+    }
+    // Without "enhanced rep movsb", with which a kernel clears memory byte by byte.
+    vm.args(["-machine", "pc", "-accel", "tcg", "-cpu", "max,erms=off"])
+        .args(["-smp", "2", "-m", "2304M", "-serial"])
+        .arg(format!("file:{}", console.display()))
+        .arg("-kernel")
+        .arg(kernel)
+        .arg("-initrd")
+        .arg(archive)
+        .arg("-append")
+        .arg("console=ttyS0 loglevel=4 panic=-1 no_timer_check hugepagesz=1G hugepages=1 rdinit=/init")
+        .args(["-display", "none", "-nodefaults", "-no-user-config", "-no-reboot"])
+        .stdin(Stdio::null());
+    let mut vm = vm
+        .spawn()
+        .map_err(|error| format!("QEMU is needed: apt-get install qemu-system-x86: {error}"))?;
+    let deadline = Instant::now() + LIMIT;
+    while vm.try_wait()?.is_none() && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(200));
+    }
+    // Fails only when it has ended, which is as well.
+    let _ = vm.kill();
+    let _ = vm.wait();
+    let said = String::from_utf8_lossy(&fs::read(&console)?).into_owned();
+    print!("{said}");
+    let holds = said.lines().any(|line| line.trim() == VERDICT);
+    match holds && !said.contains("skipped:") {
+        true => Ok(()),
+        false => Err("the VM did not say that everything holds".into()),
+    }
+}
+
+/// Where a module lies in the VM.
+fn in_vm(name: &str) -> String {
+    format!("/{}.ko", name.replace('/', "-"))
+}
+
+/// Measures, says what came of it on the console, and turns the VM off.
+pub fn first_process() -> ! {
+    match measure() {
+        Ok(true) => println!("{VERDICT}"),
+        Ok(false) => println!("something does not hold"),
+        Err(error) => println!("cannot set up the machine: {error}"),
+    }
+    // SAFETY: the first process of a VM owns the whole machine.
+    unsafe { libc::reboot(libc::RB_POWER_OFF) };
+    unreachable!("the machine is off");
+}
+
+fn measure() -> io::Result<bool> {
+    for (kind, target) in [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev")] {
+        mount(kind, target)?;
+    }
+    for name in MODULES {
+        load(Path::new(&in_vm(name)))?;
+    }
+    fs::write(HUGE_PAGES, "20")?;
+    let mut holds = true;
+    for eager in ["Y", "N"] {
+        fs::write(EAGER_SPLIT, eager)?;
+        let arguments = Arguments {
+            test_threads: Some(1),
+            ..Arguments::default()
+        };
+        holds &= !libtest_mimic::run(&arguments, trials()).has_failed();
+    }
+    Ok(holds)
+}
+
+fn mount(kind: &str, target: &str) -> io::Result<()> {
+    let (kind, target) = (CString::new(kind)?, CString::new(target)?);
+    let (kind, target) = (kind.as_ptr(), target.as_ptr());
+    // SAFETY: C strings that outlive the call; no data is passed.
+    match unsafe { libc::mount(kind, target, kind, 0, std::ptr::null()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// finit_module(2) without parameters.
+fn load(module: &Path) -> io::Result<()> {
+    let file = File::open(module)?;
+    // SAFETY: a descriptor that is open, no parameters, no flags.
+    let loaded =
+        unsafe { libc::syscall(libc::SYS_finit_module, file.as_raw_fd(), c"".as_ptr(), 0) };
+    match loaded {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

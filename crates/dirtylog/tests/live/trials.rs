@@ -1,0 +1,288 @@
+//! Real measurements. What is asserted are counts, which hold on slow and emulated hosts too: how often pages lose the right to be
+//! written, and who splits huge pages.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use demeter_dirtylog::{
+    Backing, EagerSplit, Error, Protect, Report, STOP_LIMIT, Settings, Step, Watch, What, offer,
+    run,
+};
+use libtest_mimic::{Failed, Trial};
+
+const ROOT: &str = "/";
+
+/// Hears everything, and stops at a word.
+struct Patient {
+    stop_at: Option<&'static str>,
+    stopped: std::cell::Cell<bool>,
+}
+
+impl Patient {
+    fn new(stop_at: Option<&'static str>) -> Self {
+        Self {
+            stop_at,
+            stopped: false.into(),
+        }
+    }
+}
+
+impl Watch for Patient {
+    fn begins(&self, what: &str) {
+        if self.stop_at.is_some_and(|word| what.contains(word)) {
+            self.stopped.set(true);
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.get()
+    }
+}
+
+/// Two virtual CPUs, 32 MiB in all.
+fn small() -> Settings {
+    Settings {
+        vcpus: 2,
+        slice_mib: 16,
+        backing: Backing::Base,
+        before_s: 0.2,
+        passes: 2,
+        ..Settings::default()
+    }
+}
+
+fn measure(settings: &Settings) -> Result<Report, Error> {
+    // In an emulated host (we are the first process) a guest ended with a triple fault once in a few dozen
+    // measurements, why is not known; a KVM that cannot run it fails each time.
+    let retries = if std::process::id() == 1 { 2 } else { 0 };
+    let once = || run(Path::new(ROOT), settings, &Patient::new(None));
+    let mut measured = once();
+    for _ in 0..retries {
+        let Err(error @ Error::Exit { .. }) = &measured else {
+            break;
+        };
+        println!("once more: {error}");
+        measured = once();
+    }
+    let report = measured?;
+    print!("{report}\n\n");
+    Ok(report)
+}
+
+fn step(report: &Report, what: What, pass: u32) -> &Step {
+    let mut steps = report.steps.iter();
+    steps
+        .find(|step| step.what == what && step.pass == pass)
+        .unwrap()
+}
+
+fn faults(step: &Step) -> u64 {
+    step.counts.faults.unwrap_or(0)
+}
+
+/// About this many: what else runs on the host may take a page away now and then.
+fn about(found: u64, expected: u64) -> bool {
+    (expected..=expected + expected / 20 + 4).contains(&found)
+}
+
+/// The CPU logs pages by itself, or KVM does not count.
+fn counts_nothing(report: &Report) -> bool {
+    report.offer.pml == Some(true) || step(report, What::Before, 0).counts.faults.is_none()
+}
+
+/// Each page faults once after each time that it lost the right to be written.
+fn each_page_faults_once(settings: &Settings) -> Result<Report, Failed> {
+    let report = measure(settings)?;
+    let pages = report.pages_written;
+    for pass in 1..=settings.passes {
+        assert_eq!(step(&report, What::Get, pass).dirty_pages, Some(pages));
+    }
+    if !counts_nothing(&report) {
+        let first = match settings.protect {
+            Protect::InitiallySet => 0,
+            _ => pages,
+        };
+        let found = faults(step(&report, What::Sweep, 1));
+        // Some were stored to while logging was switched on.
+        let enable = faults(step(&report, What::Enable, 1));
+        assert!(
+            about(found + enable, first),
+            "{found} + {enable}, not {first}"
+        );
+        let flushes = step(&report, What::Enable, 1).counts.flushes;
+        let protects = settings.protect != Protect::InitiallySet;
+        assert!(flushes.is_none_or(|flushes| (flushes > 0) == protects));
+        let again = [What::Get, What::Clear].iter().filter_map(|&what| {
+            let mut steps = report.steps.iter();
+            steps.find(|step| step.what == what && step.pass == 1)
+        });
+        let again: u64 = again.map(faults).sum::<u64>() + faults(step(&report, What::Sweep, 2));
+        assert!(about(again, pages), "{again}, not {pages}");
+    }
+    Ok(report)
+}
+
+fn get() -> Result<(), Failed> {
+    each_page_faults_once(&Settings {
+        protect: Protect::Get,
+        ..small()
+    })?;
+    Ok(())
+}
+
+fn manual() -> Result<(), Failed> {
+    each_page_faults_once(&Settings {
+        protect: Protect::Manual,
+        clear_chunk_mib: Some(4),
+        ..small()
+    })?;
+    Ok(())
+}
+
+fn initially_set() -> Result<(), Failed> {
+    each_page_faults_once(&Settings {
+        protect: Protect::InitiallySet,
+        clear_chunk_mib: Some(4),
+        clear_pause_us: 1000,
+        ..small()
+    })?;
+    Ok(())
+}
+
+/// With a store to each block only, it shows who splits blocks: enabling, or the guest's faults.
+fn blocks_are_split(backing: Backing) -> Result<(), Failed> {
+    let settings = Settings {
+        backing,
+        stride_kib: 2048,
+        protect: Protect::Get,
+        passes: 1,
+        ..small()
+    };
+    let report = measure(&settings)?;
+    let blocks = report.pages_written;
+    let huge = |what, pass| step(&report, what, pass).counts.huge_blocks;
+    if huge(What::Before, 0) != Some(blocks) {
+        println!("skipped: the host maps no huge pages, or does not count them");
+        return Ok(());
+    }
+    assert_eq!(huge(What::Sweep, 1), Some(0), "logging is by small pages");
+    if counts_nothing(&report) {
+        return Ok(());
+    }
+    // The guest runs while logging is switched on, and faults then, too.
+    let logged = [
+        step(&report, What::Enable, 1),
+        step(&report, What::Sweep, 1),
+    ];
+    let all: u64 = logged.into_iter().map(faults).sum();
+    let fast: u64 = logged
+        .iter()
+        .filter_map(|step| step.counts.faults_fast)
+        .sum();
+    assert!(about(all, blocks), "{all} faults, not {blocks}");
+    match report.offer.eager_split {
+        // What is split has only its right to be given back.
+        EagerSplit::Parameter { on: true } => assert!(about(fast, blocks), "{fast} of {all}"),
+        _ => assert_eq!(fast, 0, "each fault splits a block"),
+    }
+    Ok(())
+}
+
+fn transparent() -> Result<(), Failed> {
+    blocks_are_split(Backing::Transparent)
+}
+
+fn huge_2m() -> Result<(), Failed> {
+    match blocks_are_split(Backing::Huge2M) {
+        Err(error)
+            if error
+                .message()
+                .is_some_and(|said| said.contains("huge pages of")) =>
+        {
+            println!("skipped: {}", error.message().unwrap_or_default());
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+fn huge_1g() -> Result<(), Failed> {
+    let settings = Settings {
+        vcpus: 1,
+        slice_mib: 1024,
+        backing: Backing::Huge1G,
+        stride_kib: 2048,
+        passes: 1,
+        ..small()
+    };
+    match measure(&settings) {
+        Err(error @ (Error::HugePages { .. } | Error::NoHugePages { .. })) => {
+            println!("skipped: {error}");
+        }
+        other => assert_eq!(step(&other?, What::Get, 1).dirty_pages, Some(1024 * 256)),
+    }
+    Ok(())
+}
+
+/// Whatever part a measurement is stopped in, no VM stays behind.
+fn nothing_stays() -> Result<(), Failed> {
+    for part in ["filling", "warming", "logging on", "pass 2"] {
+        let stopped = run(Path::new(ROOT), &small(), &Patient::new(Some(part)));
+        assert!(
+            matches!(stopped, Err(Error::Interrupted)),
+            "{part}: {stopped:?}"
+        );
+        let deadline = Instant::now() + STOP_LIMIT;
+        while kvm_files() > 0 {
+            assert!(Instant::now() < deadline, "{part}: a VM stays behind");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+    Ok(())
+}
+
+fn kvm_files() -> usize {
+    let files = fs::read_dir("/proc/self/fd").unwrap();
+    let links = files.filter_map(|file| fs::read_link(file.ok()?.path()).ok());
+    let ours = links.filter(|link| link.to_string_lossy().contains("kvm"));
+    ours.count()
+}
+
+fn can_run() -> Result<(), Error> {
+    print!("{}", offer(Path::new(ROOT))?);
+    let settings = Settings {
+        vcpus: 1,
+        slice_mib: 2,
+        protect: Protect::Get,
+        before_s: 0.01,
+        passes: 1,
+        ..small()
+    };
+    run(Path::new(ROOT), &settings, &Patient::new(None)).map(drop)
+}
+
+type Run = fn() -> Result<(), Failed>;
+
+/// All of them, ignored where KVM cannot run a guest.
+pub fn trials() -> Vec<Trial> {
+    let can_run = match can_run() {
+        Ok(()) => true,
+        Err(error) => {
+            println!("skipped: {error}");
+            false
+        }
+    };
+    let trials: [(&str, Run); 7] = [
+        ("reading_protects_again", get),
+        ("clearing_protects_again", manual),
+        ("a_full_log_protects_when_it_is_cleared", initially_set),
+        ("transparent_huge_pages_are_split", transparent),
+        ("huge_pages_of_2_mib_are_split", huge_2m),
+        ("huge_pages_of_1_gib_are_logged", huge_1g),
+        ("nothing_stays_behind", nothing_stays),
+    ];
+    let trial = |(name, run)| Trial::test(name, run).with_ignored_flag(!can_run);
+    trials.map(trial).into()
+}

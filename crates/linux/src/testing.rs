@@ -1,0 +1,99 @@
+//! A process with a hot part, for tests on real kernels. It is the test itself, started once more.
+
+use std::ffi::OsStr;
+use std::hint::black_box;
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use demeter_policy::{GuestVirtAddr, Pid, VirtRange};
+
+use crate::maps::read_maps;
+
+/// Set in the child: how many bytes it updates.
+const CHILD: &str = "DEMETER_TEST_UPDATE_FOR_EVER";
+const READY: &str = "the array is there";
+
+/// A process that updates an array at random, 90 % of the time in the last eighth of it. Ends with this.
+pub struct HotArray {
+    child: Child,
+    /// The array.
+    pub array: VirtRange,
+    /// Its last eighth.
+    pub hot: VirtRange,
+}
+
+impl HotArray {
+    /// Starts the ignored test `name`, in which this is called, once more. In that process it does not return.
+    ///
+    /// # Panics
+    /// The process does not start or ends early.
+    pub fn start(name: &str, bytes: u64) -> Self {
+        if let Some(bytes) = std::env::var_os(CHILD) {
+            update_for_ever(&bytes);
+        }
+        let program = std::env::current_exe().expect("a test has a file");
+        let mut child = Command::new(program)
+            .args(["--ignored", "--exact", name])
+            .env(CHILD, bytes.to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a test can be started once more");
+        let said = BufReader::new(child.stdout.take().expect("it is piped"));
+        let ready = said
+            .lines()
+            .map_while(Result::ok)
+            .any(|line| line.contains(READY));
+        assert!(ready, "the process with the array ended early");
+        let vmas = read_maps(Path::new("/"), Pid(child.id())).expect("it runs");
+        let array = vmas
+            .iter()
+            .map(|vma| vma.range)
+            .max_by_key(|range| range.len());
+        let array = array.expect("a process has memory");
+        let hot = VirtRange::new(GuestVirtAddr(array.end().0 - bytes / 8), array.end());
+        Self {
+            child,
+            array,
+            hot: hot.expect("an eighth is within the whole"),
+        }
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> Pid {
+        Pid(self.child.id())
+    }
+}
+
+impl Drop for HotArray {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn update_for_ever(bytes: &OsStr) -> ! {
+    /// Slows the loop to the rate of a program that misses its caches.
+    const PAUSES: u32 = 1000;
+    let bytes = bytes.to_str().and_then(|bytes| bytes.parse().ok());
+    let size: u64 = bytes.expect("a test gives a number of bytes");
+    let mut memory = vec![1u64; (size / 8) as usize];
+    // Not by println: a test's runner would keep it for itself.
+    let _ = writeln!(io::stdout(), "{READY}");
+    let mut random = 0x9e37_79b9_7f4a_7c15u64;
+    loop {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let words = if random.is_multiple_of(10) {
+            size
+        } else {
+            size / 8
+        } / 8;
+        let index = size / 8 - 1 - (random >> 16) % words;
+        memory[index as usize] ^= random;
+        for pause in 0..PAUSES {
+            black_box(pause);
+        }
+    }
+}
