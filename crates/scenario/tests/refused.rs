@@ -87,7 +87,7 @@ provision.provisioners = ["virtio-balloon"] & provision.policies = ["static"] ->
 provision.policies = [] -> provision.policies: name at least one, such as "static"
 provision.policies = ["magic"] -> unknown variant `magic`, expected one of `static`, `shares`, `wss`
 provision.policies = ["wss", "wss"] -> provision.policies: "wss" stands twice; remove one
-systems = ["linux", "demeter"] -> systems: with provision exactly one
+systems = ["linux", "demeter"] -> systems: with provision exactly one, unless
 systems = ["linux"] -> "wss" needs the agent's estimate of the working set
 provision.vms = [{ name = "a", hot_mib = 1 }] -> list two or more in provision.vms
 provision.vms = [{ name = "a", hot_mib = 1 }, { name = "a", hot_mib = 1 }] -> provision.vms: two are named "a"; rename one

@@ -39,6 +39,8 @@ pub(crate) enum Tiering {
     InGuest,
     /// The hypervisor. The guest sees one node.
     InHypervisor,
+    /// The memory controller, line by line. The guest sees one node.
+    InHardware,
 }
 
 /// What a system needs of the kernels beneath it.
@@ -124,6 +126,11 @@ pub(crate) trait Manager: fmt::Debug {
     /// Memory that it sees in use again and again, wherever it lies; nothing while it has not seen any.
     fn working_set(&self) -> Option<ByteCount> {
         None
+    }
+
+    /// Base pages by the ones in their histories of accesses, if it keeps such: first those with one.
+    fn pages_by_ones(&self) -> Vec<u64> {
+        vec![]
     }
 
     /// Samples that it has counted.
