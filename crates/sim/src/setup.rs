@@ -165,8 +165,8 @@ impl Setup {
             levels: self.cpu.levels,
             page_bits: self.page_bits(),
             nodes: match needs.tiering {
-                Tiering::InGuest => [fast, slow],
-                Tiering::InHypervisor | Tiering::InHardware => {
+                Tiering::Guest => [fast, slow],
+                Tiering::Hypervisor | Tiering::Hardware => {
                     [ByteCount(fast.0 + slow.0), ByteCount(0)]
                 }
             },
@@ -178,8 +178,8 @@ impl Setup {
         let host_tables = table_bytes(guest_tables + fast.0 + slow.0 + BLOCK_SIZE);
         // Through which pages go from VM to VM.
         let spare = match needs.tiering {
-            Tiering::InHardware => BLOCK_SIZE,
-            Tiering::InGuest | Tiering::InHypervisor => 0,
+            Tiering::Hardware => BLOCK_SIZE,
+            Tiering::Guest | Tiering::Hypervisor => 0,
         };
         let (hypervisor, fast_end) = Hypervisor::new(
             self.page_bits(),
@@ -199,10 +199,8 @@ impl Setup {
                 guest.begin_with(owned_fast);
             }
             let policy = match needs.tiering {
-                Tiering::InHypervisor | Tiering::InHardware => {
-                    BackingPolicy::First(needs.first_touch)
-                }
-                Tiering::InGuest => BackingPolicy::ByNode {
+                Tiering::Hypervisor | Tiering::Hardware => BackingPolicy::First(needs.first_touch),
+                Tiering::Guest => BackingPolicy::ByNode {
                     slow: guest.slow_gpa(),
                     pages: self.host_pages,
                 },
@@ -242,7 +240,7 @@ impl Setup {
     /// Backs the memory of all VMs in pairs, where the memory controller tiers. Nothing is touched yet.
     pub(crate) fn pair<P: Program>(&self, world: &mut World<P>) -> Result<(), SimError> {
         let tiering = |vm: &Vm<P>| vm.manager.needs().tiering;
-        if world.vms.first().map(tiering) != Some(Tiering::InHardware) {
+        if world.vms.first().map(tiering) != Some(Tiering::Hardware) {
             return Ok(());
         }
         let [fast, slow] = self.nodes();

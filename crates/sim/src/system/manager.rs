@@ -36,11 +36,11 @@ pub(crate) struct Managed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tiering {
     /// The guest, as two nodes.
-    InGuest,
+    Guest,
     /// The hypervisor. The guest sees one node.
-    InHypervisor,
+    Hypervisor,
     /// The memory controller, line by line. The guest sees one node.
-    InHardware,
+    Hardware,
 }
 
 /// What a system needs of the kernels beneath it.
@@ -62,7 +62,7 @@ impl Default for Needs {
     /// Linux as it is, with two nodes.
     fn default() -> Self {
         Self {
-            tiering: Tiering::InGuest,
+            tiering: Tiering::Guest,
             first_touch: TierId::Fast,
             watermarks: Watermarks::LINUX,
             lists: Lists::default(),

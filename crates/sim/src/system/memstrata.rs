@@ -85,7 +85,7 @@ impl Default for Memstrata {
 /// A memory controller that tiers.
 fn needs() -> Needs {
     Needs {
-        tiering: Tiering::InHardware,
+        tiering: Tiering::Hardware,
         ..Needs::default()
     }
 }

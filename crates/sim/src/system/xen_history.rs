@@ -169,7 +169,7 @@ impl XenHistory {
 impl Manager for XenHistory {
     fn needs(&self) -> Needs {
         Needs {
-            tiering: Tiering::InHypervisor,
+            tiering: Tiering::Hypervisor,
             watermarks: Watermarks::LINUX,
             first_touch: TierId::Slow,
             ..Needs::default()
