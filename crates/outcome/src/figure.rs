@@ -5,12 +5,12 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::names::{CAUSES, COUNTERS, LOGGING_COUNTERS, is_counter, role};
-use crate::schema::SystemResult;
+use crate::schema::{SystemResult, WorkloadResult};
 use crate::unit::Unit;
 
 /// The name of a figure of a result: one of a fixed list (`elapsed_s`, `mean_mops`, ...), a counter
-/// (`counters.flush_total`), or the CPU seconds of a cause or of several together (`cpu_s.track`,
-/// `cpu_s.migrate+fault`).
+/// (`counters.flush_total`), the CPU seconds of a cause or of several together (`cpu_s.track`,
+/// `cpu_s.migrate+fault`), or a VM's share of the fast memory of all (`fast_share.NAME`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Figure(String);
@@ -41,6 +41,7 @@ const FIXED: &[Fixed] = &figures! {
     "steady_speed", "speed at the end", "", |s| s.steady();
     "mean_mops", "throughput", "Mops", |s| told_in(s, Unit::MOPS)?.mean();
     "steady_mops", "throughput at the end", "Mops", |s| told_in(s, Unit::MOPS)?.steady();
+    "slowest_mops", "throughput of the slowest VM at the end", "Mops", slowest;
     "peak_mops", "peak throughput", "Mops", |s| peak(told_in(s, Unit::MOPS)?);
     "trough", "slowest interval over the fastest", "", trough;
     "mean_latency_ns", "latency", "ns", |s| told_in(s, Unit::NS)?.mean();
@@ -73,6 +74,21 @@ fn walk_overhead(system: &SystemResult) -> Option<f64> {
     (work_s > walks_s).then(|| walks_s / (work_s - walks_s))
 }
 
+/// A VM's share of the fast memory that all VMs own at the end.
+fn fast_share(system: &SystemResult, vm: &str) -> Option<f64> {
+    let owned = |w: &WorkloadResult| Some(w.series.last()?.fast_bytes? as f64);
+    let of_all: f64 = system.workloads.iter().map(owned).sum::<Option<f64>>()?;
+    let own = owned(system.workloads.iter().find(|w| w.name == vm)?)?;
+    (of_all > 0.0).then_some(own / of_all)
+}
+
+/// The smallest throughput at the end of workloads side by side.
+fn slowest(system: &SystemResult) -> Option<f64> {
+    let speeds = system.workloads.iter().filter_map(|w| w.speed.as_ref());
+    let speeds = speeds.filter(|speed| speed.unit == Unit::MOPS);
+    speeds.filter_map(|speed| speed.steady).reduce(f64::min)
+}
+
 /// The largest speed of an interval.
 fn peak(system: &SystemResult) -> Option<f64> {
     let speeds = system.series.iter().filter_map(|point| point.speed);
@@ -93,6 +109,7 @@ impl Figure {
         match self.parts() {
             ("counters", counter) => system.counters.get(counter).map(|&n| n as f64),
             ("cpu_s", causes) => causes.split('+').map(|cause| system.cpu_s.get(cause)).sum(),
+            ("fast_share", vm) => fast_share(system, vm),
             _ => (self.fixed()?.of)(system),
         }
     }
@@ -102,6 +119,7 @@ impl Figure {
         let plain = |name: &str| name.replace('_', " ");
         let (words, unit) = match (self.fixed(), self.parts()) {
             (Some(fixed), _) => (fixed.words.to_owned(), fixed.unit),
+            (_, ("fast_share", vm)) => (format!("fast memory of {vm}, of all"), ""),
             (_, ("cpu_s", causes)) => (format!("CPU to {}", plain(causes)), "s"),
             (_, (_, "flush_total")) => ("TLB flushes".to_owned(), ""),
             (_, (_, counter)) => match counter.strip_prefix("flush_") {
@@ -143,9 +161,10 @@ impl TryFrom<String> for Figure {
             ),
             ("cpu_s", causes) if causes.split('+').all(|c| role(c).is_some()) => Ok(figure),
             ("cpu_s", _) => refuse("causes are", CAUSES.map(|(cause, _)| cause).to_vec()),
+            ("fast_share", vm) if !vm.is_empty() => Ok(figure),
             _ if figure.fixed().is_some() => Ok(figure),
             _ => refuse(
-                "figures are counters.NAME, cpu_s.CAUSE,",
+                "figures are counters.NAME, cpu_s.CAUSE, fast_share.VM,",
                 FIXED.iter().map(|fixed| fixed.name).collect(),
             ),
         }
@@ -174,6 +193,16 @@ mod tests {
             speed: Some(speed),
             ..Point::default()
         };
+        let vm = |(name, fast, steady): (&str, u64, f64)| WorkloadResult {
+            name: name.into(),
+            elapsed_s: None,
+            speed: Some(Speed::new(Unit::MOPS, 1.0, steady)),
+            verify_errors: None,
+            series: vec![Point {
+                fast_bytes: Some(fast),
+                ..Point::default()
+            }],
+        };
         let system = SystemResult {
             speed: Some(Speed::new(Unit::MOPS, 2.5, None)),
             mgmt_cpu_s: Some(6.0),
@@ -185,6 +214,7 @@ mod tests {
             counters: [("flush_total".into(), 9)].into(),
             cpu_s: [("track".into(), 0.5), ("fault".into(), 1.0)].into(),
             series: vec![point(1.0, 3.0), point(2.0, 2.0)],
+            workloads: [("a", 3, 1.0), ("b", 1, 2.0)].map(vm).into(),
             ..SystemResult::default()
         };
         for (name, value) in [
@@ -202,6 +232,9 @@ mod tests {
             ("cores_managing", Some(3.0)),
             ("bytes_promoted", Some(7.0)),
             ("elapsed_s", None),
+            ("slowest_mops", Some(1.0)),
+            ("fast_share.a", Some(0.75)),
+            ("fast_share.c", None),
         ] {
             assert_eq!(figure(name).of(&system), value, "{name}");
         }

@@ -48,7 +48,7 @@ pub const CAUSES: [(&str, Role); 26] = [
 pub const OTHER_SYSTEM: &str = "other_system";
 
 /// What the simulator counts.
-pub const COUNTERS: [&str; 14] = [
+pub const COUNTERS: [&str; 15] = [
     "flush_total",
     "flush_guest_local_one",
     "flush_guest_local_all",
@@ -63,7 +63,12 @@ pub const COUNTERS: [&str; 14] = [
     "walk_references",
     "walk_ns",
     "segment_hits",
+    "working_set_bytes",
 ];
+
+/// What the simulator counts where a system keeps histories of accesses: pages by the ones in theirs, from
+/// `01` to `32`.
+pub const HISTORY_PREFIX: &str = "pages_with_ones_";
 
 /// What the simulator counts of a VM whose writes are logged.
 pub const LOGGING_COUNTERS: [&str; 8] = [
@@ -100,5 +105,6 @@ pub fn role(cause: &str) -> Option<Role> {
 pub fn is_counter(name: &str) -> bool {
     COUNTERS.contains(&name)
         || LOGGING_COUNTERS.contains(&name)
+        || name.starts_with(HISTORY_PREFIX)
         || VMSTAT_PREFIXES.iter().any(|start| name.starts_with(start))
 }

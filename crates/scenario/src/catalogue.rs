@@ -223,6 +223,20 @@ catalogue! {
         runs_on: &[P::Sim],
         color: None,
     }
+    FlatMode {
+        name: "flat-mode",
+        about: "Intel's Flat Memory Mode: the controller exchanges lines",
+        source: "Memstrata, OSDI 2024",
+        runs_on: &[P::Sim],
+        color: None,
+    }
+    Memstrata {
+        name: "memstrata",
+        about: "the same, and pages that are all fast go where they help",
+        source: "Memstrata, OSDI 2024",
+        runs_on: &[P::Sim],
+        color: None,
+    }
     Demeter {
         name: "demeter",
         about: "Demeter on hardware's samples",

@@ -16,8 +16,10 @@ const SOAK_MAX_S: u64 = 7 * 24 * 3600;
 const TIER_MAX_MIB: u64 = 1 << 24;
 /// Largest stretch of memory delays.
 const DILATION_MAX: u64 = 1000;
-/// Most VMs that the simulator runs side by side.
-const VMS_MAX: u32 = 32;
+/// Most VMs that the simulator runs side by side, and most that share cores: translations are told apart by
+/// a VM's number in six bits.
+const VMS_MAX: u32 = 1024;
+const VMS_MAX_ON_SHARED_CORES: u32 = 64;
 /// Most cores of the simulator's host.
 const CORES_MAX: u32 = 1024;
 /// Largest scale of the simulator: a page of 2 MiB.
@@ -156,6 +158,15 @@ fn check_lab(lab: &Lab) -> Result<(), String> {
 
 fn check_sim(sim: &Sim) -> Result<(), String> {
     within("sim.vms", sim.vms, 1..=VMS_MAX)?;
+    refuse_if(
+        sim.cores.is_some() && sim.vms > VMS_MAX_ON_SHARED_CORES,
+        || {
+            format!(
+                "sim.vms = {}: at most {VMS_MAX_ON_SHARED_CORES} share cores: leave sim.cores out",
+                sim.vms
+            )
+        },
+    )?;
     if let Some(cores) = sim.cores {
         within("sim.cores", cores, 1..=CORES_MAX)?;
     }

@@ -115,6 +115,18 @@ impl System {
                 "10 ones in a history of 32 bits",
                 "a list of 256,000 that the guest reads and promotes; its reclaim demotes",
             ],
+            Self::FlatMode => [
+                "memory controller",
+                "each access",
+                "the line that was accessed last, of two that share a place",
+                "lines exchanged on a miss",
+            ],
+            Self::Memstrata => [
+                "memory controller and hypervisor",
+                "each access; time lost to misses of each VM, each 10 s",
+                "VMs that lose more than 5 %",
+                "as flat-mode; dedicated pages of others to these VMs, a tenth in 10 s",
+            ],
             Self::DemeterPaper => [
                 "guest kernel",
                 "PEBS by latency, at context switches",

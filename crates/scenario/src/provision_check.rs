@@ -87,9 +87,13 @@ fn check_lists(provision: &Provision) -> Result<(), String> {
 }
 
 fn check_policies(provision: &Provision, systems: &[System]) -> Result<(), String> {
-    let [system] = systems else {
-        return Err("systems: with provision exactly one".into());
+    let is_static = provision.provisioners == [Provisioner::Static];
+    let [system, others @ ..] = systems else {
+        return Ok(());
     };
+    refuse_if(!others.is_empty() && !is_static, || {
+        "systems: with provision exactly one, unless provisioners = [\"static\"]".into()
+    })?;
     let Some(dynamic) = provision.policies.iter().find(|&&p| p != Policy::Static) else {
         return Ok(());
     };

@@ -29,6 +29,10 @@ pub struct Translation {
     /// sends them to paging. At most 16.
     #[serde(default)]
     pub bad_pages: u32,
+    /// Guest-physical memory comes in pieces of so many MiB, between which something else lies; in one
+    /// piece when left out. A guest's segment leads to one piece only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pieces_mib: Option<u64>,
 }
 
 /// Dimensions of translation, and which of them a segment takes over.
@@ -119,6 +123,18 @@ impl Scenario {
         refuse_if(self.sim.vms != 1, || {
             "sim.vms: memory is reserved in one piece for one VM only: set it to 1".into()
         })?;
+        if let Some(pieces_mib) = translation.pieces_mib {
+            let is_apt = mode.guest_segment() && mode.is_nested();
+            refuse_if(!is_apt || translation.guest_pages != Pages::Base, || {
+                format!(
+                    "sim.translation.pieces_mib = {pieces_mib}: is for a guest's segment beside pages of 4 KiB \
+                     (guest-direct, dual-direct): leave it out with {mode}"
+                )
+            })?;
+            refuse_if(pieces_mib < 2 || !pieces_mib.is_multiple_of(2), || {
+                format!("sim.translation.pieces_mib = {pieces_mib}: must be a multiple of 2")
+            })?;
+        }
         let bad = translation.bad_pages;
         refuse_if(bad > BAD_PAGES_MAX, || {
             format!(
@@ -153,6 +169,8 @@ mod tests {
             ("mode = \"vmm-direct\", bad_pages = 17", "16 at most"),
             ("mode = \"guest-direct\", bad_pages = 1", "by paging"),
             ("mode = \"native\", bad_pages = 1", "by paging"),
+            ("mode = \"vmm-direct\", pieces_mib = 2", "guest's segment"),
+            ("mode = \"guest-direct\", pieces_mib = 3", "multiple of 2"),
         ] {
             let said = with(text).unwrap_err();
             assert!(said.contains(reason), "{said}");

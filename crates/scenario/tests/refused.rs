@@ -35,7 +35,8 @@ lab.dilation = 0 -> lab.dilation = 0: must be 1 to 1000
 lab.timeout_s = 3601 -> lab.timeout_s = 3601: must be 1 to 3600
 lab.dilatoin = 8 -> unknown field `dilatoin`, expected `dilation` or `timeout_s`
 sim.cpu = "zen" -> unknown variant `zen`, expected one of `ice-lake-sp`, `zen-3`, `sandy-bridge`, `lab`
-sim.vms = 0 -> sim.vms = 0: must be 1 to 32
+sim.vms = 65 & sim.cores = 8 -> sim.vms = 65: at most 64 share cores
+sim.vms = 0 -> sim.vms = 0: must be 1 to 1024
 sim.cores = 0 -> sim.cores = 0: must be 1 to 1024
 sim.operations = 0 -> sim.operations = 0: must be at least 1
 sim.scale_bits = 10 -> sim.scale_bits = 10: must be 0 to 9
@@ -70,7 +71,7 @@ workload = { kind = "memlat", size_mib = 0, cold_mib = 1 } -> workload.size_mib 
 workload = { kind = "memlat", size_mib = 2, cold_mib = 9_000_000_000_000_000_000 } -> raise machine.slow.usable_mib or shrink the workload
 workload = { kind = "trace", file = "" } -> workload.file: name a trace
 [[vary]] & "sim.vms" = 3 -> vary: sim.vms must be a list of values, such as [1, 2]
-[[vary]] & "sim.vms" = [1, 0] -> with sim.vms=0: sim.vms = 0: must be 1 to 32
+[[vary]] & "sim.vms" = [1, 0] -> with sim.vms=0: sim.vms = 0: must be 1 to 1024
 [[vary]] & "sim.vsm" = [1] -> with sim.vsm=1: unknown field `vsm`
 [[vary]] & "agent.alhpa" = [2] -> with agent.alhpa=2: unknown field `alhpa`
 [[vary]] & "name.x" = [2] -> name.x: name is a value, not a table
@@ -87,7 +88,7 @@ provision.provisioners = ["virtio-balloon"] & provision.policies = ["static"] ->
 provision.policies = [] -> provision.policies: name at least one, such as "static"
 provision.policies = ["magic"] -> unknown variant `magic`, expected one of `static`, `shares`, `wss`
 provision.policies = ["wss", "wss"] -> provision.policies: "wss" stands twice; remove one
-systems = ["linux", "demeter"] -> systems: with provision exactly one
+systems = ["linux", "demeter"] -> systems: with provision exactly one, unless
 systems = ["linux"] -> "wss" needs the agent's estimate of the working set
 provision.vms = [{ name = "a", hot_mib = 1 }] -> list two or more in provision.vms
 provision.vms = [{ name = "a", hot_mib = 1 }, { name = "a", hot_mib = 1 }] -> provision.vms: two are named "a"; rename one

@@ -32,6 +32,17 @@ pub enum SimError {
     /// Memory that does not suffice.
     #[error("{0}; raise machine.slow.usable_mib")]
     OutOfMemory(String),
+    /// More slow memory than hardware that tiers by itself can have.
+    #[error(
+        "hardware that tiers by itself has a line of fast memory for each of slow memory, but {slow_mib} MiB are \
+         slow and {fast_mib} MiB fast: raise machine.fast.usable_mib, or leave flat-mode and memstrata out"
+    )]
+    Pairs {
+        /// Fast memory of a VM.
+        fast_mib: u64,
+        /// Slow memory of a VM.
+        slow_mib: u64,
+    },
     /// The workload cannot run.
     #[error("workload: {0}")]
     Workload(String),

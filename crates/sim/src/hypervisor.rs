@@ -7,6 +7,7 @@ use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr};
 
 use crate::guest::{Node, Watermarks};
 use crate::machine::actor::Actor;
+use crate::machine::flat::Flat;
 use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
 use crate::machine::radix::{Address, HUGE_BITS, PageSize, Radix};
@@ -204,8 +205,49 @@ impl Hypervisor {
             &mut self.nodes,
             GuestPhysAddr(0)..end,
             size,
+            None,
         )
         .ok_or(HostFull)
+    }
+
+    /// Backs all of a VM's memory page by page, of which `slow` pages are slow: each of these in a pair with
+    /// a fast one, and the fast ones that are left evenly in between.
+    pub(crate) fn back_in_pairs(
+        &mut self,
+        backing: &mut Backing,
+        end: GuestPhysAddr,
+        slow: u64,
+        flat: &mut Flat,
+    ) -> Result<(), HostFull> {
+        let pages = end.0 >> self.page_bits;
+        let dedicated = pages.checked_sub(2 * slow).ok_or(HostFull)?;
+        let mut in_pairs = Vec::with_capacity(slow as usize);
+        let mut joined = 0;
+        for page in 0..pages {
+            let is_dedicated = (page + 1) * dedicated / pages > page * dedicated / pages;
+            let is_slow = !is_dedicated && in_pairs.len() as u64 == slow;
+            let frame = self.nodes[usize::from(is_slow)].take_page();
+            let frame = frame.ok_or(HostFull)?;
+            let gpa = GuestPhysAddr(page << self.page_bits);
+            backing.tree.map(gpa, PageSize::Base, frame);
+            if is_slow {
+                flat.join(in_pairs[joined], frame);
+                joined += 1;
+            } else if !is_dedicated {
+                in_pairs.push(frame);
+            }
+        }
+        Ok(())
+    }
+
+    /// Free pages of a tier.
+    pub(crate) fn free_pages(&self, tier: TierId) -> u32 {
+        self.nodes[tier as usize].free()
+    }
+
+    /// All pages of the host's memory.
+    pub(crate) fn pages(&self) -> u32 {
+        self.nodes[1].frames().end
     }
 
     /// Moves the base page of a VM at a guest-physical address to a tier; true when it did. What
@@ -242,21 +284,29 @@ impl Hypervisor {
 }
 
 /// Maps a range to memory in one piece, with pages of this size: of the last page no more may be
-/// there than the range needs. Tells the first frame; nothing where the nodes are not free or too small.
+/// there than the range needs. With `piece` something else takes a block behind each piece of so many
+/// bytes. Tells the first frame; nothing where the nodes are not free or too small.
 pub(crate) fn reserve<A: Address>(
     tree: &mut Radix<A>,
     nodes: &mut [Node; 2],
     range: std::ops::Range<A>,
     size: PageSize,
+    piece: Option<u64>,
 ) -> Option<u32> {
     let page_bits = tree.page_bits();
     let range = range.start.number()..range.end.number();
     let mut first = None;
+    let mut others = 0;
     for (i, at) in range.clone().step_by(BLOCK_SIZE as usize).enumerate() {
         let block = nodes.iter_mut().find_map(Node::take_block)?;
-        let expected = *first.get_or_insert(block) + ((i as u32) << (HUGE_BITS - page_bits));
+        let expected =
+            *first.get_or_insert(block) + ((i as u32 + others) << (HUGE_BITS - page_bits));
         if block != expected {
             return None;
+        }
+        if piece.is_some_and(|bytes| (at + BLOCK_SIZE - range.start).is_multiple_of(bytes)) {
+            nodes.iter_mut().find_map(Node::take_block)?;
+            others += 1;
         }
         match size {
             PageSize::Base => {

@@ -1,21 +1,25 @@
-//! Fast memory that moves between VMs while they run.
+//! Fast memory that is given to VMs and taken from them while they run.
 //!
 //! # Approach
-//! Once a second the policy divides the pool, as the host controller lets it do. VMs that shall have
-//! less give blocks to their balloons, at the cost of demoting what lies there, and the host takes back
-//! what backed them. Then others get what is free of the pool.
+//! Once a second the policy divides the pool, as the host controller lets it do, or a single VM's fast memory
+//! is changed as the scenario says. VMs that shall have less give blocks to the host, at the cost of
+//! demoting what lies there, and the host takes back what backed them. Then others get what is free of the
+//! pool. Demeter's balloon demotes what was not accessed of late; virtio-mem's driver empties one block after the
+//! other, whatever lies there; the standard balloon knows no tiers: before the program starts it has taken the fast
+//! node, where the kernel allocates first, and what it gives back later is slow memory.
 //!
 //! # Properties
 //! - VMs never have more than the pool together: the host's fast tier is no larger.
 //! - Pages are neither lost nor doubled, in the guests or in the host.
 
-use demeter_outcome::Provisioning;
+use demeter_outcome::{Provisioning, Resize};
 use demeter_policy::provision::{Claim, Policy, ProvisionerKind, Smoothed, Usage, allocate};
 use demeter_policy::{BLOCK_SIZE, ByteCount, MIB, PerTier};
-use demeter_scenario::{Provisioner as Mechanism, Scenario, Variant};
+use demeter_scenario::{Provisioner as Mechanism, ResizeCycle, Scenario, Variant};
 
 use crate::error::SimError;
 use crate::program::Program;
+use crate::run::PS_PER_S;
 use crate::setup::Setup;
 use crate::world::World;
 
@@ -27,14 +31,12 @@ pub(crate) fn check(scenario: &Scenario) -> Result<(), SimError> {
     let Some(provision) = &scenario.provision else {
         return Ok(());
     };
-    let balloon = Mechanism::Sized(ProvisionerKind::DemeterBalloon);
-    let refused = if provision.provisioners != [balloon] {
-        "provisioners but demeter-balloon"
-    } else if provision.vms.is_empty() {
-        "a single VM that is sized from outside (provision without vms)"
-    } else if provision.runs_rounds() || provision.resize_cycle.is_some() {
-        "crashes, soaks and resize cycles"
-    } else if scenario.systems.iter().any(|system| !system.has_agent()) {
+    let is_sized = provision.provisioners.iter().any(|p| p.kind().is_some());
+    let refused = if provision.runs_rounds() {
+        "crashes and soaks"
+    } else if provision.resize_cycle.is_some() && !provision.vms.is_empty() {
+        "resize cycles of several VMs"
+    } else if is_sized && scenario.systems.iter().any(|system| !system.has_agent()) {
         "provisioning for a system without Demeter's agent"
     } else if scenario.sim.translation.is_some() {
         "provisioning of memory that is reserved (sim.translation)"
@@ -42,6 +44,64 @@ pub(crate) fn check(scenario: &Scenario) -> Result<(), SimError> {
         return Ok(());
     };
     Err(SimError::NoModelOf(refused))
+}
+
+/// Memory of a VM that is sized from outside, by tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sizes {
+    /// Of the guest's nodes.
+    pub(crate) nodes: [ByteCount; 2],
+    /// What it owns of the fast node at first.
+    pub(crate) owned_fast: ByteCount,
+    /// What the host has for it.
+    pub(crate) host: [ByteCount; 2],
+}
+
+impl Sizes {
+    /// Those of a VM that is to own these nodes, of which programs may use `usable_fast` of the fast one.
+    pub(crate) fn new(
+        scenario: &Scenario,
+        [fast, slow]: [ByteCount; 2],
+        usable_fast: ByteCount,
+    ) -> Self {
+        let plain = Self {
+            nodes: [fast, slow],
+            owned_fast: fast,
+            host: [fast, slow],
+        };
+        let Some(provision) = &scenario.provision else {
+            return plain;
+        };
+        let more = provision
+            .resize_cycle
+            .map_or(0, |cycle| cycle.fast_mib * MIB);
+        let more = more.next_multiple_of(BLOCK_SIZE);
+        let count = provision.vms.len() as u64;
+        match provision.provisioners.first().and_then(|p| p.kind()) {
+            None => plain,
+            // What all VMs have together, each may have for a while.
+            Some(_) if count > 0 => Self {
+                nodes: [ByteCount(count * fast.0), slow],
+                ..plain
+            },
+            Some(ProvisionerKind::VirtioBalloon) => {
+                let slow = ByteCount(fast.0 + slow.0 + more);
+                Self {
+                    nodes: [fast, slow],
+                    owned_fast: ByteCount(fast.0 - usable_fast.0.min(fast.0)),
+                    host: [fast, slow],
+                }
+            }
+            Some(_) => {
+                let most = ByteCount(fast.0 + more);
+                Self {
+                    nodes: [most, slow],
+                    owned_fast: fast,
+                    host: [most, slow],
+                }
+            }
+        }
+    }
 }
 
 /// The scenario for each of its ways to provision memory, with its name in results.
@@ -60,15 +120,19 @@ pub(crate) fn variants(scenario: &Scenario) -> Vec<(String, Scenario)> {
     provision.variants().into_iter().map(one).collect()
 }
 
-/// What divides the pool between the VMs of a world.
+/// What sizes the VMs of a world.
 #[derive(Debug)]
 pub(crate) struct Provisioner {
+    mechanism: Mechanism,
     policy: Policy,
+    cycle: Option<ResizeCycle>,
+    duration_s: u64,
     /// What all VMs have together.
     pool: PerTier<ByteCount>,
     /// As the policy sees them, in the order of VMs.
     claims: Vec<Claim>,
     working_sets: Vec<Smoothed>,
+    resizes: Vec<Resize>,
     /// Moments at which VMs had more than the pool.
     violations: u64,
 }
@@ -77,12 +141,16 @@ impl Provisioner {
     /// That of a scenario that names one variant, if memory is provisioned there.
     pub(crate) fn new(scenario: &Scenario, setup: &Setup) -> Option<Self> {
         let provision = scenario.provision.as_ref()?;
-        let count = provision.vms.len() as u64;
+        let mechanism = *provision.provisioners.first()?;
+        if mechanism == Mechanism::Static && !provision.vms.is_empty() {
+            return None;
+        }
+        let count = provision.vms.len().max(1);
         let [fast, slow] = setup.nodes();
-        let all = |bytes: ByteCount| ByteCount(count * bytes.0);
+        let all = |bytes: ByteCount| ByteCount(count as u64 * bytes.0);
         let pool = PerTier {
-            fast: all(fast),
-            slow: all(slow),
+            fast: all(setup.sizes.host[0]),
+            slow: all(setup.sizes.host[1]),
         };
         let kernels = fast.0 - setup.usable[0].0.min(fast.0);
         let guarantee = kernels + provision.fast_guarantee_mib * MIB;
@@ -101,20 +169,70 @@ impl Provisioner {
             usage: None,
             pinned: false,
         };
+        let shares = provision.vms.iter().map(|vm| vm.share);
+        let shares: Vec<u32> = shares.chain([1]).take(count).collect();
         Some(Self {
+            mechanism,
             policy: *provision.policies.first()?,
+            cycle: provision.resize_cycle,
+            duration_s: scenario.duration_s,
             pool,
-            claims: provision.vms.iter().map(|vm| claim(vm.share)).collect(),
-            working_sets: vec![Smoothed::default(); provision.vms.len()],
+            claims: shares.into_iter().map(claim).collect(),
+            working_sets: vec![Smoothed::default(); count],
+            resizes: vec![],
             violations: 0,
         })
     }
 
-    /// Asks the policy, and does what it says as far as the pool allows.
-    pub(crate) fn step<P: Program>(&mut self, world: &mut World<P>) {
-        if self.policy == Policy::Static {
-            return;
+    /// Sizes the VMs after so many seconds of the timed phase.
+    pub(crate) fn step<P: Program>(&mut self, second: u64, world: &mut World<P>) {
+        let knows_tiers = !matches!(
+            self.mechanism,
+            Mechanism::Static | Mechanism::Sized(ProvisionerKind::VirtioBalloon)
+        );
+        if let Some(cycle) = self.cycle {
+            if knows_tiers {
+                self.resize(second, cycle, world);
+            }
+        } else if self.policy != Policy::Static {
+            self.divide(world);
         }
+    }
+
+    /// Changes the fast memory of a single VM, if that is due.
+    fn resize<P: Program>(&mut self, second: u64, cycle: ResizeCycle, world: &mut World<P>) {
+        let Some(since_s) = second.checked_sub(cycle.from_s) else {
+            return;
+        };
+        let (turn, rest) = (since_s / cycle.every_s, since_s % cycle.every_s);
+        // It ends as it began: what grows must have time to shrink back.
+        let is_over = turn % 2 == 0 && second + cycle.every_s >= self.duration_s;
+        let is_due = rest == 0 && !is_over;
+        let Some(claim) = self.claims.first_mut().filter(|_| is_due) else {
+            return;
+        };
+        let more = cycle.fast_mib * MIB;
+        let fast = match turn % 2 {
+            0 => claim.current.fast.0 + more,
+            _ => claim.current.fast.0 - more,
+        };
+        claim.current.fast = ByteCount(fast);
+        let before_ps = world.vms[0].hardware.vcpus[0].clock_ps;
+        self.shrink(world);
+        self.grow(world);
+        let took_ps = world.vms[0].hardware.vcpus[0].clock_ps - before_ps;
+        let owned = owned(world).0;
+        self.resizes.push(Resize {
+            t_s: second as f64,
+            fast_bytes: fast,
+            took_s: (owned.abs_diff(fast) < BLOCK_SIZE).then_some(took_ps as f64 / PS_PER_S as f64),
+            reason: None,
+        });
+        self.violations += u64::from(owned > self.pool.fast.0);
+    }
+
+    /// Asks the policy, and does what it says as far as the pool allows.
+    fn divide<P: Program>(&mut self, world: &mut World<P>) {
         let vms = world.vms.iter().zip(&mut self.working_sets);
         for ((vm, smoothed), claim) in vms.zip(&mut self.claims) {
             let before = claim.usage.and_then(|usage| usage.working_set);
@@ -142,10 +260,11 @@ impl Provisioner {
     }
 
     fn shrink<P: Program>(&self, world: &mut World<P>) {
+        let spares_hot = self.mechanism == Mechanism::Sized(ProvisionerKind::DemeterBalloon);
         for (vm, claim) in world.vms.iter_mut().zip(&self.claims) {
             let (_, mut ctx) = vm.manager_on(0, &mut world.host);
             while ctx.guest.owned_fast() > claim.current.fast {
-                let Some(block) = ctx.guest.inflate(&mut ctx.actor) else {
+                let Some(block) = ctx.guest.inflate(spares_hot, &mut ctx.actor) else {
                     break;
                 };
                 ctx.hypervisor.release_block(ctx.backing, block);
@@ -169,8 +288,9 @@ impl Provisioner {
     /// What the result file says of it.
     pub(crate) fn figures(&self) -> Provisioning {
         Provisioning {
-            provisioner: ProvisionerKind::DemeterBalloon.to_string(),
+            provisioner: self.mechanism.to_string(),
             policy: self.policy.to_string(),
+            resizes: self.resizes.clone(),
             pool_violations: Some(self.violations),
             ..Provisioning::default()
         }

@@ -1,7 +1,7 @@
 //! Memory that is mapped before anything runs, in one piece in both dimensions: what segments and pages of
 //! 1 GiB need.
 
-use demeter_policy::GuestPhysAddr;
+use demeter_policy::{GuestPhysAddr, GuestVirtAddr, MIB};
 use demeter_scenario::rng::Rng;
 use demeter_scenario::{Pages, Translation};
 
@@ -22,7 +22,8 @@ pub(crate) fn reserve<P: crate::program::Program>(
 ) -> Result<(), SimError> {
     let mode = translation.mode;
     let page_bits = vm.guest.page_bits();
-    let (virt, start) = vm.guest.reserve(size(translation.guest_pages))?;
+    let piece = translation.pieces_mib.map(|mib| mib * MIB);
+    let (virt, start) = vm.guest.reserve(size(translation.guest_pages), piece)?;
     let program_end = GuestPhysAddr(start.0 + (virt.end.0 - virt.start.0));
     // Bad pages are of the program's memory, so that they show.
     let filter = |to: u64, end: u64| {
@@ -41,7 +42,10 @@ pub(crate) fn reserve<P: crate::program::Program>(
         } else {
             filter(virt.start.0, virt.end.0)
         };
-        segments.guest = Some(Segment::new(virt.start, virt.end, start.0, escapes));
+        let whole = virt.end.0 - virt.start.0;
+        let end = virt.start.0 + piece.unwrap_or(whole).min(whole);
+        let segment = Segment::new(virt.start, GuestVirtAddr(end), start.0, escapes);
+        segments.guest = Some(segment);
     }
     if mode.is_nested() {
         let end = vm.guest.end_gpa();

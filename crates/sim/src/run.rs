@@ -12,7 +12,7 @@ use crate::program::Program;
 use crate::provision::Provisioner;
 use crate::setup::{self, Setup};
 use crate::system;
-use crate::timeline::timeline;
+use crate::timeline::{of_each_vm, timeline};
 use crate::workload::Workload;
 
 /// Picoseconds in a second: also the time between two points of a result's series.
@@ -78,10 +78,7 @@ fn run_looking(
         return dirty::run(scenario, logging, system, watch);
     }
     let setup = Setup::new(scenario)?;
-    let own = match scenario.provision {
-        Some(_) => scenario.vms(),
-        None => vec![],
-    };
+    let own = named_vms(scenario);
     let workload = |vm: u64| {
         let own = own.get(vm as usize);
         own.map_or(&scenario.workload, |(_, own)| &own.workload)
@@ -104,10 +101,12 @@ fn simulate<P: Program>(
     let build = system::build(system).ok_or(SimError::NoModel(system))?;
     let mut world = setup.world(build, programs);
     setup.reserve(&mut world)?;
+    setup.pair(&mut world)?;
     world.start(setup.timed_fill)?;
     let unit = setup::unit(&scenario.workload);
     let mut moments = vec![world.moment(0, &unit)];
     let mut digest = Digest::default();
+    let mut fast_bytes = vec![];
     let mut provisioner = Provisioner::new(scenario, setup);
     for second in 1..=scenario.duration_s {
         for part in 1..=TOLD_A_SECOND {
@@ -123,11 +122,15 @@ fn simulate<P: Program>(
         if let Some(vm) = world.vms.first() {
             look(at_ps as f64 / PS_PER_S as f64, vm.manager.ranking());
         }
+        if done_ps.is_none()
+            && let Some(provisioner) = &mut provisioner
+        {
+            provisioner.step(second, &mut world);
+        }
+        let owned = world.vms.iter().map(|vm| vm.guest.owned_fast().0);
+        fast_bytes.push(owned.collect());
         if done_ps.is_some() {
             break;
-        }
-        if let Some(provisioner) = &mut provisioner {
-            provisioner.step(&mut world);
         }
     }
     if let Some(fault) = world.vms.iter().find_map(|vm| vm.program.fault()) {
@@ -135,6 +138,8 @@ fn simulate<P: Program>(
     }
     debug_assert!(world.is_conserved(), "time was lost or invented");
     let elapsed_s = world.elapsed_ps().map(|vms| mean_s(&vms));
+    let names = named_vms(scenario).into_iter().map(|(name, _)| name);
+    let workloads = of_each_vm(names.collect(), &moments, &fast_bytes, &unit);
     let timeline = timeline(moments, unit, elapsed_s, scenario.shift_at_s());
     let result = timeline.summarise(&system.to_string());
     Ok(SystemResult {
@@ -144,9 +149,18 @@ fn simulate<P: Program>(
             ..Metadata::default()
         },
         tail: world.latencies().tail(),
+        workloads,
         provisioning: provisioner.map(|provisioner| provisioner.figures()),
         ..result.ok_or(SimError::Stuck)?
     })
+}
+
+/// The VMs of a scenario that names them, each with what it runs.
+fn named_vms(scenario: &Scenario) -> Vec<(String, Scenario)> {
+    match &scenario.provision {
+        Some(provision) if !provision.vms.is_empty() => scenario.vms(),
+        _ => vec![],
+    }
 }
 
 fn mean_s(times_ps: &[u64]) -> f64 {

@@ -12,6 +12,7 @@ use crate::machine::actor::Vcpu;
 use crate::machine::core::Core;
 use crate::machine::cost::PS_PER_NS;
 use crate::machine::cpu::{CpuModel, ICE_LAKE_SP, SANDY_BRIDGE, ZEN_3, emulator};
+use crate::machine::flat::Flat;
 use crate::machine::flush::FlushCounts;
 use crate::machine::memory::Memory;
 use crate::machine::radix::{INDEX_MAX, PageSize, table_bytes};
@@ -19,7 +20,7 @@ use crate::machine::sampler::Sampling;
 use crate::machine::tier::{LINE_BYTES, TierModel};
 use crate::machine::walk::Space;
 use crate::program::Program;
-use crate::provision;
+use crate::provision::{self, Sizes};
 use crate::reserve::reserve;
 use crate::system::{AgentSettings, Build, Managed, Needs, Tiering};
 use crate::vm::{Hardware, Host, Machine, Vm};
@@ -50,8 +51,8 @@ pub(crate) struct Setup {
     host_pages: PageSize,
     /// Whether filling memory is a part of the timed phase.
     pub(crate) timed_fill: bool,
-    /// Whether fast memory is given to VMs and taken from them while they run.
-    is_provisioned: bool,
+    /// Memory of each VM, where it is sized from outside, too.
+    pub(crate) sizes: Sizes,
     /// Of each VM.
     pub(crate) vcpus: u32,
     pub(crate) vms: u32,
@@ -89,6 +90,7 @@ impl Setup {
             granule_lines: granule / LINE_BYTES,
             others_bytes_per_s: others * gbps,
         };
+        let usable = [&machine.fast, &machine.slow].map(|t| ByteCount(t.usable_mib * MIB));
         let setup = Self {
             cpu,
             k: match scenario.sim.scale_bits {
@@ -109,7 +111,7 @@ impl Setup {
                     0,
                 ),
             ],
-            usable: [&machine.fast, &machine.slow].map(|t| ByteCount(t.usable_mib * MIB)),
+            usable,
             huge_pages: machine.thp == Thp::Always,
             host_pages: match scenario.sim.host_thp {
                 Thp::Always => PageSize::Huge,
@@ -118,7 +120,7 @@ impl Setup {
             },
             timed_fill: scenario.sim.timed_fill,
             vcpus: machine.vcpus,
-            is_provisioned: scenario.provision.is_some(),
+            sizes: Sizes::new(scenario, nodes(usable), usable[0]),
             vms: vms_of(scenario),
             agent: agent_settings(scenario, dilation),
             cores: cores_of(scenario) as usize,
@@ -153,31 +155,37 @@ impl Setup {
             .map(|program| (build(&self.managed(&program)), program))
             .collect();
         let needs = vms.first().map_or_else(Needs::default, |(m, _)| m.needs());
-        let [fast, slow] = self.nodes();
+        let Sizes {
+            nodes: [fast, slow],
+            owned_fast,
+            host: [host_fast, host_slow],
+        } = self.sizes;
         let count = vms.len() as u64;
-        // What all VMs have together, each may have for a while.
-        let fast_most = match self.is_provisioned {
-            true => ByteCount(count * fast.0),
-            false => fast,
-        };
         let guest_config = GuestConfig {
             levels: self.cpu.levels,
             page_bits: self.page_bits(),
             nodes: match needs.tiering {
-                Tiering::InGuest => [fast_most, slow],
-                Tiering::InHypervisor => [ByteCount(fast.0 + slow.0), ByteCount(0)],
+                Tiering::Guest => [fast, slow],
+                Tiering::Hypervisor | Tiering::Hardware => {
+                    [ByteCount(fast.0 + slow.0), ByteCount(0)]
+                }
             },
             huge_pages: self.huge_pages,
             watermarks: needs.watermarks,
             lists: needs.lists,
         };
-        let guest_tables = table_bytes(fast_most.0 + slow.0).next_multiple_of(BLOCK_SIZE);
-        let host_tables = table_bytes(guest_tables + fast_most.0 + slow.0 + BLOCK_SIZE);
+        let guest_tables = table_bytes(fast.0 + slow.0).next_multiple_of(BLOCK_SIZE);
+        let host_tables = table_bytes(guest_tables + fast.0 + slow.0 + BLOCK_SIZE);
+        // Through which pages go from VM to VM.
+        let spare = match needs.tiering {
+            Tiering::Hardware => BLOCK_SIZE,
+            Tiering::Guest | Tiering::Hypervisor => 0,
+        };
         let (hypervisor, fast_end) = Hypervisor::new(
             self.page_bits(),
             ByteCount(count * host_tables),
-            ByteCount(count * (guest_tables + fast.0)),
-            ByteCount(count * slow.0),
+            ByteCount(count * (guest_tables + host_fast.0 + spare)),
+            ByteCount(count * (host_slow.0 + spare)),
             needs.watermarks,
         );
         let fast_end = match self.translation {
@@ -187,12 +195,12 @@ impl Setup {
         };
         let vm = |(i, (manager, program)): (usize, (_, P))| {
             let mut guest = Guest::new(&guest_config);
-            if self.is_provisioned {
-                guest.begin_with(fast);
+            if owned_fast < fast {
+                guest.begin_with(owned_fast);
             }
             let policy = match needs.tiering {
-                Tiering::InHypervisor => BackingPolicy::First(needs.first_touch),
-                Tiering::InGuest => BackingPolicy::ByNode {
+                Tiering::Hypervisor | Tiering::Hardware => BackingPolicy::First(needs.first_touch),
+                Tiering::Guest => BackingPolicy::ByNode {
                     slow: guest.slow_gpa(),
                     pages: self.host_pages,
                 },
@@ -229,6 +237,31 @@ impl Setup {
         vms.try_for_each(|vm| reserve(vm, hypervisor, translation))
     }
 
+    /// Backs the memory of all VMs in pairs, where the memory controller tiers. Nothing is touched yet.
+    pub(crate) fn pair<P: Program>(&self, world: &mut World<P>) -> Result<(), SimError> {
+        let tiering = |vm: &Vm<P>| vm.manager.needs().tiering;
+        if world.vms.first().map(tiering) != Some(Tiering::Hardware) {
+            return Ok(());
+        }
+        let [fast, slow] = self.nodes();
+        if slow > fast {
+            let [fast_mib, slow_mib] = self.usable.map(|bytes| bytes.0 / MIB);
+            return Err(SimError::Pairs { fast_mib, slow_mib });
+        }
+        let Host {
+            machine,
+            hypervisor,
+        } = &mut world.host;
+        let first_slow = machine.memory.first_slow_page(self.page_bits());
+        let mut flat = Flat::new(self.page_bits(), first_slow, hypervisor.pages());
+        for vm in &mut world.vms {
+            let (end, slow) = (vm.guest.end_gpa(), slow.0 >> self.page_bits());
+            hypervisor.back_in_pairs(&mut vm.backing, end, slow, &mut flat)?;
+        }
+        machine.memory.flat = Some(Box::new(flat));
+        Ok(())
+    }
+
     /// What the manager of a program's memory has to do with.
     fn managed<P: Program>(&self, program: &P) -> Managed {
         let bytes = program.regions().iter().map(|r| r.bytes.0).sum();
@@ -242,8 +275,7 @@ impl Setup {
 
     /// Sizes of a VM's nodes: what the program may use and what allocations leave free.
     pub(crate) fn nodes(&self) -> [ByteCount; 2] {
-        let [fast, slow] = self.usable;
-        [Watermarks::LINUX.around(fast), slow].map(|n| ByteCount(n.0.next_multiple_of(BLOCK_SIZE)))
+        nodes(self.usable)
     }
 
     fn hardware(&self, vm: u32) -> Hardware {
@@ -254,11 +286,16 @@ impl Setup {
                 .map(|vcpu| (vm as usize * vcpus + vcpu) % self.cores)
                 .collect(),
             flushes: FlushCounts::default(),
-            space: Space(vm),
+            space: Space(vm % Space::COUNT),
             costs: self.cpu.costs,
             k: self.k,
         }
     }
+}
+
+/// Sizes of nodes of which programs may use so much.
+fn nodes([fast, slow]: [ByteCount; 2]) -> [ByteCount; 2] {
+    [Watermarks::LINUX.around(fast), slow].map(|n| ByteCount(n.0.next_multiple_of(BLOCK_SIZE)))
 }
 
 /// When the hot set jumps or changes its size.
@@ -291,7 +328,7 @@ fn union(mut ranges: Vec<VirtRange>) -> Vec<VirtRange> {
 
 fn vms_of(scenario: &Scenario) -> u32 {
     let named = scenario.provision.as_ref().map(|p| p.vms.len() as u32);
-    named.unwrap_or(scenario.sim.vms)
+    named.filter(|&named| named > 0).unwrap_or(scenario.sim.vms)
 }
 
 /// Cores of the host: more than there are virtual CPUs are not used.

@@ -1,6 +1,6 @@
 //! How things stand in the world, for the timeline of a run.
 
-use demeter_outcome::{Meter, Moment, Timeline, Unit, Work};
+use demeter_outcome::{HISTORY_PREFIX, Meter, Moment, Timeline, Unit, Work, WorkloadResult};
 
 use crate::machine::core::Walks;
 use crate::machine::cost::PS_PER_NS;
@@ -13,7 +13,7 @@ use crate::world::World;
 impl<P: Program> World<P> {
     /// How all VMs together stand `at_ps` after the timed phase began. Virtual CPUs without a thread
     /// have waited until then. The time of an operation is that of all threads together, those of
-    /// finished programs until they finished.
+    /// finished programs until they finished. The first work is that of all VMs, those that follow are theirs.
     pub(crate) fn moment(&mut self, at_ps: u64, unit: &Unit) -> Moment {
         self.wait_until(at_ps);
         let flushes = self.vms.iter().fold(FlushCounts::default(), |mut sum, vm| {
@@ -35,33 +35,56 @@ impl<P: Program> World<P> {
             ("walk_references", walks(|w| w.references)),
             ("walk_ns", walks(|w| w.ps) / PS_PER_NS),
             ("segment_hits", walks(|w| w.by_segment)),
+            ("working_set_bytes", sum(working_set)),
         ];
         let counters = counters.into_iter().chain(flushes.by_name());
+        let counters = counters.map(|(name, n)| (name.to_owned(), n));
+        let ones = self.pages_by_ones().into_iter().zip(1..);
+        let ones = ones.map(|(pages, ones)| (format!("{HISTORY_PREFIX}{ones:02}"), pages));
         let bill = self.bill();
         let causes = Cause::ALL.iter();
         let thread_time_ps = self.vms.iter().map(|vm| vm.thread_time_ps(at_ps)).sum();
+        let time_ps = |thread_time_ps| match unit.is_time() {
+            true => thread_time_ps,
+            false => at_ps,
+        };
+        let all = Work {
+            done: ops as f64,
+            time_ps: time_ps(thread_time_ps),
+        };
+        let vms = self.vms.iter().map(|vm| Work {
+            done: vm.ops as f64,
+            time_ps: time_ps(vm.thread_time_ps(at_ps)),
+        });
+        let work = std::iter::once(all).chain(vms).collect();
         let [promoted_bytes, demoted_bytes] =
             [0, 1].map(|way| Some(self.vms.iter().map(|vm| vm.moved_bytes()[way]).sum()));
         Moment {
             at_ps,
-            work: vec![Work {
-                done: ops as f64,
-                time_ps: if unit.is_time() {
-                    thread_time_ps
-                } else {
-                    at_ps
-                },
-            }],
+            work,
             cpu_ps: causes
                 .map(|&cause| (cause.to_string(), bill.of(cause)))
                 .collect(),
-            counters: counters.map(|(name, n)| (name.into(), n)).collect(),
+            counters: counters.chain(ones).collect(),
             kswapd_scanned: sum(|vm| vm.guest.counts.scanned_by_reclaim),
             promoted_bytes,
             demoted_bytes,
             hot_in_fast: self.hot_in_fast(at_ps),
             lag_ps: None,
         }
+    }
+
+    /// Real pages of all VMs by the ones in their histories, first those with one; nothing where nobody
+    /// keeps histories.
+    fn pages_by_ones(&self) -> Vec<u64> {
+        let mut sum = vec![];
+        for pages in self.vms.iter().map(|vm| vm.manager.pages_by_ones()) {
+            sum.resize(pages.len().max(sum.len()), 0);
+            for (sum, pages) in sum.iter_mut().zip(pages) {
+                *sum += pages << self.k;
+            }
+        }
+        sum
     }
 
     /// Where the time of all virtual CPUs went.
@@ -75,13 +98,51 @@ impl<P: Program> World<P> {
 
     /// Mean over the VMs whose programs say what is hot.
     pub(crate) fn hot_in_fast(&mut self, at_ps: u64) -> Option<f64> {
-        let hypervisor = &self.host.hypervisor;
+        let host = &self.host;
         let shares = self.vms.iter_mut();
-        let shares = shares.filter_map(|vm| vm.hot_in_fast(hypervisor, at_ps / 1000));
+        let shares = shares.filter_map(|vm| vm.hot_in_fast(host, at_ps / 1000));
         let shares: Vec<f64> = shares.collect();
         // Divided at the end, as the sum of ninths may be more than one.
         (!shares.is_empty()).then(|| shares.iter().sum::<f64>() / shares.len() as f64)
     }
+}
+
+/// What a VM's manager takes for its working set, bytes.
+fn working_set<P>(vm: &Vm<P>) -> u64 {
+    vm.manager.working_set().map_or(0, |bytes| bytes.0)
+}
+
+/// What each of these VMs did, in their order; nothing without two names.
+/// `fast_bytes`: fast memory that each owned from each moment but the first on.
+pub(crate) fn of_each_vm(
+    names: Vec<String>,
+    moments: &[Moment],
+    fast_bytes: &[Vec<u64>],
+    unit: &Unit,
+) -> Vec<WorkloadResult> {
+    let meter = |name| Meter {
+        name,
+        unit: Some(unit.clone()),
+        ..Meter::default()
+    };
+    let of_vms = |moment: &Moment| Moment {
+        at_ps: moment.at_ps,
+        work: moment.work.iter().skip(1).copied().collect(),
+        ..Moment::default()
+    };
+    let timeline = Timeline {
+        meters: names.into_iter().map(meter).collect(),
+        moments: moments.iter().map(of_vms).collect(),
+        ..Timeline::default()
+    };
+    let all = timeline.summarise("");
+    let mut workloads = all.map_or_else(Vec::new, |all| all.workloads);
+    for (vm, workload) in workloads.iter_mut().enumerate() {
+        for (point, owned) in workload.series.iter_mut().zip(fast_bytes) {
+            point.fast_bytes = owned.get(vm).copied();
+        }
+    }
+    workloads
 }
 
 /// The timeline of a run from its state at the start and at the end of every interval. `elapsed_s`

@@ -3,7 +3,8 @@
 //! # Approach
 //! A block that is free is taken at once. Where none is free, a hand goes round over the node's
 //! blocks: pages that were accessed since it last passed stay, all others are demoted, as reclaim
-//! would do for the driver's allocation.
+//! would do for the driver's allocation. A driver that takes blocks by their address has the pages of the next
+//! one demoted, accessed or not.
 //!
 //! # Properties
 //! - A page stays mapped, in one place; what the balloon holds is neither free nor mapped.
@@ -32,7 +33,12 @@ impl Guest {
     }
 
     /// Gives a block to the balloon; tells where it lies. Nothing when its pages have nowhere to go.
-    pub(crate) fn inflate(&mut self, actor: &mut Actor<'_>) -> Option<GuestPhysAddr> {
+    /// `spares_hot`: whether what was accessed of late stays.
+    pub(crate) fn inflate(
+        &mut self,
+        spares_hot: bool,
+        actor: &mut Actor<'_>,
+    ) -> Option<GuestPhysAddr> {
         let per_block = self.frames_per_block();
         // The second round finds all bits cleared.
         let rounds = 2 * self.nodes[0].frames().len() as u32 / per_block;
@@ -42,7 +48,7 @@ impl Guest {
             {
                 return Some(self.gpa(first));
             }
-            self.empty_next_block(actor);
+            self.empty_next_block(spares_hot, actor);
         }
         None
     }
@@ -56,8 +62,8 @@ impl Guest {
         (BLOCK_SIZE >> self.page_bits) as u32
     }
 
-    /// Demotes the pages of the block under the hand, unless some of them was accessed.
-    fn empty_next_block(&mut self, actor: &mut Actor<'_>) {
+    /// Demotes the pages of the block under the hand, unless some of them was accessed and what is hot is spared.
+    fn empty_next_block(&mut self, spares_hot: bool, actor: &mut Actor<'_>) {
         let (frames, per_block) = (self.nodes[0].frames(), self.frames_per_block());
         let first = frames.start + self.balloon_hand;
         self.balloon_hand = (self.balloon_hand + per_block) % frames.len() as u32;
@@ -66,7 +72,7 @@ impl Guest {
             .map(|used| GuestVirtAddr(u64::from(used.page) << self.page_bits))
             .collect();
         let mut accessed = false;
-        for &at in &pages {
+        for &at in pages.iter().filter(|_| spares_hot) {
             actor.look_in_reclaim(1);
             let entry = self.tables.find_mut(at);
             accessed |= entry.is_some_and(|(entry, _)| entry.take_accessed());

@@ -136,17 +136,24 @@ impl Guest {
         bases
     }
 
-    /// Maps all regions to memory in one piece, before anything is touched. Tells the range of virtual
-    /// memory, and where it leads to.
+    /// Maps all regions to memory in one piece, or in pieces of so many bytes, before anything is touched. Tells
+    /// the range of virtual memory, and where it leads to.
     pub(crate) fn reserve(
         &mut self,
         size: PageSize,
+        piece: Option<u64>,
     ) -> Result<(Range<GuestVirtAddr>, GuestPhysAddr), OutOfMemory> {
         let end = self.vmas.last().map_or(FIRST_BASE, |v| v.end().0);
         let end = GuestVirtAddr(end.next_multiple_of(BLOCK_SIZE));
         let range = GuestVirtAddr(FIRST_BASE)..end;
-        let first = reserve(&mut self.tables, &mut self.nodes, range.clone(), size)
-            .ok_or(OutOfMemory(range.end))?;
+        let first = reserve(
+            &mut self.tables,
+            &mut self.nodes,
+            range.clone(),
+            size,
+            piece,
+        )
+        .ok_or(OutOfMemory(range.end))?;
         Ok((range, self.gpa(first)))
     }
 

@@ -225,6 +225,25 @@ fn hint_faults_tell_when_and_how_often() {
     );
 }
 
+#[test]
+fn a_balloon_that_spares_what_is_hot_takes_another_block() {
+    for spares_hot in [true, false] {
+        let mut b = Bench::new(0, false);
+        let base = b.map(20 * MIB);
+        b.fill(base, 20 * MIB);
+        let hot = base..GuestVirtAddr(base.0 + 4096);
+        b.guest
+            .tables
+            .for_each(hot, |_, entry, _| entry.set_accessed());
+        let before = b.guest.owned_fast();
+        assert!(b.act(|g, a| g.inflate(spares_hot, a)).is_some());
+        assert_eq!(b.guest.owned_fast().0, before.0 - BLOCK_SIZE);
+        let is_fast = b.placed(base, 4096) == [4096, 0];
+        assert_eq!(is_fast, spares_hot);
+        b.check();
+    }
+}
+
 proptest! {
     /// Whatever is moved, no frame is lost or mapped twice, and time adds up.
     #[test]

@@ -150,6 +150,9 @@ impl Caches {
                 };
             }
         }
+        if memory.flat.is_some() {
+            return self.fetch_flat(memory, line, stream);
+        }
         let id = memory.tier_of_line(line);
         let tier = &mut memory.tiers[id as usize];
         let (ps, lines) = if stream && self.is_predicted(line) {
@@ -165,6 +168,37 @@ impl Caches {
             TierId::Fast => Cause::Fast,
             TierId::Slow => Cause::Slow,
         };
+        Found { ps, cause }
+    }
+
+    /// The same from memory that the memory controller tiers. Most machines have none.
+    #[cold]
+    #[inline(never)]
+    fn fetch_flat(&mut self, memory: &mut Memory, line: u64, stream: bool) -> Found {
+        let is_hit = memory.flat.as_mut().is_none_or(|flat| flat.access(line));
+        let [fast, slow] = &mut memory.tiers;
+        let is_predicted = stream && self.is_predicted(line);
+        if stream {
+            // Whatever is accessed is in fast memory then.
+            self.clean_from = Some(TierId::Fast);
+        }
+        fast.lines_read += 1;
+        if is_hit {
+            let ps = match is_predicted {
+                true => fast.stream_ps,
+                false => fast.latency_ps,
+            };
+            let cause = Cause::Fast;
+            return Found { ps, cause };
+        }
+        slow.lines_read += slow.granule_lines;
+        slow.lines_written += slow.granule_lines;
+        fast.lines_written += 1;
+        let ps = match is_predicted {
+            true => slow.stream_ps,
+            false => fast.latency_ps + slow.latency_ps,
+        };
+        let cause = Cause::Slow;
         Found { ps, cause }
     }
 }

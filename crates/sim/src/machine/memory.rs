@@ -2,6 +2,7 @@
 
 use super::assoc::Assoc;
 use super::cpu::CpuModel;
+use super::flat::Flat;
 use super::tier::{LINE_BYTES, Tier, TierModel};
 
 /// log2 of a cache line's bytes.
@@ -22,6 +23,8 @@ pub(crate) struct Memory {
     pub(crate) l3: Assoc<(), 12>,
     pub(crate) l3_hit_ps: u64,
     pub(crate) tiers: [Tier; 2],
+    /// What the memory controller tiers by itself.
+    pub(crate) flat: Option<Box<Flat>>,
     /// First line of the slow tier.
     slow_line: u64,
 }
@@ -33,6 +36,7 @@ impl Memory {
             l3: Assoc::new(cpu.caches[2].geometry),
             l3_hit_ps: cpu.caches[2].hit_ps,
             tiers: tiers.map(|t| Tier::new(t, cpu.core_stream_bytes_per_s)),
+            flat: None,
             slow_line: fast_end >> LINE_BITS,
         }
     }
@@ -45,5 +49,10 @@ impl Memory {
         } else {
             TierId::Fast
         }
+    }
+
+    /// The first page of slow memory, of `2^page_bits` bytes.
+    pub(crate) fn first_slow_page(&self, page_bits: u32) -> u32 {
+        (self.slow_line >> (page_bits - LINE_BITS)) as u32
     }
 }

@@ -6,6 +6,7 @@ mod assoc;
 pub(crate) mod core;
 pub(crate) mod cost;
 pub(crate) mod cpu;
+pub(crate) mod flat;
 pub(crate) mod flush;
 pub(crate) mod ledger;
 pub(crate) mod memory;

@@ -18,9 +18,15 @@ use super::cpu::TlbModel;
 use super::radix::{Address, PageSize, Radix, Table, entry_offset};
 use super::segment::Segments;
 
-/// Which address space cached translations belong to: a VM's number.
+/// Which address space cached translations belong to: a VM's number. Those with cores of their own need not
+/// differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Space(pub(crate) u32);
+
+impl Space {
+    /// How many there are.
+    pub(crate) const COUNT: u32 = 64;
+}
 
 /// Bits of the page numbers that tags hold, below the space's.
 pub(crate) const KEY_BITS: u32 = 30;

@@ -56,7 +56,7 @@ fn each_second(scenario: &Scenario, mut see: impl FnMut(u64, &mut World<Workload
     let mut provisioner = Provisioner::new(scenario, &setup).unwrap();
     for second in 1..=scenario.duration_s {
         world.run_until(second * PS_PER_S).unwrap();
-        provisioner.step(&mut world);
+        provisioner.step(second, &mut world);
         see(second, &mut world, &provisioner);
     }
 }
@@ -123,7 +123,47 @@ fn the_same_run_gives_the_same_result() {
 #[test]
 fn what_has_no_model_is_refused() {
     let mut other = scenario("static", "always");
-    other.provision.as_mut().unwrap().provisioners = vec![Mechanism::Static];
+    other.systems = vec![System::Linux];
     let said = Setup::new(&other).unwrap_err().to_string();
-    assert!(said.contains("demeter-balloon"), "{said}");
+    assert!(said.contains("Demeter's agent"), "{said}");
+}
+
+/// A single VM whose fast memory comes and goes under a mechanism.
+fn sized(mechanism: &str) -> Scenario {
+    let mut sized = scenario("static", "always");
+    let provision = sized.provision.as_mut().unwrap();
+    provision.vms = vec![];
+    provision.provisioners = vec![mechanism.to_owned().try_into().unwrap()];
+    provision.resize_cycle = Some(ResizeCycle {
+        fast_mib: 16,
+        from_s: 5,
+        every_s: 5,
+    });
+    sized.check().unwrap();
+    sized
+}
+
+#[test]
+fn a_single_vm_is_resized_by_each_mechanism_as_far_as_that_knows_tiers() {
+    for (mechanism, follows) in [
+        ("static", false),
+        ("virtio-balloon", false),
+        ("virtio-mem", true),
+        ("demeter-balloon", true),
+    ] {
+        let mut sizes = vec![];
+        each_second(&sized(mechanism), |_, world, provisioner| {
+            assert_eq!(provisioner.violations, 0);
+            assert!(owned(world) <= provisioner.pool.fast);
+            let vm = &mut world.vms[0];
+            assert_eq!(vm.guest.check_frames(), 160 * MIB, "{mechanism}");
+            world.host.hypervisor.check_frames(&mut [&mut vm.backing]);
+            sizes.push(vm.guest.owned_fast().0);
+        });
+        let [first, more, less] = [sizes[3], sizes[7], sizes[12]];
+        let grown = if follows { 16 * MIB } else { 0 };
+        assert_eq!((more, less), (first + grown, first), "{mechanism}");
+        // The standard balloon has taken all that programs may use.
+        assert_eq!(first < 8 * MIB, mechanism == "virtio-balloon", "{first}");
+    }
 }

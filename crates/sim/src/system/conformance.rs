@@ -74,6 +74,7 @@ fn world(system: System, size_mib: u64) -> World<Workload> {
     let setup = Setup::new(&scenario).unwrap();
     let program = Workload::new(&scenario.workload, 1, setup.k).unwrap();
     let mut world = setup.world(build(system).unwrap(), vec![program]);
+    setup.pair(&mut world).unwrap();
     world.start(false).unwrap();
     world
 }

@@ -19,7 +19,8 @@
 //! pages of 4 KiB, and for its momentum only if that was sampled at all.
 //!
 //! Left out: that the limit falls to 3 and sampling stops when, after 50 million samples, little is
-//! promoted any more; that too quick a demotion is followed by a second's rest.
+//! promoted any more; that too quick a demotion is followed by a second's rest; that both filters age when two
+//! sweeps have found too few cold pages. Without the latter nothing is cold any more where all memory is in use.
 //!
 //! # Properties
 //! - A filter never tells less than was counted, up to where counters saturate, since it last aged.

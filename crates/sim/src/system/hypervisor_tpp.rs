@@ -70,7 +70,7 @@ impl HypervisorTpp {
 impl Manager for HypervisorTpp {
     fn needs(&self) -> Needs {
         Needs {
-            tiering: Tiering::InHypervisor,
+            tiering: Tiering::Hypervisor,
             watermarks: Watermarks::TPP,
             ..Needs::default()
         }

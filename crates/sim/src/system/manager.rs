@@ -36,9 +36,11 @@ pub(crate) struct Managed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tiering {
     /// The guest, as two nodes.
-    InGuest,
+    Guest,
     /// The hypervisor. The guest sees one node.
-    InHypervisor,
+    Hypervisor,
+    /// The memory controller, line by line. The guest sees one node.
+    Hardware,
 }
 
 /// What a system needs of the kernels beneath it.
@@ -60,7 +62,7 @@ impl Default for Needs {
     /// Linux as it is, with two nodes.
     fn default() -> Self {
         Self {
-            tiering: Tiering::InGuest,
+            tiering: Tiering::Guest,
             first_touch: TierId::Fast,
             watermarks: Watermarks::LINUX,
             lists: Lists::default(),
@@ -129,6 +131,11 @@ pub(crate) trait Manager: fmt::Debug {
     /// Memory that it sees in use again and again, wherever it lies; nothing while it has not seen any.
     fn working_set(&self) -> Option<ByteCount> {
         None
+    }
+
+    /// Base pages by the ones in their histories of accesses, if it keeps such: first those with one.
+    fn pages_by_ones(&self) -> Vec<u64> {
+        vec![]
     }
 
     /// Samples that it has counted.

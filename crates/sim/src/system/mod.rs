@@ -13,6 +13,7 @@ mod hint_fault_tiering;
 mod hybridtier;
 mod hypervisor_tpp;
 mod manager;
+mod memstrata;
 mod memtis;
 mod nimble;
 mod nomad;
@@ -36,6 +37,7 @@ pub(crate) use hint_fault_tiering::HintFaultTiering;
 pub(crate) use hybridtier::HybridTier;
 pub(crate) use hypervisor_tpp::{Ageing, HypervisorTpp};
 pub(crate) use manager::{Context, Managed, Manager, NEVER_PS, Needs, Tiering};
+pub(crate) use memstrata::{HardwareAlone, Memstrata};
 pub(crate) use memtis::Memtis;
 pub(crate) use nimble::Nimble;
 pub(crate) use nomad::Nomad;
@@ -68,6 +70,8 @@ pub(crate) fn build(system: System) -> Option<Build> {
         System::Raminate => |_| Box::new(Raminate::default()),
         System::Vtmm => |_| Box::new(Vtmm::default()),
         System::HeteroOs => |_| Box::new(HeteroOs::default()),
+        System::FlatMode => |_| Box::new(HardwareAlone),
+        System::Memstrata => |_| Box::new(Memstrata::default()),
         System::Demeter => |managed| Box::new(SimulatedAgent::product(&managed.agent)),
         System::DemeterWorker => |managed| Box::new(SimulatedAgent::polling(&managed.agent)),
         System::DemeterBlocks => |managed| Box::new(SimulatedAgent::blocks(&managed.agent)),

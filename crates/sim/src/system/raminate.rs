@@ -143,7 +143,7 @@ impl Raminate {
 impl Manager for Raminate {
     fn needs(&self) -> Needs {
         Needs {
-            tiering: Tiering::InHypervisor,
+            tiering: Tiering::Hypervisor,
             watermarks: Watermarks::LINUX,
             ..Needs::default()
         }

@@ -177,7 +177,7 @@ fn border(sizes: &[u64], capacity: u64) -> usize {
 impl Manager for Vtmm {
     fn needs(&self) -> Needs {
         Needs {
-            tiering: Tiering::InHypervisor,
+            tiering: Tiering::Hypervisor,
             watermarks: Watermarks::LINUX,
             ..Needs::default()
         }

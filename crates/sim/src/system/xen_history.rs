@@ -24,7 +24,7 @@
 
 use std::collections::VecDeque;
 
-use demeter_policy::GuestPhysAddr;
+use demeter_policy::{ByteCount, GuestPhysAddr};
 
 use super::{Context, Manager, Needs, Tiering};
 use crate::guest::{Guest, Watermarks};
@@ -41,6 +41,17 @@ const HOT: u32 = 22;
 /// Real pages of the list that a pass looks at, and those that it moves.
 const LOOKS: u64 = 2048;
 const MOVES: u64 = 1024;
+
+/// Quarters of a page that count for the working set, by the ones in its history (the authors' weights).
+fn quarters(ones: u32) -> u64 {
+    match ones {
+        26.. => 4,
+        20..=25 => 3,
+        14..=19 => 2,
+        8..=13 => 1,
+        _ => 0,
+    }
+}
 
 /// A page's history: the last scan's bit is the highest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -68,8 +79,9 @@ impl History {
 /// The hypervisor's part for one VM.
 #[derive(Debug, Default)]
 pub(crate) struct XenHistory {
-    /// By guest-physical page.
+    /// By guest-physical page, each of `2^page_bits` bytes.
     histories: Vec<History>,
+    page_bits: u32,
     /// Pages that became hot.
     hot: VecDeque<u32>,
     /// Where the search for a cold page goes on.
@@ -157,7 +169,7 @@ impl XenHistory {
 impl Manager for XenHistory {
     fn needs(&self) -> Needs {
         Needs {
-            tiering: Tiering::InHypervisor,
+            tiering: Tiering::Hypervisor,
             watermarks: Watermarks::LINUX,
             first_touch: TierId::Slow,
             ..Needs::default()
@@ -166,6 +178,7 @@ impl Manager for XenHistory {
 
     fn start(&mut self, guest: &Guest, now_ps: u64, _filling: bool) -> u64 {
         let pages = guest.end_gpa().0 >> guest.page_bits();
+        self.page_bits = guest.page_bits();
         self.histories.resize(pages as usize, History::default());
         now_ps + SCAN_PS
     }
@@ -177,6 +190,21 @@ impl Manager for XenHistory {
         ctx.actor.invept(1);
         // Each virtual CPU's time counts.
         began_ps + SCAN_PS / ctx.actor.busy.max(1) as u64
+    }
+
+    fn working_set(&self) -> Option<ByteCount> {
+        let quarters: u64 = self.histories.iter().map(|h| quarters(h.ones())).sum();
+        (quarters > 0).then_some(ByteCount((quarters << self.page_bits) / 4))
+    }
+
+    fn pages_by_ones(&self) -> Vec<u64> {
+        let mut pages = vec![0; 32];
+        for history in &self.histories {
+            if let Some(ones) = history.ones().checked_sub(1) {
+                pages[ones as usize] += 1;
+            }
+        }
+        pages
     }
 
     /// The guest stores to its page tables for each page that it maps.
@@ -191,6 +219,22 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn pages_count_for_the_working_set_by_their_ones() {
+        let mut system = XenHistory {
+            page_bits: 12,
+            ..XenHistory::default()
+        };
+        assert_eq!(system.working_set(), None);
+        let ones = |ones: u32| History(u32::MAX.checked_shr(32 - ones).unwrap_or(0));
+        system.histories = [0, 1, 13, 22, 32, 32].map(ones).into();
+        // A quarter, three quarters and two whole pages.
+        assert_eq!(system.working_set(), Some(ByteCount(3 * 4096)));
+        let pages = system.pages_by_ones();
+        assert_eq!((pages[0], pages[21], pages[31]), (1, 1, 2));
+        assert_eq!(pages.iter().sum::<u64>(), 5);
+    }
 
     proptest! {
         #[test]

@@ -2,8 +2,7 @@
 
 use demeter_policy::GuestPhysAddr;
 
-use super::Vm;
-use crate::hypervisor::Hypervisor;
+use super::{Host, Vm};
 use crate::machine::memory::TierId;
 use crate::program::Program;
 
@@ -38,9 +37,9 @@ impl<P: Program> Vm<P> {
 
     /// Share of what the program says is hot that lies in the fast tier, 0 to 1; nothing if it
     /// does not say. What is not there yet is not in fast memory.
-    pub(crate) fn hot_in_fast(&mut self, hypervisor: &Hypervisor, now_ns: u64) -> Option<f64> {
+    pub(crate) fn hot_in_fast(&mut self, host: &Host, now_ns: u64) -> Option<f64> {
         let page_bits = self.guest.page_bits();
-        let (mut all, mut fast) = (0u64, 0u64);
+        let (mut all, mut fast) = (0u64, 0.0);
         let hot = self.program.hot(now_ns);
         for range in &hot {
             let mut frames = vec![];
@@ -53,17 +52,18 @@ impl<P: Program> Vm<P> {
                 let count = (self.guest.bytes(size) >> page_bits) as u32;
                 for frame in first..first + count {
                     let gpa = GuestPhysAddr(u64::from(frame) << page_bits);
-                    let tier = if self.backing.is_native {
-                        Some(self.guest.node_of(frame))
-                    } else {
-                        let backed = self.backing.tree.frame(gpa);
-                        backed.map(|f| hypervisor.tier_of(f))
-                    };
+                    let backed = self.backing.tree.frame(gpa);
+                    let share = |tier: TierId| f64::from(u8::from(tier == TierId::Fast));
                     all += 1;
-                    fast += u64::from(tier == Some(TierId::Fast));
+                    fast += match (backed, &host.machine.memory.flat) {
+                        _ if self.backing.is_native => share(self.guest.node_of(frame)),
+                        (Some(backed), Some(flat)) => flat.in_fast(backed),
+                        (Some(backed), None) => share(host.hypervisor.tier_of(backed)),
+                        (None, _) => 0.0,
+                    };
                 }
             }
         }
-        (!hot.is_empty()).then(|| fast as f64 / all.max(1) as f64)
+        (!hot.is_empty()).then(|| fast / all.max(1) as f64)
     }
 }
