@@ -2,9 +2,9 @@
 
 use std::ffi::OsStr;
 use std::hint::black_box;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use demeter_policy::{GuestVirtAddr, Pid, VirtRange};
 
@@ -17,6 +17,8 @@ const READY: &str = "the array is there";
 /// A process that updates an array at random, 90 % of the time in the last eighth of it. Ends with this.
 pub struct HotArray {
     child: Child,
+    /// Stays open: a test's runner that cannot write ends.
+    _said: BufReader<ChildStdout>,
     /// The array.
     pub array: VirtRange,
     /// Its last eighth.
@@ -39,8 +41,9 @@ impl HotArray {
             .stdout(Stdio::piped())
             .spawn()
             .expect("a test can be started once more");
-        let said = BufReader::new(child.stdout.take().expect("it is piped"));
+        let mut said = BufReader::new(child.stdout.take().expect("it is piped"));
         let ready = said
+            .by_ref()
             .lines()
             .map_while(Result::ok)
             .any(|line| line.contains(READY));
@@ -54,6 +57,7 @@ impl HotArray {
         let hot = VirtRange::new(GuestVirtAddr(array.end().0 - bytes / 8), array.end());
         Self {
             child,
+            _said: said,
             array,
             hot: hot.expect("an eighth is within the whole"),
         }
