@@ -8,9 +8,9 @@
 //!
 //! # Approach
 //! A VM of our own through `/dev/kvm`, with no VMM beside it: virtual CPUs sweep slices of memory and store
-//! to each page, or to one in so many ([`guest`]). Each counts its stores and its longest wait in memory
+//! to each page, or to one in so many (`guest`). Each counts its stores and its longest wait in memory
 //! that is not logged. After a while logging is switched on, and the log is read as a migration does
-//! ([`run`]). KVM's counters ([`stats`]) tell faults and how much is still mapped by huge pages.
+//! ([`run`]). KVM's counters (`stats`) tell faults and how much is still mapped by huge pages.
 //! [`sweep`] tries settings in turn and recommends one.
 //!
 //! # Properties

@@ -20,6 +20,8 @@ use crate::settings::{PAGE_BYTES, Settings};
 global_asm!(
     ".pushsection .rodata",
     ".balign 4",
+    ".globl demeter_dirtylog_code, demeter_dirtylog_code_end",
+    ".hidden demeter_dirtylog_code, demeter_dirtylog_code_end",
     "demeter_dirtylog_code:",
     "mrs x5, cntvct_el0",
     "2:",

@@ -14,6 +14,8 @@ use crate::settings::{PAGE_BYTES, Settings};
 // rbx: words; rsi: slice; rdi: its end; rbp: stride; r9: the clock at the last store.
 global_asm!(
     ".pushsection .rodata",
+    ".globl demeter_dirtylog_code, demeter_dirtylog_code_end",
+    ".hidden demeter_dirtylog_code, demeter_dirtylog_code_end",
     "demeter_dirtylog_code:",
     "rdtsc",
     "shl rdx, 32",
