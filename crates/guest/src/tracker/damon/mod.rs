@@ -276,14 +276,15 @@ impl DamonTracker {
         Ok(spent.unwrap_or_default())
     }
 
-    /// A short pass, waited for. Returns what kdamond has spent, nothing where nothing was found.
+    /// A pass, waited for: a short one, or that of a calm agent. Returns what kdamond has spent, nothing where nothing was found.
     fn look(
         &mut self,
         rung: usize,
         drained: &mut Drained,
     ) -> Result<Option<Duration>, TrackerError> {
         self.start(rung)?;
-        std::thread::sleep(PASSES[rung].length());
+        let length = self.running.as_ref().map(|running| running.pass.length());
+        std::thread::sleep(length.unwrap_or_default());
         for _ in 0..SHORT_PASS_WAITS {
             if self.running.is_none() {
                 break;
@@ -297,21 +298,36 @@ impl DamonTracker {
         Ok(None)
     }
 
+    /// Ends the long pass under way if it has found something. Returns what kdamond has spent.
+    fn long_pass(
+        &mut self,
+        started: Instant,
+        drained: &mut Drained,
+    ) -> Result<Option<Duration>, TrackerError> {
+        if self.take(drained)? {
+            return self.end().map(Some);
+        }
+        let patience = PASSES[0].length() * PASS_PATIENCE;
+        if started.elapsed() > patience.max(self.epoch * 2) {
+            let spent = self.end()?;
+            self.unpaid += spent;
+        }
+        Ok(None)
+    }
+
     /// Takes what the long pass has found, follows it up with short ones, and rests. True when
     /// something was found.
     fn proceed(&mut self, drained: &mut Drained) -> Result<bool, TrackerError> {
-        let Some(started) = self.running.as_ref().map(|running| running.started) else {
+        let (started, spent) = match self.running.as_ref().map(|running| running.started) {
+            Some(started) => (started, self.long_pass(started, drained)?),
+            None if self.calm && self.budget.allows(Instant::now()) => {
+                (Instant::now(), self.look(0, drained)?)
+            }
+            None => return Ok(false),
+        };
+        let Some(mut spent) = spent else {
             return Ok(false);
         };
-        if !self.take(drained)? {
-            let patience = PASSES[0].length() * PASS_PATIENCE;
-            if started.elapsed() > patience.max(self.epoch * 2) {
-                let spent = self.end()?;
-                self.unpaid += spent;
-            }
-            return Ok(false);
-        }
-        let mut spent = self.end()?;
         for rung in 1..PASSES.len() {
             let is_due = !self.calm || self.exposures.is_urgent() || !self.exposures.knows(rung);
             if !is_due || !self.exposures.is_saturated(rung - 1) {
@@ -365,12 +381,13 @@ impl Tracker for DamonTracker {
 
     /// Looks begin here, not with [`Self::drain`]: kdamond would work on while pages move, for longer
     /// than a pass takes, and then be owed a rest just when it matters what the moves have brought.
+    /// A calm agent sleeps longer than a pass takes, too, and has the time to wait for one when it wakes.
     fn epoch_ended(&mut self, is_calm: bool) -> Result<(), TrackerError> {
         if self.calm && !is_calm {
             self.budget.wake();
         }
         self.calm = is_calm;
-        match self.paused {
+        match self.paused || is_calm {
             true => Ok(()),
             false => self.start_when_due(),
         }
