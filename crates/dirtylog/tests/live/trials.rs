@@ -112,8 +112,9 @@ fn each_page_faults_once(settings: &Settings) -> Result<Report, Failed> {
             "{found} + {enable}, not {first}"
         );
         let flushes = step(&report, What::Enable, 1).counts.flushes;
-        let protects = settings.protect != Protect::InitiallySet;
-        assert!(flushes.is_none_or(|flushes| (flushes > 0) == protects));
+        // KVM counts a flush only if a virtual CPU was in the guest just then.
+        let may_flush = settings.protect != Protect::InitiallySet;
+        assert!(flushes.is_none_or(|flushes| flushes == 0 || may_flush));
         let again = [What::Get, What::Clear].iter().filter_map(|&what| {
             let mut steps = report.steps.iter();
             steps.find(|step| step.what == what && step.pass == 1)
