@@ -19,6 +19,9 @@ use crate::trials::trials;
 const VERDICT: &str = "dirty log: everything holds";
 /// How long it may take on a slow machine.
 const LIMIT: Duration = Duration::from_secs(900);
+/// Boots, if the emulated host's own kernel does not survive: it has panicked once in some ten boots, with a
+/// stack that somebody had written over, when virtual CPUs ended while others ran. Why is not known.
+const BOOTS: u32 = 3;
 /// In the order that they need each other.
 const MODULES: [&str; 3] = [
     "virt/lib/irqbypass",
@@ -30,6 +33,23 @@ const HUGE_PAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages
 
 /// Boots the VM and looks at what its console said.
 pub fn boot() -> Result<(), Failed> {
+    for _ in 0..BOOTS {
+        let said = console_of_a_boot()?;
+        print!("{said}");
+        if said.contains("Kernel panic") {
+            continue;
+        }
+        let holds = said.lines().any(|line| line.trim() == VERDICT);
+        return match holds && !said.contains("skipped:") {
+            true => Ok(()),
+            false => Err("the VM did not say that everything holds".into()),
+        };
+    }
+    Err(format!("the VM's kernel panicked in each of {BOOTS} boots").into())
+}
+
+/// Boots the VM, waits for its end, and returns what it said.
+fn console_of_a_boot() -> Result<String, Failed> {
     let lab = Lab::from_env()?;
     let kernel = lab.kernel_image()?;
     let modules = lab.stock_modules(MODULES)?;
@@ -53,7 +73,8 @@ pub fn boot() -> Result<(), Failed> {
         );
     }
     // Without "enhanced rep movsb", with which a kernel clears memory byte by byte.
-    vm.args(["-machine", "pc", "-accel", "tcg", "-cpu", "max,erms=off"])
+    vm.args(["-machine", "pc", "-accel", "tcg,thread=single"])
+        .args(["-cpu", "max,erms=off"])
         .args(["-smp", "2", "-m", "2304M", "-serial"])
         .arg(format!("file:{}", console.display()))
         .arg("-kernel")
@@ -74,13 +95,7 @@ pub fn boot() -> Result<(), Failed> {
     // Fails only when it has ended, which is as well.
     let _ = vm.kill();
     let _ = vm.wait();
-    let said = String::from_utf8_lossy(&fs::read(&console)?).into_owned();
-    print!("{said}");
-    let holds = said.lines().any(|line| line.trim() == VERDICT);
-    match holds && !said.contains("skipped:") {
-        true => Ok(()),
-        false => Err("the VM did not say that everything holds".into()),
-    }
+    Ok(String::from_utf8_lossy(&fs::read(&console)?).into_owned())
 }
 
 /// Where a module lies in the VM.
