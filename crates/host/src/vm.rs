@@ -1,6 +1,6 @@
 //! A VM's task: connects to its hypervisor, finds its memory, carries out what the controller orders,
 //! and tells it what happens. Each VM has its own, so that one that does not answer delays no
-//! other.
+//! other. One file, because it is one life: from the first connection to the last word.
 
 use std::future;
 use std::hash::{BuildHasher, Hasher, RandomState};

@@ -1,4 +1,5 @@
-//! Results of several cases: each shape has its picture, and figures stand where they belong.
+//! Results of several cases: each shape has its picture, and figures stand where they belong. One file,
+//! because all tests draw the same few results.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! The whole host, over its API, with VMs that are simulated and memory that is real.
+//! The whole host, over its API, with VMs that are simulated and memory that is real. One file, because all
+//! tests start the same host.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
