@@ -205,9 +205,9 @@ impl Provisioner {
             return;
         };
         let (turn, rest) = (since_s / cycle.every_s, since_s % cycle.every_s);
-        // It ends as it began: what grows must have time to shrink back.
-        let is_over = turn % 2 == 0 && second + cycle.every_s >= self.duration_s;
-        let is_due = rest == 0 && !is_over;
+        // It ends as it began: what grows must have time to shrink back, and only what grew shrinks.
+        let grows_at = second - turn % 2 * cycle.every_s;
+        let is_due = rest == 0 && grows_at + cycle.every_s < self.duration_s;
         let Some(claim) = self.claims.first_mut().filter(|_| is_due) else {
             return;
         };

@@ -167,3 +167,17 @@ fn a_single_vm_is_resized_by_each_mechanism_as_far_as_that_knows_tiers() {
         assert_eq!(first < 8 * MIB, mechanism == "virtio-balloon", "{first}");
     }
 }
+
+/// The last growth is left out, as it would have no time to shrink back: nor does anything shrink in its stead.
+#[test]
+fn what_did_not_grow_does_not_shrink() {
+    let mut sized = sized("virtio-mem");
+    // Growth is due at 5, 15 and 25 s, shrinking at 10, 20 and 30 s.
+    sized.duration_s = 30;
+    let (mut sizes, mut resizes) = (vec![], 0);
+    each_second(&sized, |_, world, provisioner| {
+        sizes.push(world.vms[0].guest.owned_fast());
+        resizes = provisioner.resizes.len();
+    });
+    assert_eq!((resizes, sizes[29]), (4, sizes[3]));
+}
