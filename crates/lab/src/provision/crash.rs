@@ -78,15 +78,7 @@ pub fn run(
     let setup = Setup {
         provisioner,
         pool: elastic.full(),
-        vms: vec![VmEntry {
-            name: NAME.into(),
-            folder: vm.folder().into(),
-            size: elastic.target,
-            limit: elastic.full(),
-            fast_guarantee_mib: 0,
-            slow_guarantee_mib: 0,
-            share: 1,
-        }],
+        vms: vec![VmEntry::unbounded(NAME, vm.folder(), &elastic)],
     };
     let life = Life::start(&vm)?;
     let program = run.lab.programs.join("demeter");

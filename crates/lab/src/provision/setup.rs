@@ -7,7 +7,7 @@ use demeter_host::hypervisor::libvirt::Libvirt;
 use demeter_policy::provision::{Policy, ProvisionerKind};
 
 use crate::error::Error;
-use crate::vm::{NodeSizes, agent_socket, qmp_socket};
+use crate::vm::{Elastic, NodeSizes, agent_socket, qmp_socket};
 
 /// What the controller has to know of a VM.
 #[derive(Debug, Clone)]
@@ -26,6 +26,21 @@ pub struct VmEntry {
     pub slow_guarantee_mib: u64,
     /// Its share under the policy `shares`.
     pub share: u32,
+}
+
+impl VmEntry {
+    /// A VM that may own all that it was made with, and keeps nothing whatever the policy says.
+    pub fn unbounded(name: &str, folder: &Path, elastic: &Elastic) -> Self {
+        Self {
+            name: name.into(),
+            folder: folder.into(),
+            size: elastic.target,
+            limit: elastic.full(),
+            fast_guarantee_mib: 0,
+            slow_guarantee_mib: 0,
+            share: 1,
+        }
+    }
 }
 
 /// What the controller is told when it starts.

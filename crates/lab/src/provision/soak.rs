@@ -93,15 +93,7 @@ fn setup(prepared: &[(String, PreparedVm)], elastics: &[Elastic]) -> Setup {
     let vms = prepared
         .iter()
         .zip(elastics)
-        .map(|((name, vm), elastic)| VmEntry {
-            name: name.clone(),
-            folder: vm.folder().into(),
-            size: elastic.target,
-            limit: elastic.full(),
-            fast_guarantee_mib: 0,
-            slow_guarantee_mib: 0,
-            share: 1,
-        });
+        .map(|((name, vm), elastic)| VmEntry::unbounded(name, vm.folder(), elastic));
     let whole = elastics.iter().map(Elastic::full);
     Setup {
         provisioner: elastics[0].provisioner,
