@@ -35,17 +35,7 @@ pub fn folder() -> PathBuf {
 
 /// Builds both packages into target/deb and checks them with lintian where that is installed.
 pub fn deb() -> anyhow::Result<()> {
-    let missing: Vec<&str> = NEEDED
-        .iter()
-        .filter(|(program, _)| !shell::succeeds(shell::program("which", program)))
-        .map(|(_, package)| *package)
-        .collect();
-    if !missing.is_empty() {
-        bail!(
-            "missing: {0}; get them with: apt-get install {0}",
-            missing.join(" ")
-        );
-    }
+    shell::need(&NEEDED)?;
     build::build()?;
     let version = env!("CARGO_PKG_VERSION");
     let out = folder();

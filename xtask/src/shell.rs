@@ -44,6 +44,23 @@ pub fn succeeds(mut command: Command) -> bool {
     command.output().is_ok_and(|output| output.status.success())
 }
 
+/// Fails where programs are missing, and says which Debian packages have them. Each is a program's name and its
+/// package's.
+pub fn need(programs: &[(&str, &str)]) -> anyhow::Result<()> {
+    let missing: Vec<&str> = programs
+        .iter()
+        .filter(|(name, _)| !succeeds(program("which", name)))
+        .map(|(_, package)| *package)
+        .collect();
+    if !missing.is_empty() {
+        bail!(
+            "missing: {0}; get them with: apt-get install {0}",
+            missing.join(" ")
+        );
+    }
+    Ok(())
+}
+
 fn show(command: &Command) -> String {
     let name = Path::new(command.get_program());
     let name = name.file_name().unwrap_or(name.as_os_str());

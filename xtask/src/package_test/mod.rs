@@ -77,17 +77,7 @@ pub fn package_test(args: &Args) -> anyhow::Result<()> {
         println!("skipped: this machine's apt knows no archive of Debian");
         return Ok(());
     }
-    let missing: Vec<&str> = NEEDED
-        .iter()
-        .filter(|(program, _)| !shell::succeeds(shell::program("which", program)))
-        .map(|(_, package)| *package)
-        .collect();
-    if !missing.is_empty() {
-        bail!(
-            "missing: {0}; get them with: apt-get install {0}",
-            missing.join(" ")
-        );
-    }
+    shell::need(&NEEDED)?;
     if !args.built {
         deb::deb()?;
     }
