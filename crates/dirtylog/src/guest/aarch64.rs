@@ -2,7 +2,6 @@
 //! it the guest's words would pass by the caches that we read them through.
 
 use std::arch::{asm, global_asm};
-use std::slice;
 
 use kvm_bindings::{
     KVM_ARM_VCPU_PSCI_0_2, KVM_REG_ARM_CORE, KVM_REG_ARM64, KVM_REG_ARM64_SYSREG, KVM_REG_SIZE_U64,
@@ -52,13 +51,6 @@ global_asm!(
     ".popsection",
 );
 
-unsafe extern "C" {
-    #[link_name = "demeter_dirtylog_code"]
-    static CODE: u8;
-    #[link_name = "demeter_dirtylog_code_end"]
-    static CODE_END: u8;
-}
-
 /// Guest-physical address with nothing behind it: a store there is told to us.
 const STOP_AT: u64 = PAGE_BYTES;
 const GIB: u64 = 1 << 30;
@@ -72,13 +64,6 @@ const TCR: u64 = 25 | 1 << 8 | 1 << 10 | 3 << 12 | 1 << 23 | 2 << 32;
 const SCTLR: u64 = 0x30D0_0800 | 1 | 1 << 2 | 1 << 12;
 /// EL1 with its own stack pointer, all interrupts masked.
 const PSTATE: u64 = 0x3C5;
-
-/// The program.
-pub fn code() -> &'static [u8] {
-    let (begin, end) = (&raw const CODE, &raw const CODE_END);
-    // SAFETY: the two names stand before and behind the program above, in one section that nobody writes.
-    unsafe { slice::from_raw_parts(begin, end.offset_from_unsigned(begin)) }
-}
 
 /// One table of the first level.
 pub fn table_bytes(_: &Settings) -> u64 {

@@ -13,6 +13,8 @@
 #[cfg_attr(target_arch = "aarch64", path = "aarch64.rs")]
 mod arch;
 
+use std::slice;
+
 use crate::memory::Memory;
 use crate::settings::{PAGE_BYTES, Settings};
 
@@ -43,9 +45,24 @@ pub fn system_bytes(settings: &Settings) -> u64 {
     tables_at(settings) + arch::table_bytes(settings)
 }
 
+unsafe extern "C" {
+    #[link_name = "demeter_dirtylog_code"]
+    static CODE: u8;
+    #[link_name = "demeter_dirtylog_code_end"]
+    static CODE_END: u8;
+}
+
+/// The program.
+fn code() -> &'static [u8] {
+    let (begin, end) = (&raw const CODE, &raw const CODE_END);
+    // SAFETY: the two names stand before and behind the program of each architecture, in one section that
+    // nobody writes.
+    unsafe { slice::from_raw_parts(begin, end.offset_from_unsigned(begin)) }
+}
+
 /// Writes code and tables.
 pub fn load(settings: &Settings, system: &mut Memory) {
-    system.write(0, arch::code());
+    system.write(0, code());
     arch::write_tables(settings, system);
 }
 

@@ -1,7 +1,6 @@
 //! x86-64: long mode, with page tables of 2 MiB pages that map guest-physical memory to itself.
 
 use std::arch::global_asm;
-use std::slice;
 
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_segment};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
@@ -49,13 +48,6 @@ global_asm!(
     ".popsection",
 );
 
-unsafe extern "C" {
-    #[link_name = "demeter_dirtylog_code"]
-    static CODE: u8;
-    #[link_name = "demeter_dirtylog_code_end"]
-    static CODE_END: u8;
-}
-
 /// Protection, numeric errors, write protection and paging.
 const CR0: u64 = 1 | 1 << 5 | 1 << 16 | 1 << 31;
 /// Entries of eight bytes, which long mode wants.
@@ -67,13 +59,6 @@ const TABLE: u64 = 1 | 1 << 1 | 1 << 5;
 const BLOCK: u64 = TABLE | 1 << 6 | 1 << 7;
 const GIB: u64 = 1 << 30;
 const BLOCK_BYTES: u64 = 2 << 20;
-
-/// The program.
-pub fn code() -> &'static [u8] {
-    let (begin, end) = (&raw const CODE, &raw const CODE_END);
-    // SAFETY: the two names stand before and behind the program above, in one section that nobody writes.
-    unsafe { slice::from_raw_parts(begin, end.offset_from_unsigned(begin)) }
-}
 
 /// One table of the fourth level, one of the third, and one of the second for each GiB that is used.
 pub fn table_bytes(settings: &Settings) -> u64 {
