@@ -24,4 +24,4 @@ pub use program::Launch;
 pub use record::{Recorded, Recorder, Recording, RecordingEnd};
 pub use run::{LabRun, Repetition, run, run_here};
 pub use tune::{Search, TooLittleTime};
-pub use vm::{Initramfs, Lab};
+pub use vm::{Initramfs, Lab, dies_with_this_thread};

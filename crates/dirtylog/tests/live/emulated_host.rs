@@ -4,13 +4,12 @@ use std::ffi::CString;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use demeter_lab::{Initramfs, Lab};
+use demeter_lab::{Initramfs, Lab, dies_with_this_thread};
 use libtest_mimic::{Arguments, Failed};
 
 use crate::trials::trials;
@@ -63,15 +62,7 @@ fn console_of_a_boot() -> Result<String, Failed> {
     initramfs.write(&archive)?;
     let console = folder.path().join("console");
     let mut vm = Command::new(&lab.qemu);
-    // SAFETY: between fork and exec one async-signal-safe call is made; nothing is allocated.
-    unsafe {
-        vm.pre_exec(
-            || match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
-                0 => Ok(()),
-                _ => Err(io::Error::last_os_error()),
-            },
-        );
-    }
+    dies_with_this_thread(&mut vm);
     // Without "enhanced rep movsb", with which a kernel clears memory byte by byte.
     vm.args(["-machine", "pc", "-accel", "tcg,thread=single"])
         .args(["-cpu", "max,erms=off"])

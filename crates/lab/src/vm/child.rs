@@ -204,7 +204,7 @@ impl VmChild {
 }
 
 /// Has the process that `command` starts die with the thread that starts it, whatever ends it.
-pub(crate) fn dies_with_this_thread(command: &mut Command) {
+pub fn dies_with_this_thread(command: &mut Command) {
     let parent = std::process::id();
     // SAFETY: between fork and exec only async-signal-safe calls are made, and nothing is
     // allocated.

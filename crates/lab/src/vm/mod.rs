@@ -19,7 +19,8 @@ mod tool;
 mod tree;
 
 pub(crate) use bring::{Finder, in_place};
-pub(crate) use child::{Orders, VmChild, dies_with_this_thread};
+pub use child::dies_with_this_thread;
+pub(crate) use child::{Orders, VmChild};
 pub(crate) use elastic::{Elastic, agent_socket, qmp_socket};
 pub use initramfs::Initramfs;
 pub use lab::Lab;

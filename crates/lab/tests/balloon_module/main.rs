@@ -5,13 +5,11 @@
 mod inside;
 
 use std::fs;
-use std::io;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use demeter_lab::{Initramfs, Lab};
+use demeter_lab::{Initramfs, Lab, dies_with_this_thread};
 
 /// What the VM says when everything holds.
 const VERDICT: &str = "balloon_module: everything holds";
@@ -58,15 +56,7 @@ fn boot() -> String {
     initramfs.write(&archive).unwrap();
     let console = folder.path().join("console");
     let mut vm = Command::new(&lab.qemu);
-    // SAFETY: between fork and exec one async-signal-safe call is made; nothing is allocated.
-    unsafe {
-        vm.pre_exec(
-            || match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
-                0 => Ok(()),
-                _ => Err(io::Error::last_os_error()),
-            },
-        );
-    }
+    dies_with_this_thread(&mut vm);
     let mut vm = vm
         .args(["-machine", "pc", "-accel", "tcg", "-cpu", "qemu64"])
         .args(["-smp", "2", "-m", "1152M"])
