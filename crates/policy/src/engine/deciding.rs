@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::process::Process;
+use super::rechecks::RECHECKS;
 use super::strategy::Classify;
 use super::{Engine, LookUps, NodeFacts, State, Strategy};
 use crate::{Block, ByteCount, MIB, PerTier, Pid, Plan, Relocation, Room, Situation, Tier, rank};
@@ -15,9 +16,6 @@ const LOOK_UPS_MAX: usize = 2048;
 
 /// Blocks of each process where a strategy wants all: 32 TiB.
 const ALL_LOOK_UPS_MAX: usize = 1 << 24;
-
-/// Blocks of each process whose place is looked up again in one epoch, in turn.
-const RECHECKS: usize = 8;
 
 /// Epochs after which it is looked at how full the nodes are, even when nothing is to move.
 const ROOM_EPOCHS: u32 = 8;
@@ -136,6 +134,13 @@ impl<S: Strategy> Engine<S> {
         for (&pid, process) in &mut self.processes {
             process.all_known |= left > 0;
             process.recheck(RECHECKS, wanted.entry(pid).or_default());
+        }
+        let fast_size = self.config.fast_size;
+        for (pid, block) in self.rechecks.take_turn(&self.ranking, fast_size) {
+            // What is unknown is asked for above, or has to wait like the others.
+            if self.residency.get(pid, block).is_some() {
+                wanted.entry(pid).or_default().push(block);
+            }
         }
         wanted.retain(|_, blocks| !blocks.is_empty());
         self.look_ups = wanted.into_iter().collect();

@@ -24,7 +24,7 @@
 //! While nothing is accessed it ends after the samples. Reading how full the nodes are costs more
 //! than planning: so the plan is first made with what was read some epochs ago, and only when it
 //! is not empty with what is true now. Every block is looked up again in turn, a few in an epoch,
-//! because others move memory, too. Promotions of which less than half moved show that fast memory
+//! and hot ones more often, because others move memory, too. Promotions of which less than half moved show that fast memory
 //! does not have what it seemed to have: the rest is given up. What does not move is set
 //! aside, see [`ResidencyMap`].
 //!
@@ -44,6 +44,7 @@ mod deciding;
 mod moves;
 mod process;
 mod protocol;
+mod rechecks;
 mod snapshot;
 mod strategy;
 
@@ -52,6 +53,7 @@ use std::collections::BTreeMap;
 use account::{Account, REST_EPOCHS};
 use moves::{Moves, Next};
 use process::Process;
+use rechecks::Rechecks;
 
 pub use account::{Balance, Gain, HORIZON_MS};
 pub use moves::BATCH_BLOCKS;
@@ -132,6 +134,7 @@ pub struct Engine<S: Strategy = Ranges> {
     ranking: Vec<RankedRange>,
     /// Look-ups that are left, next one last.
     look_ups: Vec<(Pid, Vec<Block>)>,
+    rechecks: Rechecks,
     moves: Moves,
     state: State,
     epoch: u32,
@@ -169,6 +172,7 @@ impl<S: Strategy> Engine<S> {
             shares: BTreeMap::new(),
             ranking: vec![],
             look_ups: vec![],
+            rechecks: Rechecks::default(),
             moves: Moves::default(),
             state: State::Refresh,
             epoch: 0,
@@ -446,6 +450,9 @@ impl<S: Strategy> Engine<S> {
         };
         check(placements, blocks.len())?;
         for (&block, &placement) in blocks.iter().zip(placements) {
+            if let Some(before) = self.residency.get(*pid, block) {
+                self.rechecks.found(before, placement);
+            }
             self.residency.set(*pid, block, placement);
         }
         self.look_ups.pop();

@@ -5,6 +5,7 @@
 //! property of what it becomes.
 
 use super::process::Process;
+use super::rechecks::Rechecks;
 use super::strategy::Classify;
 use super::{BYTES_MAX, Config, Engine, Figures, State, Strategy};
 use crate::residency::Known;
@@ -93,6 +94,8 @@ where
             to.extend(amounts.map(|bytes| bytes.0));
             to.push(room.slow_free.0);
         }
+        let turn = self.rechecks;
+        to.extend([turn.next, turn.strays].map(u64::from));
         self.account.save(&mut to);
         let f = self.figures;
         to.extend([f.epochs, f.samples, f.samples_lost, f.samples_astray]);
@@ -160,6 +163,10 @@ where
                 batch: config.batch,
             });
         }
+        engine.rechecks = Rechecks {
+            next: from.next_u32()?,
+            strays: from.next_u32()?,
+        };
         engine.account.restore(from)?;
         if flags & 2 != 0 {
             engine.account.close();

@@ -113,6 +113,27 @@ fn while_nothing_is_accessed_an_epoch_is_a_look_at_the_samples() {
 }
 
 #[test]
+fn hot_memory_that_something_else_demoted_comes_back() {
+    for every in [1, 2] {
+        let script = hot_set(400, 600, 700..900, 60);
+        let mut plain = Plain::new(&script, BASE);
+        run(&mut plain, &script.epochs[..40]);
+        assert_eq!(in_fast(&plain, 700..900), 200);
+        for block in (700..900).step_by(every) {
+            let block = Block(first_block() + block);
+            plain.kernel.migrate(block, Direction::Demotion);
+        }
+        assert!(in_fast(&plain, 700..900) <= 200 - 100 / every);
+        run(&mut plain, &script.epochs[40..56]);
+        assert!(
+            in_fast(&plain, 700..900) >= 195,
+            "{}",
+            in_fast(&plain, 700..900)
+        );
+    }
+}
+
+#[test]
 fn samples_astray_bring_the_next_refresh_forward() {
     let script = hot_set(20, 20, 30..40, 3);
     let mut plain = Plain::new(&script, BASE);

@@ -1,0 +1,150 @@
+//! Which blocks of known place are looked up again.
+//!
+//! # Problem
+//! The kernel and other programs move memory, too. What has left fast memory unseen is believed to
+//! be there, and is never promoted. To look at every block in every epoch would cost too much.
+//!
+//! # Approach
+//! A few blocks an epoch, in turn, of those that matter: the hottest, as many as fit into fast
+//! memory. Where one is found in another tier than believed, more have moved probably: the next
+//! epoch looks at more, in proportion to what was found. (Cold memory has a slower turn of its own,
+//! see [`super::process::Process::recheck`].)
+//!
+//! # Properties
+//! - Every hot block has its turn, while the ranking stays as it is.
+//! - Hot memory that something else demoted comes back, half of it or all, in a few epochs.
+//! - Where nothing is found, an epoch looks at [`RECHECKS`] hot blocks at the most.
+
+use crate::{BLOCK_SIZE, Block, ByteCount, Pid, Placement, RankedRange};
+
+/// Blocks that are looked up again in one epoch: hot ones of all processes, and as many of each
+/// process by address.
+pub(super) const RECHECKS: usize = 8;
+
+/// The most hot ones.
+const RECHECKS_MAX: usize = 1024;
+
+/// Whose turn it is, and what the last turn found.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Rechecks {
+    /// The place in the ranking, in blocks, where the next turn begins.
+    pub(super) next: u32,
+    /// Blocks that lay in another tier than believed, since the last turn.
+    pub(super) strays: u32,
+}
+
+impl Rechecks {
+    /// The hot blocks whose turn it is. `fast_size` bounds what counts as hot.
+    pub(super) fn take_turn(
+        &mut self,
+        ranking: &[RankedRange],
+        fast_size: ByteCount,
+    ) -> Vec<(Pid, Block)> {
+        let strays = std::mem::take(&mut self.strays) as usize;
+        let n = RECHECKS.saturating_mul(strays + 1).min(RECHECKS_MAX);
+        let mut left = fast_size.0 / BLOCK_SIZE;
+        let mut skip = u64::from(self.next);
+        let mut turn = Vec::with_capacity(n);
+        for hot in ranking.iter().take_while(|r| r.count > 0.0) {
+            let blocks = Block::all_of(&hot.range);
+            let first = Block::of(hot.range.start()).0;
+            let len = (blocks.size_hint().0 as u64).min(left);
+            let skipped = skip.min(len);
+            let here = (first + skipped..first + len).map(|b| (hot.pid, Block(b)));
+            turn.extend(here.take(n - turn.len()));
+            left -= len;
+            skip -= skipped;
+            if turn.len() == n || left == 0 {
+                break;
+            }
+        }
+        self.next = match turn.len() == n {
+            true => self.next.saturating_add(n as u32),
+            false => 0,
+        };
+        turn
+    }
+
+    /// A block that was believed to lie as `before` was found as `now`.
+    pub(super) fn found(&mut self, before: Placement, now: Placement) {
+        let is_fast = |p: Placement| p.fast > p.slow;
+        let is_resident = before.resident().0 > 0 && now.resident().0 > 0;
+        self.strays += u32::from(is_resident && is_fast(before) != is_fast(now));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::VirtRange;
+
+    const IN_FAST: Placement = Placement {
+        fast: ByteCount(BLOCK_SIZE),
+        slow: ByteCount(0),
+    };
+    const IN_SLOW: Placement = Placement {
+        fast: ByteCount(0),
+        slow: ByteCount(BLOCK_SIZE),
+    };
+
+    fn ranked(first: u64, blocks: u64, count: f64) -> RankedRange {
+        let (start, end) = (Block(first).start(), Block(first + blocks).start());
+        RankedRange {
+            pid: Pid(1),
+            range: VirtRange::new(start, end).unwrap(),
+            count,
+            born_epoch: 0,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_hot_block_has_its_turn(
+            lens in prop::collection::vec(1u64..40, 1..12),
+            fast_blocks in 0u64..300,
+            strays in prop::collection::vec(0u32..4, 1..6),
+        ) {
+            let mut first = 0;
+            let mut ranking: Vec<RankedRange> = lens
+                .iter()
+                .map(|&len| {
+                    first += len + 3;
+                    ranked(first - len, len, 1.0)
+                })
+                .collect();
+            ranking.push(ranked(first + 100, 50, 0.0));
+            let all = ranking.iter().filter(|r| r.count > 0.0);
+            let hot: BTreeSet<Block> = all
+                .flat_map(|r| Block::all_of(&r.range))
+                .take(fast_blocks as usize)
+                .collect();
+            let mut rechecks = Rechecks::default();
+            let mut seen = BTreeSet::new();
+            let turns = hot.len() / RECHECKS + 1;
+            for &found in strays.iter().cycle().take(turns) {
+                rechecks.strays = found;
+                let turn = rechecks.take_turn(&ranking, ByteCount(fast_blocks * BLOCK_SIZE));
+                prop_assert!(turn.len() <= RECHECKS * (found as usize + 1));
+                seen.extend(turn.iter().map(|&(_, b)| b));
+            }
+            prop_assert_eq!(seen, hot);
+        }
+    }
+
+    #[test]
+    fn only_another_tier_is_a_stray() {
+        let mut rechecks = Rechecks::default();
+        let absent = Placement::default();
+        for (before, now) in [(IN_FAST, IN_FAST), (IN_SLOW, absent), (absent, IN_SLOW)] {
+            rechecks.found(before, now);
+        }
+        assert_eq!(rechecks.strays, 0);
+        rechecks.found(IN_FAST, IN_SLOW);
+        rechecks.found(IN_SLOW, IN_FAST);
+        assert_eq!(rechecks.strays, 2);
+    }
+}
