@@ -277,7 +277,8 @@ fn deal<'a>(situation: &Situation<'a>) -> (Vec<Dealt<'a>>, Vec<Dealt<'a>>, Whole
     let dealt = |range: &'a RankedRange| {
         let placement = residency.placement(range.pid, &range.range);
         let known = residency.known_blocks(range.pid, &range.range) as u64;
-        let blocks = Block::all_of(&range.range).count() as u64;
+        let blocks = Block::numbers_of(&range.range);
+        let blocks = blocks.end - blocks.start;
         // What nobody has looked at is taken to be like the rest of the range.
         let resident = u128::from(placement.resident().0) * u128::from(blocks);
         let resident = (resident / u128::from(known.max(1))) as u64;

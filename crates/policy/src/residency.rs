@@ -16,7 +16,12 @@ impl Block {
 
     /// The blocks that `range` touches.
     pub fn all_of(range: &VirtRange) -> impl Iterator<Item = Self> + use<> {
-        (range.start().0 / BLOCK_SIZE..range.end().0.div_ceil(BLOCK_SIZE)).map(Self)
+        Self::numbers_of(range).map(Self)
+    }
+
+    /// The numbers of the blocks that `range` touches.
+    pub fn numbers_of(range: &VirtRange) -> std::ops::Range<u64> {
+        range.start().0 / BLOCK_SIZE..range.end().0.div_ceil(BLOCK_SIZE)
     }
 
     /// Its first address.

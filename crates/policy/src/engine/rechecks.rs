@@ -46,11 +46,10 @@ impl Rechecks {
         let mut skip = u64::from(self.next);
         let mut turn = Vec::with_capacity(n);
         for hot in ranking.iter().take_while(|r| r.count > 0.0) {
-            let blocks = Block::all_of(&hot.range);
-            let first = Block::of(hot.range.start()).0;
-            let len = (blocks.size_hint().0 as u64).min(left);
+            let blocks = Block::numbers_of(&hot.range);
+            let len = (blocks.end - blocks.start).min(left);
             let skipped = skip.min(len);
-            let here = (first + skipped..first + len).map(|b| (hot.pid, Block(b)));
+            let here = (blocks.start + skipped..blocks.start + len).map(|b| (hot.pid, Block(b)));
             turn.extend(here.take(n - turn.len()));
             left -= len;
             skip -= skipped;

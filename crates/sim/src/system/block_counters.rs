@@ -48,7 +48,7 @@ impl Classify for BlockCounters {
     fn set_space(&mut self, vmas: &[VirtRange]) {
         self.vmas = vmas.to_vec();
         self.left = self.cool_samples();
-        let maps = |b: &Block| vmas.iter().any(|v| Block::all_of(v).any(|of| of == *b));
+        let maps = |b: &Block| vmas.iter().any(|v| Block::numbers_of(v).contains(&b.0));
         self.counts.retain(|b, _| maps(b));
     }
 
