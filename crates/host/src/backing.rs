@@ -4,6 +4,8 @@ use std::io;
 
 use demeter_policy::{ByteCount, GuestPhysAddr, PhysRange, Tier};
 
+use crate::hypervisor::HypervisorError;
+
 /// A position in a memory file, bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileOffset(pub u64);
@@ -59,6 +61,18 @@ pub trait Backing: Send + Sync + 'static {
     /// What keeps guest memory pinned right now, if anything does: it would go on with the pages that
     /// a hole takes away.
     fn pinned_by(&self) -> io::Result<Option<String>>;
+
+    /// How often the VM was reset, stopped, or changed so that what was known of its memory may hold no
+    /// more, as far as that was told.
+    fn disturbances(&self) -> u64 {
+        0
+    }
+
+    /// Waits until all [`disturbances`](Self::disturbances) are counted that were over, or had begun, when
+    /// this was called. A memory that nobody disturbs has none.
+    fn catch_up(&self) -> impl Future<Output = Result<(), HypervisorError>> + Send {
+        async { Ok(()) }
+    }
 
     /// What the file of `tier` occupies now: its allocated blocks.
     fn backed(&self, tier: Tier) -> io::Result<ByteCount>;

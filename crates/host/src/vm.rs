@@ -409,10 +409,10 @@ impl VmTask {
         self.carry_out_all(tiering, &mut watch, false).await
     }
 
-    async fn backing(
+    async fn backing<H: Hypervisor>(
         &self,
-        connection: &Connection<impl Hypervisor>,
-    ) -> Result<LiveBacking, MemoryError> {
+        connection: &Connection<H>,
+    ) -> Result<LiveBacking<H>, MemoryError> {
         let memdev = |tier| self.config.memdev(tier).unwrap_or_default();
         let memdev = PerTier::from_fn(memdev);
         LiveBacking::find(&self.files, self.name.as_str(), connection, &memdev).await

@@ -115,6 +115,16 @@ async fn conforms<H: Hypervisor>(vm: FakeVm, connection: Connection<H>) {
     vm.tell(Told::SizeChange);
     soon(changed).await;
 
+    // Who has got an answer was told of all that happened before the question.
+    for event in [Event::Changed, Event::Reset] {
+        let before = hypervisor.events_told();
+        vm.tell(Told::Event(event));
+        soon(hypervisor.catch_up()).await.unwrap();
+        assert_eq!(hypervisor.events_told(), before + 1);
+        let told = timeout(Duration::ZERO, events.next()).await;
+        assert_eq!(told, Ok(Some(event)), "without waiting");
+    }
+
     // What happens is told in order, and that it cannot be told any more as well.
     vm.tell(Told::Event(Event::Reset));
     vm.tell(Told::Event(Event::Changed));
@@ -126,8 +136,10 @@ async fn conforms<H: Hypervisor>(vm: FakeVm, connection: Connection<H>) {
         matches!(silent, Err(HypervisorError::Timeout(_))),
         "{silent:?}"
     );
+    let before = hypervisor.events_told();
     drop(vm);
     assert_eq!(soon(events.next()).await, None);
+    assert_eq!(hypervisor.events_told(), before + 1, "the end counts");
 }
 
 #[tokio::test]

@@ -54,6 +54,16 @@ pub trait Hypervisor: Clone + Send + Sync + 'static {
     /// Asks the guest to make itself so large, over all nodes, by virtio-balloon.
     fn request_balloon_size(&self, size: ByteCount) -> impl Answer<()>;
 
+    /// How many events it has told so far, which [`Events`] gives or has given; one more once the
+    /// connection has ended, after which nothing is told.
+    fn events_told(&self) -> u64;
+
+    /// Asks something that changes nothing, for the order of what is said: once this has answered, all
+    /// events of what happened before it was called are told, and counted in [`events_told`].
+    ///
+    /// [`events_told`]: Self::events_told
+    fn catch_up(&self) -> impl Answer<()>;
+
     /// Waits until a memory device or the balloon changes its size, from the moment of this call
     /// on. May never end: sizes are to be looked at now and then as well.
     fn size_change(&self) -> impl Future<Output = ()> + Send;

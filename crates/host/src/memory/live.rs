@@ -139,7 +139,8 @@ impl Default for HostFiles {
 
 /// The memory files of a running VM.
 #[derive(Debug)]
-pub struct LiveBacking {
+pub struct LiveBacking<H> {
+    hypervisor: H,
     map: MemoryMap,
     sizes: TierBytes,
     files: PerTier<MemoryFile>,
@@ -160,10 +161,10 @@ struct Found {
     owned: OwnedFile,
 }
 
-impl LiveBacking {
+impl<H: Hypervisor> LiveBacking<H> {
     /// Finds the memory of a VM behind a connection. `memdev` names its backends, `vm` it itself
     /// in messages.
-    pub async fn find<H: Hypervisor>(
+    pub async fn find(
         host: &HostFiles,
         vm: &str,
         connection: &Connection<H>,
@@ -196,6 +197,7 @@ impl LiveBacking {
             source,
         })?;
         Ok(Self {
+            hypervisor: hypervisor.clone(),
             root: host.root.clone(),
             process: connection.process,
             map,
@@ -217,7 +219,7 @@ impl LiveBacking {
     }
 }
 
-impl Backing for LiveBacking {
+impl<H: Hypervisor> Backing for LiveBacking<H> {
     fn size(&self, tier: Tier) -> ByteCount {
         *self.sizes.get(tier)
     }
@@ -253,6 +255,14 @@ impl Backing for LiveBacking {
 
     fn pinned_by(&self) -> io::Result<Option<String>> {
         process::pinned_by(&self.root, self.process.pid)
+    }
+
+    fn disturbances(&self) -> u64 {
+        self.hypervisor.events_told()
+    }
+
+    async fn catch_up(&self) -> Result<(), HypervisorError> {
+        self.hypervisor.catch_up().await
     }
 
     fn backed(&self, tier: Tier) -> io::Result<ByteCount> {
@@ -341,6 +351,7 @@ mod tests {
     use demeter_policy::MIB;
 
     use super::*;
+    use crate::hypervisor::qemu::Qemu;
     use crate::testing::FakeVm;
 
     const SIZE: TierBytes = TierBytes {
@@ -357,7 +368,7 @@ mod tests {
         name: &str,
         memdev: &PerTier<String>,
         host: &HostFiles,
-    ) -> Result<LiveBacking, String> {
+    ) -> Result<LiveBacking<Qemu>, String> {
         let connection = vm.connect().await;
         let found = LiveBacking::find(host, name, &connection, memdev).await;
         found.map_err(|error| error.to_string())
@@ -420,11 +431,14 @@ mod tests {
     async fn no_file_is_two_vms_memory() {
         let vm = vm();
         let host = HostFiles::default();
-        let first = find(&vm, "a", &FakeVm::memdev(), &host).await.unwrap();
-        let said = find(&vm, "b", &FakeVm::memdev(), &host).await.unwrap_err();
+        let connection = vm.connect().await;
+        let memdev = FakeVm::memdev();
+        let find = |name| LiveBacking::find(&host, name, &connection, &memdev);
+        let first = find("a").await.unwrap();
+        let said = find("b").await.unwrap_err().to_string();
         assert!(said.contains("fast memory of VM a already"), "{said}");
         drop(first);
-        find(&vm, "b", &FakeVm::memdev(), &host).await.unwrap();
+        find("b").await.unwrap();
     }
 
     #[tokio::test]

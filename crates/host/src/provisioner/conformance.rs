@@ -126,7 +126,7 @@ async fn conforms(case: Case<impl Provisioner>) {
     }
 }
 
-async fn backing(connection: &Connection<Qemu>) -> LiveBacking {
+async fn backing(connection: &Connection<Qemu>) -> LiveBacking<Qemu> {
     let memdev = FakeVm::memdev();
     LiveBacking::find(&HostFiles::default(), "vm", connection, &memdev)
         .await

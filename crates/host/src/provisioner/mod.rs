@@ -11,6 +11,7 @@ use demeter_policy::{ByteCount, Tier, TierBytes};
 use tokio::time::Instant;
 
 use crate::controller::{Observation, Order, PATIENCE, VmCommand};
+use crate::hypervisor::HypervisorError;
 
 /// A way to change how much memory of each tier a VM owns.
 ///
@@ -75,6 +76,9 @@ pub enum ProvisionError {
     /// The VM said no.
     #[error("refused: {0}")]
     Refused(String),
+    /// What is known of it may hold no more.
+    #[error("the VM was reset, stopped or changed meanwhile; it is looked at anew")]
+    Disturbed,
     /// What the VM said cannot be true. It is to be left alone.
     #[error("the guest lies: {0}")]
     Hostile(String),
@@ -86,6 +90,16 @@ pub enum ProvisionError {
         /// What the system said.
         source: std::io::Error,
     },
+}
+
+impl From<HypervisorError> for ProvisionError {
+    fn from(error: HypervisorError) -> Self {
+        match error {
+            HypervisorError::Timeout(why) => Self::Timeout(why),
+            HypervisorError::Gone(why) => Self::Unreachable(why),
+            HypervisorError::Failed(why) => Self::Refused(why),
+        }
+    }
 }
 
 /// Carries a command of the controller out. Gives the observation of it, and what went back to the

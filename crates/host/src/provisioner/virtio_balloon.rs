@@ -47,7 +47,7 @@ impl<H: Hypervisor, B: Backing> VirtioBalloon<H, B> {
     fn at_most(&self, guest: ByteCount) -> Result<TierBytes, ProvisionError> {
         let size = TierBytes::from_fn(|tier| self.backing.size(tier));
         let held = (size.fast.0 + size.slow.0).saturating_sub(guest.0);
-        let own = |tier: Tier, other: Tier| {
+        let own = |tier: Tier, other: Tier| -> Result<_, ProvisionError> {
             let holes = size.get(other).0.saturating_sub(self.backed(other)?.0);
             let missing = held.saturating_sub(holes);
             Ok(ByteCount(size.get(tier).0.saturating_sub(missing)))

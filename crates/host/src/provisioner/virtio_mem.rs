@@ -179,11 +179,9 @@ pub(super) async fn within<T>(
     answer: impl Answer<T>,
 ) -> Result<T, ProvisionError> {
     match timeout_at(deadline, answer).await {
-        Ok(Ok(value)) => Ok(value),
         Ok(Err(HypervisorError::Timeout(_))) | Err(_) => {
             Err(ProvisionError::Timeout(hypervisor.name()))
         }
-        Ok(Err(HypervisorError::Gone(why))) => Err(ProvisionError::Unreachable(why)),
-        Ok(Err(HypervisorError::Failed(why))) => Err(ProvisionError::Refused(why)),
+        Ok(answer) => Ok(answer?),
     }
 }

@@ -15,7 +15,7 @@ use super::*;
 use crate::api::tests::ask;
 use crate::hard_limit::tests::FakeRoot;
 use crate::hypervisor::Event;
-use crate::testing::{FakeGuest, FakeVm, Told};
+use crate::testing::{FakeGuest, FakeVm, State, Told};
 use crate::view::{EventView, TierView, VmView};
 
 const SIZE: TierBytes = TierBytes {
@@ -397,6 +397,47 @@ async fn after_a_resume_all_is_found_anew() {
     vm.tell(Told::Event(Event::Changed));
     let refused = |vm: &VmView| vm.problem.as_ref().is_some_and(|p| p.contains("only read"));
     host.until("db", "looked at again", refused).await;
+}
+
+fn is_untouched(vm: &FakeVm) -> bool {
+    backed(vm, Tier::Fast) == 64 * MIB && backed(vm, Tier::Slow) == 128 * MIB
+}
+
+#[tokio::test]
+async fn a_snapshot_that_is_loaded_between_ping_and_punch_loses_nothing() {
+    let vm = FakeVm::new(SIZE);
+    let guest = guest(&vm);
+    // With a device that lets nothing be punched afterwards.
+    vm.state().upon_status = Some(|vm| {
+        vm.pinned = true;
+        Event::Changed
+    });
+    let host = Host::start(folder(), &section("db", &vm, "")).await;
+    let refused = |vm: &VmView| vm.problem.as_ref().is_some_and(|p| p.contains("gpu0"));
+    host.until("db", "refused", refused).await;
+    assert!(guest.held_blocks() > 0, "there was something to punch");
+    assert!(is_untouched(&vm));
+}
+
+#[tokio::test]
+async fn a_reset_between_ping_and_punch_loses_nothing() {
+    fn resets_always(vm: &mut State) -> Event {
+        vm.upon_status = Some(resets_always);
+        Event::Reset
+    }
+    let vm = FakeVm::new(SIZE);
+    let guest = guest(&vm);
+    vm.state().upon_status = Some(resets_always);
+    let host = Host::start(folder(), &section("db", &vm, "")).await;
+    let reset_twice = async {
+        let is_reset = |event: &&EventView| event.text.contains("reset");
+        while host.events().await.iter().filter(is_reset).count() < 2 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon(reset_twice).await;
+    assert!(guest.held_blocks() > 0, "there was something to punch");
+    assert!(is_untouched(&vm));
 }
 
 #[tokio::test]

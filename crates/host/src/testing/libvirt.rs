@@ -11,7 +11,6 @@ use tokio::sync::broadcast;
 
 use super::vm::State;
 use super::{Told, qmp};
-use crate::hypervisor::Event;
 use crate::hypervisor::libvirt::{
     Decoder, Domain, EVENT, Malformed, Message, OK, Procedure, REPLY, Reader, Writer,
 };
@@ -67,13 +66,10 @@ async fn speak(
     let mut bytes = [0; 4096];
     loop {
         tokio::select! {
+            biased;
             told = told.recv() => {
-                let name = match told {
-                    Ok(Told::Event(Event::Reset)) => "RESET",
-                    Ok(Told::Event(Event::Changed)) => "RESUME",
-                    Ok(Told::SizeChange) => "BALLOON_CHANGE",
-                    Err(_) => return Ok(()),
-                };
+                let Ok(told) = told else { return Ok(()) };
+                let name = qmp::name(told);
                 let body = domain().write(Writer::default().i32(1)).text(name).u32(0).u32(0).u32(0);
                 let event = message(Procedure::MONITOR_EVENT, EVENT, 0, Ok(body.u32(0)));
                 stream.write_all(&event.bytes()).await?;

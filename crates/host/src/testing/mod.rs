@@ -9,6 +9,7 @@ mod vm;
 use std::fs::File;
 use std::os::fd::FromRawFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use demeter_policy::provision::ProvisionerKind;
 use demeter_policy::{ByteCount, NodeId, PerTier, Tier, TierBytes};
 use demeter_proto::GpaRange;
 use tokio::net::UnixListener;
-use tokio::sync::{Notify, broadcast, mpsc};
+use tokio::sync::{Notify, broadcast, mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::agent::tests::own_process;
@@ -53,6 +54,8 @@ pub(crate) struct FakeVm {
     temporary: Option<tempfile::TempDir>,
     state: Arc<Mutex<State>>,
     told: broadcast::Sender<Told>,
+    /// Events that were told.
+    happened: Arc<AtomicU64>,
     server: JoinHandle<()>,
     /// Its libvirtd, if it has one.
     daemon: Mutex<JoinSet<()>>,
@@ -78,6 +81,7 @@ impl FakeVm {
             temporary: None,
             state,
             told,
+            happened: Arc::default(),
             server,
             daemon: Mutex::default(),
         }
@@ -132,19 +136,27 @@ impl FakeVm {
     /// Connects to it without any QEMU.
     pub fn simulated(&self) -> Connection<Simulated> {
         let size_change = Arc::new(Notify::new());
+        let (events_told, told_so_far) = watch::channel(self.happened.load(Ordering::Relaxed));
         let hypervisor = Simulated {
             state: self.state.clone(),
             size_change: size_change.clone(),
+            happened: self.happened.clone(),
+            events_told: told_so_far,
         };
         let (events_in, events) = mpsc::channel(16);
         let mut told = self.told.subscribe();
         tokio::spawn(async move {
             while let Ok(told) = told.recv().await {
                 match told {
-                    Told::Event(event) => drop(events_in.send(event).await),
+                    Told::Event(event) => {
+                        let _ = events_in.send(event).await;
+                        events_told.send_modify(|count| *count += 1);
+                    }
                     Told::SizeChange => size_change.notify_waiters(),
                 }
             }
+            events_told.send_modify(|count| *count += 1);
+            drop(events_in);
         });
         Connection {
             hypervisor,
@@ -195,11 +207,15 @@ impl FakeVm {
 
     /// Tells whoever is connected.
     pub fn tell(&self, told: Told) {
-        self.told.send(told).unwrap();
+        assert!(self.told.receiver_count() > 0, "nobody is connected");
+        self.tell_if_heard(told);
     }
 
     /// Tells whoever is connected, if anybody is.
     pub fn tell_if_heard(&self, told: Told) {
+        if matches!(told, Told::Event(_)) {
+            self.happened.fetch_add(1, Ordering::Relaxed);
+        }
         let _ = self.told.send(told);
     }
 

@@ -57,6 +57,7 @@ pub(super) fn execute(vm: &mut State, command: &str, arguments: &Value) -> Resul
             vm.request_balloon_size(size()?);
             Ok(json!({}))
         }
+        "query-status" => Ok(json!({"status": "running", "running": true})),
         "query-balloon" => Ok(json!({"actual": vm.balloon_size()})),
         "qom-list" => Ok(match (vm.pinned, arguments["path"].as_str()) {
             (true, Some("/machine/peripheral")) => {
@@ -111,6 +112,19 @@ fn monitor(vm: &State, line: &str) -> Result<Value, String> {
     )))
 }
 
+/// How QEMU calls an event.
+pub(super) fn name(told: Told) -> &'static str {
+    match told {
+        Told::Event(Event::Reset) => "RESET",
+        Told::Event(Event::Changed) => "RESUME",
+        Told::SizeChange => "BALLOON_CHANGE",
+    }
+}
+
+fn event_of(told: Told) -> Value {
+    json!({"event": name(told), "data": {}})
+}
+
 /// Serves one client at a time.
 pub(super) async fn serve(
     listener: UnixListener,
@@ -134,15 +148,12 @@ async fn speak(
         .write_all(b"{\"QMP\": {\"version\": {}, \"capabilities\": []}}\r\n")
         .await?;
     loop {
-        let said = tokio::select! {
+        let said: Vec<Value> = tokio::select! {
+            // What has happened is told before anything is answered.
+            biased;
             event = events.recv() => {
-                let event = match event {
-                    Ok(Told::Event(Event::Reset)) => "RESET",
-                    Ok(Told::Event(Event::Changed)) => "RESUME",
-                    Ok(Told::SizeChange) => "BALLOON_CHANGE",
-                    Err(_) => return Ok(()),
-                };
-                json!({"event": event, "data": {}})
+                let Ok(told) = event else { return Ok(()) };
+                vec![event_of(told)]
             }
             line = lines.next_line() => {
                 let Some(line) = line? else { return Ok(()) };
@@ -152,14 +163,19 @@ async fn speak(
                     continue;
                 }
                 let name = command["execute"].as_str().unwrap_or("");
-                match execute(&mut state, name, &command["arguments"]) {
+                let happens = state.upon_status.take_if(|_| name == "query-status");
+                let event = happens.map(|happens| event_of(Told::Event(happens(&mut state))));
+                let answer = match execute(&mut state, name, &command["arguments"]) {
                     Ok(value) => json!({"return": value, "id": command["id"]}),
                     Err(desc) => json!({
                         "error": {"class": "GenericError", "desc": desc}, "id": command["id"],
                     }),
-                }
+                };
+                event.into_iter().chain([answer]).collect()
             }
         };
-        writer.write_all(format!("{said}\r\n").as_bytes()).await?;
+        for said in said {
+            writer.write_all(format!("{said}\r\n").as_bytes()).await?;
+        }
     }
 }

@@ -4,18 +4,19 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use demeter_policy::{
     ByteCount, GuestPhysAddr, MIB, NodeId, PAGE_SIZE, PerTier, PhysRange, Pid, Tier, TierBytes,
 };
 use demeter_proto::Nonce;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use super::memfd;
 use crate::backing::FileOffset;
 use crate::hypervisor::{
-    HostVirtAddr, Hypervisor, HypervisorError, Mapping, MemoryBackend, MemoryDevice,
+    Event, HostVirtAddr, Hypervisor, HypervisorError, Mapping, MemoryBackend, MemoryDevice,
 };
 use crate::memory::MemoryFile;
 
@@ -99,6 +100,8 @@ pub(crate) struct State {
     pub pinned: bool,
     /// A DIMM: where the guest has it.
     pub dimm: Option<PhysRange>,
+    /// What happens, once, when QEMU is asked for its status, before it answers.
+    pub upon_status: Option<fn(&mut State) -> Event>,
 }
 
 const BLOCK: u64 = 2 * MIB;
@@ -133,6 +136,7 @@ impl State {
             private: false,
             pinned: false,
             dimm: None,
+            upon_status: None,
         }
     }
 
@@ -299,6 +303,8 @@ fn nearer(now: u64, goal: u64) -> u64 {
 pub(crate) struct Simulated {
     pub(super) state: Arc<Mutex<State>>,
     pub(super) size_change: Arc<Notify>,
+    pub(super) happened: Arc<AtomicU64>,
+    pub(super) events_told: watch::Receiver<u64>,
 }
 
 impl Simulated {
@@ -354,6 +360,18 @@ impl Hypervisor for Simulated {
     async fn request_balloon_size(&self, size: ByteCount) -> Result<(), HypervisorError> {
         self.state()?.request_balloon_size(size.0);
         Ok(())
+    }
+
+    fn events_told(&self) -> u64 {
+        *self.events_told.borrow()
+    }
+
+    async fn catch_up(&self) -> Result<(), HypervisorError> {
+        let happened = self.happened.load(Ordering::Relaxed);
+        let mut told = self.events_told.clone();
+        let told = told.wait_for(|told| *told >= happened).await;
+        told.map(|_| ())
+            .map_err(|_| HypervisorError::Gone("it has ended".into()))
     }
 
     fn size_change(&self) -> impl Future<Output = ()> + Send {

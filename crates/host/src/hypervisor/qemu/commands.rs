@@ -166,6 +166,19 @@ impl Hypervisor for Qemu {
         Ok(())
     }
 
+    fn events_told(&self) -> u64 {
+        self.told()
+    }
+
+    /// QEMU's main loop carries this command out, as it does resets, stops, resumes, loads and
+    /// migrations, so that each of these is over or has not begun; and events and answers leave by one
+    /// queue. libvirt passes both on, but by threads of its own: there, the order is not promised, and an
+    /// event may come as much later as libvirt's daemon takes to send it.
+    async fn catch_up(&self) -> Result<(), HypervisorError> {
+        self.execute::<Value>("query-status", json!({})).await?;
+        Ok(())
+    }
+
     fn size_change(&self) -> impl Future<Output = ()> + Send {
         self.size_changes().notified()
     }

@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -145,6 +146,8 @@ struct Shared {
     command_timeout: Duration,
     /// Why the connection ended, once it has.
     ended: OnceLock<String>,
+    /// Events that were told, and the connection's end.
+    told: AtomicU64,
     /// Woken whenever a size may have changed.
     size_change: Notify,
 }
@@ -233,6 +236,7 @@ impl Qemu {
             name,
             command_timeout: answer,
             ended: OnceLock::new(),
+            told: AtomicU64::new(0),
             size_change: Notify::new(),
         });
         let (calls, received) = mpsc::channel(COMMANDS_MAX);
@@ -352,6 +356,11 @@ impl Qemu {
         serde_json::from_value(answer).map_err(|error| self.unknown(command, error.to_string()))
     }
 
+    /// Events that were told, and the connection's end.
+    pub(super) fn told(&self) -> u64 {
+        self.shared.told.load(Ordering::Relaxed)
+    }
+
     /// Woken whenever a size may have changed.
     pub(super) fn size_changes(&self) -> &Notify {
         &self.shared.size_change
@@ -399,6 +408,7 @@ impl<W: Wire> Task<W> {
         };
         tracing::debug!("{}: {why}", self.shared.name);
         self.shared.ended.get_or_init(|| why);
+        self.shared.told.fetch_add(1, Ordering::Relaxed);
         // Only now `pending` goes, and those who wait for an answer hear of it.
     }
 
@@ -430,6 +440,9 @@ impl<W: Wire> Task<W> {
                     continue;
                 }
                 Message::Event(Notice::Tell(event)) => {
+                    // Before any answer that comes behind it is passed on, so that whoever has got that
+                    // one sees this.
+                    self.shared.told.fetch_add(1, Ordering::Relaxed);
                     // An event that is not kept may be a reset that nobody hears of. A new
                     // connection asks for everything anew.
                     if let Err(mpsc::error::TrySendError::Full(_)) = self.events.try_send(event) {

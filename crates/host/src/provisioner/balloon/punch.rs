@@ -1,4 +1,18 @@
 //! Gives pages back to the host, in batches that end soon.
+//!
+//! Why a batch takes nothing from a guest that uses it again, in the order in which things are asked:
+//!
+//! 1. The disturbances of the VM that were told so far are counted.
+//! 2. The agent answers a ping of the session in which it named the pages. A guest that was reset before it
+//!    answered is in another session. One that was taken back to a snapshot may be in the same one.
+//! 3. The hypervisor answers a question that is asked after that. It tells of a disturbance before it
+//!    answers anything later. So if the count is still the same, the VM was not disturbed between 1 and
+//!    this answer: it is the guest that named the pages, and it holds them.
+//! 4. The batch is punched, and the count is looked at again before each hole. What happens after the
+//!    answer stops it as soon as it is told. No more is punched by then than what the batch has, and no
+//!    more afterwards than the hole that is being made.
+//!
+//! Whatever was told before 1 has ended the call before it comes here: who calls hears of events first.
 
 use std::io;
 use std::iter::Peekable;
@@ -40,6 +54,8 @@ enum Batch {
     Returned(ByteCount),
     /// Nothing was touched: this keeps memory pinned.
     Pinned(String),
+    /// The VM was disturbed; holes may have been made before that.
+    Disturbed,
 }
 
 impl<B: Backing> Guest<B> {
@@ -51,21 +67,29 @@ impl<B: Backing> Guest<B> {
         tier: Tier,
         batch: Vec<Extent>,
     ) -> Result<(), ProvisionError> {
+        let disturbances = self.backing.disturbances();
         self.agent.confirm(session).await.map_err(|Away| away())?;
-        let punched = self.punch_batch(tier, batch).await;
+        self.backing.catch_up().await?;
+        let punched = self.punch_batch(tier, batch, disturbances).await;
         match punched.map_err(|source| ProvisionError::Backing { tier, source })? {
             Batch::Returned(bytes) => {
                 self.returned.0 += bytes.0;
                 Ok(())
             }
+            Batch::Disturbed => Err(ProvisionError::Disturbed),
             Batch::Pinned(by) => Err(ProvisionError::Refused(format!(
                 "{by} keeps guest memory pinned; a VM with such a device cannot be ballooned"
             ))),
         }
     }
 
-    /// Punches on a thread where waiting delays nobody.
-    async fn punch_batch(&self, tier: Tier, batch: Vec<Extent>) -> io::Result<Batch> {
+    /// Punches on a thread where waiting delays nobody, as long as there were no more `disturbances`.
+    async fn punch_batch(
+        &self,
+        tier: Tier,
+        batch: Vec<Extent>,
+        disturbances: u64,
+    ) -> io::Result<Batch> {
         let permit = self.punching.clone().acquire_owned().await;
         let stop = Stop::default();
         let stopped = stop.0.clone();
@@ -79,6 +103,9 @@ impl<B: Backing> Guest<B> {
             for hole in batch {
                 if stopped.load(Ordering::Relaxed) {
                     break;
+                }
+                if backing.disturbances() != disturbances {
+                    return Ok(Batch::Disturbed);
                 }
                 backing.punch(hole)?;
             }

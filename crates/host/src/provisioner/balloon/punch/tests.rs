@@ -13,6 +13,7 @@ use super::*;
 use crate::agent::AgentClient;
 use crate::agent::tests::{Pipe, hello, own_process, shown, soon};
 use crate::backing::NotInTier;
+use crate::hypervisor::HypervisorError;
 use crate::process::Opener;
 use crate::provisioner::Provisioner;
 use crate::provisioner::balloon::Balloon;
@@ -24,6 +25,10 @@ const GIB: u64 = 1 << 30;
 struct Record {
     holes: Vec<Extent>,
     pinned: Option<String>,
+    disturbances: u64,
+    /// Disturbed when the hypervisor is asked, once so much was punched; and after so many holes.
+    disturbed_at: Option<u64>,
+    disturbed_after: Option<usize>,
     /// How long a hole takes.
     delay: Duration,
 }
@@ -53,7 +58,11 @@ impl Backing for Recorder {
     fn punch(&self, hole: Extent) -> io::Result<()> {
         let delay = self.0.lock().unwrap().delay;
         std::thread::sleep(delay);
-        self.0.lock().unwrap().holes.push(hole);
+        let mut record = self.0.lock().unwrap();
+        record.holes.push(hole);
+        if record.disturbed_after == Some(record.holes.len()) {
+            record.disturbances += 1;
+        }
         Ok(())
     }
 
@@ -67,8 +76,22 @@ impl Backing for Recorder {
         Ok(self.0.lock().unwrap().pinned.clone())
     }
 
+    fn disturbances(&self) -> u64 {
+        self.0.lock().unwrap().disturbances
+    }
+
+    async fn catch_up(&self) -> Result<(), HypervisorError> {
+        let mut record = self.0.lock().unwrap();
+        if record.disturbed_at == Some(record.punched()) {
+            record.disturbed_at = None;
+            record.disturbances += 1;
+        }
+        Ok(())
+    }
+
     fn backed(&self, _: Tier) -> io::Result<ByteCount> {
-        Ok(ByteCount(GIB - self.0.lock().unwrap().punched()))
+        let punched = self.0.lock().unwrap().punched();
+        Ok(ByteCount(GIB.saturating_sub(punched)))
     }
 }
 
@@ -174,6 +197,36 @@ async fn a_call_that_is_dropped_ends_with_its_hole_and_the_next_one_waits_for_th
     assert!(ended <= begun + 1, "{ended} after {begun}");
     sleep(Duration::from_millis(120)).await;
     assert_eq!(recorder.0.lock().unwrap().holes.len(), ended);
+}
+
+#[tokio::test]
+async fn a_disturbance_between_ping_and_punch_stops_the_batch_before_its_first_hole() {
+    for batches in 0..2 {
+        let recorder = Recorder::default();
+        recorder.0.lock().unwrap().disturbed_at = Some(batches * BATCH_MAX.0);
+        let (mut balloon, _guest, _dir) = meet(&recorder, |_| {}).await;
+        let result = balloon.actual(deadline()).await;
+        assert!(
+            matches!(result, Err(ProvisionError::Disturbed)),
+            "{result:?}"
+        );
+        assert_eq!(recorder.0.lock().unwrap().punched(), batches * BATCH_MAX.0);
+        // The batches before it were whole; all is asked anew.
+        balloon.actual(deadline()).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_disturbance_within_a_batch_stops_it_at_the_next_hole() {
+    let recorder = Recorder::default();
+    recorder.0.lock().unwrap().disturbed_after = Some(3);
+    let (mut balloon, _guest, _dir) = meet(&recorder, |_| {}).await;
+    let result = balloon.actual(deadline()).await;
+    assert!(
+        matches!(result, Err(ProvisionError::Disturbed)),
+        "{result:?}"
+    );
+    assert_eq!(recorder.0.lock().unwrap().holes.len(), 3);
 }
 
 #[tokio::test]
