@@ -1,10 +1,11 @@
-//! A guest that holds every second page: however many pieces that makes, it comes to be known, by calls
-//! that end long before all is told, and what the host keeps of it is bounded.
+//! A guest that holds every second page, then some of the others as well, then all of the others instead: however
+//! many pieces that makes, it comes to be known, by calls that end long before all is told, and what the host
+//! keeps of it is bounded.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use demeter_host::provisioner::{ProvisionError, Provisioner};
 use demeter_policy::{ByteCount, GuestPhysAddr, NodeId, PAGE_SIZE, PerTier, PhysRange, Tier};
 use demeter_proto::{
     BootId, Decoder, Done, GpaRange, Hello, Message, NodeTotal, Nonce, Outcome, RANGES_MAX, Ranges,
-    RequestId, SessionId, encode,
+    RequestId, Resize, SessionId, encode,
 };
 use tokio::time::Instant;
 
@@ -56,6 +57,8 @@ const OWN_PAGE: u64 = 1 << 50;
 struct Memory {
     size: u64,
     punched: Arc<AtomicU64>,
+    /// Whether the guest holds the odd pages, and not the even ones.
+    odd: Arc<AtomicBool>,
     nonce: Arc<Mutex<Nonce>>,
 }
 
@@ -99,7 +102,7 @@ impl Backing for Memory {
     }
 }
 
-/// A guest that holds every second page of its fast node.
+/// A guest that holds every second page of its fast node, and more where it is asked to.
 fn serve(mut host: UnixStream, memory: &Memory) -> io::Result<()> {
     let mut say = {
         let mut host = host.try_clone()?;
@@ -148,32 +151,65 @@ fn serve(mut host: UnixStream, memory: &Memory) -> io::Result<()> {
                 } => {
                     let end = if node == NodeId(0) { memory.size } else { 0 };
                     let step = 2 * PAGE_SIZE;
-                    let mut pages = (from.0.next_multiple_of(step)..end)
-                        .step_by(step as usize)
-                        .map(|start| GpaRange {
-                            start: GuestPhysAddr(start),
-                            bytes: ByteCount(PAGE_SIZE),
-                        });
+                    let odd = match memory.odd.load(Ordering::Relaxed) {
+                        true => PAGE_SIZE,
+                        false => 0,
+                    };
+                    let first = from.0.saturating_sub(odd).next_multiple_of(step) + odd;
+                    let mut pages = (first..end).step_by(step as usize).map(page);
                     say(Message::Held(Ranges {
                         request,
                         node,
                         ranges: pages.by_ref().take(RANGES_MAX).collect(),
                         more: pages.next().is_some(),
                     }))?;
-                    say(Message::Done(Done {
-                        request,
-                        node,
-                        moved: ByteCount(0),
-                        held: ByteCount(0),
-                        outcome: Outcome::Ok,
-                        reason: String::new(),
-                    }))?;
+                    say(done(request, node))?;
+                }
+                // As far from each other as can be.
+                Message::Inflate(Resize {
+                    request,
+                    node,
+                    bytes,
+                }) => {
+                    let count = bytes.0 / PAGE_SIZE;
+                    let apart = memory.size / count / (2 * PAGE_SIZE) * 2 * PAGE_SIZE;
+                    let mut pages = (0..count).map(|at| page(at * apart + PAGE_SIZE)).peekable();
+                    while pages.peek().is_some() {
+                        say(Message::Inflated(Ranges {
+                            request,
+                            node,
+                            ranges: pages.by_ref().take(RANGES_MAX).collect(),
+                            more: pages.peek().is_some(),
+                        }))?;
+                    }
+                    say(done(request, node))?;
                 }
                 _ => {}
             }
         }
     }
 }
+
+fn page(start: u64) -> GpaRange {
+    GpaRange {
+        start: GuestPhysAddr(start),
+        bytes: ByteCount(PAGE_SIZE),
+    }
+}
+
+fn done(request: RequestId, node: NodeId) -> Message {
+    Message::Done(Done {
+        request,
+        node,
+        moved: ByteCount(0),
+        held: ByteCount(0),
+        outcome: Outcome::Ok,
+        reason: String::new(),
+    })
+}
+
+/// The most that a host asks a guest for at once.
+const ASK_MAX: u64 = 256 << 20;
 
 /// Lets a host meet such a guest, in calls of `patience`. Gives how many ended before all was known, and
 /// the most memory that was taken.
@@ -184,6 +220,7 @@ fn meet(size: u64, patience: Duration) -> (u64, usize) {
     let memory = Memory {
         size,
         punched: Arc::default(),
+        odd: Arc::default(),
         nonce: Arc::new(Mutex::new(Nonce([0; 16]))),
     };
     let guests = memory.clone();
@@ -206,28 +243,42 @@ fn meet(size: u64, patience: Duration) -> (u64, usize) {
         };
         let mut balloon = Balloon::new(agent, memory.clone(), nodes, ByteCount(0));
         let mut unfinished = 0;
-        loop {
-            match balloon.actual(Instant::now() + patience).await {
-                Ok(owned) => {
-                    assert_eq!(owned.fast, ByteCount(size / 2));
-                    return unfinished;
+        let mut before = 0;
+        for odd in [false, true] {
+            memory.odd.store(odd, Ordering::Relaxed);
+            let owned = loop {
+                match balloon.actual(Instant::now() + patience).await {
+                    Ok(owned) => break owned.fast,
+                    Err(ProvisionError::Unfinished) => unfinished += 1,
+                    // Where the machine gave this program no time at all.
+                    Err(ProvisionError::Timeout(_)) => {}
+                    Err(error) => panic!("{error}"),
                 }
-                Err(ProvisionError::Unfinished) => unfinished += 1,
-                // Where the machine gave this program no time at all.
-                Err(ProvisionError::Timeout(_)) => {}
-                Err(error) => panic!("{error}"),
+            };
+            assert_eq!(owned, ByteCount(size / 2));
+            // Whatever was cut off, no more than a batch of 512 holes was begun again.
+            let punched = memory.punched.load(Ordering::Relaxed) - before;
+            let again = punched - size / 2;
+            assert!(again <= unfinished * 512 * PAGE_SIZE, "{again} bytes twice");
+            if !odd {
+                let target = ByteCount(size / 2 - ASK_MAX);
+                let patience = Instant::now() + Duration::from_secs(300);
+                let progress = balloon.set(Tier::Fast, target, patience).await.unwrap();
+                assert_eq!(progress.owned, target);
+                before = memory.punched.load(Ordering::Relaxed);
+                assert_eq!(before - punched, ASK_MAX, "and nothing besides");
             }
         }
+        unfinished
     });
-    // Whatever was cut off, no more than a batch of 512 holes was begun again.
-    let again = memory.punched.load(Ordering::Relaxed) - size / 2;
-    assert!(again <= unfinished * 512 * PAGE_SIZE, "{again} bytes twice");
     (unfinished, MOST.load(Ordering::Relaxed) - before)
 }
 
-/// Two bits a page, and a MiB for what is on its way.
+/// A bit a page and a 64th of that, and what is on its way: 16 bytes for each of the 65,536 pages that are
+/// asked for at once, half of that again while their list grows, and the buffers of the connection.
 fn bound(size: u64) -> usize {
-    (size / PAGE_SIZE / 4 + (1 << 20)) as usize
+    let kept = size / PAGE_SIZE / 8 * 65 / 64;
+    (kept + (3 << 20)) as usize
 }
 
 #[test]

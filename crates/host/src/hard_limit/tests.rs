@@ -267,11 +267,11 @@ impl Limited {
     fn takes(&mut self, mib: u64) -> bool {
         let stdin = self.child.stdin.as_mut().unwrap();
         writeln!(stdin, "{mib}").unwrap();
-        // The runner says things of its own.
+        // The runner says things of its own, and begins the line where it has one thread.
         self.said
             .by_ref()
             .map_while(Result::ok)
-            .any(|line| line == format!("took {mib}"))
+            .any(|line| line.ends_with(&format!("took {mib}")))
     }
 
     fn limit(&self) -> String {

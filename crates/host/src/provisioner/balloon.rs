@@ -21,9 +21,10 @@
 //! zero from before the question until all punches are done.
 //!
 //! What the host believes to be held is asked anew whenever the agent or the guest was started
-//! anew, when the driver gave memory back by itself, and after every deflation. Pages that turn out
-//! to be held and were not known are punched as well; pages that were known and are not held any
-//! more are the guest's again. Memory that was plugged in later (a DIMM) is of no tier: a guest may hold
+//! anew, when the driver gave memory back by itself, and after every deflation. What is held by then is one
+//! set of pages, for which the set before it makes room; of that one a digest of every 16 MiB is kept. Where
+//! the digest is another one now, what is held is punched; where it is the same, it was. Pages that are not
+//! held any more are the guest's again. Memory that was plugged in later (a DIMM) is of no tier: a guest may hold
 //! it, as the driver cannot tell it from other memory of the node, and it counts for nothing. Where the file occupies more than the VM owns, all that is held is
 //! punched once more.
 //!
@@ -37,7 +38,8 @@
 //! - Of what was held before a reset, no more is punched after it than one batch.
 //! - What is owned is the size of the tier's memory less what was checked and punched.
 //! - The guest may own at most the target and its allowance, until it is told another target.
-//! - Whatever the guest says, what is kept of it is two bits a page of its memory: 64 KiB a GiB.
+//! - Whatever the guest says, what is kept of it is one bit a page of its memory, and a 64th of that: 32.5 KiB
+//!   a GiB. What is on its way besides is bounded by [`ASK_MAX`]: a list of at most as many runs as it has pages.
 //! - A guest that answers truly comes to be known, however many pieces it names and however soon the
 //!   deadlines are.
 
@@ -53,7 +55,7 @@ use tokio::sync::Semaphore;
 use tokio::time::error::Elapsed;
 use tokio::time::{Duration, Instant, timeout_at};
 
-use super::held::HeldSet;
+use super::held::{HeldSet, Seals};
 use super::{Progress, ProvisionError, Provisioner};
 use crate::agent::{AgentClient, Away, GuestSession};
 use crate::backing::Backing;
@@ -98,8 +100,10 @@ struct View {
     session: SessionId,
     /// What the driver had given back by itself by then.
     oom_returned: ByteCount,
-    /// Given back to the host, and not known to be the guest's again.
+    /// What the guest named, and all of it was given back where no listing is due.
     held: PerTier<HeldSet>,
+    /// Of what was given back to the host, and is not known to be the guest's again.
+    seals: PerTier<Seals>,
     /// So much is held besides of memory that was plugged in, by the guest's word.
     plugged: TierBytes,
     /// What is still to be found out of a tier. Set before the guest is asked to change anything, so
@@ -158,6 +162,7 @@ impl<B: Backing> Balloon<B> {
                 session: peer.session,
                 oom_returned,
                 held: PerTier::from_fn(|tier| HeldSet::new(size(tier))),
+                seals: PerTier::from_fn(|tier| Seals::new(size(tier))),
                 plugged: TierBytes::default(),
                 listing: PerTier::default(),
             },
@@ -166,7 +171,7 @@ impl<B: Backing> Balloon<B> {
         if !undisturbed || (view.is_whole() && !is_current) {
             view.session = peer.session;
             view.oom_returned = oom_returned;
-            view.listing = PerTier::from_fn(|tier| Some(Listing::new(size(tier))));
+            view.listing = PerTier::from_fn(|_| Some(Listing::default()));
         }
         let view = self.view.insert(view);
         if !view.is_whole() {

@@ -1,5 +1,7 @@
 //! Which pages of a backing file a guest's driver holds for the host.
 
+use std::hash::{BuildHasher, RandomState};
+
 use demeter_policy::{ByteCount, PAGE_SIZE};
 
 use crate::backing::FileOffset;
@@ -7,21 +9,83 @@ use crate::backing::FileOffset;
 /// Pages that a word of the bitmap tells of.
 const WORD_PAGES: u64 = 64;
 
-/// A set of pages by their offset in a file: a bitmap of the whole file.
+/// Words that a seal stands for: 4096 pages, 16 MiB of the file.
+const PART_WORDS: usize = 64;
+
+/// A set of pages by their offset in a file: a bitmap of the whole file, from its first page on.
 ///
 /// So its size is that of the file divided by 32,768, however a guest cuts its ranges; the system
 /// backs no more of it than was written.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) struct HeldSet {
+    /// Empty, or all of them.
     words: Vec<u64>,
+    words_max: usize,
     pages: u64,
 }
 
+/// What a set of pages was when all of it had been given back, as a digest of each part: enough to tell
+/// where it is another one now, in a 64th of its size. The digests are keyed by chance, so that no guest
+/// can make two parts that look alike.
+#[derive(Debug)]
+pub(super) struct Seals {
+    keys: RandomState,
+    /// By part; 0 where the seal is broken.
+    seals: Vec<u64>,
+}
+
+impl Seals {
+    /// For a file of `size`; all broken.
+    pub(super) fn new(size: ByteCount) -> Self {
+        let parts = words_of(size).div_ceil(PART_WORDS);
+        Self {
+            keys: RandomState::new(),
+            seals: vec![0; parts],
+        }
+    }
+
+    /// Breaks all: nothing counts as given back.
+    pub(super) fn break_all(&mut self) {
+        self.seals.fill(0);
+    }
+
+    /// Breaks those of the parts that are not what they were.
+    pub(super) fn break_changed(&mut self, held: &HeldSet) {
+        for (part, seal) in self.seals.iter_mut().enumerate() {
+            if *seal != digest(&self.keys, held, part) {
+                *seal = 0;
+            }
+        }
+    }
+
+    /// Seals all parts as they are.
+    pub(super) fn close(&mut self, held: &HeldSet) {
+        for (part, seal) in self.seals.iter_mut().enumerate() {
+            *seal = digest(&self.keys, held, part);
+        }
+    }
+
+    fn is_broken(&self, part: usize) -> bool {
+        self.seals.get(part).is_none_or(|&seal| seal == 0)
+    }
+}
+
+/// Never 0.
+fn digest(keys: &RandomState, held: &HeldSet, part: usize) -> u64 {
+    let mut words = held.words.chunks(PART_WORDS);
+    keys.hash_one(words.nth(part)).max(1)
+}
+
+fn words_of(size: ByteCount) -> usize {
+    size.0.div_ceil(PAGE_SIZE * WORD_PAGES) as usize
+}
+
 impl HeldSet {
-    /// No page of a file of `size`.
+    /// No page of a file of `size`. Takes no memory before there is one.
     pub(super) fn new(size: ByteCount) -> Self {
         Self {
-            words: vec![0; size.0.div_ceil(PAGE_SIZE * WORD_PAGES) as usize],
+            words: vec![],
+            words_max: words_of(size),
             pages: 0,
         }
     }
@@ -35,10 +99,13 @@ impl HeldSet {
     /// is there already, or is not in the file, nothing is added and the answer is false.
     #[must_use]
     pub(super) fn insert(&mut self, offset: FileOffset, len: ByteCount) -> bool {
-        let size = self.words.len() as u64 * WORD_PAGES * PAGE_SIZE;
+        let size = self.words_max as u64 * WORD_PAGES * PAGE_SIZE;
         let is_inside = offset.0.checked_add(len.0).is_some_and(|end| end <= size);
         if !is_inside || self.overlaps(offset, len) {
             return false;
+        }
+        if self.words.is_empty() {
+            self.words = vec![0; self.words_max];
         }
         for (word, mask) in words(offset, len) {
             self.words[word] |= mask;
@@ -48,38 +115,28 @@ impl HeldSet {
     }
 
     /// Whether any page of `[offset, offset + len)` is held.
-    pub(super) fn overlaps(&self, offset: FileOffset, len: ByteCount) -> bool {
+    fn overlaps(&self, offset: FileOffset, len: ByteCount) -> bool {
         words(offset, len).any(|(word, mask)| self.word(word) & mask != 0)
     }
 
-    /// Adds all pages of `other`, a set of pages of the same file.
-    pub(super) fn absorb(&mut self, other: &Self) {
-        for (mine, theirs) in self.words.iter_mut().zip(&other.words) {
-            self.pages += u64::from((theirs & !*mine).count_ones());
-            *mine |= theirs;
-        }
-    }
-
-    /// The pages from `from` on that are here and not in `other`, as runs of (offset, length), in
-    /// order. They are made as they are taken: of memory in single pages there are more than a list
-    /// should hold.
-    pub(super) fn runs_not_in<'a>(
+    /// The pages from `from` on in parts whose seal is broken, as runs of (offset, length), in order. They
+    /// are made as they are taken: of memory in single pages there are more than a list should hold.
+    pub(super) fn broken_runs<'a>(
         &'a self,
-        other: Option<&'a Self>,
+        seals: &'a Seals,
         from: FileOffset,
     ) -> impl Iterator<Item = (FileOffset, ByteCount)> + Send + 'a {
         let first = from.0 / PAGE_SIZE;
         let first_word = (first / WORD_PAGES) as usize;
         let words = self.words.iter().enumerate().skip(first_word);
         let mut parts = words
-            .filter(|(_, bits)| **bits != 0)
+            .filter(|(word, bits)| **bits != 0 && seals.is_broken(word / PART_WORDS))
             .flat_map(move |(word, bits)| {
                 let wanted = match word == first_word {
                     true => u64::MAX << (first % WORD_PAGES),
                     false => u64::MAX,
                 };
-                let others = other.map_or(0, |other| other.word(word));
-                parts(word as u64 * WORD_PAGES, bits & wanted & !others)
+                parts(word as u64 * WORD_PAGES, bits & wanted)
             })
             .peekable();
         std::iter::from_fn(move || {
@@ -133,11 +190,11 @@ mod tests {
 
     use super::*;
 
-    /// The file's pages.
-    const PAGES: u64 = 3700;
+    /// The file's pages, in three parts and a piece.
+    const PAGES: u64 = 3 * 4096 + 700;
 
-    fn pages() -> impl Strategy<Value = Vec<(u64, u64)>> {
-        prop::collection::vec((0u64..3000, 1u64..700), 0..12)
+    fn ranges() -> impl Strategy<Value = Vec<(u64, u64)>> {
+        prop::collection::vec((0..PAGES - 700, 1u64..700), 0..12)
     }
 
     /// Inserts all ranges that fit, here and in a plain set.
@@ -161,28 +218,45 @@ mod tests {
         runs.iter().flat_map(pages).collect()
     }
 
+    /// The pages of a part.
+    fn part(pages: &BTreeSet<u64>, part: u64) -> BTreeSet<u64> {
+        pages
+            .range(part * 4096..(part + 1) * 4096)
+            .copied()
+            .collect()
+    }
+
     proptest! {
         #[test]
-        fn it_is_a_set_of_pages(a in pages(), b in pages(), from in 0..PAGES) {
-            let (mut held, plain) = both(&a);
-            let (other, other_plain) = both(&b);
+        fn it_is_a_set_of_pages(a in ranges(), from in 0..PAGES) {
+            let (held, plain) = both(&a);
             prop_assert_eq!(held.total().0, plain.len() as u64 * PAGE_SIZE);
-            let begin = FileOffset(0);
-            let runs: Vec<_> = held.runs_not_in(Some(&other), begin).collect();
-            let difference: BTreeSet<_> = plain.difference(&other_plain).copied().collect();
-            prop_assert_eq!(&pages_of(&runs), &difference);
-            let rest: Vec<_> = held
-                .runs_not_in(Some(&other), FileOffset(from * PAGE_SIZE))
-                .collect();
-            let expected: BTreeSet<_> = difference.range(from..).copied().collect();
-            prop_assert_eq!(pages_of(&rest), expected);
+            let seals = Seals::new(ByteCount(PAGES * PAGE_SIZE));
+            let runs: Vec<_> = held.broken_runs(&seals, FileOffset(from * PAGE_SIZE)).collect();
+            let expected: BTreeSet<_> = plain.range(from..).copied().collect();
+            prop_assert_eq!(pages_of(&runs), expected);
             // Runs are whole: no two of them touch.
             prop_assert!(runs.windows(2).all(|w| w[0].0.0 + w[0].1.0 < w[1].0.0));
-            held.absorb(&other);
-            let union: BTreeSet<_> = plain.union(&other_plain).copied().collect();
-            prop_assert_eq!(held.total().0, union.len() as u64 * PAGE_SIZE);
-            let runs: Vec<_> = held.runs_not_in(None, begin).collect();
-            prop_assert_eq!(pages_of(&runs), union);
+        }
+
+        /// All that is new lies in parts whose seal breaks, and nothing of a part that is the same.
+        #[test]
+        fn a_seal_breaks_exactly_where_pages_changed(a in ranges(), b in ranges(), same in any::<bool>()) {
+            let (before, plain_before) = both(&a);
+            let (after, plain_after) = both(if same { &a } else { &b });
+            let mut seals = Seals::new(ByteCount(PAGES * PAGE_SIZE));
+            seals.close(&before);
+            seals.break_changed(&after);
+            let runs: Vec<_> = after.broken_runs(&seals, FileOffset(0)).collect();
+            let broken = pages_of(&runs);
+            for of in 0..=PAGES / 4096 {
+                let (was, is) = (part(&plain_before, of), part(&plain_after, of));
+                let expected = if was == is { BTreeSet::new() } else { is };
+                prop_assert_eq!(part(&broken, of), expected);
+            }
+            seals.break_all();
+            let runs: Vec<_> = after.broken_runs(&seals, FileOffset(0)).collect();
+            prop_assert_eq!(pages_of(&runs), plain_after);
         }
     }
 

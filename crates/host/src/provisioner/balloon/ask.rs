@@ -12,7 +12,7 @@ use super::listing::Listing;
 use super::punch::{holes, next_batch};
 use super::{ASK_MAX, Guest, MARGIN, View};
 use crate::agent::{Answers, Away};
-use crate::backing::{Backing, FileOffset};
+use crate::backing::{Backing, Extent};
 use crate::provisioner::ProvisionError;
 use crate::provisioner::held::HeldSet;
 
@@ -68,18 +68,22 @@ impl<B: Backing> Guest<B> {
         bytes: ByteCount,
     ) -> Result<Option<String>, ProvisionError> {
         let node = *self.nodes.get(tier);
-        let size = self.backing.size(tier);
-        *view.listing.get_mut(tier) = Some(Listing::new(size));
+        *view.listing.get_mut(tier) = Some(Listing::default());
         let mut answers = self.ask_to(Message::Inflate, node, bytes).await?;
-        let mut named = HeldSet::new(size);
+        let held = view.held.get_mut(tier);
+        let before = held.total();
+        // No more pieces than pages that were asked for.
+        let mut named = vec![];
         let mut plugged = ByteCount(0);
         let reason = loop {
             match answers.next().await.map_err(|Away| away())? {
                 Message::Inflated(part) if part.node == node => {
-                    let held = Some(view.held.get(tier));
-                    let more = self.take_named(tier, &part.ranges, held, &mut named)?;
+                    let more = self.take_named(tier, &part.ranges, held, |extent| {
+                        append(&mut named, extent);
+                    })?;
                     plugged.0 = plugged.0.saturating_add(more.0);
-                    if named.total().0.saturating_add(plugged.0) > bytes.0 {
+                    let more = held.total().0 - before.0;
+                    if more.saturating_add(plugged.0) > bytes.0 {
                         return Err(hostile("it holds more than it was asked to"));
                     }
                 }
@@ -89,11 +93,12 @@ impl<B: Backing> Guest<B> {
                 _ => return Err(hostile("it answers what it was not asked")),
             }
         };
-        let mut holes = holes(tier, named.runs_not_in(None, FileOffset(0))).peekable();
+        let runs = named.iter().map(|run| (run.offset, run.len));
+        let mut holes = holes(tier, runs).peekable();
         while let Some(batch) = next_batch(&mut holes) {
             self.punch(view.session, tier, batch).await?;
         }
-        view.held.get_mut(tier).absorb(&named);
+        view.seals.get_mut(tier).close(view.held.get(tier));
         let before = view.plugged.get_mut(tier);
         before.0 = before.0.saturating_add(plugged.0);
         *view.listing.get_mut(tier) = None;
@@ -110,7 +115,7 @@ impl<B: Backing> Guest<B> {
         deadline: Instant,
     ) -> Result<Option<String>, ProvisionError> {
         let node = *self.nodes.get(tier);
-        *view.listing.get_mut(tier) = Some(Listing::new(self.backing.size(tier)));
+        *view.listing.get_mut(tier) = Some(Listing::default());
         let mut left = bytes;
         let reason = loop {
             let part = left.min(ASK_MAX);
@@ -150,15 +155,15 @@ impl<B: Backing> Guest<B> {
         self.agent.ask(question).await.map_err(|Away| away())
     }
 
-    /// Checks ranges that the guest says it holds, and notes their pages in `named`. None of them
-    /// may be in `held`, or be named twice. Memory that was plugged in is of no tier, so that nothing
+    /// Checks ranges that the guest says it holds, and adds their pages to `held`, in which none of them
+    /// may be; each is shown to `added`. Memory that was plugged in is of no tier, so that nothing
     /// comes of it, but there is no lie in holding it: answers how much of it was named.
     pub(super) fn take_named(
         &self,
         tier: Tier,
         ranges: &[GpaRange],
-        held: Option<&HeldSet>,
-        named: &mut HeldSet,
+        held: &mut HeldSet,
+        mut added: impl FnMut(Extent),
     ) -> Result<ByteCount, ProvisionError> {
         let mut plugged = ByteCount(0);
         for range in ranges {
@@ -178,10 +183,10 @@ impl<B: Backing> Guest<B> {
                 }
                 let extent = self.backing.resolve(tier, part);
                 let extent = extent.map_err(|error| hostile(&error.to_string()))?;
-                let is_held = held.is_some_and(|held| held.overlaps(extent.offset, extent.len));
-                if is_held || !named.insert(extent.offset, extent.len) {
+                if !held.insert(extent.offset, extent.len) {
                     return Err(hostile(&format!("it names {range} twice")));
                 }
+                added(extent);
             }
         }
         Ok(plugged)
@@ -198,6 +203,14 @@ impl<B: Backing> Guest<B> {
         self.punching_ended().await;
         let nothing = Message::Allow { oom: ByteCount(0) };
         self.agent.tell(nothing).await.map_err(|Away| away())
+    }
+}
+
+/// Adds a run behind others, as a part of the last one where it goes on with that.
+fn append(runs: &mut Vec<Extent>, run: Extent) {
+    match runs.last_mut() {
+        Some(last) if last.offset.0 + last.len.0 == run.offset.0 => last.len.0 += run.len.0,
+        _ => runs.push(run),
     }
 }
 

@@ -11,32 +11,22 @@ use crate::backing::{Backing, FileOffset};
 use crate::provisioner::ProvisionError;
 use crate::provisioner::held::HeldSet;
 
-/// How far the list of a tier has come.
-#[derive(Debug)]
+/// How far the list of a tier has come. What was named is in the view's set.
+#[derive(Debug, Default)]
 pub(super) struct Listing {
-    named: HeldSet,
     plugged: ByteCount,
     state: State,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum State {
+    /// Nothing was asked; the set is of no use any more.
+    #[default]
+    Due,
     /// What lies below was named.
     Asking(GuestPhysAddr),
-    /// All was named; what lies below was given back. `all` is whether what was held before is given
-    /// back again.
-    GivingBack { below: FileOffset, all: bool },
-}
-
-impl Listing {
-    /// Nothing yet, of a tier of `size`.
-    pub(super) fn new(size: ByteCount) -> Self {
-        Self {
-            named: HeldSet::new(size),
-            plugged: ByteCount(0),
-            state: State::Asking(GuestPhysAddr(0)),
-        }
-    }
+    /// All was named; what lies below, and in parts whose seal is whole, was given back.
+    GivingBack { below: FileOffset },
 }
 
 impl<B: Backing> Guest<B> {
@@ -46,21 +36,28 @@ impl<B: Backing> Guest<B> {
         let Some(listing) = view.listing.get_mut(tier) else {
             return Ok(());
         };
+        let (held, seals) = (view.held.get_mut(tier), view.seals.get_mut(tier));
         self.allow_nothing().await?;
+        if let State::Due = listing.state {
+            *held = HeldSet::new(self.backing.size(tier));
+            listing.state = State::Asking(GuestPhysAddr(0));
+        }
         while let State::Asking(from) = listing.state {
-            if !self.list_part(tier, from, listing).await? {
+            if !self.list_part(tier, from, listing, held).await? {
+                match self.is_touched(tier, held)? {
+                    true => seals.break_all(),
+                    false => seals.break_changed(held),
+                }
                 listing.state = State::GivingBack {
                     below: FileOffset(0),
-                    all: self.is_touched(tier, &listing.named)?,
                 };
             }
             self.steps += 1;
         }
-        let State::GivingBack { below, all } = &mut listing.state else {
+        let State::GivingBack { below } = &mut listing.state else {
             return Ok(());
         };
-        let known = Some(view.held.get(tier)).filter(|_| !*all);
-        let mut holes = holes(tier, listing.named.runs_not_in(known, *below)).peekable();
+        let mut holes = holes(tier, held.broken_runs(seals, *below)).peekable();
         while let Some(batch) = next_batch(&mut holes) {
             let end = batch.last().map(|hole| hole.offset.0 + hole.len.0);
             self.punch(view.session, tier, batch).await?;
@@ -68,10 +65,9 @@ impl<B: Backing> Guest<B> {
             self.steps += 1;
         }
         drop(holes);
-        if let Some(listing) = view.listing.get_mut(tier).take() {
-            *view.held.get_mut(tier) = listing.named;
-            *view.plugged.get_mut(tier) = listing.plugged;
-        }
+        seals.close(held);
+        *view.plugged.get_mut(tier) = listing.plugged;
+        *view.listing.get_mut(tier) = None;
         Ok(())
     }
 
@@ -82,6 +78,7 @@ impl<B: Backing> Guest<B> {
         tier: Tier,
         from: GuestPhysAddr,
         listing: &mut Listing,
+        held: &mut HeldSet,
     ) -> Result<bool, ProvisionError> {
         let node = *self.nodes.get(tier);
         let question = |request| Message::List {
@@ -94,7 +91,7 @@ impl<B: Backing> Guest<B> {
         loop {
             match answers.next().await.map_err(|Away| away())? {
                 Message::Held(part) if part.node == node => {
-                    let plugged = self.take_named(tier, &part.ranges, None, &mut listing.named)?;
+                    let plugged = self.take_named(tier, &part.ranges, held, |_| {})?;
                     listing.plugged.0 = listing.plugged.0.saturating_add(plugged.0);
                     if let Some(end) = part.ranges.last().and_then(GpaRange::end) {
                         listing.state = State::Asking(end);
@@ -117,8 +114,8 @@ impl<B: Backing> Guest<B> {
     }
 
     /// Whether somebody has touched held memory: the guest, or whoever read all of it on the host.
-    fn is_touched(&self, tier: Tier, named: &HeldSet) -> Result<bool, ProvisionError> {
-        let owned = self.backing.size(tier).0.saturating_sub(named.total().0);
+    fn is_touched(&self, tier: Tier, held: &HeldSet) -> Result<bool, ProvisionError> {
+        let owned = self.backing.size(tier).0.saturating_sub(held.total().0);
         Ok(self.backed(tier)?.0 > owned)
     }
 }
