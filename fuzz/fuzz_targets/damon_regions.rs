@@ -4,7 +4,8 @@
 
 use std::time::Duration;
 
-use demeter_guest::tracker::damon::{Exposures, Format, Region};
+use demeter_guest::tracker::damon::Format;
+use demeter_policy::damon::{Exposures, Region};
 use demeter_policy::{GuestVirtAddr, Pid, VirtRange};
 use libfuzzer_sys::fuzz_target;
 

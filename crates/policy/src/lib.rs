@@ -7,9 +7,11 @@
 //! Within a guest [`engine::Engine`] decides: [`Sample`] → [`Classifier`] → [`rank`] → [`plan`] (with
 //! [`ResidencyMap`] and [`Room`]) → [`Plan`] → batches of moves. [`Tuning`] is what a person may set of it; [`provision`] is what a
 //! host decides between guests, and [`history`] how it tells hot memory of a guest that tells nothing.
+//! [`damon`] makes samples of accessed bits, where a guest has no sampling unit.
 
 mod addr;
 mod classifier;
+pub mod damon;
 pub mod engine;
 pub mod history;
 

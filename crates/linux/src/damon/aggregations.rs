@@ -11,8 +11,7 @@ use std::path::Path;
 
 use demeter_policy::{GuestVirtAddr, Pid, VirtRange};
 
-use super::DamonError;
-use super::regions::Region;
+use super::{DamonError, Region};
 use crate::page_size::HUGE_BYTES;
 use crate::perf::ring::{self, Record, Ring};
 use crate::perf::sys::{self, Attr, Scope, flag, sample};

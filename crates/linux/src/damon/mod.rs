@@ -2,32 +2,13 @@
 
 mod admin;
 mod aggregations;
-mod regions;
-
-use std::time::Duration;
 
 pub use admin::{Kdamond, Operations};
 pub use aggregations::{Aggregations, Format, Reported};
-pub use regions::Region;
+pub use demeter_policy::damon::{Pass, Region};
 
 #[cfg(any(test, feature = "testing"))]
 pub use aggregations::testing;
-
-/// How a pass looks at regions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pass {
-    /// From clearing an accessed bit to looking at it.
-    pub interval: Duration,
-    /// Looks at each region.
-    pub looks: u32,
-}
-
-impl Pass {
-    /// How long it takes, but for what kdamond itself needs.
-    pub fn length(&self) -> Duration {
-        self.interval * self.looks
-    }
-}
 
 /// Why DAMON cannot be used.
 #[derive(Debug, thiserror::Error)]

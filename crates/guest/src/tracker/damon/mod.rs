@@ -1,18 +1,8 @@
 //! The tracker on DAMON, the kernel's monitor of data accesses: works in any guest whose kernel
 //! has it, without a PMU.
 //!
-//! The kernel clears the accessed bit of one page of each region and looks again one sampling
-//! interval later. Each look costs microseconds, so looks are few and long: a long pass tells hot
-//! small pages from cold ones; while many regions are always found accessed, as huge pages are,
-//! shorter passes follow at once. Then the tracker rests for as long as its CPU bound wants, and five
-//! times as long while the agent is calm: between passes there is no kdamond at work. exposure.rs
-//! says what can be made of the looks.
-//!
-//! One thing stays hidden: the kernel clears accessed bits without flushing the TLB. A page that
-//! never leaves the TLB during a pass looks untouched.
-
-mod budget;
-mod exposure;
+//! [`Observer`] decides when to look, for how long, and what is made of it; here it is carried out, by a
+//! kdamond of our own. Between passes there is no kdamond at work.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -20,51 +10,19 @@ use std::time::{Duration, Instant};
 use demeter_linux::cpu;
 use demeter_linux::damon::{Aggregations, DamonError, Kdamond, Operations, Pass};
 use demeter_linux::page_size::PageSizes;
-use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, Pid, Sample};
+use demeter_policy::damon::{Observer, PASSES, region_bounds};
+use demeter_policy::{GuestVirtAddr, Pid, Sample};
 
-pub use demeter_linux::damon::{Format, Region};
-pub use exposure::Exposures;
+pub use demeter_linux::damon::Format;
 
 use super::{Drained, Settings, Tracker, TrackerError};
 use crate::maps::read_maps;
-use budget::Budget;
 
 const NAME: &str = "damon";
-
-/// Longest first. The first one ends within an epoch, kdamond's own work included; the others are
-/// waited for. Intervals are no round figures, so that they do not keep step with a program.
-const PASSES: [Pass; 4] = [
-    Pass {
-        interval: Duration::from_micros(80_021),
-        looks: 4,
-    },
-    Pass {
-        interval: Duration::from_micros(10_007),
-        looks: 5,
-    },
-    Pass {
-        interval: Duration::from_micros(1499),
-        looks: 5,
-    },
-    Pass {
-        interval: Duration::from_micros(251),
-        looks: 8,
-    },
-];
-
-/// The first one of a calm agent: enough to see that memory which was hot no longer is. At half of the cost
-/// it comes twice as often.
-const CALM_PASS: Pass = Pass {
-    looks: 2,
-    ..PASSES[0]
-};
 
 /// A pass that has reported nothing after so many times its length has no target left, or a
 /// kernel that is too busy.
 const PASS_PATIENCE: u32 = 8;
-
-/// An interval is taken to be no longer than so many times what was asked for, whatever a clock says.
-const STRETCH_MAX: u32 = 100;
 
 /// Looks at a short pass's ring, in vain, before it is given up.
 const SHORT_PASS_WAITS: u32 = 20;
@@ -72,11 +30,6 @@ const SHORT_PASS_WAIT: Duration = Duration::from_millis(5);
 
 /// Most processes that are watched; the first win.
 const MAX_TARGETS: usize = 64;
-
-/// Regions, over all targets: one for each block where memory is small enough, so that none is split or merged;
-/// else DAMON adapts their sizes.
-const REGIONS_MAX: u64 = 400;
-const REGIONS_MIN_PER_TARGET: u64 = 10;
 
 /// How often a start is tried again without the processes that went meanwhile.
 const START_ATTEMPTS: u32 = 5;
@@ -112,14 +65,14 @@ pub struct DamonTracker {
     epoch: Duration,
     wanted: Vec<Pid>,
     running: Option<Running>,
-    exposures: Exposures,
-    budget: Budget,
+    observer: Observer,
+    /// What the observer's times count from.
+    born: Instant,
     /// CPU time of the agent's own that the budget has not been charged with.
     unpaid: Duration,
     /// When the policy was last topped up.
     topped_up: Option<Instant>,
     paused: bool,
-    calm: bool,
 }
 
 /// A pass under way.
@@ -155,12 +108,11 @@ impl DamonTracker {
             epoch: settings.epoch,
             wanted: Vec::new(),
             running: None,
-            exposures: Exposures::default(),
-            budget: Budget::new(settings.cpu_percent),
+            observer: Observer::new(settings.cpu_percent, Duration::ZERO),
+            born: Instant::now(),
             unpaid: Duration::ZERO,
             topped_up: None,
             paused: false,
-            calm: false,
         })
     }
 
@@ -171,10 +123,7 @@ impl DamonTracker {
 
     /// Begins a pass over what is wanted and alive.
     fn start(&mut self, rung: usize) -> Result<(), TrackerError> {
-        let pass = match (rung, self.calm && !self.exposures.is_urgent()) {
-            (0, true) => CALM_PASS,
-            _ => PASSES[rung],
-        };
+        let pass = self.observer.pass(rung);
         for attempt in 1.. {
             self.stop()?;
             let mut targets = self.wanted.clone();
@@ -213,7 +162,7 @@ impl DamonTracker {
 
     /// Begins a long pass, unless one is under way or the budget wants a rest.
     fn start_when_due(&mut self) -> Result<(), TrackerError> {
-        match self.running.is_none() && self.budget.allows(Instant::now()) {
+        match self.running.is_none() && self.observer.may_look(self.born.elapsed()) {
             true => self.start(0),
             false => Ok(()),
         }
@@ -252,19 +201,10 @@ impl DamonTracker {
                 region.page_bytes = pages.at(GuestVirtAddr(middle));
             }
         }
-        let pass = running.pass;
-        // From one look at a region to the next, kdamond goes through all others, too, and may have
-        // to wait for a CPU.
         let elapsed = Duration::from_nanos(first_ns.saturating_sub(running.started_ns));
-        let interval = (elapsed / pass.looks).clamp(pass.interval, pass.interval * STRETCH_MAX);
-        tracing::debug!(
-            rung = running.rung,
-            ?interval,
-            regions = regions.len(),
-            "took a pass"
-        );
-        self.exposures
-            .add(running.rung, interval, pass.looks, regions);
+        let (rung, pass) = (running.rung, running.pass);
+        let interval = self.observer.found(rung, &pass, elapsed, regions);
+        tracing::debug!(rung, ?interval, regions = regions.len(), "took a pass");
         Ok(true)
     }
 
@@ -320,7 +260,7 @@ impl DamonTracker {
     fn proceed(&mut self, drained: &mut Drained) -> Result<bool, TrackerError> {
         let (started, spent) = match self.running.as_ref().map(|running| running.started) {
             Some(started) => (started, self.long_pass(started, drained)?),
-            None if self.calm && self.budget.allows(Instant::now()) => {
+            None if self.observer.is_calm() && self.observer.may_look(self.born.elapsed()) => {
                 (Instant::now(), self.look(0, drained)?)
             }
             None => return Ok(false),
@@ -328,19 +268,17 @@ impl DamonTracker {
         let Some(mut spent) = spent else {
             return Ok(false);
         };
-        for rung in 1..PASSES.len() {
-            let is_due = !self.calm || self.exposures.is_urgent() || !self.exposures.knows(rung);
-            if !is_due || !self.exposures.is_saturated(rung - 1) {
-                break;
-            }
-            match self.look(rung, drained)? {
+        let mut rung = 0;
+        while let Some(next) = self.observer.follow_up(rung) {
+            match self.look(next, drained)? {
                 Some(more) => spent += more,
                 None => break,
             }
+            rung = next;
         }
         spent += std::mem::take(&mut self.unpaid);
-        let is_calm = self.calm && !self.exposures.is_urgent();
-        self.budget.spend(started, spent, is_calm);
+        let began = started.saturating_duration_since(self.born);
+        let is_calm = self.observer.pay(began, spent);
         tracing::debug!(?spent, is_calm, "looked at accessed bits");
         Ok(true)
     }
@@ -370,7 +308,7 @@ impl Tracker for DamonTracker {
             );
         }
         self.wanted = targets.to_vec();
-        self.exposures.retain(targets);
+        self.observer.retain(targets);
         let spent = self.end()?;
         self.unpaid += spent;
         match self.paused {
@@ -383,10 +321,7 @@ impl Tracker for DamonTracker {
     /// than a pass takes, and then be owed a rest just when it matters what the moves have brought.
     /// A calm agent sleeps longer than a pass takes, too, and has the time to wait for one when it wakes.
     fn epoch_ended(&mut self, is_calm: bool) -> Result<(), TrackerError> {
-        if self.calm && !is_calm {
-            self.budget.wake();
-        }
-        self.calm = is_calm;
+        self.observer.epoch_ended(is_calm);
         match self.paused || is_calm {
             true => Ok(()),
             false => self.start_when_due(),
@@ -405,7 +340,7 @@ impl Tracker for DamonTracker {
             .is_none_or(|at| at.elapsed() >= self.epoch / 2);
         if has_news || is_due {
             let first = out.len();
-            self.exposures.samples(max, out);
+            self.observer.samples(max, out);
             drained.taken = (out.len() - first) as u64;
             self.topped_up = Some(Instant::now());
         }
@@ -415,7 +350,7 @@ impl Tracker for DamonTracker {
 
     fn pause(&mut self) -> Result<(), TrackerError> {
         self.paused = true;
-        self.exposures.clear();
+        self.observer.clear();
         self.stop()
     }
 
@@ -428,17 +363,5 @@ impl Tracker for DamonTracker {
     }
 }
 
-/// How many regions a kdamond keeps of so many targets with so many mapped bytes: at least so many
-/// for each target, at most so many for all. DAMON splits regions while there are fewer than half
-/// of the most.
-fn region_bounds(targets: u64, mapped_bytes: u64) -> (u64, u64) {
-    let targets = targets.max(1);
-    let blocks = mapped_bytes.div_ceil(BLOCK_SIZE).min(REGIONS_MAX);
-    let min = (blocks / targets).max(REGIONS_MIN_PER_TARGET);
-    (min, (min * targets).max(REGIONS_MAX))
-}
-
-#[cfg(test)]
-mod harm;
 #[cfg(test)]
 pub(super) mod tests;

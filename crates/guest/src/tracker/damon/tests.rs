@@ -206,17 +206,3 @@ fn no_damon_says_what_to_use() {
     assert!(error.contains("CONFIG_DAMON_VADDR"), "{error}");
     assert_eq!(damon.text("nr_kdamonds"), "0");
 }
-
-#[test]
-fn region_bounds_hold_for_any_number_of_targets() {
-    for targets in [0, 1, 2, 16, MAX_TARGETS as u64] {
-        for mapped in [0, 1, 800 << 20, u64::MAX] {
-            let (min, max) = region_bounds(targets, mapped);
-            // The kernel takes no less than three, and no fewer at the most than at the least.
-            assert!(min >= 3 && min * targets <= max);
-        }
-    }
-    // Small memory has a region for each block, and DAMON splits none of them.
-    let (min, max) = region_bounds(1, 800 << 20);
-    assert!(min == 400 && min >= max / 2);
-}

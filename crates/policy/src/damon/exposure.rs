@@ -38,9 +38,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use demeter_policy::{GuestVirtAddr, Pid, Sample, VirtRange};
-
 use super::Region;
+use crate::addr::{GuestVirtAddr, Pid, VirtRange};
+use crate::sample::Sample;
 
 /// Regions remembered for each exposure.
 pub(super) const REGIONS_KEPT: usize = 8192;

@@ -1,7 +1,7 @@
-use demeter_policy::{MIB, PAGE_SIZE};
 use proptest::prelude::*;
 
 use super::*;
+use crate::addr::{MIB, PAGE_SIZE};
 
 const LONG: Duration = Duration::from_millis(80);
 const SHORT: Duration = Duration::from_millis(10);

@@ -5,7 +5,7 @@
 //!
 //! Property: in any time t no more is spent than share x t, what may be saved, and one pass.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// While the agent is calm, this part of the share is used.
 const CALM_PART: f64 = 0.2;
@@ -18,22 +18,21 @@ const SAVED_MAX: Duration = Duration::from_millis(900);
 const CALM_REST_MAX: Duration = Duration::from_secs(20);
 
 /// CPU time to spend.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Budget {
     /// Of one CPU; more than zero.
     share: f64,
     /// CPU time that is there to spend, seconds; below zero it is owed.
     saved_s: f64,
     /// Until when saving is counted in.
-    saved_at: Instant,
+    saved_at: Duration,
     /// A calm agent rests until then.
-    calm_until: Instant,
+    calm_until: Duration,
 }
 
 impl Budget {
     /// A full budget of so much of one CPU.
-    pub(super) fn new(percent: f64) -> Self {
-        let now = Instant::now();
+    pub(super) fn new(percent: f64, now: Duration) -> Self {
         Self {
             share: (percent / 100.0).max(1e-3),
             saved_s: SAVED_MAX.as_secs_f64(),
@@ -43,13 +42,13 @@ impl Budget {
     }
 
     /// Whether the next pass may begin.
-    pub(super) fn allows(&mut self, now: Instant) -> bool {
+    pub(super) fn allows(&mut self, now: Duration) -> bool {
         self.save(now);
         self.saved_s > 0.0 && now >= self.calm_until
     }
 
     /// Pays for what was looked at since `started`.
-    pub(super) fn spend(&mut self, started: Instant, spent: Duration, is_calm: bool) {
+    pub(super) fn spend(&mut self, started: Duration, spent: Duration, is_calm: bool) {
         self.saved_s -= spent.as_secs_f64();
         let rest = spent.div_f64(self.share * CALM_PART).min(CALM_REST_MAX);
         self.calm_until = if is_calm { started + rest } else { started };
@@ -60,8 +59,8 @@ impl Budget {
         self.calm_until = self.saved_at;
     }
 
-    fn save(&mut self, now: Instant) {
-        let saved = now.saturating_duration_since(self.saved_at).as_secs_f64() * self.share;
+    fn save(&mut self, now: Duration) {
+        let saved = now.saturating_sub(self.saved_at).as_secs_f64() * self.share;
         self.saved_s = (self.saved_s + saved).min(SAVED_MAX.as_secs_f64());
         self.saved_at = now;
     }
@@ -75,8 +74,8 @@ mod tests {
 
     #[test]
     fn a_calm_agent_spends_a_fifth_until_it_wakes() {
-        let mut budget = Budget::new(5.0);
-        let start = Instant::now();
+        let start = Duration::from_secs(7);
+        let mut budget = Budget::new(5.0, start);
         budget.spend(start, Duration::from_millis(100), true);
         assert!(!budget.allows(start + Duration::from_millis(9900)));
         assert!(budget.allows(start + Duration::from_millis(10_100)));
@@ -91,7 +90,7 @@ mod tests {
             passes in prop::collection::vec((1u64..400, 1u64..3000, any::<bool>()), 1..200),
             percent in 0.1f64..100.0,
         ) {
-            let mut budget = Budget::new(percent);
+            let mut budget = Budget::new(percent, Duration::ZERO);
             let start = budget.saved_at;
             let (mut now, mut spent, mut last) = (start, 0.0, 0.0);
             for (cost_ms, wait_ms, is_calm) in passes {

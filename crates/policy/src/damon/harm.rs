@@ -1,13 +1,12 @@
 //! What the policy makes of the tracker's samples, on a machine that is a formula: blocks are
 //! accessed at known rates, and DAMON's looks find what chance lets them.
 
-use demeter_policy::engine::{Config, Direction, Engine, Gain, Input, NodeFacts, Ranges, Request};
-use demeter_policy::{
+use super::{Exposures, PASSES, Region};
+use crate::engine::{Config, Direction, Engine, Gain, Input, NodeFacts, Ranges, Request};
+use crate::{
     BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, MIB, PAGE_SIZE, PerTier, Pid, Placement, Tuning,
     VirtRange,
 };
-
-use super::{Exposures, PASSES, Region};
 
 const PID: Pid = Pid(1);
 const BASE: u64 = 1 << 40;
