@@ -53,14 +53,6 @@ def test_what_progress_raises_ends_the_run(quick: demeter.Scenario) -> None:
         demeter.run(quick, progress=enough)
 
 
-def test_a_system_without_a_model_is_left_out_or_named(quick: demeter.Scenario) -> None:
-    with pytest.warns(UserWarning, match="damon left out"):
-        result = demeter.run(quick.set({"systems": ["none", "damon"]}))
-    assert [s["name"] for s in result.data["systems"]] == ["none"]
-    with pytest.raises(demeter.Error, match="no model of damon"):
-        demeter.run(quick, systems=["damon"])
-
-
 def test_figures_and_series_are_columns(quick: demeter.Scenario) -> None:
     result = demeter.run(quick)
     assert result.figures["system"] == ["none", "demeter"]

@@ -62,8 +62,8 @@ def test_what_is_wrong_is_said_before_anything_runs(quick: demeter.Scenario) -> 
 
 
 def test_a_run_that_fails_is_named(quick: demeter.Scenario) -> None:
-    with pytest.raises(demeter.Error, match="^workload.hot_mib=20 damon: .*no model of damon"):
-        demeter.sweep(quick, {"workload.hot_mib": [20]}, systems=["damon"])
+    with pytest.raises(demeter.Error, match="^workload.hot_mib=20 flat-mode: .*a line of fast memory"):
+        demeter.sweep(quick, {"workload.hot_mib": [20]}, systems=["flat-mode"])
 
 
 def test_without_ray_there_is_one_line(

@@ -55,19 +55,6 @@ fn a_scenario_of_the_lab_runs_on_the_simulator_the_same_each_time() {
 }
 
 #[test]
-fn what_has_no_model_is_refused_in_one_line() {
-    let folder = tempfile::tempdir().unwrap();
-    let output = demeter(&["--system", "damon"], &scenario(folder.path()));
-    assert!(!output.status.success());
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(
-        said.contains("no model of damon") && said.contains("--on lab"),
-        "{said}"
-    );
-    assert_eq!(said.trim().lines().count(), 1, "{said}");
-}
-
-#[test]
 fn seeds_are_repeated_and_cases_are_run() {
     let folder = tempfile::tempdir().unwrap();
     let path = scenario(folder.path());

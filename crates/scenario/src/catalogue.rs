@@ -115,7 +115,7 @@ catalogue! {
         name: "damon",
         about: "DAMON's migrate_hot and migrate_cold over physical memory",
         source: "Linux 6.11",
-        runs_on: &[P::Lab],
+        runs_on: &[P::Sim, P::Lab],
         color: Some(C::Green),
     }
     GTpp {
@@ -248,7 +248,7 @@ catalogue! {
         name: "demeter-damon",
         about: "Demeter on the DAMON tracker: what a stock cloud guest gets",
         source: "this project",
-        runs_on: &[P::Lab, P::Here, P::Live],
+        runs_on: &[P::Sim, P::Lab, P::Here, P::Live],
         color: Some(C::Purple),
     }
     DemeterWorker {

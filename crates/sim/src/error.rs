@@ -1,7 +1,6 @@
 //! Why a simulation cannot start or go on.
 
 use demeter_policy::engine::Misuse;
-use demeter_scenario::System;
 
 use crate::guest::OutOfMemory;
 use crate::hypervisor::HostFull;
@@ -10,9 +9,6 @@ use crate::machine::cpu::UnsoundGeometry;
 /// Why a simulation cannot start or go on.
 #[derive(Debug, thiserror::Error)]
 pub enum SimError {
-    /// A system that the simulator has no model of.
-    #[error("the simulator has no model of {0}; leave it out with --system, or use --on lab")]
-    NoModel(System),
     /// A part of the scenario that the simulator has no model of.
     #[error("the simulator has no model of {0}; use --on lab")]
     NoModelOf(&'static str),

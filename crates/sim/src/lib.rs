@@ -5,6 +5,7 @@
 
 mod cases;
 mod cpu_scheduler;
+mod damon;
 mod dirty;
 mod error;
 mod guest;

@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use demeter_outcome::SystemResult;
-use demeter_scenario::{Place, Point, System};
+use demeter_scenario::{Point, System};
 
 use crate::error::SimError;
 use crate::run::{Watch, run};
@@ -98,7 +98,7 @@ pub enum Event<'a> {
 /// threads.
 ///
 /// # Errors
-/// [`SimError::NoModel`] before anything runs; the first that a run gives, [`SimError::Interrupted`] when `limits.stop` was set, or
+/// The first that a run gives, [`SimError::Interrupted`] when `limits.stop` was set, or
 /// [`SimError::TooLong`].
 pub fn run_jobs(
     jobs: &[Job<'_>],
@@ -116,10 +116,6 @@ fn run_jobs_by(
     tell: &(dyn Fn(Event<'_>) + Sync),
     run: &(dyn Fn(Job<'_>, &Watch<'_>) -> Result<SystemResult, SimError> + Sync),
 ) -> Result<Vec<SystemResult>, SimError> {
-    let without_model = |job: &&Job<'_>| !job.system.runs_on(Place::Sim);
-    if let Some(job) = jobs.iter().find(without_model) {
-        return Err(SimError::NoModel(job.system));
-    }
     let pool = Pool {
         jobs,
         limits,
@@ -337,19 +333,6 @@ mod tests {
             prop_assert!(matches!(said, SimError::Run { .. }), "{said}");
             prop_assert_eq!(begun.into_inner(), failing + 1);
         }
-    }
-
-    #[test]
-    fn that_a_system_has_no_model_is_said_before_anything_runs() {
-        let points = points();
-        let mut jobs = jobs(&points);
-        jobs[3].system = System::Damon;
-        let stop = AtomicBool::new(false);
-        let run = |job: Job<'_>, _: &Watch<'_>| -> Result<SystemResult, SimError> {
-            panic!("{job} runs")
-        };
-        let refused = run_jobs_by(&jobs, limits(2, &stop), &|_| (), &run);
-        assert!(matches!(refused, Err(SimError::NoModel(System::Damon))));
     }
 
     #[test]

@@ -32,8 +32,7 @@ pub(crate) type Look<'a> = dyn FnMut(f64, &[RankedRange]) + 'a;
 /// is told which share of the run is done, 0 to 1.
 ///
 /// # Errors
-/// When the system has no model here, or the machine cannot be or is too small;
-/// [`SimError::Interrupted`] when `stop` was set.
+/// When the machine cannot be or is too small; [`SimError::Interrupted`] when `stop` was set.
 pub fn look(
     scenario: &Scenario,
     system: System,
@@ -56,8 +55,7 @@ pub fn look(
 /// `mgmt_cpu_s` is what management took by itself; [`crate::run_all`] takes that of `none` off.
 ///
 /// # Errors
-/// When the system has no model here, or the machine cannot be or is too small; or what `watch`
-/// says.
+/// When the machine cannot be or is too small; or what `watch` says.
 pub(crate) fn run(
     scenario: &Scenario,
     system: System,
@@ -98,8 +96,7 @@ fn simulate<P: Program>(
     watch: &Watch<'_>,
     look: &mut Look<'_>,
 ) -> Result<SystemResult, SimError> {
-    let build = system::build(system).ok_or(SimError::NoModel(system))?;
-    let mut world = setup.world(build, programs);
+    let mut world = setup.world(system::build(system), programs);
     setup.reserve(&mut world)?;
     setup.pair(&mut world)?;
     world.start(setup.timed_fill)?;

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -62,8 +61,6 @@ def run(
     chosen: dict[str, Any] = {}
     if systems is not None:
         chosen["systems"] = list(systems)
-    elif on == "sim":
-        chosen["systems"] = _with_a_model(scenario.systems)
     if seed is not None:
         chosen["seed"] = seed
     if duration_s is not None:
@@ -91,16 +88,6 @@ def loaded(scenario: _core.Scenario | str | PathLike[str]) -> _core.Scenario:
     if isinstance(scenario, _core.Scenario):
         return scenario
     return _core.Scenario.load(scenario)
-
-
-def _with_a_model(systems: list[str]) -> list[str]:
-    """Those that the simulator knows; if it knows none, all, so that the error names one."""
-    modelled = {row["name"] for row in _core.systems() if "sim" in row["runs_on"]}
-    kept = [name for name in systems if name in modelled]
-    for name in systems:
-        if kept and name not in modelled:
-            warnings.warn(f"{name} left out: the simulator has no model of it", stacklevel=3)
-    return kept or systems
 
 
 def _by_command(

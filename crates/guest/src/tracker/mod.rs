@@ -63,7 +63,7 @@ pub trait Tracker: Send {
 }
 
 /// Default of [`Settings::cpu_percent`].
-pub const CPU_PERCENT: f64 = 3.0;
+pub use demeter_policy::damon::CPU_PERCENT;
 
 /// What every tracker is made from.
 #[derive(Debug, Clone, PartialEq)]

@@ -21,6 +21,9 @@ use crate::sample::Sample;
 use budget::Budget;
 pub use exposure::Exposures;
 
+/// The most that looking may take of one CPU, %, if nobody says otherwise.
+pub const CPU_PERCENT: f64 = 3.0;
+
 /// How a pass looks at regions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pass {

@@ -122,6 +122,28 @@ impl Guest {
         bytes
     }
 
+    /// Moves pages of the slow node to other places in it, which is what it costs and nothing else.
+    pub(crate) fn migrate_in_vain(&mut self, pages: &[GuestVirtAddr], actor: &mut Actor<'_>) {
+        let mut moved = vec![];
+        for &at in pages {
+            let Some((_, size)) = self.tables.find(at) else {
+                continue;
+            };
+            match size {
+                PageSize::Base => {
+                    actor.charge_page(Cause::Migrate, actor.costs.migrate_page_ps);
+                    moved.push(at);
+                }
+                _ => {
+                    actor.charge(Cause::Migrate, actor.costs.migrate_huge_ps);
+                    actor.flush_huge(at);
+                }
+            }
+            actor.copy(Cause::Migrate, TierId::Slow, TierId::Slow, self.bytes(size));
+        }
+        actor.flush_batch(&moved);
+    }
+
     /// The same page by page: each is flushed before the next.
     pub(crate) fn migrate_block_singly(
         &mut self,

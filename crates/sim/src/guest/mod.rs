@@ -210,6 +210,26 @@ impl Guest {
         }
     }
 
+    /// Where memory at this guest-physical address is mapped, if a page of the process lies there.
+    pub(crate) fn mapped_from(&self, gpa: GuestPhysAddr) -> Option<GuestVirtAddr> {
+        let frame = (gpa.0 >> self.page_bits) as u32;
+        let first = frame & !((1 << (HUGE_BITS - self.page_bits)) - 1);
+        let used = match self.frames.used(frame) {
+            Some(used) => used,
+            None => self.frames.used(first).filter(|used| used.huge)?,
+        };
+        let within = if used.huge { frame - first } else { 0 };
+        Some(GuestVirtAddr(
+            u64::from(used.page + within) << self.page_bits,
+        ))
+    }
+
+    /// The guest-physical addresses of a node.
+    pub(crate) fn span(&self, node: TierId) -> Range<GuestPhysAddr> {
+        let frames = self.nodes[node as usize].frames();
+        self.gpa(frames.start)..self.gpa(frames.end)
+    }
+
     /// The node of a frame, as a tier.
     pub(crate) fn node_of(&self, frame: u32) -> TierId {
         if frame >= self.nodes[1].frames().start {

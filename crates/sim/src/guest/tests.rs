@@ -3,13 +3,17 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::machine::actor::Vcpu;
-use crate::machine::core::Core;
+use crate::machine::core::{Core, Tables};
 use crate::machine::cost::PS_PER_NS;
 use crate::machine::cpu::ICE_LAKE_SP;
 use crate::machine::flush::FlushCounts;
+use crate::machine::ledger::Bill;
 use crate::machine::memory::Memory;
+use crate::machine::sampler::Sampler;
+use crate::machine::segment::Segments;
 use crate::machine::tier::TierModel;
 use crate::machine::walk::Space;
+use crate::program::Access;
 
 /// A guest of 8 MiB fast and 32 MiB slow memory, and what acts in it.
 pub(crate) struct Bench {
@@ -61,6 +65,29 @@ impl Bench {
             flushes: FlushCounts::default(),
             k,
         }
+    }
+
+    /// The program loads from an address, through the first core and its TLB.
+    pub(crate) fn load(&mut self, gva: GuestVirtAddr) {
+        let (mut sampler, mut bill) = (Sampler::new(self.k), Bill::default());
+        let mut tables = Tables {
+            guest: &mut self.guest.tables,
+            host: &mut Radix::new(4, 12 + self.k),
+            host_first_page: 0,
+            segments: &Segments::default(),
+            space: Space(0),
+        };
+        let (tables, memory) = (&mut tables, &mut self.memory);
+        let (sampler, bill) = (&mut sampler, &mut bill);
+        let progress = self.cores[0].run::<false, false>(
+            &[Access::load(gva)],
+            1,
+            tables,
+            memory,
+            sampler,
+            bill,
+        );
+        assert_eq!(progress.fault, None);
     }
 
     pub(crate) fn act<T>(&mut self, act: impl FnOnce(&mut Guest, &mut Actor<'_>) -> T) -> T {

@@ -68,6 +68,8 @@ pub struct CostModel {
     pub mark_page_ps: u64,
     /// Looking in reclaim at one page and, through the reverse map, at whether it was accessed.
     pub reclaim_page_ps: u64,
+    /// DAMON: clearing a page's accessed bit and looking at it an interval later.
+    pub damon_look_ps: u64,
     /// A call that moves pages, however few.
     pub migrate_call_ps: u64,
     /// Moving one 4 KiB page, copy and call aside: unmap, remap, accounting.
@@ -148,6 +150,8 @@ pub(super) const X86_COSTS: CostModel = CostModel {
     // Lab: kswapd takes 4 us for each page that it looks at, which is the emulator's factor times
     // this.
     reclaim_page_ps: 600 * PS_PER_NS,
+    // Assumed: two walks to a page's entry, as reclaim makes one.
+    damon_look_ps: 1200 * PS_PER_NS,
     // Lab: promoting a page that faulted takes 44 us, of which copying and moving are 24.
     migrate_call_ps: 3500 * PS_PER_NS,
     // Measured on Zen 3 with move_pages in batches: 2.4 us per 4 KiB page and 195 us per 2 MiB,
@@ -180,6 +184,9 @@ const EMULATED_KERNEL: u64 = 6;
 /// long, no more.
 const EMULATED_MARK_PS: u64 = 3_800 * PS_PER_NS;
 
+/// DAMON's look at a page. Measured: 20 to 50 us.
+const EMULATED_DAMON_LOOK_PS: u64 = 35_000 * PS_PER_NS;
+
 /// Costs on the lab's emulator. What a system computes for itself costs what it does on hardware.
 pub(super) const EMULATED_COSTS: CostModel = {
     let c = X86_COSTS;
@@ -206,6 +213,7 @@ pub(super) const EMULATED_COSTS: CostModel = {
         scan_entry_ps: c.scan_entry_ps * slower,
         mark_page_ps: EMULATED_MARK_PS,
         reclaim_page_ps: c.reclaim_page_ps * slower,
+        damon_look_ps: EMULATED_DAMON_LOOK_PS,
         migrate_call_ps: c.migrate_call_ps * slower,
         migrate_page_ps: c.migrate_page_ps * slower,
         migrate_huge_ps: c.migrate_huge_ps * slower,

@@ -51,7 +51,7 @@ fn each_second(scenario: &Scenario, mut see: impl FnMut(u64, &mut World<Workload
     let program =
         |(_, own): &(String, Scenario)| Workload::new(&own.workload, own.seed, setup.k).unwrap();
     let programs = vms.iter().map(program).collect();
-    let mut world = setup.world(build(System::Demeter).unwrap(), programs);
+    let mut world = setup.world(build(System::Demeter), programs);
     world.start(false).unwrap();
     let mut provisioner = Provisioner::new(scenario, &setup).unwrap();
     for second in 1..=scenario.duration_s {

@@ -228,7 +228,7 @@ fn memory_is_idle_when_the_timed_phase_begins() {
     let mut scenario = scenario(2, "scale_bits = 5");
     scenario.machine.slow.bandwidth_gbps = 1;
     let programs = vec![Updates::new(256, 2)];
-    let mut world = setup(&scenario).world(build(System::None).unwrap(), programs);
+    let mut world = setup(&scenario).world(build(System::None), programs);
     let state = |world: &crate::world::World<Updates>| {
         let tiers = world.host.machine.memory.tiers.iter();
         tiers
@@ -245,7 +245,7 @@ fn memory_is_idle_when_the_timed_phase_begins() {
 #[test]
 fn a_result_tells_by_known_names_and_counts_what_it_shall() {
     let scenario = scenario(1, "scale_bits = 6");
-    let build = system::build(System::Linux).unwrap();
+    let build = system::build(System::Linux);
     let mut world = setup(&scenario).world(build, vec![Updates::new(256, 2)]);
     world.start(false).unwrap();
     let start = world.moment(0, &Unit::MOPS);
@@ -284,7 +284,7 @@ fn a_vm_that_finishes_first_idles() {
     let scenario = scenario(60, "scale_bits = 5\nvms = 2\noperations = 20_000_000");
     for system in [System::Demeter, System::Linux, System::HTpp] {
         let programs = vec![Updates::new(256, 1), Updates::new(256, 2)];
-        let mut world = setup(&scenario).world(build(system).unwrap(), programs);
+        let mut world = setup(&scenario).world(build(system), programs);
         world.start(false).unwrap();
         let before = world.bill();
         world.run_until(60 * PS_PER_S).unwrap();
@@ -308,17 +308,8 @@ fn idle_ps(vcpu: &crate::machine::actor::Vcpu) -> u64 {
 }
 
 #[test]
-fn systems_without_a_model_and_machines_that_are_too_large_are_refused() {
-    let scenario = scenario(1, "");
-    let setup = Setup::new(&scenario).unwrap();
-    let refused = unseen(&scenario, &setup, System::Damon, vec![Updates::new(1, 1)]);
-    assert!(
-        refused
-            .unwrap_err()
-            .to_string()
-            .contains("no model of damon")
-    );
-    let mut large = scenario.clone();
+fn machines_that_are_too_large_are_refused() {
+    let mut large = scenario(1, "");
     large.machine.slow.usable_mib = 1 << 24;
     large.sim.scale_bits = Some(0);
     assert!(
@@ -343,7 +334,7 @@ fn a_mapped_page_takes_at_most_24_bytes() {
     let mut scenario = scenario(1, "scale_bits = 0");
     scenario.machine.thp = demeter_scenario::Thp::Never;
     let setup = setup(&scenario);
-    let mut world = setup.world(build(System::Linux).unwrap(), vec![Updates::new(300, 1)]);
+    let mut world = setup.world(build(System::Linux), vec![Updates::new(300, 1)]);
     world.start(false).unwrap();
     let vm = &world.vms[0];
     let bytes = vm.guest.state_bytes() + vm.backing.tree.state_bytes();
@@ -436,7 +427,7 @@ proptest::proptest! {
         let mut scenario = scenario(1, &format!("scale_bits = 6\nvms = {vms}\ncores = {cores}"));
         scenario.machine.vcpus = vcpus;
         let programs = (0..vms).map(|_| Updates::new(256, threads)).collect();
-        let mut world = setup(&scenario).world(build(system).unwrap(), programs);
+        let mut world = setup(&scenario).world(build(system), programs);
         world.start(false).unwrap();
         let before = world.bill();
         world.run_until(PS_PER_S).unwrap();

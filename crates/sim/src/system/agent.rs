@@ -5,19 +5,21 @@
 //! wants the same virtual CPU the scheduler gives the program its share in between. The next
 //! epoch begins when the plan is done.
 
+mod damon_tracker;
+mod variants;
+
 use std::fmt;
 
 use demeter_policy::engine::{
-    Config, Direction, Engine, Input, Misuse, NodeFacts, Ranges, Request, Stage, Strategy,
+    Config, Direction, Engine, Input, Misuse, NodeFacts, Request, Stage, Strategy,
 };
 use demeter_policy::{
     Block, ByteCount, ClassifierConfig, GuestVirtAddr, PAGE_SIZE, PerTier, Pid, Placement,
     RankedRange, Relocation, Sample, VirtRange,
 };
 
-use super::block_counters::Blocks;
-use super::paper_ranges::Paper;
-use super::sequential::Sequential;
+use self::damon_tracker::DamonTracker;
+use self::variants::Traits;
 use super::{Context, Manager, NEVER_PS};
 use crate::error::SimError;
 use crate::guest::Guest;
@@ -47,15 +49,13 @@ pub(crate) struct AgentSettings {
     pub(crate) vcpus: u32,
 }
 
-/// What an agent does as others do not, beside what it decides by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Traits {
-    /// A thread of its own polls for samples.
-    polls: bool,
-    /// Pages move one by one, each flushed alone, instead of in batches.
-    moves_singly: bool,
-    /// It is part of the guest's kernel, where numbers lie at hand.
-    in_kernel: bool,
+/// Where samples come from.
+#[derive(Debug)]
+enum Tracker {
+    /// The sampling units: what they have recorded since it was last asked for.
+    Sampler(Vec<GuestVirtAddr>),
+    /// Accessed bits.
+    Damon(Box<DamonTracker>),
 }
 
 /// The agent.
@@ -68,65 +68,16 @@ pub(crate) struct SimulatedAgent<S: Strategy> {
     engine: Option<Engine<S>>,
     /// What the engine was told that it had not asked for: an error in this module.
     misuse: Option<Misuse>,
-    samples: Vec<GuestVirtAddr>,
+    tracker: Tracker,
     next_epoch_ps: u64,
+    /// When it has its next turn; never while it waits for its tracker.
+    due_ps: u64,
+    waits: bool,
     /// Samples so far.
     samples_seen: u64,
     /// What is asked for, in tests.
     #[cfg(test)]
     asked: Vec<String>,
-}
-
-impl SimulatedAgent<Ranges> {
-    /// The product: the policy crate's ranges, and its plan in batches whose translations are
-    /// flushed together.
-    pub(crate) fn product(settings: &AgentSettings) -> Self {
-        Self::new(settings, Traits::default(), |s, _| Ranges(s.classifier))
-    }
-
-    /// The product, with a thread that polls for samples.
-    pub(crate) fn polling(settings: &AgentSettings) -> Self {
-        let traits = Traits {
-            polls: true,
-            ..Traits::default()
-        };
-        Self::new(settings, traits, |s, _| Ranges(s.classifier))
-    }
-}
-
-impl SimulatedAgent<Blocks> {
-    /// The product, with a counter for every block of 2 MiB instead of ranges.
-    pub(crate) fn blocks(settings: &AgentSettings) -> Self {
-        Self::new(settings, Traits::default(), |_, _| Blocks)
-    }
-}
-
-impl SimulatedAgent<Sequential> {
-    /// The product's promotions only, page by page; reclaim makes room.
-    pub(crate) fn sequential(settings: &AgentSettings) -> Self {
-        let traits = Traits {
-            moves_singly: true,
-            ..Traits::default()
-        };
-        Self::new(settings, traits, |s, _| Sequential(Ranges(s.classifier)))
-    }
-}
-
-impl SimulatedAgent<Paper> {
-    /// The paper's: ranges that are halved; pages exchanged one by one, without a limit to what
-    /// moves in an epoch.
-    pub(crate) fn paper(settings: &AgentSettings) -> Self {
-        let traits = Traits {
-            moves_singly: true,
-            in_kernel: true,
-            ..Traits::default()
-        };
-        Self::new(settings, traits, |s, capacity| Paper {
-            classifier: s.classifier,
-            vcpus: s.vcpus,
-            capacity,
-        })
-    }
 }
 
 impl<S: Strategy> SimulatedAgent<S> {
@@ -141,8 +92,10 @@ impl<S: Strategy> SimulatedAgent<S> {
             strategy,
             engine: None,
             misuse: None,
-            samples: vec![],
+            tracker: Tracker::Sampler(vec![]),
             next_epoch_ps: 0,
+            due_ps: 0,
+            waits: false,
             samples_seen: 0,
             #[cfg(test)]
             asked: vec![],
@@ -162,6 +115,7 @@ impl<S: Strategy> SimulatedAgent<S> {
             self.run_epoch(&mut engine, guest, actor).map(|ready_ps| {
                 let epochs = match engine.request() {
                     Request::Sleep { epochs } => epochs,
+                    _ if self.waits => 0,
                     _ => 1,
                 };
                 self.next_epoch_ps += u64::from(epochs) * self.settings.epoch_ps;
@@ -174,10 +128,17 @@ impl<S: Strategy> SimulatedAgent<S> {
             return NEVER_PS;
         }
         let (now_ps, stage) = (actor.now_ps(), engine.stage());
+        let is_calm = matches!(engine.request(), Request::Sleep { epochs: 2.. });
         self.engine = Some(engine);
+        if self.waits {
+            return NEVER_PS;
+        }
         if stage == Stage::Asleep {
             // An epoch that took too long is not made up for.
             self.next_epoch_ps = self.next_epoch_ps.max(now_ps);
+            if let Tracker::Damon(tracker) = &mut self.tracker {
+                tracker.epoch_ended(is_calm, guest, actor);
+            }
             return self.next_epoch_ps;
         }
         let program_ps = (now_ps - began_ps) * PROGRAM_WEIGHT / AGENT_WEIGHT;
@@ -193,7 +154,7 @@ impl<S: Strategy> SimulatedAgent<S> {
     ) -> Result<u64, Misuse> {
         let before = engine.figures().samples;
         let mut in_kernel_ps = 0;
-        if engine.epoch() > 0 {
+        if engine.epoch() > 0 && !std::mem::take(&mut self.waits) {
             self.push(engine, Input::Epoch)?;
         }
         loop {
@@ -208,7 +169,12 @@ impl<S: Strategy> SimulatedAgent<S> {
                     })?;
                     self.push(engine, Input::Refreshed)?;
                 }
-                Request::Samples { most } => self.tell_samples(engine, most)?,
+                Request::Samples { most } => {
+                    if !self.tell_samples(engine, most, guest, actor)? {
+                        self.waits = true;
+                        return Ok(actor.now_ps());
+                    }
+                }
                 Request::LookUp { blocks, .. } => {
                     let places: Vec<_> = blocks.iter().map(|&b| place(b, guest)).collect();
                     if self.traits.in_kernel {
@@ -247,17 +213,36 @@ impl<S: Strategy> SimulatedAgent<S> {
         Ok(actor.now_ps() + in_kernel_ps)
     }
 
-    fn tell_samples(&mut self, engine: &mut Engine<S>, most: usize) -> Result<(), Misuse> {
-        let lost = self.samples.len().saturating_sub(most) as u64;
-        for &addr in self.samples.iter().take(most) {
-            engine.push(Input::Sample(Sample {
-                pid: PID,
-                addr,
-                weight: 1,
-            }))?;
+    /// Tells this epoch's samples; false while the tracker has to be waited for.
+    fn tell_samples(
+        &mut self,
+        engine: &mut Engine<S>,
+        most: usize,
+        guest: &mut Guest,
+        actor: &mut Actor<'_>,
+    ) -> Result<bool, Misuse> {
+        let (mut samples, mut lost) = (vec![], 0);
+        match &mut self.tracker {
+            Tracker::Sampler(addresses) => {
+                lost = addresses.len().saturating_sub(most) as u64;
+                let taken = addresses.drain(..).take(most);
+                samples.extend(taken.map(|addr| Sample {
+                    pid: PID,
+                    addr,
+                    weight: 1,
+                }));
+            }
+            Tracker::Damon(tracker) => {
+                if !tracker.drain(most, &mut samples, guest, actor) {
+                    return Ok(false);
+                }
+            }
         }
-        self.samples.clear();
-        self.push(engine, Input::SamplesEnd { lost, rejected: 0 })
+        for sample in samples {
+            engine.push(Input::Sample(sample))?;
+        }
+        self.push(engine, Input::SamplesEnd { lost, rejected: 0 })?;
+        Ok(true)
     }
 
     fn tell_nodes(
@@ -330,7 +315,8 @@ impl<S: Strategy> SimulatedAgent<S> {
             Direction::Promotion => TierId::Fast,
             Direction::Demotion => TierId::Slow,
         };
-        if to == TierId::Fast && guest.wants_huge() {
+        // DAMON sees a huge page less surely than small ones.
+        if to == TierId::Fast && guest.wants_huge() && !self.traits.has_damon {
             guest.collapse(block, actor);
         }
         if self.traits.moves_singly {
@@ -361,7 +347,7 @@ fn place(block: Block, guest: &mut Guest) -> Placement {
 
 impl<S: Strategy> Manager for SimulatedAgent<S> {
     fn sampling(&self, _k: u32) -> Option<Sampling> {
-        Some(self.settings.sampling)
+        (!self.traits.has_damon).then_some(self.settings.sampling)
     }
 
     fn has_worker(&self) -> bool {
@@ -382,11 +368,30 @@ impl<S: Strategy> Manager for SimulatedAgent<S> {
         let strategy = (self.strategy)(&self.settings, fast_size);
         self.engine = Some(Engine::new(strategy, config));
         self.next_epoch_ps = now_ps + self.settings.epoch_ps;
-        self.next_epoch_ps
+        self.due_ps = self.next_epoch_ps;
+        if self.traits.has_damon {
+            let tracker = DamonTracker::new(PID, self.settings.epoch_ps, now_ps);
+            self.tracker = Tracker::Damon(Box::new(tracker));
+            return now_ps;
+        }
+        self.due_ps
     }
 
+    /// Its tracker's turn, its own, or both.
     fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {
-        self.act(ctx.guest, &mut ctx.actor)
+        let Context { guest, actor, .. } = ctx;
+        let mut has_waited = false;
+        if let Tracker::Damon(tracker) = &mut self.tracker {
+            tracker.run(guest, actor);
+            has_waited = self.waits && tracker.is_ready();
+        }
+        if has_waited || actor.now_ps() >= self.due_ps {
+            self.due_ps = self.act(guest, actor);
+        }
+        match &self.tracker {
+            Tracker::Damon(tracker) => self.due_ps.min(tracker.due_ps().unwrap_or(NEVER_PS)),
+            Tracker::Sampler(_) => self.due_ps,
+        }
     }
 
     fn fault(&mut self) -> Option<SimError> {
@@ -394,7 +399,9 @@ impl<S: Strategy> Manager for SimulatedAgent<S> {
     }
 
     fn take_samples(&mut self, records: &[Record]) {
-        self.samples.extend(records.iter().map(|r| r.gva));
+        if let Tracker::Sampler(samples) = &mut self.tracker {
+            samples.extend(records.iter().map(|r| r.gva));
+        }
     }
 
     fn working_set(&self) -> Option<ByteCount> {

@@ -260,7 +260,7 @@ mod tests {
             gups.hot_weight = 0.064;
         }
         let even = Workload::new(&scenario.workload, 2, setup.k).unwrap();
-        let mut world = setup.world(build(System::Memstrata).unwrap(), vec![local, even]);
+        let mut world = setup.world(build(System::Memstrata), vec![local, even]);
         setup.pair(&mut world).unwrap();
         world.start(false).unwrap();
         let dedicated = |world: &mut crate::world::World<Workload>| {

@@ -7,6 +7,7 @@ mod colloid;
 mod colloid_tpp;
 #[cfg(test)]
 mod conformance;
+mod damon;
 mod hemem;
 mod heteroos;
 mod hint_fault_tiering;
@@ -31,6 +32,7 @@ use demeter_scenario::System;
 pub(crate) use agent::{AgentSettings, SimulatedAgent};
 pub(crate) use colloid::Colloid;
 pub(crate) use colloid_tpp::ColloidTpp;
+pub(crate) use damon::Damon;
 pub(crate) use hemem::Hemem;
 pub(crate) use heteroos::HeteroOs;
 pub(crate) use hint_fault_tiering::HintFaultTiering;
@@ -49,12 +51,13 @@ pub(crate) use xen_history::XenHistory;
 /// Makes the manager of a VM.
 pub(crate) type Build = fn(&Managed) -> Box<dyn Manager>;
 
-/// How a system's managers are made; nothing for one that the simulator does not model.
-pub(crate) fn build(system: System) -> Option<Build> {
-    Some(match system {
+/// How a system's managers are made.
+pub(crate) fn build(system: System) -> Build {
+    match system {
         System::None => |_| Box::new(Unmanaged::first_touch()),
         System::Oracle => |_| Box::new(Unmanaged::hot_set_first()),
         System::Linux => |managed| Box::new(HintFaultTiering::linux(managed)),
+        System::Damon => |managed| Box::new(Damon::new(managed)),
         System::GTpp => |managed| Box::new(HintFaultTiering::tpp(managed)),
         System::HTpp => |managed| Box::new(HypervisorTpp::new(managed, Ageing::Flushes)),
         System::HTpp613 => |managed| Box::new(HypervisorTpp::new(managed, Ageing::Locks)),
@@ -73,25 +76,10 @@ pub(crate) fn build(system: System) -> Option<Build> {
         System::FlatMode => |_| Box::new(HardwareAlone),
         System::Memstrata => |_| Box::new(Memstrata::default()),
         System::Demeter => |managed| Box::new(SimulatedAgent::product(&managed.agent)),
+        System::DemeterDamon => |managed| Box::new(SimulatedAgent::on_damon(&managed.agent)),
         System::DemeterWorker => |managed| Box::new(SimulatedAgent::polling(&managed.agent)),
         System::DemeterBlocks => |managed| Box::new(SimulatedAgent::blocks(&managed.agent)),
         System::DemeterSequential => |managed| Box::new(SimulatedAgent::sequential(&managed.agent)),
         System::DemeterPaper => |managed| Box::new(SimulatedAgent::paper(&managed.agent)),
-        _ => return None,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use demeter_scenario::Place;
-
-    use super::*;
-
-    #[test]
-    fn what_the_catalogue_says_is_simulated_has_a_manager_and_nothing_else_has() {
-        for &system in System::ALL {
-            let is_built = build(system).is_some();
-            assert_eq!(is_built, system.runs_on(Place::Sim), "{system}");
-        }
     }
 }

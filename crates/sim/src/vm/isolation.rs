@@ -135,7 +135,7 @@ proptest! {
         let setup = setup(vms, cores);
         let stripe = |own| Stripe { own, all: vms, base: 0, touched: 0, next: 0 };
         let programs = (0..vms).map(stripe).collect();
-        let mut world = setup.world(build(System::None).unwrap(), programs);
+        let mut world = setup.world(build(System::None), programs);
         let mut all_heard = vec![];
         for (vm, period) in world.vms.iter_mut().zip(&periods) {
             let heard = Arc::new(Mutex::new(vec![]));

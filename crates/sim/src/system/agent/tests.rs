@@ -1,6 +1,7 @@
 //! The simulated agent as a driver of its engine: it conforms to the plainest one, and so it
 //! decides as the live agent does.
 
+use demeter_policy::engine::Ranges;
 use demeter_policy::engine::conformance::{EpochScript, Rig, Script, WORTH_MUCH, conforms};
 use demeter_policy::{BLOCK_SIZE, Tuning};
 use proptest::prelude::*;

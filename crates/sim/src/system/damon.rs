@@ -1,0 +1,382 @@
+//! DAMON as a rival: `migrate_hot` and `migrate_cold` over physical memory, as Linux 6.12 has them and as
+//! the lab's rival sets them up.
+//!
+//! # Problem
+//! A kernel that tiers by what DAMON finds, with nothing in user space.
+//!
+//! # Approach
+//! A kdamond for each node. After each aggregation a scheme acts on the regions that fit its pattern: hot
+//! ones of the slow node are promoted, cold ones of the fast node demoted. It does so for at most so
+//! many bytes a second (its quota), whether they then move or not: the regions with the highest scores, in
+//! the order of addresses, from where it stopped the last time. A score is half how often a region is
+//! accessed and half for how long that has been so. Each page is looked at once more before it moves.
+//!
+//! A promotion that finds no room moves the page within the slow node, for nothing (`migrate_*` takes any
+//! node that has room).
+//!
+//! Left out: what newer kernels tune by themselves (intervals since 6.15, quotas by the use of a node since
+//! 6.16).
+//!
+//! # Properties
+//! - In any second no more bytes are acted on than the quota allows.
+
+use std::mem;
+
+use demeter_policy::{GuestPhysAddr, GuestVirtAddr, MIB};
+
+use super::{Context, Managed, Manager, NEVER_PS};
+use crate::damon::{Attrs, Bounds, Kdamond, Region, Watched};
+use crate::guest::Guest;
+use crate::machine::actor::Actor;
+use crate::machine::ledger::Cause;
+use crate::machine::memory::TierId;
+use crate::machine::radix::PageSize;
+
+/// Picoseconds in a millisecond.
+const PS_PER_MS: u64 = 1_000_000_000;
+
+/// The lab's settings (`crates/lab/src/inside/rivals/damon.rs`): looks of an aggregation, time between two
+/// of them, the least and the most regions of a node, MiB that a scheme may act on in a second.
+const LOOKS: u32 = 20;
+const SAMPLE_MS: u32 = 20;
+const REGIONS: (u64, u64) = (50, 300);
+const RATE_MIB_PER_S: u32 = 64;
+const QUOTA_PS: u64 = 1000 * PS_PER_MS;
+
+/// Hot: accessed in at least so many looks. Cold: in at most so many, for two seconds.
+const HOT_ACCESSES_MIN: u32 = LOOKS / 10;
+const COLD_ACCESSES_MAX: u32 = LOOKS / 20;
+const COLD_MS: u32 = 2000;
+
+/// The highest score, and the most doublings of a region's age that count (`DAMOS_MAX_SCORE`,
+/// `DAMON_MAX_AGE_IN_LOG`).
+const SCORE_MAX: usize = 99;
+const AGE_DOUBLINGS_MAX: i64 = 32;
+
+/// What a kdamond does to the regions of its node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Action {
+    /// Promotes hot ones.
+    MigrateHot,
+    /// Demotes cold ones.
+    MigrateCold,
+}
+
+/// The schemes of both nodes.
+#[derive(Debug)]
+pub(crate) struct Damon {
+    /// The slow node's and the fast node's.
+    schemes: [Scheme; 2],
+}
+
+impl Damon {
+    /// As the lab sets it up.
+    pub(crate) fn new(_managed: &Managed) -> Self {
+        let scheme = |action| Scheme {
+            action,
+            sample_ms: SAMPLE_MS,
+            quota: Quota::new(u64::from(RATE_MIB_PER_S) * MIB),
+            kdamond: None,
+        };
+        Self {
+            schemes: [Action::MigrateHot, Action::MigrateCold].map(scheme),
+        }
+    }
+}
+
+impl Manager for Damon {
+    fn start(&mut self, _guest: &Guest, now_ps: u64, _filling: bool) -> u64 {
+        now_ps
+    }
+
+    /// The turn of the kdamond that has waited longest.
+    fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {
+        let Context { guest, actor, .. } = ctx;
+        if let Some(scheme) = self.schemes.iter_mut().min_by_key(|s| s.due_ps())
+            && scheme.due_ps() <= actor.now_ps()
+        {
+            scheme.turn(guest, actor);
+        }
+        let due = self.schemes.iter().map(Scheme::due_ps);
+        due.min().unwrap_or(NEVER_PS)
+    }
+}
+
+/// A kdamond, and what it does.
+#[derive(Debug)]
+struct Scheme {
+    action: Action,
+    sample_ms: u32,
+    quota: Quota,
+    /// None before its first turn.
+    kdamond: Option<Kdamond<GuestPhysAddr>>,
+}
+
+impl Scheme {
+    fn due_ps(&self) -> u64 {
+        self.kdamond.as_ref().map_or(0, Kdamond::due_ps)
+    }
+
+    fn turn(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
+        match self.kdamond.take() {
+            None => self.kdamond = Some(self.begin(guest, actor)),
+            Some(mut kdamond) => {
+                if kdamond.look(guest, actor) {
+                    let regions = mem::take(kdamond.regions_mut());
+                    *kdamond.regions_mut() = self.apply(regions, guest, actor);
+                }
+                kdamond.go_on(guest, actor);
+                self.kdamond = Some(kdamond);
+            }
+        }
+    }
+
+    fn begin(&self, guest: &mut Guest, actor: &mut Actor<'_>) -> Kdamond<GuestPhysAddr> {
+        let (node, seed) = match self.action {
+            Action::MigrateHot => (TierId::Slow, 1),
+            Action::MigrateCold => (TierId::Fast, 2),
+        };
+        let attrs = Attrs {
+            sample_ps: u64::from(self.sample_ms) * PS_PER_MS,
+            looks: LOOKS,
+            bounds: Bounds {
+                least: REGIONS.0,
+                most: REGIONS.1,
+                page_bytes: 1 << guest.page_bits(),
+            },
+        };
+        Kdamond::start(guest.span(node), attrs, seed, guest, actor)
+    }
+
+    /// Acts on the regions that fit, as far as the quota goes. Returns them all; where the quota ends
+    /// within one it is split.
+    fn apply(
+        &mut self,
+        regions: Vec<Region<GuestPhysAddr>>,
+        guest: &mut Guest,
+        actor: &mut Actor<'_>,
+    ) -> Vec<Region<GuestPhysAddr>> {
+        let fitting = regions.iter().filter(|region| self.fits(region));
+        let scored: Vec<_> = fitting
+            .map(|region| (self.score(region), region.bytes()))
+            .collect();
+        let score_min = self.quota.begin(actor.now_ps(), &scored);
+        let page_bytes = 1 << guest.page_bits();
+        let mut all = Vec::with_capacity(regions.len() + 2);
+        let mut left: Vec<_> = regions.into_iter().rev().collect();
+        while let Some(mut region) = left.pop() {
+            let skipped = self.quota.skipped(&region);
+            if skipped > 0 && skipped < region.bytes() {
+                left.push(region.split_off(skipped));
+            }
+            let is_due = skipped == 0 && self.fits(&region) && self.score(&region) >= score_min;
+            let room = self.quota.room() / page_bytes * page_bytes;
+            if is_due && room > 0 {
+                if room < region.bytes() {
+                    left.push(region.split_off(room));
+                }
+                self.quota.charge(&region);
+                self.migrate(&region, guest, actor);
+                region.age = 0;
+            }
+            all.push(region);
+        }
+        self.quota.wrap(all.last());
+        all
+    }
+
+    fn fits(&self, region: &Region<GuestPhysAddr>) -> bool {
+        match self.action {
+            Action::MigrateHot => region.accesses >= HOT_ACCESSES_MIN,
+            Action::MigrateCold => {
+                let aggregation_ms = self.sample_ms * LOOKS;
+                let age_min = u64::from(COLD_MS.div_ceil(aggregation_ms.max(1)));
+                region.accesses <= COLD_ACCESSES_MAX && region.age >= age_min
+            }
+        }
+    }
+
+    /// How much it deserves to be acted on.
+    fn score(&self, region: &Region<GuestPhysAddr>) -> usize {
+        let aggregation_ms = u64::from(self.sample_ms * LOOKS);
+        let hot = hotness(region.accesses, region.age * aggregation_ms / 1000);
+        match self.action {
+            Action::MigrateHot => hot,
+            Action::MigrateCold => SCORE_MAX - hot,
+        }
+    }
+
+    /// Moves the pages of a region that are still as it is.
+    fn migrate(&self, region: &Region<GuestPhysAddr>, guest: &mut Guest, actor: &mut Actor<'_>) {
+        let (to, wants_young) = match self.action {
+            Action::MigrateHot => (TierId::Fast, true),
+            Action::MigrateCold => (TierId::Slow, false),
+        };
+        let look_ps = actor.costs.damon_look_ps / 2;
+        let mut pages: Vec<(GuestVirtAddr, PageSize)> = vec![];
+        let mut at = region.range.start.0;
+        while at < region.range.end.0 {
+            let gpa = GuestPhysAddr(at);
+            at += 1 << guest.page_bits();
+            let Some(gva) = guest.mapped_from(gpa) else {
+                continue;
+            };
+            let Some((entry, size)) = gpa.entry(guest) else {
+                continue;
+            };
+            let is_young = entry.take_accessed();
+            let start = guest.page_start(gva, size);
+            // A huge page is one, wherever the region begins in it.
+            if pages.last() == Some(&(start, size)) {
+                continue;
+            }
+            match size {
+                PageSize::Base => actor.charge_page(Cause::Track, look_ps),
+                _ => actor.charge(Cause::Track, look_ps),
+            }
+            if is_young == wants_young {
+                pages.push((start, size));
+            }
+            if size != PageSize::Base {
+                at = at.max(gpa.0 - (gva.0 - start.0) + guest.bytes(size));
+            }
+        }
+        let mut room = match to {
+            TierId::Fast => guest.usable(TierId::Fast).0,
+            TierId::Slow => u64::MAX,
+        };
+        let (mut fitting, mut in_vain) = (vec![], vec![]);
+        for (page, size) in pages {
+            match room.checked_sub(guest.bytes(size)) {
+                Some(left) => {
+                    room = left;
+                    fitting.push(page);
+                }
+                None => in_vain.push(page),
+            }
+        }
+        guest.migrate_pages(&fitting, to, actor);
+        guest.migrate_in_vain(&in_vain, actor);
+    }
+}
+
+/// How hot a region is, from 0 to [`SCORE_MAX`]: accesses, and for how many seconds it has been so, count
+/// the same (`damon_hot_score`, with weights as damo sets them).
+fn hotness(accesses: u32, age_s: u64) -> usize {
+    let often = i64::from(accesses * 100 / LOOKS);
+    let doublings = i64::from(u64::BITS - age_s.leading_zeros()).min(AGE_DOUBLINGS_MAX);
+    let age = if often == 0 { -doublings } else { doublings };
+    let long = (age + AGE_DOUBLINGS_MAX) * 100 / AGE_DOUBLINGS_MAX / 2;
+    let score = (often + long) / 2 * SCORE_MAX as i64 / 100;
+    score.clamp(0, SCORE_MAX as i64) as usize
+}
+
+/// Bytes that a scheme may act on in a second.
+#[derive(Debug)]
+struct Quota {
+    bytes: u64,
+    /// Of this second.
+    charged: u64,
+    since_ps: Option<u64>,
+    /// Where it goes on in the next second, if this one's bytes did not suffice.
+    goes_on_at: Option<u64>,
+}
+
+impl Quota {
+    fn new(bytes: u64) -> Self {
+        Self {
+            bytes,
+            charged: 0,
+            since_ps: None,
+            goes_on_at: None,
+        }
+    }
+
+    /// Begins a look through regions: tells the lowest score of those that it suffices for, of scores and
+    /// bytes.
+    fn begin(&mut self, now_ps: u64, scored: &[(usize, u64)]) -> usize {
+        if self.since_ps.is_none_or(|since| now_ps - since >= QUOTA_PS) {
+            self.since_ps = Some(now_ps);
+            self.charged = 0;
+        }
+        let mut by_score = [0; SCORE_MAX + 1];
+        for &(score, bytes) in scored {
+            by_score[score] += bytes;
+        }
+        let mut bytes = 0;
+        let suffices = |&score: &usize| {
+            bytes += by_score[score];
+            bytes < self.bytes
+        };
+        (0..=SCORE_MAX)
+            .rev()
+            .take_while(suffices)
+            .last()
+            .map_or(SCORE_MAX, |score| score.saturating_sub(1))
+    }
+
+    fn room(&self) -> u64 {
+        self.bytes.saturating_sub(self.charged)
+    }
+
+    /// Bytes at the beginning of a region that had their turn before; once it is past them none have.
+    fn skipped(&mut self, region: &Region<GuestPhysAddr>) -> u64 {
+        let Some(at) = self.goes_on_at.filter(|_| self.room() > 0) else {
+            return 0;
+        };
+        if at >= region.range.end.0 {
+            return region.bytes();
+        }
+        self.goes_on_at = None;
+        at.saturating_sub(region.range.start.0)
+    }
+
+    /// At the last region it begins from the first again.
+    fn wrap(&mut self, last: Option<&Region<GuestPhysAddr>>) {
+        let end = last.map(|last| last.range.end);
+        self.goes_on_at = self
+            .goes_on_at
+            .filter(|&at| end.is_some_and(|end| at < end.0));
+    }
+
+    fn charge(&mut self, region: &Region<GuestPhysAddr>) {
+        self.charged += region.bytes();
+        if self.charged >= self.bytes {
+            self.goes_on_at = Some(region.range.end.0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn often_and_long_is_hot_and_never_for_long_is_cold() {
+        let order = [
+            hotness(0, 1 << 20),
+            hotness(0, 1),
+            hotness(2, 0),
+            hotness(20, 0),
+            hotness(20, 100),
+        ];
+        assert!(order.is_sorted_by(|a, b| a < b), "{order:?}");
+        assert!(hotness(20, u64::MAX) == SCORE_MAX && hotness(0, u64::MAX) == 0);
+    }
+
+    proptest! {
+        #[test]
+        fn the_quota_suffices_for_what_is_above_its_lowest_score(
+            scored in prop::collection::vec((0..=SCORE_MAX, 1u64..50), 0..40), bytes in 1u64..500,
+        ) {
+            let least = Quota::new(bytes).begin(0, &scored);
+            let above = |least: usize| -> u64 {
+                scored.iter().filter(|(s, _)| *s >= least).map(|(_, bytes)| bytes).sum()
+            };
+            prop_assert!(above(least + 1) < bytes);
+            prop_assert!(least == 0 || above(least) >= bytes);
+        }
+    }
+}
