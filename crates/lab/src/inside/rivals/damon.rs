@@ -43,6 +43,10 @@ const REGIONS: (u64, u64) = (50, 300);
 /// few seconds; hotter (colder) regions go first.
 const RATE_MIB_PER_S: u32 = 64;
 
+/// What decides which regions go first under a quota: all alike, as damo sets them. In the kernel they are
+/// zero until somebody writes them, and then regions go in the order of addresses.
+const WEIGHT: u32 = 1;
+
 /// By hand, hot: accessed in at least a tenth of the looks. Cold: in at most a twentieth, for two
 /// seconds. A look sees one page of a region for one sampling interval, so that even memory which
 /// takes most of the traffic seldom shows in every look.
@@ -204,6 +208,9 @@ impl Context<'_> {
         let rate = u64::from(settings.rate_mib_per_s.unwrap_or(rate)) * MIB;
         of_scheme("quotas/bytes", &rate)?;
         of_scheme("quotas/reset_interval_ms", &1000)?;
+        for what in ["sz", "nr_accesses", "age"] {
+            of_scheme(&format!("quotas/weights/{what}_permil"), &WEIGHT)?;
+        }
         if is_tuned {
             of_scheme("apply_interval_us", &APPLY_US)?;
             self.set_goal(scheme)?;
@@ -274,6 +281,7 @@ mod tests {
             "schemes/0/access_pattern/nr_accesses",
             "schemes/0/access_pattern/age",
             "schemes/0/quotas/goals/0",
+            "schemes/0/quotas/weights",
             "schemes/0/filters/0",
         ] {
             fs::create_dir_all(folder.join(inner)).unwrap();
@@ -310,6 +318,7 @@ mod tests {
         let written = set_up(&as_it_is, false);
         assert_eq!((written(goal), written(metric)), Default::default());
         assert_eq!(written("schemes/0/access_pattern/nr_accesses/min"), "2");
+        assert_eq!(written("schemes/0/quotas/weights/age_permil"), "1");
     }
 
     #[test]
