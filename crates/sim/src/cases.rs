@@ -3,15 +3,15 @@
 
 use std::num::NonZeroU32;
 
-use demeter_outcome::{Case, Published, RunResult, SystemResult, together};
-use demeter_scenario::{self as scenario, Scenario};
+use demeter_outcome::{Case, Published, RunResult, SystemResult, best, together};
+use demeter_scenario::{self as scenario, Scenario, Settings};
 
 use crate::error::SimError;
 use crate::pool::{Event, Job, Limits, run_jobs};
 use crate::provision;
 
-/// Runs all cases and systems of a scenario, each with `repeats` seeds: the scenario's and those
-/// that follow it. Of these runs the one in the middle is kept. `tell` is told how they come on.
+/// Runs all cases and systems of a scenario, each system under each of its settings, with `repeats` seeds: the
+/// scenario's and those that follow it. Of these runs the one in the middle is kept, and then the best settings. `tell` is told how they come on.
 /// The result does not depend on how many run at a time.
 ///
 /// # Errors
@@ -36,21 +36,27 @@ pub fn run_all(
         return Ok(all);
     }
     let cases = scenario.cases()?;
-    let jobs = cases.iter().flat_map(|case| {
-        let of_case = &case.point.scenario;
-        of_case.systems.iter().flat_map(move |&system| {
+    let settings = |case: &scenario::Case| case.point.scenario.settings_to_run().collect();
+    let settings: Vec<Vec<Settings>> = cases.iter().map(settings).collect();
+    let jobs = cases.iter().zip(&settings).flat_map(|(case, settings)| {
+        let seed = case.point.scenario.seed;
+        settings.iter().flat_map(move |under| {
             (0..repeats.get()).map(move |n| Job {
                 point: &case.point,
-                system,
-                seed: of_case.seed.wrapping_add(n.into()),
+                system: under.system,
+                under: (!under.name.is_empty()).then_some(under),
+                seed: seed.wrapping_add(n.into()),
             })
         })
     });
     let jobs: Vec<Job<'_>> = jobs.collect();
     let mut results = run_jobs(&jobs, limits, tell)?.into_iter();
-    let mut systems_of = |case: &scenario::Case| {
-        let runs = case.point.scenario.systems.len() * repeats.get() as usize;
-        together(results.by_ref().take(runs), repeats)
+    let mut runs_of = settings.iter().map(|s| s.len() * repeats.get() as usize);
+    let mut systems_of = |_: &scenario::Case| {
+        let runs = runs_of.next().unwrap_or(0);
+        let middles = together(results.by_ref().take(runs), repeats);
+        let of_systems = middles.chunk_by(|a, b| a.name == b.name);
+        of_systems.filter_map(|runs| best(runs.to_vec())).collect()
     };
     let mut result = scenario.empty_result("sim");
     if scenario.vary.is_empty() {

@@ -16,10 +16,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use demeter_outcome::SystemResult;
-use demeter_scenario::{Point, System};
+use demeter_scenario::{Point, Settings, System};
 
 use crate::error::SimError;
-use crate::run::{Watch, run};
+use crate::run::{Watch, run, run_under};
 
 /// One run: a scenario under one system with one seed.
 #[derive(Debug, Clone, Copy)]
@@ -28,6 +28,8 @@ pub struct Job<'a> {
     pub point: &'a Point,
     /// The system.
     pub system: System,
+    /// What it is set to, where the scenario has settings for it.
+    pub under: Option<&'a Settings>,
     /// The seed of its workload.
     pub seed: u64,
 }
@@ -48,6 +50,9 @@ impl fmt::Display for Job<'_> {
             write!(f, "{} ", self.point)?;
         }
         write!(f, "{}", self.system)?;
+        if let Some(under) = self.under {
+            write!(f, " ({})", under.name)?;
+        }
         if self.seed != self.point.scenario.seed {
             write!(f, " seed {}", self.seed)?;
         }
@@ -106,7 +111,11 @@ pub fn run_jobs(
     tell: &(dyn Fn(Event<'_>) + Sync),
 ) -> Result<Vec<SystemResult>, SimError> {
     run_jobs_by(jobs, limits, tell, &|job: Job<'_>, watch: &Watch<'_>| {
-        run(&job.point.scenario, job.system, job.seed, watch)
+        let scenario = &job.point.scenario;
+        match job.under {
+            Some(settings) => run_under(scenario, settings, job.seed, watch),
+            None => run(scenario, job.system, job.seed, watch),
+        }
     })
 }
 
@@ -277,6 +286,7 @@ mod tests {
             (1..=4).map(move |seed| Job {
                 point,
                 system: System::None,
+                under: None,
                 seed,
             })
         });

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use demeter_outcome::{Metadata, SystemResult};
 use demeter_policy::RankedRange;
-use demeter_scenario::{Scenario, System};
+use demeter_scenario::{Scenario, Settings, System};
 
 use crate::dirty;
 use crate::error::SimError;
@@ -47,7 +47,8 @@ pub fn look(
             false => Ok(()),
         }
     };
-    run_looking(scenario, system, scenario.seed, &watch, &mut seen).map(drop)
+    let settings = Settings::new(system, "");
+    run_looking(scenario, &settings, scenario.seed, &watch, &mut seen).map(drop)
 }
 
 /// Runs one system of a scenario. The same arguments give the same result, to the last digit.
@@ -62,20 +63,35 @@ pub(crate) fn run(
     seed: u64,
     watch: &Watch<'_>,
 ) -> Result<SystemResult, SimError> {
-    run_looking(scenario, system, seed, watch, &mut |_, _| {})
+    run_under(scenario, &Settings::new(system, ""), seed, watch)
+}
+
+/// The same under settings of the scenario's, whose name the result has.
+pub(crate) fn run_under(
+    scenario: &Scenario,
+    settings: &Settings,
+    seed: u64,
+    watch: &Watch<'_>,
+) -> Result<SystemResult, SimError> {
+    let scenario = scenario.under(settings);
+    let result = run_looking(&scenario, settings, seed, watch, &mut |_, _| {})?;
+    Ok(SystemResult {
+        settings: Some(settings.name.clone()).filter(|name| !name.is_empty()),
+        ..result
+    })
 }
 
 fn run_looking(
     scenario: &Scenario,
-    system: System,
+    settings: &Settings,
     seed: u64,
     watch: &Watch<'_>,
     look: &mut Look<'_>,
 ) -> Result<SystemResult, SimError> {
     if let Some(logging) = &scenario.sim.dirty_logging {
-        return dirty::run(scenario, logging, system, watch);
+        return dirty::run(scenario, logging, settings.system, watch);
     }
-    let setup = Setup::new(scenario)?;
+    let setup = Setup::new(scenario)?.under(settings);
     let own = named_vms(scenario);
     let workload = |vm: u64| {
         let own = own.get(vm as usize);
@@ -85,7 +101,7 @@ fn run_looking(
         .map(|vm| Workload::new(workload(vm), seed.wrapping_add(vm << 32), setup.k))
         .collect::<Result<Vec<_>, _>>()
         .map_err(|e| SimError::Workload(e.to_string()))?;
-    simulate(scenario, &setup, system, programs, watch, look)
+    simulate(scenario, &setup, settings.system, programs, watch, look)
 }
 
 fn simulate<P: Program>(

@@ -3,7 +3,7 @@
 use demeter_outcome::Unit;
 use demeter_policy::engine::{Config, Gain};
 use demeter_policy::{BLOCK_SIZE, ByteCount, MIB, PerTier, VirtRange};
-use demeter_scenario::{Cpu, Scenario, Thp, Translation, Workload};
+use demeter_scenario::{Cpu, Scenario, Settings, Thp, Translation, Workload};
 
 use crate::error::SimError;
 use crate::guest::{Guest, GuestConfig, Watermarks};
@@ -65,6 +65,8 @@ pub(crate) struct Setup {
     hot_changes_s: Vec<u64>,
     /// How reserved memory is translated.
     translation: Option<Translation>,
+    /// What the system is set to, if not to what it is by default.
+    settings: Option<Settings>,
 }
 
 impl Setup {
@@ -127,9 +129,18 @@ impl Setup {
             operations: scenario.sim.operations,
             hot_changes_s: hot_changes_s(scenario),
             translation: scenario.sim.translation,
+            settings: None,
         };
         setup.check()?;
         Ok(setup)
+    }
+
+    /// The same for a system that is set to something.
+    pub(crate) fn under(self, settings: &Settings) -> Self {
+        Self {
+            settings: Some(settings.clone()),
+            ..self
+        }
     }
 
     fn check(&self) -> Result<(), SimError> {
@@ -263,13 +274,14 @@ impl Setup {
     }
 
     /// What the manager of a program's memory has to do with.
-    fn managed<P: Program>(&self, program: &P) -> Managed {
+    fn managed<P: Program>(&self, program: &P) -> Managed<'_> {
         let bytes = program.regions().iter().map(|r| r.bytes.0).sum();
         Managed {
             footprint: ByteCount(bytes),
             threads: program.threads() as u64,
             load_ps: self.tiers[0].latency_ps.min(self.tiers[1].latency_ps),
             agent: self.agent,
+            settings: self.settings.as_ref(),
         }
     }
 

@@ -56,6 +56,7 @@ impl Sweep {
                     jobs.push(Job {
                         point,
                         system,
+                        under: None,
                         seed,
                     });
                 }

@@ -118,3 +118,31 @@ fn without_cases_there_are_systems() {
         assert!((min..=max).contains(&mean), "{min} {mean} {max}");
     }
 }
+
+#[test]
+fn a_system_runs_under_each_of_its_settings_and_the_best_is_shown() {
+    let text = r#"
+        sim = { scale_bits = 6 }
+        [[settings]]
+        system = "linux"
+        name = "large watermarks"
+        watermark_scale_factor = 1000
+        [[settings]]
+        system = "linux"
+        name = "as it is"
+    "#;
+    let found = result_of(&scenario(text), 2, 2);
+    let [none, linux] = &found.systems[..] else {
+        panic!("{} systems", found.systems.len());
+    };
+    assert_eq!((&none.settings, none.other_settings.len()), (&None, 0));
+    let [other] = &linux.other_settings[..] else {
+        panic!("{} other settings", linux.other_settings.len());
+    };
+    let mut names = [linux, other].map(|s| s.settings.clone().unwrap());
+    names.sort_unstable();
+    assert_eq!(names, ["as it is", "large watermarks"]);
+    // They make a difference.
+    assert!(linux.mean() > other.mean());
+    assert_eq!(linux.repeats.unwrap().runs, 2);
+}

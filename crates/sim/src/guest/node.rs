@@ -43,6 +43,21 @@ impl Watermarks {
         ..Self::LINUX
     };
 
+    /// The same with `vm.watermark_scale_factor` at so many ten-thousandths; what is below the least distance
+    /// between two watermarks changes nothing.
+    pub(crate) fn scaled(self, factor: Option<u32>) -> Self {
+        let Some(factor) = factor else {
+            return self;
+        };
+        let gap = self.high_milli - self.low_milli;
+        let more = (factor / 10).saturating_sub(gap);
+        Self {
+            low_milli: self.low_milli + more,
+            high_milli: self.high_milli + 2 * more,
+            wanted_milli: self.wanted_milli + 3 * more,
+        }
+    }
+
     /// Size of a node of which programs may use so much.
     pub(crate) fn around(self, usable: ByteCount) -> ByteCount {
         ByteCount(usable.0 * 1000 / (1000 - u64::from(self.low_milli)))

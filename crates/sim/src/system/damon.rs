@@ -24,9 +24,9 @@ use std::mem;
 
 use demeter_policy::{GuestPhysAddr, GuestVirtAddr, MIB};
 
-use super::{Context, Managed, Manager, NEVER_PS};
+use super::{Context, Managed, Manager, NEVER_PS, Needs};
 use crate::damon::{Attrs, Bounds, Kdamond, Region, Watched};
-use crate::guest::Guest;
+use crate::guest::{Guest, Watermarks};
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
@@ -67,24 +67,35 @@ enum Action {
 pub(crate) struct Damon {
     /// The slow node's and the fast node's.
     schemes: [Scheme; 2],
+    watermarks: Watermarks,
 }
 
 impl Damon {
     /// As the lab sets it up.
-    pub(crate) fn new(_managed: &Managed) -> Self {
+    pub(crate) fn new(managed: &Managed<'_>) -> Self {
+        let sample_ms = managed.knob(|s| s.sample_ms).unwrap_or(SAMPLE_MS);
+        let rate_mib = managed.knob(|s| s.rate_mib_per_s).unwrap_or(RATE_MIB_PER_S);
         let scheme = |action| Scheme {
             action,
-            sample_ms: SAMPLE_MS,
-            quota: Quota::new(u64::from(RATE_MIB_PER_S) * MIB),
+            sample_ms,
+            quota: Quota::new(u64::from(rate_mib) * MIB),
             kdamond: None,
         };
         Self {
             schemes: [Action::MigrateHot, Action::MigrateCold].map(scheme),
+            watermarks: Watermarks::LINUX.scaled(managed.knob(|s| s.watermark_scale_factor)),
         }
     }
 }
 
 impl Manager for Damon {
+    fn needs(&self) -> Needs {
+        Needs {
+            watermarks: self.watermarks,
+            ..Needs::default()
+        }
+    }
+
     fn start(&mut self, _guest: &Guest, now_ps: u64, _filling: bool) -> u64 {
         now_ps
     }

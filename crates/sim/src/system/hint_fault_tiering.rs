@@ -4,15 +4,18 @@
 //! once, if fast memory has room; if not, reclaim is woken to make some. TPP wakes it earlier,
 //! whenever less is free than it wants.
 
-use demeter_policy::GuestVirtAddr;
+use demeter_policy::{GuestVirtAddr, MIB};
 
 use super::reclaimer::Reclaimer;
-use super::scan::{Cursor, Pace};
+use super::scan::{Cursor, Pace, Scanning};
 use super::{Context, Managed, Manager, Needs};
 use crate::guest::{Guest, Watermarks};
 use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
 use crate::reclaim::{Generations, Lists};
+
+/// Picoseconds in a millisecond.
+const PS_PER_MS: u64 = 1_000_000_000;
 
 /// A fault that comes within this time shows a hot page (`hot_threshold_ms`).
 const HOT_MS: u32 = 1000;
@@ -31,8 +34,14 @@ enum Kernel {
 pub(crate) struct HintFaultTiering {
     kernel: Kernel,
     reclaimer: Reclaimer,
+    scanning: Scanning,
     pace: Pace,
     cursor: Cursor<GuestVirtAddr>,
+    watermarks: Watermarks,
+    /// Bytes that may be promoted in a second, if that is limited.
+    rate: Option<u64>,
+    /// The second that goes on, and bytes promoted in it.
+    promoted: (u64, u64),
 }
 
 impl HintFaultTiering {
@@ -48,11 +57,30 @@ impl HintFaultTiering {
 
     fn new(kernel: Kernel, managed: &Managed) -> Self {
         let counts_all = kernel == Kernel::Tpp;
+        let watermarks = match kernel {
+            Kernel::Linux => Watermarks::LINUX,
+            Kernel::Tpp => Watermarks::TPP,
+        };
+        let default = Scanning::default();
+        let bytes = managed.knob(|s| s.scan_size_mib);
+        let period_ms = managed.knob(|s| s.scan_period_min_ms);
+        let period_max_ms = managed.knob(|s| s.scan_period_max_ms);
+        let scanning = Scanning {
+            bytes: bytes.map_or(default.bytes, |mib| u64::from(mib) * MIB),
+            period_ps: period_ms.map_or(default.period_ps, |ms| u64::from(ms) * PS_PER_MS),
+            period_max_ps: period_max_ms
+                .map_or(default.period_max_ps, |ms| u64::from(ms) * PS_PER_MS),
+        };
+        let rate_mib = managed.knob(|s| s.rate_mib_per_s);
         Self {
             kernel,
             reclaimer: Reclaimer::default(),
-            pace: Pace::new(managed.footprint.0, managed.threads, counts_all),
+            scanning,
+            pace: Pace::with(scanning, managed.footprint.0, managed.threads, counts_all),
             cursor: Cursor::default(),
+            watermarks: watermarks.scaled(managed.knob(|s| s.watermark_scale_factor)),
+            rate: rate_mib.map(|mib| u64::from(mib) * MIB),
+            promoted: (0, 0),
         }
     }
 
@@ -63,11 +91,13 @@ impl HintFaultTiering {
         let began_ps = actor.now_ps();
         let areas: Vec<_> = guest.vmas().iter().map(|v| v.start()..v.end()).collect();
         let mut marked = false;
-        let ended = self.cursor.scan(&areas, |stretch| {
-            let any = guest.make_fault(stretch, from, actor);
-            marked |= any;
-            any
-        });
+        let ended = self
+            .cursor
+            .scan_bytes(self.scanning.bytes, &areas, |stretch| {
+                let any = guest.make_fault(stretch, from, actor);
+                marked |= any;
+                any
+            });
         if marked {
             actor.flush_own();
         }
@@ -98,26 +128,36 @@ impl HintFaultTiering {
         let Context { guest, actor, .. } = ctx;
         if guest.is_short() {
             self.reclaimer.wake(actor.now_ps());
-        } else {
+        } else if self.is_within_rate(actor.now_ps()) {
             // While it was marked nobody could have its translation.
+            let before = guest.counts.promoted_bytes;
             let moved = guest.migrate(gva, TierId::Fast, false, actor);
+            self.promoted.1 += guest.counts.promoted_bytes - before;
             self.pace.promoted(moved);
             self.guest_took_memory(ctx);
         }
     }
 }
 
+impl HintFaultTiering {
+    /// Whether more may be promoted in this second (`numa_balancing_promote_rate_limit_MBps`).
+    fn is_within_rate(&mut self, now_ps: u64) -> bool {
+        let second = now_ps / (1000 * PS_PER_MS);
+        if self.promoted.0 != second {
+            self.promoted = (second, 0);
+        }
+        self.rate.is_none_or(|rate| self.promoted.1 < rate)
+    }
+}
+
 impl Manager for HintFaultTiering {
     fn needs(&self) -> Needs {
-        let (watermarks, lists) = match self.kernel {
-            Kernel::Linux => (
-                Watermarks::LINUX,
-                Lists::Generations(Generations::default()),
-            ),
-            Kernel::Tpp => (Watermarks::TPP, Lists::default()),
+        let lists = match self.kernel {
+            Kernel::Linux => Lists::Generations(Generations::default()),
+            Kernel::Tpp => Lists::default(),
         };
         Needs {
-            watermarks,
+            watermarks: self.watermarks,
             lists,
             ..Needs::default()
         }

@@ -6,6 +6,7 @@
 use std::fmt;
 
 use demeter_policy::{ByteCount, GuestPhysAddr, GuestVirtAddr, RankedRange};
+use demeter_scenario::Settings;
 
 use super::AgentSettings;
 use crate::error::SimError;
@@ -21,7 +22,7 @@ pub(crate) const NEVER_PS: u64 = u64::MAX;
 
 /// What a manager is given to manage.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Managed {
+pub(crate) struct Managed<'a> {
     /// Memory of the program.
     pub(crate) footprint: ByteCount,
     /// Threads that use it.
@@ -30,6 +31,15 @@ pub(crate) struct Managed {
     pub(crate) load_ps: u64,
     /// What an agent is set to.
     pub(crate) agent: AgentSettings,
+    /// What a rival is set to; nothing for what it is by default.
+    pub(crate) settings: Option<&'a Settings>,
+}
+
+impl Managed<'_> {
+    /// A knob of the settings, if it is set.
+    pub(crate) fn knob<T>(&self, of: impl Fn(&Settings) -> Option<T>) -> Option<T> {
+        of(self.settings?)
+    }
 }
 
 /// Who sees two tiers of memory.

@@ -49,7 +49,7 @@ pub(crate) use vtmm::Vtmm;
 pub(crate) use xen_history::XenHistory;
 
 /// Makes the manager of a VM.
-pub(crate) type Build = fn(&Managed) -> Box<dyn Manager>;
+pub(crate) type Build = fn(&Managed<'_>) -> Box<dyn Manager>;
 
 /// How a system's managers are made.
 pub(crate) fn build(system: System) -> Build {

@@ -7,8 +7,12 @@ use demeter_policy::MIB;
 
 use crate::machine::radix::Address;
 
-/// Bytes of address space that one scan marks pages in (`scan_size_mb`).
+/// Bytes of address space that one scan marks pages in (`scan_size_mb`), unless somebody sets them.
 const SCAN_BYTES: u64 = 256 * MIB;
+
+/// The most that is scanned in the time in which a process of one scan's size is scanned once
+/// (`MAX_SCAN_WINDOW`).
+const SCANNED_MAX_BYTES: u64 = 2560 * MIB;
 
 /// How many times as many bytes a scan may pass over to find them.
 const SCAN_REACH: u64 = 8;
@@ -16,7 +20,6 @@ const SCAN_REACH: u64 = 8;
 /// A process of one scan's size is scanned so often at first (`scan_period_min_ms`); a larger one
 /// more often, down to the least period.
 const PERIOD_PS: u64 = 1_000_000_000_000;
-const PERIOD_LEAST_PS: u64 = PERIOD_PS / 10;
 
 /// The longest period for memory of one scan's size (`scan_period_max_ms`).
 const PERIOD_MAX_PS: u64 = 60 * PERIOD_PS;
@@ -31,6 +34,26 @@ const RUN_PER_SCAN: u64 = 32;
 /// to a thread for it not to (`NUMA_PERIOD_SLOTS`, `NUMA_PERIOD_THRESHOLD`).
 const PERIOD_SLOTS: u64 = 10;
 const PRIVATE_SLOTS: u64 = 7;
+
+/// What an administrator may set.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Scanning {
+    /// `scan_size_mb`, in bytes.
+    pub(super) bytes: u64,
+    /// `scan_period_min_ms` and `scan_period_max_ms`, in picoseconds.
+    pub(super) period_ps: u64,
+    pub(super) period_max_ps: u64,
+}
+
+impl Default for Scanning {
+    fn default() -> Self {
+        Self {
+            bytes: SCAN_BYTES,
+            period_ps: PERIOD_PS,
+            period_max_ps: PERIOD_MAX_PS,
+        }
+    }
+}
 
 /// When the next scan is due.
 #[derive(Debug)]
@@ -50,13 +73,19 @@ impl Pace {
     /// That of a process with so much memory, in a kernel that counts all faults, or as Linux does
     /// where it tiers only those of pages that it promoted.
     pub(super) fn new(bytes: u64, threads: u64, counts_all: bool) -> Self {
-        let scans_per_pass = bytes.div_ceil(SCAN_BYTES).max(1);
+        Self::with(Scanning::default(), bytes, threads, counts_all)
+    }
+
+    /// The same with what an administrator has set.
+    pub(super) fn with(scanning: Scanning, bytes: u64, threads: u64, counts_all: bool) -> Self {
+        let scans_per_pass = bytes.div_ceil(scanning.bytes).max(1);
         let threads = threads.max(1);
-        let least_ps = (PERIOD_PS / scans_per_pass).max(PERIOD_LEAST_PS);
+        let scans_max = (SCANNED_MAX_BYTES / scanning.bytes).max(1);
+        let least_ps = (scanning.period_ps / scans_per_pass).max(PERIOD_PS / scans_max);
         // Threads that share all memory are one group, which may take as many times as long, by
         // the share of its faults that are not private to one.
         let shared = (threads - 1).max(1);
-        let most_ps = (shared * PERIOD_MAX_PS / scans_per_pass).max(least_ps);
+        let most_ps = (shared * scanning.period_max_ps / scans_per_pass).max(least_ps);
         Self {
             threads,
             period_ps: least_ps,
@@ -117,12 +146,18 @@ impl<A: Address> Cursor<A> {
     /// whether it marked anything in a stretch.
     ///
     /// As in Linux a stretch is what is left to be marked, and counts whole if one page in it was.
-    pub(super) fn scan(
+    pub(super) fn scan(&mut self, areas: &[Range<A>], mark: impl FnMut(Range<A>) -> bool) -> bool {
+        self.scan_bytes(SCAN_BYTES, areas, mark)
+    }
+
+    /// The same with so many bytes to be marked.
+    pub(super) fn scan_bytes(
         &mut self,
+        mut bytes: u64,
         areas: &[Range<A>],
         mut mark: impl FnMut(Range<A>) -> bool,
     ) -> bool {
-        let (mut bytes, mut reach) = (SCAN_BYTES, SCAN_BYTES * SCAN_REACH);
+        let mut reach = bytes * SCAN_REACH;
         while bytes > 0 && reach > 0 {
             let at = self.0.number();
             let Some(area) = areas.iter().find(|a| a.end.number() > at) else {
@@ -154,7 +189,7 @@ mod tests {
         let small = Pace::new(SCAN_BYTES, 1, true);
         assert_eq!(small.after(5, 6), 5 + PERIOD_PS);
         let mut large = Pace::new(56 * SCAN_BYTES, 4, false);
-        assert_eq!(large.after(0, 0), PERIOD_LEAST_PS);
+        assert_eq!(large.after(0, 0), PERIOD_PS / 10);
         // A scan of 50 ms is followed by 32 times as long, on four threads.
         assert_eq!(large.after(0, 50_000_000_000), 400_000_000_000);
         for _ in 0..10 {
@@ -165,7 +200,7 @@ mod tests {
         assert_eq!(large.after(0, 0), 3 * PERIOD_MAX_PS / 56);
         large.counts_all = true;
         (0..20).for_each(|_| large.pass_ended());
-        assert_eq!(large.after(0, 0), PERIOD_LEAST_PS);
+        assert_eq!(large.after(0, 0), PERIOD_PS / 10);
     }
 
     proptest! {
