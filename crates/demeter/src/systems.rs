@@ -51,8 +51,9 @@ fn markdown(results: &[RunResult]) -> String {
     let mut page = String::from(
         "# Systems in the simulator\n\n\
          Made by `cargo xtask systems`; nothing here is written by hand. The last column counts the\n\
-         figures below that are within their limit. A system without a count has none here: its experiment was\n\
-         not run to its end, or nobody has published a figure of it; `scenarios/` says more.\n\n\
+         figures below that are within their limit and, if they are ratios, on the same side of 1. A system\n\
+         without a count has none here: its experiment was not run to its end, or nobody has published a\n\
+         figure of it; `scenarios/` says more.\n\n\
          | system | source | where | tracks | classifies | moves | agrees |\n|---|---|---|---|---|---|---|\n",
     );
     for &system in System::ALL {
@@ -102,7 +103,12 @@ fn cells(p: &Published) -> [String; 6] {
         p.ours
             .map_or_else(|| "-".into(), |ours| format!("{ours:.3}")),
         format!("{:.0} %", p.within * 100.0),
-        if p.agrees() { "yes" } else { "**no**" }.into(),
+        match p.agrees() {
+            true => "yes",
+            false if p.is_reversed() => "**no, reversed**",
+            false => "**no**",
+        }
+        .into(),
     ]
 }
 

@@ -100,12 +100,23 @@ pub struct Published {
     pub source: String,
 }
 
+/// A published ratio that is nearer to 1 says that both are as good, not which is better.
+const EQUAL: f64 = 0.05;
+
 impl Published {
-    /// Whether ours is within the limit. A figure that was not measured does not agree.
+    /// Whether ours is within the limit and, for a ratio, on the same side of 1. A figure that was not measured
+    /// does not agree.
     pub fn agrees(&self) -> bool {
         let limit = self.within * self.value.abs();
-        self.ours
-            .is_some_and(|ours| (ours - self.value).abs() <= limit)
+        let is_near = |ours: f64| (ours - self.value).abs() <= limit;
+        self.ours.is_some_and(is_near) && !self.is_reversed()
+    }
+
+    /// Whether it is a ratio that says who has more, and ours does not say the same.
+    pub fn is_reversed(&self) -> bool {
+        let says_who = self.over.is_some() && (self.value - 1.0).abs() > EQUAL;
+        let other = |ours: f64| (ours - 1.0) * (self.value - 1.0) <= 0.0;
+        says_who && self.ours.is_some_and(other)
     }
 }
 

@@ -41,7 +41,8 @@ pub struct Published {
     pub over_case: BTreeMap<String, String>,
     /// What was published.
     pub value: f64,
-    /// How far ours may be from it, as a share of it, and still agree.
+    /// How far ours may be from it, as a share of it, and still agree. A ratio has to be
+    /// on the same side of 1, too, unless it was published within 5 % of 1.
     pub within: f64,
     /// Where it was published.
     pub source: String,

@@ -59,8 +59,8 @@ impl Agreement {
     pub(crate) fn sentence(&self) -> String {
         let mut text = self.counts.clone();
         text.push_str(
-            ": ours is within the limit, a share of the published figure that the scenario set. \
-             What was not measured does not agree.",
+            ": ours is within the limit, a share of the published figure that the scenario set, and a \
+             ratio is on the same side of 1. What was not measured does not agree.",
         );
         if !self.sources.is_empty() {
             text.push_str(" Published in: ");
@@ -84,7 +84,12 @@ fn row(published: &Published) -> Row {
         published.ours.map_or("-".into(), short),
         difference(published),
         format!("{} %", short_percent(published.within)),
-        if agrees { "yes" } else { "NO" }.into(),
+        match agrees {
+            true => "yes",
+            false if published.is_reversed() => "NO, reversed",
+            false => "NO",
+        }
+        .into(),
     ];
     Row {
         cells: cells.into(),
@@ -150,6 +155,16 @@ mod tests {
         assert!(agrees(8.0, Some(9.6), 0.2) && agrees(8.0, Some(6.4), 0.2));
         assert!(!agrees(8.0, Some(9.7), 0.2) && !agrees(8.0, Some(6.3), 0.2));
         assert!(!agrees(8.0, None, 9.0));
+        // A ratio has to say the same of who has more, unless it was published as about 1.
+        assert!(!agrees(1.19, Some(0.87), 0.3) && !agrees(1.19, Some(1.0), 0.3));
+        assert!(agrees(1.19, Some(1.01), 0.3) && !agrees(0.8, Some(1.01), 0.3));
+        assert!(agrees(0.97, Some(1.02), 0.3));
+        // What is no ratio has no order.
+        let amount = Published {
+            over: None,
+            ..published(1.19, Some(0.87), 0.3)
+        };
+        assert!(amount.agrees());
         // Published as nothing: only nothing agrees.
         assert!(agrees(0.0, Some(0.0), 0.2) && !agrees(0.0, Some(0.1), 0.2));
         assert!(agrees(-2.0, Some(-2.1), 0.1));
