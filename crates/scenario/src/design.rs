@@ -81,8 +81,8 @@ impl System {
             ],
             Self::HybridTier => [
                 "library",
-                "PEBS, 100,001 a second and CPU",
-                "4-bit counting Bloom filters: frequency 5 or momentum 3",
+                "PEBS, 100,001 a second and CPU; none while nothing is left to move",
+                "counting Bloom filters: frequency 5 or momentum 3 (huge pages: 1,000 or 200)",
                 "promotes after 100,000 samples; demotes below 1.25 % free until 5 %",
             ],
             Self::Nimble => [

@@ -218,15 +218,18 @@ impl<P: Program> Vm<P> {
         }
     }
 
-    /// Lets the sampling units sample what the manager wants.
+    /// Lets the sampling units sample what the manager wants, if anything.
     fn sample(&mut self) {
-        let Some(sampling) = self.manager.sampling(self.hardware.k) else {
-            return;
-        };
+        let sampling = self.manager.sampling(self.hardware.k);
         let busy = self.busy.max(1) as u64;
         for (i, vcpu) in self.hardware.vcpus.iter_mut().enumerate() {
-            let phase = sampling.period * i as u64 / busy;
-            vcpu.sampler.start(sampling, phase);
+            match sampling {
+                Some(sampling) => {
+                    let phase = sampling.period * i as u64 / busy;
+                    vcpu.sampler.start(sampling, phase);
+                }
+                None => vcpu.sampler.stop(),
+            }
         }
     }
 }

@@ -59,6 +59,11 @@ impl Sampler {
         self.left = 1 + phase % self.period;
     }
 
+    /// Switches it off. Records that wait stay.
+    pub(crate) fn stop(&mut self) {
+        self.threshold_ps = u64::MAX;
+    }
+
     /// Counts a load; true when a record was written for it.
     #[inline(always)]
     pub(crate) fn load(&mut self, gva: GuestVirtAddr, latency_ps: u64) -> bool {

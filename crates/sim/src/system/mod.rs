@@ -7,6 +7,7 @@ mod colloid;
 mod colloid_tpp;
 #[cfg(test)]
 mod conformance;
+mod counting_bloom;
 mod damon;
 mod hemem;
 mod heteroos;
