@@ -31,7 +31,10 @@ enum Task {
     /// Fuzz what comes from the other side of a socket, a ring or a file
     Fuzz(fuzz::Args),
     /// Run each system's authors' experiment on the simulator, and write docs/src/systems.md
-    Systems,
+    ///
+    /// Results are kept in target/systems. Only what has changed since is run again: an experiment's scenario, or
+    /// the code of simulator and policy.
+    Systems(systems::Args),
     /// Make the reference pages of docs/ from the code, and the book where mdbook is installed
     Docs,
     /// Make the tables of README.md and docs/src/results.md from the stored results
@@ -66,7 +69,7 @@ fn main() -> ExitCode {
         Task::Results(args) => results::results(&args),
         Task::Fuzz(args) => fuzz::fuzz(&args),
         Task::Python => python::test(),
-        Task::Systems => systems::systems(),
+        Task::Systems(args) => systems::systems(&args),
         Task::Fresh(args) => fresh::fresh(&args),
         Task::PackageTest(args) => package_test::package_test(&args),
         Task::Bench => shell::run(shell::cargo("bench --locked --package demeter-policy")),

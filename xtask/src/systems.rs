@@ -1,44 +1,173 @@
 //! `docs/src/systems.md`: the designs, and what they come to beside their authors' figures.
 
 use std::fs;
-use std::path::Path;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Instant;
 
-use anyhow::Context;
+use anyhow::{Context, bail, ensure};
+use serde_json::{Value, json};
 
 use crate::{build, shell};
 
-/// Where results are kept.
+/// Where results are kept: `NAME.json`, and in `NAME.made.json` what it was made of and how long that took.
 const RESULTS: &str = "target/systems";
 const PAGE: &str = "docs/src/systems.md";
 
-/// Runs each `scenarios/paper-NAME.toml` on the simulator, and writes the page.
-pub fn systems() -> anyhow::Result<()> {
-    build::build()?;
-    fs::create_dir_all(shell::root().join(RESULTS)).context("cannot make target/systems")?;
-    let demeter = shell::root().join("target/release/demeter");
-    let mut names: Vec<String> = fs::read_dir(shell::root().join("scenarios"))
-        .context("cannot read scenarios")?
-        .filter_map(|entry| {
-            Some(
-                Path::new(&entry.ok()?.file_name())
-                    .file_stem()?
-                    .to_str()?
-                    .into(),
-            )
-        })
-        .filter(|name: &String| name.starts_with("paper-"))
-        .collect();
-    names.sort();
-    let mut page = String::from("systems --markdown");
-    for name in names {
-        let result = format!("{RESULTS}/{name}.json");
-        let run = format!("run scenarios/{name}.toml --on sim --json {result}");
-        shell::run(shell::program(&demeter, &run))?;
-        page = page + " " + &result;
+/// What an experiment's figures follow from, beside its scenario.
+const MODEL: &str = "crates/sim/src crates/policy/src crates/scenario/src crates/outcome/src";
+
+/// Runs systems' authors' experiments.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Run these only (`paper-colloid`), changed or not, and write no page
+    names: Vec<String>,
+}
+
+/// `scenarios/NAME.toml`.
+struct Experiment {
+    name: String,
+    /// Names what its figures follow from: the same name, the same figures.
+    source: String,
+    /// The source of the result that is kept, and seconds that it took.
+    kept: Option<(String, u64)>,
+}
+
+impl Experiment {
+    /// Reads what there is.
+    fn new(name: String) -> anyhow::Result<Self> {
+        let source = source(&name)?;
+        let mut it = Self {
+            name,
+            source,
+            kept: None,
+        };
+        it.kept = it.read_kept();
+        Ok(it)
     }
-    let output = shell::program(&demeter, &page)
+
+    fn result(&self) -> String {
+        format!("{RESULTS}/{}.json", self.name)
+    }
+
+    fn made(&self) -> PathBuf {
+        shell::root().join(format!("{RESULTS}/{}.made.json", self.name))
+    }
+
+    /// Nothing where anything is missing or damaged.
+    fn read_kept(&self) -> Option<(String, u64)> {
+        let made: Value = serde_json::from_slice(&fs::read(self.made()).ok()?).ok()?;
+        let kept = (made["source"].as_str()?.into(), made["took_s"].as_u64()?);
+        shell::root().join(self.result()).is_file().then_some(kept)
+    }
+
+    fn has_changed(&self) -> bool {
+        self.kept.as_ref().is_none_or(|kept| kept.0 != self.source)
+    }
+
+    /// Runs it, and keeps the result.
+    fn run(&self) -> anyhow::Result<()> {
+        let (name, result, made) = (&self.name, self.result(), self.made());
+        let demeter = shell::root().join("target/release/demeter");
+        let run = format!("run scenarios/{name}.toml --on sim --json {result}");
+        let began = Instant::now();
+        shell::run(shell::program(demeter, &run))?;
+        let took_s = began.elapsed().as_secs();
+        let text = json!({ "source": self.source, "took_s": took_s }).to_string();
+        fs::write(&made, text).with_context(|| format!("cannot write {}", made.display()))
+    }
+}
+
+/// Runs each `scenarios/paper-NAME.toml` on the simulator whose result may have changed, and writes the page.
+pub fn systems(args: &Args) -> anyhow::Result<()> {
+    let all = names()?;
+    if let Some(unknown) = args.names.iter().find(|name| !all.contains(name)) {
+        bail!(
+            "there is no experiment {unknown}; there are {}",
+            all.join(", ")
+        );
+    }
+    let all = all.into_iter().map(Experiment::new);
+    let all: Vec<Experiment> = all.collect::<Result<_, _>>()?;
+    let is_due = |e: &&Experiment| match args.names.is_empty() {
+        true => e.has_changed(),
+        false => args.names.contains(&e.name),
+    };
+    let due: Vec<&Experiment> = all.iter().filter(is_due).collect();
+    let known_s: u64 = due.iter().filter_map(|e| Some(e.kept.as_ref()?.1)).sum();
+    eprintln!(
+        "{} of {} experiments to run; {} of them took {} min last time",
+        due.len(),
+        all.len(),
+        due.iter().filter(|e| e.kept.is_some()).count(),
+        known_s.div_ceil(60),
+    );
+    build::build()?;
+    fs::create_dir_all(shell::root().join(RESULTS))
+        .with_context(|| format!("cannot make {RESULTS}"))?;
+    for (i, experiment) in due.iter().enumerate() {
+        eprintln!("experiment {} of {}: {}", i + 1, due.len(), experiment.name);
+        experiment.run()?;
+    }
+    if args.names.is_empty() {
+        write_page(&all)?;
+    }
+    Ok(())
+}
+
+/// Writes the page from all results.
+fn write_page(all: &[Experiment]) -> anyhow::Result<()> {
+    let results: Vec<String> = all.iter().map(Experiment::result).collect();
+    let page = format!("systems --markdown {}", results.join(" "));
+    let output = shell::program(shell::root().join("target/release/demeter"), &page)
         .output()
         .context("cannot run demeter")?;
-    anyhow::ensure!(output.status.success(), "demeter {page}: {}", output.status);
-    fs::write(shell::root().join(PAGE), output.stdout).context("cannot write docs/src/systems.md")
+    ensure!(
+        output.status.success(),
+        "demeter {page}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    fs::write(shell::root().join(PAGE), output.stdout)
+        .with_context(|| format!("cannot write {PAGE}"))
+}
+
+/// The experiments' names, in order.
+fn names() -> anyhow::Result<Vec<String>> {
+    let scenarios =
+        fs::read_dir(shell::root().join("scenarios")).context("cannot read scenarios")?;
+    let files = scenarios.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut names: Vec<String> = files
+        .filter_map(|file| Some(file.strip_suffix(".toml")?.to_owned()))
+        .filter(|name| name.starts_with("paper-"))
+        .collect();
+    names.sort();
+    Ok(names)
+}
+
+/// A name for the scenario's and the model's files as they are now, committed or not.
+fn source(name: &str) -> anyhow::Result<String> {
+    let files = git(
+        &format!("ls-files --cached --others --exclude-standard -- scenarios/{name}.toml {MODEL}"),
+        b"",
+    )?;
+    let contents = git("hash-object --stdin-paths", &files)?;
+    let source = git("hash-object --stdin", &[files, contents].concat())?;
+    Ok(String::from_utf8_lossy(&source).trim().to_owned())
+}
+
+/// What git says when it is told something.
+fn git(args: &str, told: &[u8]) -> anyhow::Result<Vec<u8>> {
+    let mut command = shell::program("git", args);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut git = command.spawn().context("cannot run git")?;
+    let mut input = git.stdin.take().context("git reads nothing")?;
+    // It may answer before it has heard all.
+    let output = std::thread::scope(|scope| {
+        scope.spawn(move || input.write_all(told));
+        git.wait_with_output()
+    });
+    let output = output.context("cannot run git")?;
+    ensure!(output.status.success(), "git {args}: {}", output.status);
+    Ok(output.stdout)
 }
