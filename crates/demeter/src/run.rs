@@ -167,7 +167,11 @@ impl Args {
         scenario.seed = self.seed.unwrap_or(scenario.seed);
         scenario.duration_s = self.duration.unwrap_or(scenario.duration_s);
         if self.systems.is_empty() || matches!(self.on, Place::Sim) {
-            for system in scenario.leave_out_what_cannot_run_on(self.on.of_catalogue()) {
+            let place = match self.on {
+                Place::Lab => scenario.machine.place.in_lab(),
+                on => on.of_catalogue(),
+            };
+            for system in scenario.leave_out_what_cannot_run_on(place) {
                 output::say(format_args!(
                     "{:17} left out: it does not run on {}",
                     system.to_string(),

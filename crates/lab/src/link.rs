@@ -65,6 +65,36 @@ pub struct Job {
     /// What to start, where the workload is made of programs.
     #[serde(default)]
     pub launches: Vec<Launch>,
+    /// Where the VM stands.
+    #[serde(default)]
+    pub level: Level,
+}
+
+/// Where a job's VM stands.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum Level {
+    /// On the emulator, and the workload runs in it.
+    #[default]
+    Alone,
+    /// On the emulator, as the host of a guest in which the workload runs.
+    Host {
+        /// What starts the guest, whose standard input and output are its link.
+        guest: Vec<String>,
+    },
+    /// In such a host, which waits for its [`VmMessage::Start`] and then sends [`GO`]. It sees nothing of the
+    /// emulator's plugin.
+    Guest {
+        /// Whether it has a node of each of the host's tiers, or one only.
+        is_tiered: bool,
+    },
+}
+
+impl Level {
+    /// Whether the VM is a host's guest.
+    pub fn is_guest(&self) -> bool {
+        matches!(self, Self::Guest { .. })
+    }
 }
 
 /// One line from the VM.
@@ -200,7 +230,7 @@ pub struct Totals {
     pub system_s: f64,
     /// CPU seconds by cause: `agent_user`, `agent_system`, `kswapd`, ...
     pub cpu_s: BTreeMap<String, f64>,
-    /// Counters of /proc/vmstat, by name.
+    /// Counters of /proc/vmstat, by name, and KVM's, as `kvm_NAME`.
     pub vmstat: BTreeMap<String, u64>,
     /// Bytes moved from slow to fast memory, where somebody counts them.
     pub promoted_bytes: Option<u64>,

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::sync::atomic::AtomicBool;
 
 use demeter_outcome::{RunResult, SystemResult, best, less_none, middle};
-use demeter_scenario::{Place, Scenario, Settings};
+use demeter_scenario::{Scenario, Settings};
 
 use crate::error::{Error, VmFault};
 use crate::here::Here;
@@ -125,7 +125,8 @@ fn finished(
 
 /// What only the simulator knows cannot run in a VM.
 fn refuse_the_simulated(scenario: &Scenario) -> Result<(), Error> {
-    if let Some(system) = scenario.systems.iter().find(|s| !s.runs_on(Place::Lab)) {
+    let place = scenario.machine.place.in_lab();
+    if let Some(system) = scenario.systems.iter().find(|s| !s.runs_on(place)) {
         return Err(Error::SimulatedOnly(*system));
     }
     if !scenario.vary.is_empty() {

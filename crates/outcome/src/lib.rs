@@ -24,7 +24,8 @@ mod unit;
 pub use figure::{Figure, UnknownFigure};
 pub use file::{ContentError, Error, FILE_BYTES_MAX, write_file};
 pub use names::{
-    CAUSES, COUNTERS, HISTORY_PREFIX, LOGGING_COUNTERS, OTHER_SYSTEM, Role, VMSTAT_PREFIXES, role,
+    CAUSES, COUNTERS, HISTORY_PREFIX, KVM_PREFIX, LOGGING_COUNTERS, OTHER_SYSTEM, Role,
+    VMSTAT_PREFIXES, role,
 };
 pub use provisioning::{CrashFigures, Provisioning, Resize, SoakFigures, Use};
 pub use runs::{NONE, best, less_none, middle, together};

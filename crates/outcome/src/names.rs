@@ -82,6 +82,9 @@ pub const LOGGING_COUNTERS: [&str; 8] = [
     "downtime_ms",
 ];
 
+/// What a host's KVM counts of its guests begins so.
+pub const KVM_PREFIX: &str = "kvm_";
+
 /// What is kept of a kernel's /proc/vmstat, by the start of its name: how pages moved.
 pub const VMSTAT_PREFIXES: [&str; 7] = [
     "pgpromote",
@@ -106,5 +109,6 @@ pub fn is_counter(name: &str) -> bool {
     COUNTERS.contains(&name)
         || LOGGING_COUNTERS.contains(&name)
         || name.starts_with(HISTORY_PREFIX)
+        || name.starts_with(KVM_PREFIX)
         || VMSTAT_PREFIXES.iter().any(|start| name.starts_with(start))
 }

@@ -15,6 +15,8 @@ pub enum Place {
     Sim,
     /// In the lab's VMs: `demeter run --on lab`.
     Lab,
+    /// In the lab on a host and in its guest: `[machine] place = "host"`.
+    Host,
     /// On this machine's own two nodes: `demeter run --on here`.
     Here,
     /// On a real guest, managed by `demeter guest`.
@@ -94,14 +96,14 @@ catalogue! {
         name: "none",
         about: "nobody manages: pages stay where first touch put them",
         source: "",
-        runs_on: &[P::Sim, P::Lab, P::Here],
+        runs_on: &[P::Sim, P::Lab, P::Host, P::Here],
         color: Some(C::Grey),
     }
     Oracle {
         name: "oracle",
         about: "the hot set lies in fast memory from the start: the limit",
         source: "",
-        runs_on: &[P::Sim, P::Lab, P::Here],
+        runs_on: &[P::Sim, P::Lab, P::Host, P::Here],
         color: Some(C::Ink),
     }
     Linux {
@@ -117,6 +119,13 @@ catalogue! {
         source: "Linux 6.11",
         runs_on: &[P::Sim, P::Lab],
         color: Some(C::Green),
+    }
+    HLinux {
+        name: "h-linux",
+        about: "Linux's own in the host, on the hypervisor's process",
+        source: "Linux 6.7",
+        runs_on: &[P::Host],
+        color: Some(C::Orange),
     }
     GTpp {
         name: "g-tpp",
@@ -286,6 +295,7 @@ impl fmt::Display for Place {
         f.write_str(match self {
             Self::Sim => "sim",
             Self::Lab => "lab",
+            Self::Host => "host",
             Self::Here => "here",
             Self::Live => "live",
         })

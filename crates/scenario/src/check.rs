@@ -6,7 +6,7 @@ use crate::dirty_logging;
 use crate::fault::{at_least_one, refuse_if, within};
 use crate::provision_check::check_provision;
 use crate::workload::THREADS_MAX;
-use crate::{Error, Lab, Machine, Scenario, Sim, System, Tier};
+use crate::{Error, Lab, Machine, MachinePlace, Place, Scenario, Sim, System, Tier, Workload};
 
 /// Longest timed phase, seconds: an hour of an emulated machine proves what there is to prove.
 const DURATION_MAX_S: u64 = 3600;
@@ -58,6 +58,7 @@ impl Scenario {
         let most_s = if soaks { SOAK_MAX_S } else { DURATION_MAX_S };
         within("duration_s", self.duration_s, 1..=most_s)?;
         self.check_systems()?;
+        self.check_place()?;
         self.check_settings()?;
         self.check_vcpus()?;
         check_machine(&self.machine)?;
@@ -86,6 +87,38 @@ impl Scenario {
             "systems: name at least one, such as \"demeter\"".into()
         })?;
         unique("systems", &self.systems)
+    }
+
+    /// Refuses what does not run on a host, and hosts' systems elsewhere.
+    fn check_place(&self) -> Result<(), String> {
+        let is_host = self.machine.place == MachinePlace::Host;
+        let only_for_hosts = |system: &&System| system.row().runs_on == [Place::Host];
+        if !is_host {
+            return match self.systems.iter().find(only_for_hosts) {
+                Some(system) => Err(format!(
+                    "systems: \"{system}\" runs on hosts only: set machine.place = \"host\", or leave it out"
+                )),
+                None => Ok(()),
+            };
+        }
+        if let Some(system) = self.systems.iter().find(|s| !s.runs_on(Place::Host)) {
+            return Err(format!(
+                "systems: \"{system}\" does not run under machine.place = \"host\": leave it out"
+            ));
+        }
+        let own = matches!(
+            self.workload,
+            Workload::Gups(_) | Workload::Memlat(_) | Workload::Mix(_)
+        );
+        refuse_if(!own, || {
+            format!(
+                "workload: a host's guest runs no {}: use gups, memlat or mix",
+                self.workload.kind()
+            )
+        })?;
+        refuse_if(self.provision.is_some() || !self.vary.is_empty(), || {
+            "machine.place = \"host\": goes with neither provision nor vary: remove them".into()
+        })
     }
 
     fn check_oracle(&self) -> Result<(), String> {
@@ -213,6 +246,7 @@ mod tests {
             seed: 1,
             systems: vec![System::None, System::Demeter],
             machine: Machine {
+                place: MachinePlace::Guest,
                 vcpus: 1,
                 thp: Thp::Always,
                 fast: tier(200, 80),

@@ -60,7 +60,10 @@ fn default_seed() -> u64 {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
-    /// Virtual CPUs.
+    /// Whether the workload runs in this machine or in a guest of it.
+    #[serde(default, skip_serializing_if = "MachinePlace::is_guest")]
+    pub place: MachinePlace,
+    /// Virtual CPUs; those of a host's guest, too.
     pub vcpus: u32,
     /// Transparent huge pages in the guest.
     #[serde(default)]
@@ -69,6 +72,32 @@ pub struct Machine {
     pub fast: Tier,
     /// The slow tier (node 1).
     pub slow: Tier,
+}
+
+/// What the machine is to the workload. Only the lab has hosts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "lowercase")]
+pub enum MachinePlace {
+    /// The VM that the workload runs in.
+    #[default]
+    Guest,
+    /// A host with KVM, one guest of which runs the workload. The tiers are the host's.
+    Host,
+}
+
+impl MachinePlace {
+    /// Where systems that manage such a machine run, in the lab.
+    pub fn in_lab(self) -> Place {
+        match self {
+            Self::Guest => Place::Lab,
+            Self::Host => Place::Host,
+        }
+    }
+
+    /// Whether the workload runs in the machine itself.
+    pub fn is_guest(&self) -> bool {
+        *self == Self::Guest
+    }
 }
 
 /// The kernel's mode of transparent huge pages.

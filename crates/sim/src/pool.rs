@@ -125,6 +125,12 @@ fn run_jobs_by(
     tell: &(dyn Fn(Event<'_>) + Sync),
     run: &(dyn Fn(Job<'_>, &Watch<'_>) -> Result<SystemResult, SimError> + Sync),
 ) -> Result<Vec<SystemResult>, SimError> {
+    if jobs
+        .iter()
+        .any(|job| !job.point.scenario.machine.place.is_guest())
+    {
+        return Err(SimError::NoModelOf("a host with a guest (machine.place)"));
+    }
     let pool = Pool {
         jobs,
         limits,

@@ -40,6 +40,9 @@ pub fn refuse_what_is_not_for_here(scenario: &Scenario) -> Result<(), Error> {
     if scenario.provision.is_some() {
         return refuse("VMs whose memory is resized ([provision])", "lab");
     }
+    if !scenario.machine.place.is_guest() {
+        return refuse("a host with a guest (machine.place = \"host\")", "lab");
+    }
     if !scenario.workload.is_real() {
         return refuse(scenario.workload.kind(), "sim");
     }

@@ -32,7 +32,7 @@ use crate::inside::testbed::{Limits, Testbed};
 use crate::inside::workload::Workload;
 use crate::inside::zones::node_free_mib;
 use crate::inside::{Fault, kernel};
-use crate::link::{Job, VmMessage};
+use crate::link::{Job, Level, VmMessage};
 use crate::vm::{Finder, Lab, in_place};
 
 /// What the agent may record, MiB.
@@ -102,6 +102,7 @@ impl<'a> Here<'a> {
             provisioner: None,
             rounds: false,
             launches: self.launches(folder.path())?,
+            level: Level::Alone,
         };
         let fault = |fault| self::fault(system, fault);
         kernel::prepare(&bed.root, self.scenario.machine.thp).map_err(fault)?;

@@ -32,6 +32,7 @@ impl Fake {
             provisioner: None,
             rounds: false,
             launches: vec![],
+            level: Level::Alone,
         };
         Self { folder, job }
     }

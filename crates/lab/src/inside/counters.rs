@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use demeter_outcome::VMSTAT_PREFIXES;
+use demeter_outcome::{KVM_PREFIX, VMSTAT_PREFIXES};
 use demeter_policy::Pid;
 
 use super::fault::Fault;
@@ -27,6 +27,20 @@ const WORKLOAD: &str = "workload";
 /// Fields of /proc/PID/stat: user and system time of the process, and of its ended children.
 const OWN: [usize; 2] = [14, 15];
 const ENDED_CHILDREN: [usize; 2] = [16, 17];
+
+/// Where KVM counts, for all VMs together.
+const KVM: &str = "sys/kernel/debug/kvm";
+
+/// What is kept of that: flushes of a virtual CPU's TLB and of all, the requests for the latter,
+/// second-level faults that were resolved by a new entry, and exits.
+const KVM_COUNTERS: [&str; 6] = [
+    "tlb_flush",
+    "remote_tlb_flush",
+    "remote_tlb_flush_requests",
+    "pf_taken",
+    "pf_fixed",
+    "exits",
+];
 
 /// Most processes looked at for kernel threads.
 const PROCESSES_MAX: usize = 4096;
@@ -147,6 +161,16 @@ impl Counters {
             ticks.unwrap_or(0) as f64 / TICKS_PER_S
         };
         (seconds(fields_at[0]), seconds(fields_at[1]))
+    }
+
+    /// What KVM has counted for the VMs that run now (Documentation/virt/kvm/api.rst names some); nothing
+    /// where there is no KVM.
+    pub fn kvm(&self) -> BTreeMap<String, u64> {
+        let read = |name: &&str| {
+            let text = fs::read_to_string(self.root.join(KVM).join(name)).ok()?;
+            Some((format!("{KVM_PREFIX}{name}"), text.trim().parse().ok()?))
+        };
+        KVM_COUNTERS.iter().filter_map(read).collect()
     }
 
     fn vmstat(&self) -> Result<BTreeMap<String, u64>, Fault> {

@@ -31,6 +31,9 @@ pub enum Fault {
     /// The workload broke its protocol or ended early.
     #[error("the workload {0}")]
     Workload(String),
+    /// A host's guest went wrong.
+    #[error("the guest {0}")]
+    Guest(String),
     /// A program went wrong.
     #[error("{name}: the program {what}")]
     Program {

@@ -16,6 +16,7 @@ use super::init::Link;
 use super::kernel;
 use super::loopback;
 use super::modules;
+use super::nested;
 use super::observer::Observer;
 use super::rivals::{self, Rival};
 use super::rounds;
@@ -23,7 +24,7 @@ use super::testbed::Testbed;
 use super::ticker::Ticker;
 use super::workload::{Next, Workload};
 use super::zones::node_free_mib;
-use crate::link::{Interval, Job, Totals, VmMessage};
+use crate::link::{Interval, Job, Level, Totals, VmMessage};
 
 /// Runs the job; what it finds goes over the link.
 pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
@@ -38,7 +39,9 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
     let mut relay = has_driver
         .then(|| AgentProcess::start_relay(&bed))
         .transpose()?;
-    link.send(&booted(&bed)?)?;
+    if !job.level.is_guest() {
+        link.send(&booted(&bed)?)?;
+    }
     if job.provisioner.is_some() {
         link.wait_for_go()?;
         link.send(&VmMessage::Sized {
@@ -54,6 +57,9 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
         loopback::up().map_err(Fault::io("switch on", "the loopback interface"))?;
     }
     let rival = rivals::start(&bed, &job.settings)?;
+    if let Level::Host { guest } = &job.level {
+        return nested::watch(link, &bed, guest, rival);
+    }
     let mut workload = Workload::new(&bed, job)?;
     let outcome = course(link, &bed, job, &mut workload, relay, rival);
     for log in workload.logs(&outcome) {
@@ -71,8 +77,14 @@ fn course(
     mut relay: Option<AgentProcess>,
     rival: Box<dyn Rival>,
 ) -> Result<(), Fault> {
-    let hot = fill(bed, workload)?;
-    let delay = Delay::arm(&bed.root)?;
+    let mut hot = fill(bed, workload)?;
+    if job.level == (Level::Guest { is_tiered: false }) {
+        // In one node nobody here can tell what is fast.
+        hot = None;
+    }
+    // Of a guest, its host does that.
+    let delay = (!job.level.is_guest()).then(|| Delay::arm(&bed.root));
+    let delay = delay.transpose()?;
     let has_driver = relay.is_some();
     if job.settings.system.has_agent()
         && let Some(relay) = relay.take()
@@ -81,9 +93,10 @@ fn course(
         relay.stop()?;
     }
     let outcome = watch(bed, workload, hot, rival, &mut |report| {
-        let may_be_resized = job.provisioner.is_some() && matches!(report, VmMessage::Start { .. });
+        let is_awaited = job.provisioner.is_some() || job.level.is_guest();
+        let waits = is_awaited && matches!(report, VmMessage::Start { .. });
         link.send(&report)?;
-        match may_be_resized {
+        match waits {
             true => link.wait_for_go(),
             false => Ok(()),
         }
@@ -179,7 +192,7 @@ fn hot_in_fast(observer: &mut Option<Observer>) -> Result<Option<f64>, Fault> {
     observer.as_mut().map(Observer::hot_in_fast).transpose()
 }
 
-fn read_totals(counters: &Counters, rival: &mut dyn Rival) -> Result<Totals, Fault> {
+pub(super) fn read_totals(counters: &Counters, rival: &mut dyn Rival) -> Result<Totals, Fault> {
     let mut totals = counters.read()?;
     let moved = rival.moved_bytes(&totals);
     totals.promoted_bytes = moved.map(|(promoted, _)| promoted);

@@ -12,6 +12,7 @@ pub(crate) mod kernel;
 mod layout;
 mod loopback;
 mod modules;
+mod nested;
 mod observer;
 pub(crate) mod rivals;
 mod rounds;

@@ -12,7 +12,7 @@ use crate::link::MODULES_DIR;
 /// Where the kernel is told what to do with memory that is plugged in.
 const ONLINE_POLICY: &str = "sys/devices/system/memory/auto_online_blocks";
 
-/// Loads every module in [`MODULES_DIR`]; none depends on another. Memory that one of them plugs
+/// Loads every module in [`MODULES_DIR`], in the order of their names. Memory that one of them plugs
 /// in becomes movable: what the kernel itself allocated there could never be unplugged.
 pub fn load_all(root: &Path) -> Result<(), Fault> {
     let dir = root.join(MODULES_DIR.trim_start_matches('/'));
@@ -21,8 +21,11 @@ pub fn load_all(root: &Path) -> Result<(), Fault> {
     };
     let policy = root.join(ONLINE_POLICY);
     fs::write(&policy, "online_movable").map_err(Fault::io("write", &policy))?;
-    for entry in entries {
-        let path = entry.map_err(Fault::io("list", &dir))?.path();
+    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
+    let paths: io::Result<Vec<_>> = paths.collect();
+    let mut paths = paths.map_err(Fault::io("list", &dir))?;
+    paths.sort();
+    for path in paths {
         load(&path).map_err(Fault::io("load", &path))?;
     }
     Ok(())

@@ -8,17 +8,17 @@ use std::time::Duration;
 use demeter_guest::config::Config;
 use demeter_guest::tracker::Choice;
 use demeter_policy::provision::ProvisionerKind;
-use demeter_scenario::{Provision, Scenario, Settings, System, Workload};
+use demeter_scenario::{MachinePlace, Provision, Scenario, Settings, System, Workload};
 
 use super::bring::{self, Finder};
 use super::elastic::{self, Elastic, Module};
 use super::initramfs::Initramfs;
 use super::memory::NodeSizes;
 use super::prepared::{INITRAMFS, PreparedVm};
-use super::{kernel, module, plugin};
+use super::{kernel, module, nested, plugin};
 use crate::error::{Error, VmFault};
 use crate::link::{
-    AGENT_CONFIG_PATH, AGENT_RECORDING_PATH, AGENT_SOCKET_PATH, JOB_PATH, Job, MODULES_DIR,
+    AGENT_CONFIG_PATH, AGENT_RECORDING_PATH, AGENT_SOCKET_PATH, JOB_PATH, Job, Level, MODULES_DIR,
     VmMessage,
 };
 
@@ -104,7 +104,7 @@ impl Lab {
             }
             _ => vec![],
         };
-        let job = Job {
+        let mut job = Job {
             settings: settings.clone(),
             scenario: scenario.clone(),
             provisioner,
@@ -113,12 +113,16 @@ impl Lab {
                 .as_ref()
                 .is_some_and(Provision::runs_rounds),
             launches,
+            level: Level::Alone,
         };
         let (plugin, kernel) = self.assets()?;
         let folder = tempfile::Builder::new()
             .prefix("demeter-lab-")
             .tempdir()
             .map_err(Error::io("create", "a folder for the VM"))?;
+        if scenario.machine.place == MachinePlace::Host {
+            nested::into_host(self, &kernel, &mut initramfs, &mut job, folder.path())?;
+        }
         let text =
             serde_json::to_string(&job).map_err(|e| Error::io("encode", JOB_PATH)(e.into()))?;
         initramfs.add_text(JOB_PATH, text);
@@ -217,7 +221,7 @@ pub fn run_name(settings: &Settings) -> String {
 /// The agent's configuration: tuned as the scenario says, with the tracker that the system stands
 /// for. Where nobody tells it which processes are its own, it looks after all. `record`: whether it
 /// records, too.
-fn agent_config(job: &Job, record: bool) -> String {
+pub fn agent_config(job: &Job, record: bool) -> String {
     let config = Config {
         all: job.rounds,
         resident_min_mib: RESIDENT_MIN_MIB,
@@ -250,6 +254,7 @@ mod tests {
                 provisioner: None,
                 rounds,
                 launches: vec![],
+                level: Level::Alone,
             };
             let config: Config = toml::from_str(&agent_config(&job, true)).unwrap();
             assert_eq!(config.tuning.sample_period, 2047);

@@ -44,6 +44,11 @@ impl NodeSizes {
     /// Nodes in which a VM with this initramfs finds the machine's usable memory.
     pub fn of(machine: &Machine, initramfs_mib: u64) -> Self {
         let usable = [machine.fast.usable_mib, machine.slow.usable_mib];
+        Self::with_usable(usable, initramfs_mib)
+    }
+
+    /// Nodes in which a VM with this initramfs finds so much memory, of which there is some.
+    pub fn with_usable(usable: [u64; 2], initramfs_mib: u64) -> Self {
         let sum = usable[0] + usable[1];
         let watermarks = (sum / USABLE_PER_WATERMARK).min(WATERMARKS_MAX_MIB);
         // Even, so that node 1 begins at a boundary of huge pages.
@@ -78,7 +83,7 @@ pub fn check_host(root: &Path, vm_mib: u64) -> Result<(), Error> {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use demeter_scenario::{Thp, Tier};
+    use demeter_scenario::{MachinePlace, Thp, Tier};
     use proptest::prelude::*;
 
     use super::*;
@@ -91,6 +96,7 @@ pub(super) mod tests {
             bandwidth_gbps: 1,
         };
         Machine {
+            place: MachinePlace::Guest,
             vcpus: 1,
             thp: Thp::Always,
             fast: tier(fast_mib),

@@ -11,6 +11,7 @@ mod lab;
 mod memory;
 mod module;
 mod monitor;
+mod nested;
 mod package;
 pub(crate) mod plugin;
 mod prepared;

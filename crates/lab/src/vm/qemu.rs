@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use demeter_scenario::Machine;
+use demeter_scenario::{Machine, MachinePlace};
 
 use super::counts::SHARED;
 use super::elastic::Elastic;
@@ -29,7 +29,7 @@ const SHARED_MIB: u64 = 4;
 /// is allocated, those that a balloon takes and gives away unread as well; `no_timer_check` because
 /// on a busy host the emulated timer looks broken to it; behind `--` stands the first process's own
 /// argument.
-const KERNEL_ARGS: &str = "console=ttyS0 loglevel=5 panic=-1 nokaslr init_on_alloc=0 \
+pub const KERNEL_ARGS: &str = "console=ttyS0 loglevel=5 panic=-1 nokaslr init_on_alloc=0 \
                            no_timer_check rdinit=/bin/demeter -- lab-init";
 
 const MEND: &str = "apt-get install qemu-system-x86, or set DEMETER_QEMU to a qemu-system-x86_64";
@@ -125,7 +125,11 @@ impl Parts<'_> {
     /// The command line. The link is the child's standard input, a connected socket.
     pub fn command(&self) -> Command {
         let Machine {
-            vcpus, fast, slow, ..
+            place,
+            vcpus,
+            fast,
+            slow,
+            ..
         } = self.machine;
         let NodeSizes { fast_mib, slow_mib } = self.sizes;
         let shared = self.folder.join(SHARED);
@@ -137,7 +141,14 @@ impl Parts<'_> {
         option("-accel", "tcg,thread=multi".into());
         // The model without "enhanced rep movsb": a kernel that copies and clears pages byte by
         // byte takes four times as long under the emulator.
-        option("-cpu", "qemu64".into());
+        // A host's has AMD's virtualization with nested paging, which this emulator has on any machine.
+        option(
+            "-cpu",
+            match place {
+                MachinePlace::Guest => "qemu64".into(),
+                MachinePlace::Host => "qemu64,+svm,+npt".into(),
+            },
+        );
         option("-smp", vcpus.to_string());
         let ram_mib = fast_mib + slow_mib;
         let slots = if self.has_events { DIMM_SLOTS } else { 0 };
@@ -154,24 +165,8 @@ impl Parts<'_> {
                 format!("memory-backend-memfd,id=node{node},size={mib}M,share=on{prealloc}"),
             );
         }
-        option(
-            "-numa",
-            format!("node,nodeid=0,cpus=0-{},memdev=node0", vcpus - 1),
-        );
-        option("-numa", "node,nodeid=1,memdev=node1,initiator=0".into());
-        for (node, tier) in [(0, fast), (1, slow)] {
-            let lb = format!("hmat-lb,initiator=0,target={node},hierarchy=memory");
-            option(
-                "-numa",
-                format!("{lb},data-type=access-latency,latency={}", tier.latency_ns),
-            );
-            option(
-                "-numa",
-                format!(
-                    "{lb},data-type=access-bandwidth,bandwidth={}G",
-                    tier.bandwidth_gbps
-                ),
-            );
+        for (name, value) in numa(self.machine) {
+            option(name, value);
         }
         option("-kernel", self.kernel.display().to_string());
         option("-initrd", self.initramfs.display().to_string());
@@ -224,6 +219,21 @@ impl Parts<'_> {
         }
         command
     }
+}
+
+/// The options that make two tiers of the memory backends `node0` and `node1`.
+pub fn numa(machine: &Machine) -> Vec<(&'static str, String)> {
+    let last_cpu = machine.vcpus - 1;
+    let mut values = vec![
+        format!("node,nodeid=0,cpus=0-{last_cpu},memdev=node0"),
+        "node,nodeid=1,memdev=node1,initiator=0".into(),
+    ];
+    for (node, tier) in [(0, &machine.fast), (1, &machine.slow)] {
+        let lb = format!("hmat-lb,initiator=0,target={node},hierarchy=memory,data-type=access");
+        values.push(format!("{lb}-latency,latency={}", tier.latency_ns));
+        values.push(format!("{lb}-bandwidth,bandwidth={}G", tier.bandwidth_gbps));
+    }
+    values.into_iter().map(|value| ("-numa", value)).collect()
 }
 
 /// A path inside an option list, where a comma would end the value.

@@ -56,7 +56,9 @@ type Start = fn(&Testbed<'_>, &Settings) -> Result<Box<dyn Rival>, Fault>;
 fn starter(system: System) -> Option<Start> {
     Some(match system {
         System::None | System::Oracle => |_, _| Ok(Box::new(Unmanaged)),
-        System::Linux => |bed, settings| Ok(Box::new(Linux::start(&bed.root, settings)?)),
+        System::Linux | System::HLinux => {
+            |bed, settings| Ok(Box::new(Linux::start(&bed.root, settings)?))
+        }
         System::Damon => |bed, settings| Ok(Box::new(Damon::start(&bed.root, settings)?)),
         System::Demeter | System::DemeterDamon => |_, _| Ok(Box::<Demeter>::default()),
         _ => return None,
@@ -83,7 +85,8 @@ mod tests {
     fn what_the_catalogue_says_runs_in_the_lab_is_a_rival_and_nothing_else_is() {
         for &system in System::ALL {
             let is_rival = starter(system).is_some();
-            assert_eq!(is_rival, system.runs_on(Place::Lab), "{system}");
+            let runs = system.runs_on(Place::Lab) || system.runs_on(Place::Host);
+            assert_eq!(is_rival, runs, "{system}");
         }
     }
 
