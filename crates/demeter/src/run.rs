@@ -223,7 +223,8 @@ pub(crate) fn show(run: &str, report: &VmMessage) {
             return;
         }
         VmMessage::Verified { words, errors } => format!("{words} words verified, {errors} wrong"),
-        VmMessage::Uses { .. }
+        VmMessage::Filled
+        | VmMessage::Uses { .. }
         | VmMessage::AgentLog { .. }
         | VmMessage::AgentRecording { .. }
         | VmMessage::Failed { .. }

@@ -28,6 +28,12 @@ pub const JOB_PATH: &str = "/etc/demeter/job.json";
 /// Where the VM finds the agent's configuration.
 pub const AGENT_CONFIG_PATH: &str = "/etc/demeter/demeter.toml";
 
+/// Where a host finds its controller's configuration.
+pub const HOST_CONFIG_PATH: &str = "/etc/demeter/host.toml";
+
+/// Where a host's guest has its QMP socket.
+pub const GUEST_QMP_PATH: &str = "/run/demeter/guest.qmp";
+
 /// The agent's socket in the VM.
 pub const AGENT_SOCKET_PATH: &str = "/run/demeter/guest.sock";
 
@@ -82,7 +88,7 @@ pub enum Level {
         /// What starts the guest, whose standard input and output are its link.
         guest: Vec<String>,
     },
-    /// In such a host, which waits for its [`VmMessage::Start`] and then sends [`GO`]. It sees nothing of the
+    /// In such a host, which sends [`GO`] after [`VmMessage::Filled`] and [`VmMessage::Start`]. It sees nothing of the
     /// emulator's plugin.
     Guest {
         /// Whether it has a node of each of the host's tiers, or one only.
@@ -117,6 +123,9 @@ pub enum VmMessage {
         /// The same for the slow node.
         slow_free_mib: u64,
     },
+    /// The workload in a host's guest has filled its memory. The guest waits for [`GO`] before anything is
+    /// switched on: the host makes slow memory slow meanwhile. Nobody but the host hears of it.
+    Filled,
     /// The workload has filled its memory; the timed phase begins.
     Start {
         /// Share of the hot set in fast memory, 0 to 1; none where nobody knows the hot set.

@@ -88,6 +88,7 @@ impl VmTimeline {
             VmMessage::Verified { errors, .. } => self.verify_errors = Some(errors),
             VmMessage::Booted { .. }
             | VmMessage::Sized { .. }
+            | VmMessage::Filled
             | VmMessage::Program(_)
             | VmMessage::Uses { .. }
             | VmMessage::AgentLog { .. }

@@ -179,3 +179,21 @@ fn every_vcpu_is_sampled_and_a_rival_runs_as_it_was_set_up() {
         assert!(system.metadata.host_noise.is_some(), "{}", system.name);
     }
 }
+
+/// Takes two minutes and more for each system: `cargo test -p demeter-lab --test vm -- --ignored a_host`, after `make`.
+#[test]
+#[ignore = "nested emulation: minutes, see its comment"]
+fn a_host_has_its_guest_run_the_workload_whoever_tiers() {
+    let mut scenario = shipped("nested.toml");
+    scenario.duration_s = 10;
+    scenario.settings = vec![];
+    let result = run(&scenario, None);
+    assert_eq!(result.systems.len(), scenario.systems.len());
+    for system in &result.systems {
+        assert_eq!(system.verify_errors, Some(0), "{}", system.name);
+        assert!(system.counters["kvm_exits"] > 0, "{system:?}");
+        if system.name == "oracle" {
+            assert!(system.hot_in_fast_final >= Some(0.99), "{system:?}");
+        }
+    }
+}

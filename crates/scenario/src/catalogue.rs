@@ -155,6 +155,20 @@ catalogue! {
         runs_on: &[P::Sim],
         color: None,
     }
+    HDamon {
+        name: "h-damon",
+        about: "DAMON's migrate_hot and migrate_cold over the host's memory",
+        source: "Linux 6.11",
+        runs_on: &[P::Host],
+        color: Some(C::Green),
+    }
+    HHistory {
+        name: "h-history",
+        about: "demeter host by histories of access bits, no agent",
+        source: "this project",
+        runs_on: &[P::Host],
+        color: Some(C::Sky),
+    }
     Memtis {
         name: "memtis",
         about: "Memtis in the guest's kernel: a histogram of samples",
@@ -257,7 +271,7 @@ catalogue! {
         name: "demeter-damon",
         about: "Demeter on the DAMON tracker: what a stock cloud guest gets",
         source: "this project",
-        runs_on: &[P::Sim, P::Lab, P::Here, P::Live],
+        runs_on: &[P::Sim, P::Lab, P::Host, P::Here, P::Live],
         color: Some(C::Purple),
     }
     DemeterWorker {

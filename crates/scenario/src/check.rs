@@ -275,6 +275,31 @@ mod tests {
         }
     }
 
+    #[test]
+    fn hosts_and_guests_have_systems_of_their_own() {
+        let said = |change: &dyn Fn(&mut Scenario)| {
+            let mut s = scenario();
+            s.machine.place = MachinePlace::Host;
+            s.systems = vec![System::None, System::HLinux];
+            change(&mut s);
+            s.check().map_err(|error| error.to_string())
+        };
+        said(&|_| ()).unwrap();
+        let refused = |change: &dyn Fn(&mut Scenario)| said(change).unwrap_err();
+        let linux = refused(&|s| s.systems.push(System::Linux));
+        assert!(
+            linux.contains("\"linux\" does not run under machine.place"),
+            "{linux}"
+        );
+        let guest = refused(&|s| s.machine.place = MachinePlace::Guest);
+        assert!(guest.contains("\"h-linux\" runs on hosts only"), "{guest}");
+        let sized = refused(&|s| s.provision = Some(toml::from_str("").unwrap()));
+        assert!(
+            sized.contains("goes with neither provision nor vary"),
+            "{sized}"
+        );
+    }
+
     proptest! {
         /// Whatever passes fits its machine and leaves room beside the hot set.
         #[test]

@@ -77,7 +77,8 @@ impl Settings {
                 self.name
             )
         })?;
-        let (linux, damon) = (self.system == System::Linux, self.system == System::Damon);
+        let linux = matches!(self.system, System::Linux | System::HLinux);
+        let damon = matches!(self.system, System::Damon | System::HDamon);
         let knobs = [
             (
                 "watermark_scale_factor",

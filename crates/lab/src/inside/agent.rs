@@ -1,4 +1,4 @@
-//! The agent under test, as its own process.
+//! The agent under test, or the controller in its place, as its own process.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
@@ -12,7 +12,7 @@ use demeter_policy::Pid;
 use super::fault::Fault;
 use super::init::Link;
 use super::testbed::Testbed;
-use crate::link::{AGENT_RECORDING_PATH, VmMessage, to_hex};
+use crate::link::{AGENT_RECORDING_PATH, HOST_CONFIG_PATH, VmMessage, to_hex};
 use crate::vm::dies_with_this_thread;
 
 /// How much of the end of the log reaches the host, bytes.
@@ -45,17 +45,24 @@ impl AgentProcess {
     /// it serves the host's requests as well.
     pub fn start(bed: &Testbed<'_>, target: Pid) -> Result<Self, Fault> {
         let config = bed.agent_config.to_string_lossy();
-        Self::spawn(bed, &["--config", &config, "--pid", &target.to_string()])
+        let pid = target.to_string();
+        Self::spawn(bed, &["guest", "-v", "--config", &config, "--pid", &pid])
     }
 
     /// Starts an agent that manages nothing and only serves the host's requests.
     pub fn start_relay(bed: &Testbed<'_>) -> Result<Self, Fault> {
-        Self::spawn(bed, &["--relay-only"])
+        Self::spawn(bed, &["guest", "-v", "--relay-only"])
     }
 
     /// Starts an agent whose configuration names its targets, and that serves the host's requests.
     pub fn start_for_all(bed: &Testbed<'_>) -> Result<Self, Fault> {
-        Self::spawn(bed, &["--config", &bed.agent_config.to_string_lossy()])
+        let config = bed.agent_config.to_string_lossy();
+        Self::spawn(bed, &["guest", "-v", "--config", &config])
+    }
+
+    /// Starts the controller, for a host's guest.
+    pub fn start_controller(bed: &Testbed<'_>) -> Result<Self, Fault> {
+        Self::spawn(bed, &["host", "-v", "--config", HOST_CONFIG_PATH])
     }
 
     /// Kills it without warning.
@@ -76,7 +83,6 @@ impl AgentProcess {
         let program = bed.programs.join("demeter");
         let mut command = Command::new(&program);
         command
-            .args(["guest", "-v"])
             .args(args)
             .stdin(Stdio::null())
             .stdout(log)

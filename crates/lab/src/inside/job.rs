@@ -82,9 +82,15 @@ fn course(
         // In one node nobody here can tell what is fast.
         hot = None;
     }
-    // Of a guest, its host does that.
-    let delay = (!job.level.is_guest()).then(|| Delay::arm(&bed.root));
-    let delay = delay.transpose()?;
+    let delay = match job.level.is_guest() {
+        false => Some(Delay::arm(&bed.root)?),
+        // Its host does that.
+        true => {
+            link.send(&VmMessage::Filled)?;
+            link.wait_for_go()?;
+            None
+        }
+    };
     let has_driver = relay.is_some();
     if job.settings.system.has_agent()
         && let Some(relay) = relay.take()

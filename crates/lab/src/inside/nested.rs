@@ -9,6 +9,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use demeter_policy::Pid;
 
+use super::agent;
 use super::counters::Counters;
 use super::delay::Delay;
 use super::fault::Fault;
@@ -26,20 +27,42 @@ pub fn watch(
     link: &mut Link,
     bed: &Testbed<'_>,
     command: &[String],
+    rival: Box<dyn Rival>,
+) -> Result<(), Fault> {
+    let outcome = relay(link, bed, command, rival);
+    let text = agent::log_tail(bed);
+    if !text.is_empty() {
+        link.send(&VmMessage::AgentLog { text })?;
+    }
+    outcome
+}
+
+fn relay(
+    link: &mut Link,
+    bed: &Testbed<'_>,
+    command: &[String],
     mut rival: Box<dyn Rival>,
 ) -> Result<(), Fault> {
     let mut guest = Guest::start(command)?;
     let mut counters = Counters::new(&bed.root);
     let mut delay = None;
+    let mut first = true;
     loop {
         let mut report = guest.next_report()?;
         match &mut report {
-            VmMessage::Start { totals, .. } => {
+            VmMessage::Filled => {
                 kernel::forget_accesses(&bed.root, guest.pid())?;
                 delay = Some(Delay::arm(&bed.root)?);
+                guest.go()?;
+                continue;
+            }
+            VmMessage::Start { totals, .. } => {
                 counters.follow(Pid(std::process::id()), "observer");
                 counters.follow_workload(&[guest.pid()]);
                 rival.begin(bed, guest.pid())?;
+                if let Some(pid) = rival.pid() {
+                    counters.follow(pid, "agent");
+                }
                 counters.follow_kernel_threads()?;
                 *totals = totals_of_host(&counters, rival.as_mut(), totals)?;
                 link.send(&report)?;
@@ -48,6 +71,10 @@ pub fn watch(
             }
             VmMessage::Interval(interval) => {
                 rival.check()?;
+                if std::mem::take(&mut first) {
+                    // A controller's kdamond starts some time after it.
+                    counters.follow_kernel_threads()?;
+                }
                 interval.totals = totals_of_host(&counters, rival.as_mut(), &interval.totals)?;
             }
             VmMessage::Done { totals, .. } => {
@@ -152,5 +179,30 @@ impl Drop for Guest {
         // Both fail only when it has ended already, which is as well.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guest(script: &str) -> Guest {
+        Guest::start(&["sh".into(), "-c".into(), script.into()]).unwrap()
+    }
+
+    #[test]
+    fn a_guest_reports_and_goes_on_when_it_is_told_to() {
+        let mut guest =
+            guest("echo; read order; test $order = go && echo '{\"report\":\"finished\"}'; exit 3");
+        guest.go().unwrap();
+        assert_eq!(guest.next_report().unwrap(), VmMessage::Finished);
+        let said = guest.next_report().unwrap_err().to_string();
+        assert!(said.contains("ended early") && said.contains('3'), "{said}");
+    }
+
+    #[test]
+    fn a_guest_that_talks_nonsense_is_no_report() {
+        let said = guest("echo hello").next_report().unwrap_err().to_string();
+        assert!(said.contains("\"hello\""), "{said}");
     }
 }

@@ -157,7 +157,10 @@ impl VmChild {
             VmMessage::Interval(interval) => {
                 format!("was {:.0} s into the timed phase", interval.t_s)
             }
-            VmMessage::Shift { .. } | VmMessage::Program(_) | VmMessage::Uses { .. } => return,
+            VmMessage::Filled
+            | VmMessage::Shift { .. }
+            | VmMessage::Program(_)
+            | VmMessage::Uses { .. } => return,
             VmMessage::Done { .. } => "was verifying data".into(),
             VmMessage::Verified { .. }
             | VmMessage::AgentLog { .. }

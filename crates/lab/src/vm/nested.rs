@@ -16,7 +16,10 @@ use super::memory::NodeSizes;
 use super::qemu::{KERNEL_ARGS, numa};
 use super::tool;
 use crate::error::Error;
-use crate::link::{AGENT_CONFIG_PATH, JOB_PATH, Job, Level, MODULES_DIR, PORT_NAME};
+use crate::link::{
+    AGENT_CONFIG_PATH, GUEST_QMP_PATH, HOST_CONFIG_PATH, JOB_PATH, Job, Level, MODULES_DIR,
+    PORT_NAME,
+};
 
 /// In the order that they need each other.
 const MODULES: [&str; 3] = [
@@ -45,8 +48,8 @@ fn is_of_guest(system: System) -> bool {
     system == System::Oracle || system.has_agent()
 }
 
-/// Puts into a host's initramfs what its guest needs. Returns the guest's command line there, and the
-/// settings of the host itself. `host` is the job as if the workload ran in the host.
+/// Puts into a host's initramfs what its guest needs. `host` comes as the job of a VM in
+/// which the workload runs, and becomes the host's own.
 pub fn into_host(
     lab: &Lab,
     kernel: &Path,
@@ -84,6 +87,7 @@ pub fn into_host(
     initramfs.add_file(&format!("{FOLDER}/initramfs"), &archive);
     let initramfs_mib = of_guest.size_bytes()?.div_ceil(1 << 20);
     let sizes = sizes(&host.scenario, is_tiered, initramfs_mib)?;
+    initramfs.add_text(HOST_CONFIG_PATH, controller_config(&host.scenario, sizes));
     host.level = Level::Host {
         guest: command(&host.scenario, sizes),
     };
@@ -117,6 +121,19 @@ fn sizes(scenario: &Scenario, is_tiered: bool, initramfs_mib: u64) -> Result<Nod
             slow_mib: 0,
         },
     })
+}
+
+/// How the controller manages the guest, where it does: it has the whole fast tier, less what the emulator
+/// takes of it.
+fn controller_config(scenario: &Scenario, sizes: NodeSizes) -> String {
+    let fast_mib = scenario.machine.fast.usable_mib - EMULATOR_MIB;
+    let slow_mib = sizes.fast_mib + sizes.slow_mib;
+    format!(
+        "socket = \"/run/demeter/host.sock\"\nstate = \"/run/demeter/host.json\"\n\
+         pool = {{ fast_mib = {fast_mib}, slow_mib = {slow_mib} }}\n\
+         [vm.guest]\nqmp = \"{GUEST_QMP_PATH}\"\nmanage = \"history\"\n\
+         fast = {{ size_mib = {fast_mib} }}\nslow = {{ size_mib = {slow_mib} }}\n"
+    )
 }
 
 /// The guest's command line in the host.
@@ -154,6 +171,7 @@ fn command(scenario: &Scenario, sizes: NodeSizes) -> Vec<String> {
     option("-serial", "file:/dev/ttyS0".into());
     option("-chardev", "stdio,id=link,signal=off".into());
     option("-device", "virtio-serial-pci".into());
+    option("-qmp", format!("unix:{GUEST_QMP_PATH},server=on,wait=off"));
     option(
         "-device",
         format!("virtserialport,chardev=link,name={PORT_NAME}"),
@@ -192,5 +210,65 @@ fn firmware(qemu: &Path) -> Result<[PathBuf; FIRMWARE.len()], Error> {
             what: format!("{} has no {name}, which a guest needs", qemu.display()),
             mend: "apt-get install qemu-system-data seabios".into(),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The scenario that we ship.
+    fn scenario() -> Scenario {
+        let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/nested.toml");
+        Scenario::load(&shipped).unwrap()
+    }
+
+    #[test]
+    fn a_guest_fits_into_its_host_and_holds_its_workload() {
+        let mut scenario = scenario();
+        let host_mib = scenario.machine.fast.usable_mib + scenario.machine.slow.usable_mib;
+        for is_tiered in [false, true] {
+            let sizes = sizes(&scenario, is_tiered, 30).unwrap();
+            let guest_mib = sizes.fast_mib + sizes.slow_mib;
+            assert!(guest_mib + EMULATOR_MIB <= host_mib, "{sizes:?}");
+            assert!(guest_mib > scenario.footprint_mib() + 30, "{sizes:?}");
+            assert_eq!(sizes.slow_mib > 0, is_tiered);
+        }
+        scenario.machine.slow.usable_mib = 260;
+        let said = sizes(&scenario, false, 30).unwrap_err().to_string();
+        assert!(said.contains("raise machine.fast.usable_mib"), "{said}");
+    }
+
+    #[test]
+    fn only_a_tiered_guest_has_its_nodes_backed_by_the_hosts() {
+        let backed = |slow_mib| {
+            let command = command(
+                &scenario(),
+                NodeSizes {
+                    fast_mib: 100,
+                    slow_mib,
+                },
+            );
+            let backs = |part: &&String| part.contains("host-nodes=");
+            command.iter().filter(backs).cloned().collect::<Vec<_>>()
+        };
+        assert_eq!(backed(0), [""; 0]);
+        let [fast, slow] = &backed(300)[..] else {
+            panic!("{:?}", backed(300))
+        };
+        assert!(fast.contains("size=100M,host-nodes=0") && slow.contains("size=300M,host-nodes=1"));
+    }
+
+    #[test]
+    fn the_controller_takes_its_configuration() {
+        let sizes = NodeSizes {
+            fast_mib: 600,
+            slow_mib: 0,
+        };
+        let config: demeter_host::config::Config =
+            toml::from_str(&controller_config(&scenario(), sizes)).unwrap();
+        config.check().unwrap();
+        let guest = config.vms.values().next().unwrap();
+        assert_eq!(guest.slow.size_mib, 600);
     }
 }

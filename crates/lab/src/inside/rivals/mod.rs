@@ -7,6 +7,7 @@
 
 mod damon;
 mod demeter;
+mod h_history;
 mod linux;
 mod unmanaged;
 
@@ -21,6 +22,7 @@ use super::testbed::Testbed;
 use crate::link::Totals;
 use damon::Damon;
 use demeter::Demeter;
+use h_history::HHistory;
 use linux::Linux;
 use unmanaged::Unmanaged;
 
@@ -59,7 +61,10 @@ fn starter(system: System) -> Option<Start> {
         System::Linux | System::HLinux => {
             |bed, settings| Ok(Box::new(Linux::start(&bed.root, settings)?))
         }
-        System::Damon => |bed, settings| Ok(Box::new(Damon::start(&bed.root, settings)?)),
+        System::Damon | System::HDamon => {
+            |bed, settings| Ok(Box::new(Damon::start(&bed.root, settings)?))
+        }
+        System::HHistory => |_, _| Ok(Box::<HHistory>::default()),
         System::Demeter | System::DemeterDamon => |_, _| Ok(Box::<Demeter>::default()),
         _ => return None,
     })
