@@ -31,6 +31,9 @@ pub const AGENT_CONFIG_PATH: &str = "/etc/demeter/demeter.toml";
 /// Where a host finds its controller's configuration.
 pub const HOST_CONFIG_PATH: &str = "/etc/demeter/host.toml";
 
+/// The controller's socket in a host.
+pub const HOST_SOCKET_PATH: &str = "/run/demeter/host.sock";
+
 /// Where a host's guest has its QMP socket.
 pub const GUEST_QMP_PATH: &str = "/run/demeter/guest.qmp";
 

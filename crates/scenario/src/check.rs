@@ -293,10 +293,10 @@ mod tests {
         );
         let guest = refused(&|s| s.machine.place = MachinePlace::Guest);
         assert!(guest.contains("\"h-linux\" runs on hosts only"), "{guest}");
-        let sized = refused(&|s| s.provision = Some(toml::from_str("").unwrap()));
+        let varied = refused(&|s| s.vary = vec![toml::Table::new()]);
         assert!(
-            sized.contains("goes with neither provision nor vary"),
-            "{sized}"
+            varied.contains("goes with neither provision nor vary"),
+            "{varied}"
         );
     }
 

@@ -17,8 +17,8 @@ use super::qemu::{KERNEL_ARGS, numa};
 use super::tool;
 use crate::error::Error;
 use crate::link::{
-    AGENT_CONFIG_PATH, GUEST_QMP_PATH, HOST_CONFIG_PATH, JOB_PATH, Job, Level, MODULES_DIR,
-    PORT_NAME,
+    AGENT_CONFIG_PATH, GUEST_QMP_PATH, HOST_CONFIG_PATH, HOST_SOCKET_PATH, JOB_PATH, Job, Level,
+    MODULES_DIR, PORT_NAME,
 };
 
 /// In the order that they need each other.
@@ -129,7 +129,7 @@ fn controller_config(scenario: &Scenario, sizes: NodeSizes) -> String {
     let fast_mib = scenario.machine.fast.usable_mib - EMULATOR_MIB;
     let slow_mib = sizes.fast_mib + sizes.slow_mib;
     format!(
-        "socket = \"/run/demeter/host.sock\"\nstate = \"/run/demeter/host.json\"\n\
+        "socket = \"{HOST_SOCKET_PATH}\"\nstate = \"/run/demeter/host.json\"\n\
          pool = {{ fast_mib = {fast_mib}, slow_mib = {slow_mib} }}\n\
          [vm.guest]\nqmp = \"{GUEST_QMP_PATH}\"\nmanage = \"history\"\n\
          fast = {{ size_mib = {fast_mib} }}\nslow = {{ size_mib = {slow_mib} }}\n"

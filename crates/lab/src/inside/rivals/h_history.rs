@@ -1,8 +1,21 @@
 //! `demeter host --manage`: the controller in the host, as its own process, for a guest without an agent.
 
+use std::path::Path;
+use std::time::Duration;
+
+use demeter_host::view::HostView;
 use demeter_policy::Pid;
 
 use super::{AgentProcess, Fault, Rival, Testbed, Totals};
+use crate::inside::kernel;
+use crate::link::HOST_SOCKET_PATH;
+
+/// Debian's kernels boot with 3, with which they refuse tracepoints to a process that has CAP_PERFMON alone, as the
+/// controller has.
+const PERF_EVENT_PARANOID: (&str, &str) = ("proc/sys/kernel/perf_event_paranoid", "2");
+
+/// How long a question to the controller may take.
+const ASK_LIMIT: Duration = Duration::from_secs(5);
 
 /// The controller, once there is a guest to manage.
 #[derive(Debug, Default)]
@@ -10,6 +23,8 @@ pub struct HHistory(Option<AgentProcess>);
 
 impl Rival for HHistory {
     fn begin(&mut self, bed: &Testbed<'_>, _guest: Pid) -> Result<(), Fault> {
+        let (setting, value) = PERF_EVENT_PARANOID;
+        kernel::write(&bed.root, setting, value)?;
         self.0 = Some(AgentProcess::start_controller(bed)?);
         Ok(())
     }
@@ -27,7 +42,51 @@ impl Rival for HHistory {
         None
     }
 
+    /// Fails when the guest was left alone: that would pass for what this system does.
     fn stop(self: Box<Self>) -> Result<(), Fault> {
+        let text = demeter_http::ask(Path::new(HOST_SOCKET_PATH), "GET /v1/vms", "", ASK_LIMIT);
+        let is_managed = text.map_err(|error| Fault::Guest(format!("has no controller: {error}")));
+        is_managed.and_then(|text| check_managed(&text))?;
         self.0.map_or(Ok(()), AgentProcess::stop)
+    }
+}
+
+/// Fails when a controller that says this does not manage its VM by histories.
+fn check_managed(view: &str) -> Result<(), Fault> {
+    let unmanaged = |why: String| Err(Fault::Guest(format!("was left alone: {why}")));
+    let view: HostView = match serde_json::from_str(view) {
+        Ok(view) => view,
+        Err(error) => return unmanaged(error.to_string()),
+    };
+    match &view.vms[..] {
+        [vm] if vm.managed_by.as_deref() == Some("history") => Ok(()),
+        [vm] => unmanaged(vm.problem.clone().unwrap_or_default()),
+        _ => unmanaged("the controller knows no VM".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use demeter_host::view::VmView;
+
+    use super::*;
+
+    #[test]
+    fn a_guest_that_was_left_alone_is_told_of() {
+        let said = |managed_by: Option<&str>| {
+            let vm = VmView {
+                managed_by: managed_by.map(str::to_owned),
+                problem: Some("no DAMON".into()),
+                ..VmView::default()
+            };
+            let view = HostView {
+                vms: vec![vm],
+                ..HostView::default()
+            };
+            check_managed(&serde_json::to_string(&view).unwrap()).map_err(|e| e.to_string())
+        };
+        assert_eq!(said(Some("history")), Ok(()));
+        assert!(said(None).unwrap_err().contains("no DAMON"));
+        assert!(check_managed("nonsense").is_err());
     }
 }
