@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use demeter_outcome::SystemResult;
-use demeter_scenario::{Point, Settings, System};
+use demeter_scenario::{Place, Point, Settings, System};
 
 use crate::error::SimError;
 use crate::run::{Watch, run, run_under};
@@ -127,7 +127,7 @@ fn run_jobs_by(
 ) -> Result<Vec<SystemResult>, SimError> {
     if jobs
         .iter()
-        .any(|job| !job.point.scenario.machine.place.is_guest())
+        .any(|job| !job.point.scenario.machine.place.is_guest() || !job.system.runs_on(Place::Sim))
     {
         return Err(SimError::NoModelOf("a host with a guest (machine.place)"));
     }

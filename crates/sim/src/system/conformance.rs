@@ -62,14 +62,18 @@ fn scenario(size_mib: u64, sim: &str) -> Scenario {
     toml::from_str(&text).unwrap()
 }
 
-/// Every system that the simulator runs: all there are.
+/// Every system that the simulator runs: all but a host's.
 fn simulated() -> impl Iterator<Item = System> {
-    System::ALL.iter().copied()
+    System::ALL
+        .iter()
+        .copied()
+        .filter(|s| s.runs_on(Place::Sim))
 }
 
 #[test]
-fn the_catalogue_says_that_all_are_simulated() {
-    assert!(simulated().all(|system| system.runs_on(Place::Sim)));
+fn the_catalogue_says_that_all_but_a_hosts_are_simulated() {
+    let mut others = System::ALL.iter().filter(|s| !s.runs_on(Place::Sim));
+    assert!(others.all(|system| system.row().runs_on == [Place::Host]));
 }
 
 /// A world whose program has filled its memory.

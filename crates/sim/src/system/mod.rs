@@ -59,6 +59,10 @@ pub(crate) fn build(system: System) -> Build {
         System::Oracle => |_| Box::new(Unmanaged::hot_set_first()),
         System::Linux => |managed| Box::new(HintFaultTiering::linux(managed)),
         System::Damon => |managed| Box::new(Damon::new(managed)),
+        // A host's are refused before anything is built: `run_jobs`.
+        System::HLinux | System::HDamon | System::HHistory => {
+            |_| Box::new(Unmanaged::first_touch())
+        }
         System::GTpp => |managed| Box::new(HintFaultTiering::tpp(managed)),
         System::HTpp => |managed| Box::new(HypervisorTpp::new(managed, Ageing::Flushes)),
         System::HTpp613 => |managed| Box::new(HypervisorTpp::new(managed, Ageing::Locks)),
