@@ -1,12 +1,15 @@
 //! Asks a server on a Unix socket one question.
 
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The longest answer that is read, bytes. The view of a full host and all its events take less.
-const ANSWER_BYTES_MAX: u64 = 16 << 20;
+const ANSWER_BYTES_MAX: usize = 16 << 20;
+
+/// Where a head's end is looked for, bytes.
+const HEAD_BYTES_MAX: usize = 64 << 10;
 
 /// Why a question has no good answer.
 #[derive(Debug, thiserror::Error)]
@@ -17,6 +20,9 @@ pub enum AskError {
     /// It is no server of ours.
     #[error("the answer is no HTTP")]
     NotHttp,
+    /// There is no end to it.
+    #[error("the answer is longer than {0} bytes")]
+    TooLong(usize),
     /// The server refuses.
     #[error("status {status}: {}", body.lines().next().unwrap_or_default())]
     Status {
@@ -27,11 +33,23 @@ pub enum AskError {
     },
 }
 
-/// Asks `question`, such as `GET /v1/status`, with a JSON `body`, and returns the answer's body. No
-/// read or write takes longer than `limit`.
+/// Asks `question`, such as `GET /v1/status`, with a JSON `body`, and returns the answer's body. `limit`
+/// is for all of it.
 pub fn ask(socket: &Path, question: &str, body: &str, limit: Duration) -> Result<String, AskError> {
-    let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(limit))?;
+    let stream = UnixStream::connect(socket)?;
+    ask_over(stream, question, body, limit, ANSWER_BYTES_MAX)
+}
+
+/// The same over a connection that is there, with a bound of the caller's own on the answer. A server
+/// may keep the connection open: an answer that tells its length ends there.
+pub fn ask_over(
+    mut stream: UnixStream,
+    question: &str,
+    body: &str,
+    limit: Duration,
+    bytes_max: usize,
+) -> Result<String, AskError> {
+    let deadline = Instant::now() + limit;
     stream.set_write_timeout(Some(limit))?;
     write!(
         stream,
@@ -39,14 +57,60 @@ pub fn ask(socket: &Path, question: &str, body: &str, limit: Duration) -> Result
          Content-Length: {}\r\n\r\n{body}",
         body.len()
     )?;
-    let mut answer = String::new();
-    stream.take(ANSWER_BYTES_MAX).read_to_string(&mut answer)?;
+    let mut answer = vec![];
+    let mut end = None;
+    let mut piece = [0; 16 << 10];
+    while end.is_none_or(|end| answer.len() < end) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::Error::from(ErrorKind::TimedOut).into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut piece) {
+            Ok(0) if end.is_some() => return Err(io::Error::from(ErrorKind::UnexpectedEof).into()),
+            Ok(0) => break,
+            Ok(count) => answer.extend_from_slice(&piece[..count]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            // What a socket's own time-out is called.
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                return Err(io::Error::from(ErrorKind::TimedOut).into());
+            }
+            Err(error) => return Err(error.into()),
+        }
+        end = end.or_else(|| end_of(&answer));
+        if answer.len().max(end.unwrap_or(0)) > bytes_max {
+            return Err(AskError::TooLong(bytes_max));
+        }
+    }
+    answer.truncate(end.unwrap_or(usize::MAX));
+    let answer = String::from_utf8(answer).map_err(|_| AskError::NotHttp)?;
     let (status, body) = parse(&answer).ok_or(AskError::NotHttp)?;
     let body = body.to_owned();
     match status {
         200..300 => Ok(body),
         _ => Err(AskError::Status { status, body }),
     }
+}
+
+/// Where an answer ends, as far as its head is there and says so. Status 204 has no body.
+fn end_of(answer: &[u8]) -> Option<usize> {
+    const HEAD_END: &[u8] = b"\r\n\r\n";
+    let beginning = &answer[..answer.len().min(HEAD_BYTES_MAX)];
+    let head = beginning
+        .windows(HEAD_END.len())
+        .position(|at| at == HEAD_END)?;
+    let text = std::str::from_utf8(&answer[..head]).ok()?;
+    let mut lines = text.split("\r\n");
+    let status = lines.next()?.split_whitespace().nth(1);
+    let length = lines
+        .filter_map(|line| line.split_once(':'))
+        .find(|(name, _)| name.eq_ignore_ascii_case("content-length"));
+    let body = match (status, length) {
+        (Some("204"), _) => 0,
+        (_, Some((_, length))) => length.trim().parse().ok()?,
+        (_, None) => return None,
+    };
+    (head + HEAD_END.len()).checked_add(body)
 }
 
 /// Status and body of an answer.
@@ -82,6 +146,33 @@ mod tests {
         let answer = ask(&socket, "PUT /v1/x", "{}", Duration::from_secs(5));
         server.join().unwrap();
         answer
+    }
+
+    /// What comes of a server that says so much and leaves the connection open.
+    fn kept_open(answer: &'static str, bytes_max: usize) -> Result<String, AskError> {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(answer.as_bytes()).unwrap();
+        ask_over(ours, "GET /x", "", Duration::from_millis(200), bytes_max)
+    }
+
+    #[test]
+    fn an_answer_ends_where_its_length_says() {
+        let ok = "HTTP/1.1 200 \r\nServer: x\r\ncontent-length: 4\r\n\r\n{ }\nmore";
+        assert_eq!(kept_open(ok, 1000).unwrap(), "{ }\n");
+        let nothing = "HTTP/1.1 204 \r\nConnection: keep-alive\r\n\r\n";
+        assert_eq!(kept_open(nothing, 1000).unwrap(), "");
+        for late in ["", "HTTP/1.1 200 \r\n", "HTTP/1.1 200 \r\nContent-Length: 9\r\n\r\n{}"] {
+            let said = kept_open(late, 1000).unwrap_err();
+            assert!(
+                matches!(&said, AskError::Io(error) if error.kind() == ErrorKind::TimedOut),
+                "{late}: {said}"
+            );
+        }
+        for huge in [ok, "HTTP/1.1 200 \r\nContent-Length: 18446744073709551615\r\n\r\n"] {
+            assert!(matches!(kept_open(huge, 20), Err(AskError::TooLong(20))));
+        }
+        let cut = put("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}").unwrap_err();
+        assert!(matches!(cut, AskError::Io(_)), "{cut}");
     }
 
     #[test]
