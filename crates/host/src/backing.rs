@@ -6,7 +6,7 @@ use demeter_policy::{ByteCount, GuestPhysAddr, PhysRange, Tier};
 
 use crate::hypervisor::HypervisorError;
 
-/// A position in a memory file, bytes.
+/// A position in a memory file, or in several one after the other, bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileOffset(pub u64);
 

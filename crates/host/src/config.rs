@@ -116,9 +116,11 @@ pub struct VmConfig {
     pub qmp: Option<PathBuf>,
     /// The domain's name, where libvirt runs it.
     pub libvirt: Option<String>,
-    /// Socket of the guest agent's port (org.demeter.0); libvirt knows it by itself.
+    /// Cloud Hypervisor's API socket, where that runs it instead of QEMU.
+    pub cloud_hypervisor: Option<PathBuf>,
+    /// Socket of the guest agent's port (org.demeter.0); libvirt and Cloud Hypervisor know it by themselves.
     pub agent: Option<PathBuf>,
-    /// User that QEMU runs as, if neither root nor ours; with libvirt, libvirt.owner_uid counts.
+    /// User that the hypervisor runs as, if neither root nor ours; with libvirt, libvirt.owner_uid counts.
     pub owner_uid: Option<u32>,
     /// Who moves its memory between tiers. With `history`, and with `auto` while no agent speaks, the
     /// tiers are the host's nodes, and its fast memory is kept to its size.
@@ -150,7 +152,7 @@ pub struct VmConfig {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TierConfig {
-    /// Id of the QEMU memory backend that is this tier. Under virtio-mem it may be left out, where
+    /// Id of the QEMU memory backend that is this tier, or of the Cloud Hypervisor memory zone. Under virtio-mem it may be left out, where
     /// a node has nothing but its device; with libvirt, where it is the cell of the node.
     pub memdev: Option<String>,
     /// The guest's node; by default 0 is fast and 1 is slow.
@@ -160,7 +162,7 @@ pub struct TierConfig {
     /// What it never has less of, MiB.
     #[serde(default)]
     pub guarantee_mib: u64,
-    /// What it never has more of, MiB; without it, what QEMU gave it.
+    /// What it never has more of, MiB; without it, what the hypervisor gave it.
     pub limit_mib: Option<u64>,
 }
 
@@ -250,11 +252,11 @@ impl Config {
                     "every VM has a domain of its own",
                 ));
             }
-            for socket in vm.qmp.iter().chain(&vm.agent) {
+            for socket in vm.qmp.iter().chain(&vm.cloud_hypervisor).chain(&vm.agent) {
                 if !sockets.insert(socket) {
                     return Err(wrong(
                         format!("vm.{name}: socket {} is used twice", socket.display()),
-                        "every VM has a QMP socket and an agent socket of its own",
+                        "every VM has sockets of its own, for its hypervisor and for its agent",
                     ));
                 }
             }
@@ -358,6 +360,7 @@ impl VmConfig {
         Self {
             qmp: None,
             libvirt: Some(name.to_string()),
+            cloud_hypervisor: None,
             agent: None,
             owner_uid: None,
             manage: Manage::default(),
@@ -379,23 +382,38 @@ impl VmConfig {
         named.or_else(|| self.libvirt.as_ref().and_then(|_| of_cell()))
     }
 
-    pub(crate) fn check(&self, name: &VmName) -> Result<(), ConfigError> {
-        let agent_known = match (&self.qmp, &self.libvirt) {
-            (Some(_), None) => self.agent.is_some(),
-            (None, Some(_)) if self.agent.is_some() => {
-                return Err(wrong(
-                    format!("vm.{name}: agent is set beside libvirt"),
-                    "leave it out: libvirt knows the socket of channel org.demeter.0",
-                ));
-            }
-            (None, Some(_)) => true,
+    /// Checks who runs it; says whether the agent's socket is known, or will be.
+    fn check_hypervisor(&self, name: &VmName) -> Result<bool, ConfigError> {
+        let known_by = match (&self.qmp, &self.libvirt, &self.cloud_hypervisor) {
+            (Some(_), None, None) => return Ok(self.agent.is_some()),
+            (None, Some(_), None) => "libvirt",
+            (None, None, Some(_)) => "cloud_hypervisor",
             _ => {
                 return Err(wrong(
-                    format!("vm.{name} must have either qmp or libvirt"),
-                    "set qmp to QEMU's QMP socket, or libvirt to the domain's name",
+                    format!("vm.{name} must have either qmp or libvirt or cloud_hypervisor"),
+                    "set qmp to QEMU's QMP socket, or libvirt to the domain's name, or cloud_hypervisor to \
+                     its API socket",
                 ));
             }
         };
+        if self.agent.is_some() {
+            return Err(wrong(
+                format!("vm.{name}: agent is set beside {known_by}"),
+                "leave it out: libvirt knows the socket of channel org.demeter.0, and Cloud Hypervisor that \
+                 of its --vsock",
+            ));
+        }
+        if self.cloud_hypervisor.is_some() && self.provisioner == ProvisionerKind::VirtioMem {
+            return Err(wrong(
+                format!("vm.{name}: provisioner = \"virtio-mem\" beside cloud_hypervisor"),
+                "take demeter-balloon: nobody tells how much a guest has of a zone's virtio-mem",
+            ));
+        }
+        Ok(true)
+    }
+
+    pub(crate) fn check(&self, name: &VmName) -> Result<(), ConfigError> {
+        let agent_known = self.check_hypervisor(name)?;
         let HistoryConfig {
             interval_ms,
             hot_ones,
@@ -455,7 +473,7 @@ impl VmConfig {
             if self.memdev(tier).is_none() && needed {
                 return Err(wrong(
                     format!("{key}.memdev is missing"),
-                    "give the id of its -object memory-backend-*",
+                    "give the id of its -object memory-backend-*, or of its --memory-zone",
                 ));
             }
             let limit_mib = config.limit_mib.unwrap_or(MIB_MAX);

@@ -22,9 +22,12 @@ use crate::config::{Manage, VmConfig};
 use crate::controller::{Observation, PATIENCE, VmCommand};
 use crate::hard_limit::{HardLimit, HardLimitError};
 use crate::history::{HistoryError, HistoryState, HistoryTiering, SharedDamon, VmMemory};
+use crate::hypervisor::cloud_hypervisor::{self, CloudHypervisor};
 use crate::hypervisor::libvirt::{self, Libvirt};
 use crate::hypervisor::qemu::{self, Qemu};
-use crate::hypervisor::{AgentSocket, Connection, Event, Events, Hypervisor, HypervisorError};
+use crate::hypervisor::{
+    AgentSocket, Channel, Connection, Event, Events, Hypervisor, HypervisorError,
+};
 use crate::memory::{HostFiles, LiveBacking, MemoryError};
 use crate::process::{Opener, PeerProcess, Process};
 use crate::provisioner::balloon::Balloon;
@@ -50,7 +53,7 @@ const SETTLE: Duration = Duration::from_millis(100);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 const NO_AGENT: &str = "the guest's agent is not there yet; run demeter guest in the VM, which \
-                        needs a virtserialport named org.demeter.0";
+                        needs a virtserialport named org.demeter.0 (Cloud Hypervisor: a --vsock device)";
 
 const OVER_LIMIT: &str = "its cgroup uses more than what the VM owns and hard_limit_extra_mib together, \
                           so memory.max is not lowered yet; raise the key if this stays";
@@ -278,7 +281,17 @@ impl VmTask {
 
     /// One connection to the hypervisor, from its beginning to its end.
     async fn session(&mut self) -> Result<(), End> {
-        let mut connection = self.connect().await?;
+        let Some(socket) = &self.config.cloud_hypervisor else {
+            let connection = self.connect().await?;
+            return self.live(connection).await;
+        };
+        let (owner, limits) = (self.config.owner_uid, cloud_hypervisor::Limits::default());
+        let root = &self.files.root;
+        let connected = CloudHypervisor::connect(socket, owner, root, limits).await;
+        self.live(connected.map_err(HypervisorError::from)?).await
+    }
+
+    async fn live(&mut self, mut connection: Connection<impl Hypervisor>) -> Result<(), End> {
         let process = Process::open(connection.process.pid)?;
         self.find_hard_limit(connection.process)?;
         // When it returns it has let go of the memory files: nothing of a VM that ended is kept.
@@ -335,9 +348,10 @@ impl VmTask {
         let named = self.config.agent.clone().map(|path| AgentSocket {
             path,
             opener: Opener::only(connection.process),
+            channel: Channel::Port,
         });
         let agent = connection.agent.clone().or(named);
-        let agent = agent.map(|of| AgentClient::connect(of.path, of.opener, random_id()));
+        let agent = agent.map(|of| AgentClient::to(of, random_id()));
         let needed = self.config.provisioner == ProvisionerKind::DemeterBalloon;
         let mut guest = agent.as_ref().map(|agent| Guest {
             not_heard: agent.not_heard(),
@@ -367,7 +381,10 @@ impl VmTask {
                     .await
             }
             (ProvisionerKind::DemeterBalloon, None) => {
-                let why = "demeter-balloon needs the agent's socket".into();
+                let why =
+                    "demeter-balloon needs the agent's socket: an org.demeter.0 port, or with \
+                           Cloud Hypervisor a --vsock device"
+                        .into();
                 Err(ProvisionError::Refused(why).into())
             }
             // The agent, if there is one, stays for what it reports.

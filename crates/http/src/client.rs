@@ -161,14 +161,21 @@ mod tests {
         assert_eq!(kept_open(ok, 1000).unwrap(), "{ }\n");
         let nothing = "HTTP/1.1 204 \r\nConnection: keep-alive\r\n\r\n";
         assert_eq!(kept_open(nothing, 1000).unwrap(), "");
-        for late in ["", "HTTP/1.1 200 \r\n", "HTTP/1.1 200 \r\nContent-Length: 9\r\n\r\n{}"] {
+        for late in [
+            "",
+            "HTTP/1.1 200 \r\n",
+            "HTTP/1.1 200 \r\nContent-Length: 9\r\n\r\n{}",
+        ] {
             let said = kept_open(late, 1000).unwrap_err();
             assert!(
                 matches!(&said, AskError::Io(error) if error.kind() == ErrorKind::TimedOut),
                 "{late}: {said}"
             );
         }
-        for huge in [ok, "HTTP/1.1 200 \r\nContent-Length: 18446744073709551615\r\n\r\n"] {
+        for huge in [
+            ok,
+            "HTTP/1.1 200 \r\nContent-Length: 18446744073709551615\r\n\r\n",
+        ] {
             assert!(matches!(kept_open(huge, 20), Err(AskError::TooLong(20))));
         }
         let cut = put("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}").unwrap_err();

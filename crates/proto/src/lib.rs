@@ -28,3 +28,7 @@ pub use message::{
     SessionId, Stats,
 };
 pub use text::shown;
+
+/// The guest's vsock port on which a relay listens, where the hypervisor has vsock instead of named
+/// virtio-serial ports. Ports below 1024 need CAP_NET_BIND_SERVICE in the guest (net/vmw_vsock/af_vsock.c).
+pub const VSOCK_PORT: u32 = 1017;

@@ -38,6 +38,9 @@ impl Client {
             AskError::NotHttp => {
                 anyhow!("{socket} does not speak HTTP; give another --socket")
             }
+            AskError::TooLong(bytes) => {
+                anyhow!("{socket} answers with more than {bytes} bytes; give another --socket")
+            }
             AskError::Io(error) => anyhow!(
                 "cannot reach the agent at {socket}: {error}; start it with demeter guest, or give its --socket"
             ),

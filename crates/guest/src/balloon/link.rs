@@ -34,9 +34,9 @@ const UNSENT_BYTES_MAX: usize = 256 * 1024;
 pub enum LinkError {
     /// There is no port.
     #[error(
-        "no virtio-serial port named {PORT_NAME}: add one to the VM (QEMU: -device \
-         virtio-serial-pci -device virtserialport,chardev=..,name={PORT_NAME}), and load \
-         virtio_console in the guest"
+        "no virtio-serial port named {PORT_NAME}, and no vsock: add one to the VM (QEMU: -device \
+         virtio-serial-pci -device virtserialport,chardev=..,name={PORT_NAME}; Cloud Hypervisor: \
+         --vsock cid=3,socket=..), and load virtio_console or vmw_vsock_virtio_transport in the guest"
     )]
     NoPort,
     /// The port cannot be used.
@@ -278,6 +278,11 @@ impl Worker {
             return;
         }
         if !self.connected {
+            match self.port.as_mut().map(Port::is_connected) {
+                Some(Ok(true)) => {}
+                Some(Ok(false)) | None => return,
+                Some(Err(error)) => return self.lose(&error),
+            }
             self.connected = true;
             self.relay.connected(out);
         }
@@ -297,6 +302,9 @@ impl Worker {
         if self.connected {
             tracing::info!("the host closed the link");
             self.connected = false;
+            if let Some(port) = &mut self.port {
+                port.hang_up();
+            }
             self.unsent.clear();
             self.relay.disconnected();
         }

@@ -13,6 +13,7 @@ pub mod readings;
 pub mod relay;
 #[cfg(any(test, fuzzing))]
 pub mod simulated;
+mod vsock;
 mod watermarks;
 
 use std::io;

@@ -1,10 +1,13 @@
-//! The virtio-serial port to the host: a byte pipe that outlives both of its ends.
+//! The port to the host. A virtio-serial port is a byte pipe that outlives both of its ends; where there
+//! is none of ours, a vsock port, on which the host calls.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+
+use super::vsock::{self, Calls};
 
 /// The port's name, as the hypervisor gives it (QEMU: `virtserialport,name=org.demeter.0`).
 pub const PORT_NAME: &str = "org.demeter.0";
@@ -24,44 +27,89 @@ pub enum Transfer {
 
 /// An open port.
 #[derive(Debug)]
-pub struct Port(File);
+pub struct Port(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Pipe(File),
+    Vsock(Calls),
+}
 
 impl Port {
-    /// Opens the port named `name` below `root`; `None` if there is none of that name.
+    /// Opens the port named `name` below `root`, or the vsock port; `None` if there is neither.
     pub fn open(root: &Path, name: &str) -> io::Result<Option<Self>> {
         let Some(device) = find(root, name)? else {
-            return Ok(None);
+            let calls = Calls::listen(root)?;
+            return Ok(calls.map(|calls| Self(Kind::Vsock(calls))));
         };
         let port = File::options()
             .read(true)
             .write(true)
             .custom_flags(libc::O_NONBLOCK)
             .open(root.join("dev").join(device))?;
-        Ok(Some(Self(port)))
+        Ok(Some(Self(Kind::Pipe(port))))
+    }
+
+    /// Whether the host is at the other end, of a port that has not hung up. Takes its call where it calls.
+    pub fn is_connected(&mut self) -> io::Result<bool> {
+        match &mut self.0 {
+            Kind::Pipe(_) => Ok(true),
+            Kind::Vsock(calls) => calls.answer(),
+        }
+    }
+
+    /// The host has gone; it may come again.
+    pub fn hang_up(&mut self) {
+        if let Kind::Vsock(calls) = &mut self.0 {
+            calls.hang_up();
+        }
     }
 
     /// Reads what has come.
     pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<Transfer> {
-        transfer(self.0.read(buffer))
+        self.pipe()
+            .map_or(Ok(Transfer::HungUp), |pipe| transfer(pipe.read(buffer)))
     }
 
     /// Writes what fits.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<Transfer> {
-        transfer(self.0.write(bytes))
+        self.pipe()
+            .map_or(Ok(Transfer::HungUp), |pipe| transfer(pipe.write(bytes)))
+    }
+
+    fn pipe(&mut self) -> Option<&mut File> {
+        match &mut self.0 {
+            Kind::Pipe(pipe) => Some(pipe),
+            Kind::Vsock(calls) => calls.host(),
+        }
+    }
+
+    /// A port on which whoever calls is the host.
+    #[cfg(test)]
+    pub(super) fn listening(listener: OwnedFd) -> Self {
+        Self(Kind::Vsock(Calls::on(listener, |_| true)))
     }
 }
 
 impl From<OwnedFd> for Port {
     /// Any byte pipe that does not block.
     fn from(pipe: OwnedFd) -> Self {
-        Self(pipe.into())
+        Self(Kind::Pipe(pipe.into()))
     }
 }
 
 impl AsFd for Port {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        match &self.0 {
+            Kind::Pipe(pipe) => pipe.as_fd(),
+            Kind::Vsock(calls) => calls.as_fd(),
+        }
     }
+}
+
+/// Whether there is a port to the host.
+pub fn is_there(root: &Path) -> bool {
+    matches!(find(root, PORT_NAME), Ok(Some(_))) || vsock::is_there(root)
 }
 
 /// The driver (drivers/char/virtio_console.c) reads nothing while the host's side is closed, and
@@ -72,7 +120,9 @@ fn transfer(result: io::Result<usize>) -> io::Result<Transfer> {
         Ok(count) => Ok(Transfer::Bytes(count)),
         Err(e) => match e.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(Transfer::Later),
-            io::ErrorKind::BrokenPipe => Ok(Transfer::HungUp),
+            io::ErrorKind::BrokenPipe
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::NotConnected => Ok(Transfer::HungUp),
             _ => Err(e),
         },
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::balloon::port::{self, PORT_NAME};
+use crate::balloon::port;
 use crate::balloon::{BalloonError, LiveBalloon};
 use crate::nodes::{Node, NodesError, TierOrder, Topology};
 use crate::tracker::{Settings, TrackerError, try_all};
@@ -304,7 +304,7 @@ impl BalloonReport {
             Err(error) => (Some(error.to_string()), None),
         };
         Self {
-            port: matches!(port::find(root, PORT_NAME), Ok(Some(_))),
+            port: port::is_there(root),
             why_not,
             mend,
         }

@@ -1,17 +1,16 @@
 //! The task that keeps the connection to one guest's agent.
 
 use std::io;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use demeter_proto::{DecodeError, Decoder, Hello, Message, SessionId, Stats, encode};
+use demeter_proto::{DecodeError, Decoder, Hello, Message, SessionId, Stats, VSOCK_PORT, encode};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::{GuestSession, NotHeard};
-use crate::process::Opener;
+use crate::hypervisor::{AgentSocket, Channel};
 
 /// A guest that says nothing for so long is not there: its agent reports every second.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
@@ -23,6 +22,9 @@ const WAIT_MAX: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(250);
 
 const READ_BYTES: usize = 16 * 1024;
+
+/// The longest answer to a call to a vsock port: `OK` and a number.
+const DIALLED_BYTES_MAX: usize = 32;
 
 /// A session that no guest has: "I do not know you, say Hello".
 const NOBODY: SessionId = SessionId(0);
@@ -66,9 +68,7 @@ impl Key {
 }
 
 pub(super) struct Link {
-    socket: PathBuf,
-    /// Who must have opened the socket.
-    opener: Opener,
+    socket: AgentSocket,
     not_heard: watch::Sender<Option<NotHeard>>,
     asked: mpsc::Receiver<Question>,
     peer: watch::Sender<Option<GuestSession>>,
@@ -79,8 +79,7 @@ pub(super) struct Link {
 
 impl Link {
     pub(super) fn new(
-        socket: PathBuf,
-        opener: Opener,
+        socket: AgentSocket,
         not_heard: watch::Sender<Option<NotHeard>>,
         asked: mpsc::Receiver<Question>,
         peer: watch::Sender<Option<GuestSession>>,
@@ -88,7 +87,6 @@ impl Link {
     ) -> Self {
         Self {
             socket,
-            opener,
             not_heard,
             asked,
             peer,
@@ -102,7 +100,7 @@ impl Link {
         loop {
             if let Ok(stream) = self.connect().await {
                 let ended = self.serve(stream).await;
-                tracing::debug!("{}: {ended:?}", self.socket.display());
+                tracing::debug!("{}: {ended:?}", self.socket.path.display());
                 self.part();
                 if ended.is_ok() {
                     return;
@@ -122,19 +120,27 @@ impl Link {
     /// Connects to the hypervisor of this VM, and to nobody else: what another one's guest says
     /// must not be taken for this one's word.
     async fn connect(&self) -> io::Result<UnixStream> {
-        let stream = UnixStream::connect(&self.socket).await?;
-        let foreign = self.opener.opened(&stream)?.err();
+        let AgentSocket {
+            path,
+            opener,
+            channel,
+        } = &self.socket;
+        let mut stream = UnixStream::connect(path).await?;
+        let foreign = opener.opened(&stream)?.err();
         let foreign = foreign.map(|found| NotHeard::Foreign {
-            socket: self.socket.clone(),
+            socket: path.clone(),
             found,
-            wanted: self.opener.process.pid,
+            wanted: opener.process.pid,
         });
         let refused = foreign.is_some();
         self.note(foreign);
-        match refused {
-            true => Err(io::ErrorKind::PermissionDenied.into()),
-            false => Ok(stream),
+        if refused {
+            return Err(io::ErrorKind::PermissionDenied.into());
         }
+        if *channel == Channel::Vsock {
+            timeout(WAIT_MAX, dial(&mut stream)).await??;
+        }
+        Ok(stream)
     }
 
     fn note(&self, why: Option<NotHeard>) {
@@ -190,7 +196,7 @@ impl Link {
                                 self.note(Some(NotHeard::Version { found }));
                             }
                             Err(error) => {
-                                tracing::debug!("{}: {error}", self.socket.display());
+                                tracing::debug!("{}: {error}", self.socket.path.display());
                             }
                         }
                     }
@@ -286,6 +292,25 @@ impl Link {
         self.open = None;
         self.stats.send_replace(None);
         self.peer.send_if_modified(|peer| peer.take().is_some());
+    }
+}
+
+/// Has the hypervisor connect to the relay's port in the guest.
+async fn dial(stream: &mut UnixStream) -> io::Result<()> {
+    stream
+        .write_all(format!("CONNECT {VSOCK_PORT}\n").as_bytes())
+        .await?;
+    // What follows the answer's end is the guest's first word, so it is read byte by byte.
+    let mut answer = vec![];
+    while answer.last() != Some(&b'\n') {
+        if answer.len() == DIALLED_BYTES_MAX {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        answer.push(stream.read_u8().await?);
+    }
+    match answer.starts_with(b"OK ") {
+        true => Ok(()),
+        false => Err(io::ErrorKind::ConnectionRefused.into()),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The link to a guest's agent.
 //!
-//! The guest's end is a virtio-serial port, the host's end a Unix socket that the hypervisor
-//! serves. A task of its own (`link.rs`) keeps the connection, answers what needs no decision
+//! The guest's end is a virtio-serial port or a vsock port, the host's end a Unix socket that the
+//! hypervisor serves. A task of its own (`link.rs`) keeps the connection, answers what needs no decision
 //! and passes the rest on; an [`AgentClient`] asks one thing at a time.
 
 mod link;
@@ -13,6 +13,7 @@ use demeter_proto::{BootId, Message, NodeTotal, RequestId, SessionId, Stats};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
+use crate::hypervisor::{AgentSocket, Channel};
 use crate::process::Opener;
 use link::{Link, Question, Then};
 
@@ -80,7 +81,18 @@ impl AgentClient {
     ///
     /// Must be called within a tokio runtime.
     pub fn connect(socket: PathBuf, opener: Opener, first: RequestId) -> Self {
-        Self::by(socket, opener, first, Link::run)
+        let channel = Channel::Port;
+        let socket = AgentSocket {
+            path: socket,
+            opener,
+            channel,
+        };
+        Self::to(socket, first)
+    }
+
+    /// The same, whatever the socket leads to.
+    pub fn to(socket: AgentSocket, first: RequestId) -> Self {
+        Self::by(socket, first, Link::run)
     }
 
     /// Speaks over a stream that is there already, once. For fuzz targets.
@@ -95,13 +107,18 @@ impl AgentClient {
             uid: 0,
             started: 0,
         });
-        Self::by(PathBuf::new(), nobody, first, |mut link| async move {
+        let socket = AgentSocket {
+            path: PathBuf::new(),
+            opener: nobody,
+            channel: Channel::Port,
+        };
+        Self::by(socket, first, |mut link| async move {
             let _ = link.serve(stream).await;
             link.part();
         })
     }
 
-    fn by<F>(socket: PathBuf, opener: Opener, first: RequestId, run: impl FnOnce(Link) -> F) -> Self
+    fn by<F>(socket: AgentSocket, first: RequestId, run: impl FnOnce(Link) -> F) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
     {
@@ -109,14 +126,7 @@ impl AgentClient {
         let (peer_sender, peer) = watch::channel(None);
         let (stats_sender, stats) = watch::channel(None);
         let (not_heard_sender, not_heard) = watch::channel(None);
-        let link = Link::new(
-            socket,
-            opener,
-            not_heard_sender,
-            asked,
-            peer_sender,
-            stats_sender,
-        );
+        let link = Link::new(socket, not_heard_sender, asked, peer_sender, stats_sender);
         Self {
             questions,
             not_heard,

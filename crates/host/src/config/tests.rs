@@ -41,6 +41,21 @@ fn bad_values_are_named_with_the_mend() {
     for (good, bad, want) in [
         ("[vm.a]", "[vm.\"a b\"]", "'a b' is no name"),
         (
+            "qmp = \"/run/b.qmp\"",
+            "cloud_hypervisor = \"/run/b.sock\"",
+            "take demeter-balloon",
+        ),
+        (
+            "qmp = \"/run/a.qmp\"",
+            "cloud_hypervisor = \"/run/a.sock\"",
+            "agent is set beside cloud_hypervisor",
+        ),
+        (
+            "qmp = \"/run/b.qmp\"",
+            "qmp = \"/run/b.qmp\"\ncloud_hypervisor = \"/run/b.sock\"",
+            "either qmp or libvirt or cloud_hypervisor",
+        ),
+        (
             "provisioner = \"virtio-mem\"",
             "manage = \"auto\"",
             "no agent socket",

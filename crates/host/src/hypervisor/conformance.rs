@@ -7,7 +7,7 @@ use std::time::Duration;
 use demeter_policy::{ByteCount, GuestPhysAddr, MIB, NodeId, PhysRange, Tier, TierBytes};
 use tokio::time::{sleep, timeout};
 
-use super::{Connection, Event, Hypervisor, HypervisorError, MemoryBackend};
+use super::{Connection, Event, HostVirtAddr, Hypervisor, HypervisorError, MemoryBackend};
 use crate::testing::{FakeVm, Told};
 
 const SIZE: TierBytes = TierBytes {
@@ -20,7 +20,37 @@ async fn soon<T>(future: impl Future<Output = T>) -> T {
     timeout(limit, future).await.expect("in time")
 }
 
-async fn conforms<H: Hypervisor>(vm: FakeVm, connection: Connection<H>) {
+/// What differs between hypervisors.
+struct Traits {
+    /// Where the guest has its slow memory.
+    slow: Vec<PhysRange>,
+    /// Whether memory can be plugged in, and changes of sizes are told.
+    grows: bool,
+}
+
+impl Traits {
+    /// Whether so many events are right for what `happened`: who looks now and then may tell of a change
+    /// once more.
+    fn is_count(&self, count: u64, happened: u64) -> bool {
+        match self.grows {
+            true => count == happened,
+            false => (happened..=2 * happened).contains(&count),
+        }
+    }
+
+    fn of_qemu() -> Self {
+        Self {
+            slow: vec![range(4 * MIB, 4 * MIB), range(1 << 32, 4 * MIB)],
+            grows: true,
+        }
+    }
+}
+
+fn range(start: u64, bytes: u64) -> PhysRange {
+    PhysRange::new(GuestPhysAddr(start), ByteCount(bytes)).unwrap()
+}
+
+async fn conforms<H: Hypervisor>(vm: FakeVm, connection: Connection<H>, traits: Traits) {
     let Connection {
         hypervisor,
         mut events,
@@ -46,30 +76,27 @@ async fn conforms<H: Hypervisor>(vm: FakeVm, connection: Connection<H>) {
     vm.state().private = true;
     assert_eq!(hypervisor.backends().await.unwrap(), all(false));
     let map = hypervisor.memory_map("node1").await.unwrap();
-    let range = |start, bytes| PhysRange::new(GuestPhysAddr(start), ByteCount(bytes)).unwrap();
     let guest: Vec<_> = map.iter().map(|mapping| mapping.guest).collect();
-    assert_eq!(guest, [range(4 * MIB, 4 * MIB), range(1 << 32, 4 * MIB)]);
+    assert_eq!(guest, traits.slow);
     let boot = hypervisor.memory_map("node0").await.unwrap();
     assert_eq!(boot.len(), 1);
     let memory = File::options().write(true).open("/proc/self/mem").unwrap();
     for (mapping, byte) in map.iter().zip(1..) {
         memory.write_all_at(&[byte], mapping.host.0).unwrap();
     }
-    for (offset, byte) in [(0, 1), (4 * MIB, 2)] {
+    let mut offset = 0;
+    for (mapping, byte) in map.iter().zip(1..) {
         let mut read = [0];
         let file = vm.file(Tier::Slow);
         file.read_exact_at(&mut read, offset).unwrap();
         assert_eq!(read, [byte]);
+        offset += mapping.guest.len().0;
     }
     assert_eq!(hypervisor.memory_map("node2").await.unwrap(), []);
 
-    // What was plugged in is no backend that it was started with.
-    let dimm = range(1 << 33, 2 * MIB);
-    vm.state().dimm = Some(dimm);
-    let plugged = hypervisor.plugged_memory().await.unwrap();
-    assert_eq!(plugged.len(), 3, "two devices and the DIMM");
-    assert_eq!(plugged[2].guest, dimm);
-    assert_eq!(plugged[2].host, boot[0].host, "where its memory is");
+    if traits.grows {
+        plugs(&vm, &hypervisor, boot[0].host).await;
+    }
 
     assert_eq!(hypervisor.vcpus().await.unwrap(), [process.pid]);
 
@@ -78,14 +105,75 @@ async fn conforms<H: Hypervisor>(vm: FakeVm, connection: Connection<H>) {
     let pinning = hypervisor.pinning_device().await.unwrap();
     assert_eq!(pinning.as_deref(), Some("gpu0"));
 
-    // Devices and balloon come to what is asked for.
+    // The balloon comes to what is asked for.
     let size = ByteCount(2 * MIB);
-    hypervisor.request_size("vm1", size).await.unwrap();
     hypervisor.request_balloon_size(size).await.unwrap();
     soon(async {
         while hypervisor.balloon_size().await.unwrap() != size {
             sleep(Duration::from_millis(1)).await;
         }
+    })
+    .await;
+    if traits.grows {
+        resizes(&vm, &hypervisor).await;
+    } else {
+        let refused = hypervisor.request_size("vm1", size).await;
+        assert!(matches!(refused, Err(HypervisorError::Failed(_))));
+    }
+
+    // Who has got an answer was told of all that happened before the question.
+    for event in [Event::Changed, Event::Reset] {
+        let before = hypervisor.events_told();
+        vm.tell(Told::Event(event));
+        soon(hypervisor.catch_up()).await.unwrap();
+        let count = hypervisor.events_told() - before;
+        assert!(traits.is_count(count, 1), "{count}");
+        let told = timeout(Duration::ZERO, events.next()).await;
+        assert_eq!(told, Ok(Some(event)), "without waiting");
+        for _ in 1..count {
+            let told = timeout(Duration::ZERO, events.next()).await;
+            assert_eq!(told, Ok(Some(Event::Changed)));
+        }
+    }
+
+    // What happens is told in order, and that it cannot be told any more as well.
+    let before = hypervisor.events_told();
+    vm.tell(Told::Event(Event::Reset));
+    vm.tell(Told::Event(Event::Changed));
+    assert_eq!(soon(events.next()).await, Some(Event::Reset));
+    assert_eq!(soon(events.next()).await, Some(Event::Changed));
+    vm.state().silent = true;
+    let silent = soon(hypervisor.backends()).await;
+    assert!(
+        matches!(silent, Err(HypervisorError::Timeout(_))),
+        "{silent:?}"
+    );
+    drop(vm);
+    // Who looks now and then may have found one change in two looks.
+    let mut last = soon(events.next()).await;
+    while last == Some(Event::Changed) && !traits.grows {
+        last = soon(events.next()).await;
+    }
+    assert_eq!(last, None);
+    let count = hypervisor.events_told() - before;
+    assert!(traits.is_count(count, 3), "the end counts: {count}");
+}
+
+/// What was plugged in is no backend that it was started with.
+async fn plugs(vm: &FakeVm, hypervisor: &impl Hypervisor, host: HostVirtAddr) {
+    let dimm = range(1 << 33, 2 * MIB);
+    vm.state().dimm = Some(dimm);
+    let plugged = hypervisor.plugged_memory().await.unwrap();
+    assert_eq!(plugged.len(), 3, "two devices and the DIMM");
+    assert_eq!(plugged[2].guest, dimm);
+    assert_eq!(plugged[2].host, host, "where its memory is");
+}
+
+/// Devices come to what is asked for, and changes of sizes are told.
+async fn resizes(vm: &FakeVm, hypervisor: &impl Hypervisor) {
+    let size = ByteCount(2 * MIB);
+    hypervisor.request_size("vm1", size).await.unwrap();
+    soon(async {
         loop {
             let devices = hypervisor.memory_devices().await.unwrap();
             let [fast, slow] = &devices[..] else {
@@ -114,51 +202,36 @@ async fn conforms<H: Hypervisor>(vm: FakeVm, connection: Connection<H>) {
     let changed = hypervisor.size_change();
     vm.tell(Told::SizeChange);
     soon(changed).await;
-
-    // Who has got an answer was told of all that happened before the question.
-    for event in [Event::Changed, Event::Reset] {
-        let before = hypervisor.events_told();
-        vm.tell(Told::Event(event));
-        soon(hypervisor.catch_up()).await.unwrap();
-        assert_eq!(hypervisor.events_told(), before + 1);
-        let told = timeout(Duration::ZERO, events.next()).await;
-        assert_eq!(told, Ok(Some(event)), "without waiting");
-    }
-
-    // What happens is told in order, and that it cannot be told any more as well.
-    vm.tell(Told::Event(Event::Reset));
-    vm.tell(Told::Event(Event::Changed));
-    assert_eq!(soon(events.next()).await, Some(Event::Reset));
-    assert_eq!(soon(events.next()).await, Some(Event::Changed));
-    vm.state().silent = true;
-    let silent = soon(hypervisor.backends()).await;
-    assert!(
-        matches!(silent, Err(HypervisorError::Timeout(_))),
-        "{silent:?}"
-    );
-    let before = hypervisor.events_told();
-    drop(vm);
-    assert_eq!(soon(events.next()).await, None);
-    assert_eq!(hypervisor.events_told(), before + 1, "the end counts");
 }
 
 #[tokio::test]
 async fn qemu_conforms() {
     let vm = FakeVm::new(SIZE);
     let connection = vm.connect().await;
-    conforms(vm, connection).await;
+    conforms(vm, connection, Traits::of_qemu()).await;
 }
 
 #[tokio::test]
 async fn qemu_by_libvirt_conforms() {
     let vm = FakeVm::new(SIZE);
     let connection = vm.connect_libvirt().await;
-    conforms(vm, connection).await;
+    conforms(vm, connection, Traits::of_qemu()).await;
 }
 
 #[tokio::test]
 async fn the_simulated_one_conforms() {
     let vm = FakeVm::new(SIZE);
     let connection = vm.simulated();
-    conforms(vm, connection).await;
+    conforms(vm, connection, Traits::of_qemu()).await;
+}
+
+#[tokio::test]
+async fn cloud_hypervisor_conforms() {
+    let vm = FakeVm::new(SIZE);
+    let connection = vm.connect_cloud_hypervisor().await;
+    let traits = Traits {
+        slow: vec![range(4 * MIB, 8 * MIB)],
+        grows: false,
+    };
+    conforms(vm, connection, traits).await;
 }

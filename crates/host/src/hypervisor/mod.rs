@@ -1,9 +1,10 @@
 //! The seam to hypervisors: what the controller needs of the process that runs a VM.
 //!
-//! [`qemu`] is the one that is there, reached over a socket of its own or by way of [`libvirt`].
-//! Another one is a module beside it that makes a [`Connection`] and passes the suite of `conformance.rs`. Nothing above this module knows how a
+//! [`qemu`] is reached over a socket of its own or by way of [`libvirt`]; [`cloud_hypervisor`] has a REST API.
+//! Another one is a module beside them that makes a [`Connection`] and passes the suite of `conformance.rs`. Nothing above this module knows how a
 //! hypervisor is spoken to.
 
+pub mod cloud_hypervisor;
 #[cfg(test)]
 mod conformance;
 pub mod libvirt;
@@ -95,6 +96,18 @@ pub struct AgentSocket {
     pub path: PathBuf,
     /// Who opened it.
     pub opener: Opener,
+    /// What it leads to.
+    pub channel: Channel,
+}
+
+/// What an agent's socket leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Channel {
+    /// The guest's virtio-serial port.
+    Port,
+    /// All of the guest's vsock ports: which one is meant is said first. Firecracker's docs/vsock.md
+    /// describes it, Cloud Hypervisor's docs/vsock.md takes it over.
+    Vsock,
 }
 
 /// What a hypervisor tells by itself, in order.

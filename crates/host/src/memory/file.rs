@@ -82,6 +82,11 @@ impl MemoryFile {
         Ok(FileId::of(&self.file.metadata()?))
     }
 
+    /// How long it is.
+    pub(super) fn len(&self) -> io::Result<ByteCount> {
+        Ok(ByteCount(self.file.metadata()?.len()))
+    }
+
     /// Bytes of host memory that the file takes now.
     pub fn backed(&self) -> io::Result<ByteCount> {
         let blocks = self.file.metadata()?.blocks();

@@ -7,10 +7,11 @@ use std::path::PathBuf;
 use demeter_policy::{ByteCount, GuestPhysAddr, PerTier, PhysRange, Pid, Tier, TierBytes};
 
 use super::file::{FileId, Kind, MemoryFile};
+use super::files::{FILES_MAX, Files};
 use super::map::{MemoryMap, Overlap, Piece};
 use super::owners::{FileOwners, OwnedFile};
 use super::process::{self, ProcessError};
-use crate::backing::{Backing, Extent, NotInTier};
+use crate::backing::{Backing, Extent, FileOffset, NotInTier};
 use crate::hypervisor::{
     Connection, HostVirtAddr, Hypervisor, HypervisorError, Mapping, MemoryBackend,
 };
@@ -59,7 +60,10 @@ pub enum BackendError {
     #[error("there is none; there are: {0}; set memdev in the VM's configuration to one of them")]
     Missing(String),
     /// Other processes cannot reach this memory.
-    #[error("it is private; give its -object memory-backend-* the option share=on")]
+    #[error(
+        "it is private; give its -object memory-backend-* the option share=on (Cloud Hypervisor: its \
+         --memory-zone shared=on)"
+    )]
     Private,
     /// What is kept of a VM grows with its memory, which a hypervisor could make up.
     #[error("it has {0}, and a tier may have {TIER_MAX} at the most")]
@@ -68,7 +72,7 @@ pub enum BackendError {
     #[error("the guest has it nowhere in its memory; give it to a node: -numa node,memdev=..")]
     NotInGuest,
     /// It is mapped in a way that we cannot follow.
-    #[error("it is mapped in several parts")]
+    #[error("it has more than {FILES_MAX} files")]
     InParts,
     /// The process behind the socket does not have this memory.
     #[error(transparent)]
@@ -143,22 +147,19 @@ pub struct LiveBacking<H> {
     hypervisor: H,
     map: MemoryMap,
     sizes: TierBytes,
-    files: PerTier<MemoryFile>,
+    files: PerTier<Files>,
     /// Memory of no tier, and where the hypervisor has each run of it; in order.
     plugged: Vec<PhysRange>,
     plugged_at: Vec<HostVirtAddr>,
     root: PathBuf,
     process: PeerProcess,
-    /// Held as long as the files may be punched.
-    _owned: PerTier<OwnedFile>,
 }
 
 /// What is found out about one tier.
 struct Found {
     size: ByteCount,
     pieces: Vec<Piece>,
-    file: MemoryFile,
-    owned: OwnedFile,
+    files: Files,
 }
 
 impl<H: Hypervisor> LiveBacking<H> {
@@ -208,12 +209,8 @@ impl<H: Hypervisor> LiveBacking<H> {
                 slow: slow.size,
             },
             files: PerTier {
-                fast: fast.file,
-                slow: slow.file,
-            },
-            _owned: PerTier {
-                fast: fast.owned,
-                slow: slow.owned,
+                fast: fast.files,
+                slow: slow.files,
             },
         })
     }
@@ -229,8 +226,8 @@ impl<H: Hypervisor> Backing for LiveBacking<H> {
     }
 
     fn punch(&self, extent: Extent) -> io::Result<()> {
-        let file = self.files.get(extent.tier);
-        file.punch(extent.offset, extent.len)
+        let files = self.files.get(extent.tier);
+        files.punch(extent.offset, extent.len)
     }
 
     fn read(&self, extent: Extent, into: &mut [u8]) -> io::Result<()> {
@@ -288,26 +285,32 @@ impl<H: Hypervisor> Search<'_, H> {
         };
         let size = self.shared_size(memdev).map_err(error)?;
         let mut pieces = vec![];
-        let mut id = None;
+        let mut files = Files::default();
         for Mapping { guest, host } in self.hypervisor.memory_map(memdev).await? {
             let mapped = process::mapped(&self.host.root, self.pid, host, guest.len())
                 .map_err(|source| error(source.into()))?;
-            if *id.get_or_insert(mapped.file) != mapped.file {
-                return Err(error(BackendError::InParts));
-            }
+            let base = match files.base(mapped.file) {
+                Some(base) => base,
+                None => {
+                    let (file, owned) = self.open(tier, mapped.file).map_err(error)?;
+                    let added = files.add(mapped.file, file, owned);
+                    let added = added.map_err(|source| error(source.into()))?;
+                    added.ok_or_else(|| error(BackendError::InParts))?
+                }
+            };
             pieces.push(Piece {
                 range: guest,
                 tier,
-                offset: mapped.offset,
+                offset: FileOffset(base.0.saturating_add(mapped.offset.0)),
             });
         }
-        let id = id.ok_or_else(|| error(BackendError::NotInGuest))?;
-        let (file, owned) = self.open(tier, id).map_err(error)?;
+        if pieces.is_empty() {
+            return Err(error(BackendError::NotInGuest));
+        }
         Ok(Found {
             size,
             pieces,
-            file,
-            owned,
+            files,
         })
     }
 

@@ -26,7 +26,7 @@ pub struct Piece {
     pub range: PhysRange,
     /// The tier, and so the file.
     pub tier: Tier,
-    /// Position of the first byte in the file.
+    /// Position of the first byte in the file; where a tier has several, in all of them one after the other.
     pub offset: FileOffset,
 }
 

@@ -7,14 +7,17 @@
 //! is a memfd or a file in /dev/shm, and whether its name is still there.
 
 mod file;
+mod files;
 mod live;
 mod map;
+mod named;
 mod owners;
 mod process;
 
 pub use file::{FileId, Kind, MemoryFile};
 pub use live::{HostFiles, LiveBacking, MemoryError};
 pub use map::{MemoryMap, Overlap, Piece};
+pub(crate) use named::{NamedFile, named_files};
 pub use owners::FileOwners;
 pub(crate) use process::pinned_by;
 pub use process::{Mapped, ProcessError, mapped_in};

@@ -65,17 +65,17 @@ pub enum ProcessError {
 }
 
 /// One line of /proc/PID/maps (proc(5)).
-struct Mapping {
-    start: u64,
-    end: u64,
+pub(super) struct Mapping {
+    pub(super) start: u64,
+    pub(super) end: u64,
     shared: bool,
     writable: bool,
-    offset: u64,
-    file: FileId,
+    pub(super) offset: u64,
+    pub(super) file: FileId,
 }
 
 impl Mapping {
-    fn parse(line: &str) -> Option<Self> {
+    pub(super) fn parse(line: &str) -> Option<Self> {
         let mut fields = line.split_ascii_whitespace();
         let (start, end) = fields.next()?.split_once('-')?;
         let rights = fields.next()?;

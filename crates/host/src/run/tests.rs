@@ -215,6 +215,36 @@ async fn a_domain_is_sized_and_a_daemon_that_is_started_anew_loses_nothing() {
 }
 
 #[tokio::test]
+async fn a_vm_of_cloud_hypervisor_is_sized_and_after_a_reset_again() {
+    let vm = FakeVm::new(SIZE);
+    let socket = vm.cloud_hypervisor();
+    let guest = guest(&vm);
+    let section = section("db", &vm, "");
+    let (_, sizes) = section.split_once("oom_mib").unwrap();
+    let section = format!("[vm.db]\ncloud_hypervisor = {socket:?}\noom_mib{sizes}");
+    let root = vm.folder().to_owned();
+    let host = Host::start_below(root, folder(), &section).await;
+    let db = host.until_owns("db", 32, 96).await;
+    assert_eq!(db.returned_bytes, 64 * MIB);
+    assert_eq!(backed(&vm, Tier::Fast), 32 * MIB);
+    assert_eq!(backed(&vm, Tier::Slow), 96 * MIB);
+    let answer = host.ask("PUT /v1/vms/db/tiers", "{\"fast_mib\": 48}").await;
+    assert!(answer.starts_with("204"), "{answer}");
+    host.until_owns("db", 48, 96).await;
+
+    // All of its memory is new and full, and its driver holds nothing.
+    guest.forget();
+    vm.tell(Told::Event(Event::Reset));
+    guest.reboot();
+    let want = (64 + 16 + 32) * MIB;
+    host.until("db", "sized again", |vm| vm.returned_bytes == want)
+        .await;
+    host.until_owns("db", 48, 96).await;
+    assert_eq!(backed(&vm, Tier::Fast), 48 * MIB);
+    assert_eq!(backed(&vm, Tier::Slow), 96 * MIB);
+}
+
+#[tokio::test]
 async fn domains_are_found_and_forgotten() {
     let vm = FakeVm::new(SIZE);
     let folder = folder();

@@ -1,6 +1,7 @@
 //! A VM for tests: simulated, with real memory files that the test's own process has mapped, as a
 //! hypervisor would; to be spoken with over a QMP socket or by function calls.
 
+mod cloud_hypervisor;
 mod guest;
 mod libvirt;
 mod qmp;
@@ -21,6 +22,7 @@ use tokio::sync::{Notify, broadcast, mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::agent::tests::own_process;
+use crate::hypervisor::cloud_hypervisor::{self as ch, CloudHypervisor};
 use crate::hypervisor::libvirt::{Libvirt, connect};
 use crate::hypervisor::qemu::{Limits, Qemu};
 use crate::hypervisor::{Connection, Event, Events, Mapping};
@@ -131,6 +133,37 @@ impl FakeVm {
             socket: Some(socket),
             ..Libvirt::default()
         }
+    }
+
+    /// Connects to it by Cloud Hypervisor's API, which it has from then on. Its slow memory then
+    /// follows the fast one without a hole: all is below 3 GiB.
+    pub async fn connect_cloud_hypervisor(&self) -> Connection<CloudHypervisor> {
+        let socket = self.cloud_hypervisor();
+        let limits = ch::Limits {
+            answer: Duration::from_secs(1),
+            look_every: Duration::from_millis(10),
+        };
+        CloudHypervisor::connect(&socket, None, &self.folder, limits)
+            .await
+            .unwrap()
+    }
+
+    /// Starts its Cloud Hypervisor, and says where that listens.
+    pub fn cloud_hypervisor(&self) -> PathBuf {
+        let has = cloud_hypervisor::Has {
+            state: self.state.clone(),
+            folder: self.folder.clone(),
+            told: Arc::new(Mutex::new(self.told.subscribe())),
+            calls: Arc::default(),
+        };
+        self.state().in_one_run = true;
+        has.show_process();
+        let socket = self.folder.join("api.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let vsock = UnixListener::bind(self.folder.join("vsock")).unwrap();
+        let mut daemon = self.daemon.lock().unwrap();
+        daemon.spawn(cloud_hypervisor::serve(listener, vsock, has));
+        socket
     }
 
     /// Connects to it without any QEMU.

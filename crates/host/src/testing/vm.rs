@@ -65,6 +65,12 @@ impl BootMemory {
     }
 }
 
+impl BootMemory {
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
 impl Drop for BootMemory {
     fn drop(&mut self) {
         // SAFETY: unmaps what `new` mapped, to which nothing refers.
@@ -102,6 +108,10 @@ pub(crate) struct State {
     pub dimm: Option<PhysRange>,
     /// What happens, once, when QEMU is asked for its status, before it answers.
     pub upon_status: Option<fn(&mut State) -> Event>,
+    /// Devices of Cloud Hypervisor that were plugged in.
+    pub(super) plugged_devices: usize,
+    /// Its memory has no hole, as that of a Cloud Hypervisor VM which ends below 3 GiB.
+    pub(super) in_one_run: bool,
 }
 
 const BLOCK: u64 = 2 * MIB;
@@ -137,7 +147,26 @@ impl State {
             pinned: false,
             dimm: None,
             upon_status: None,
+            plugged_devices: 0,
+            in_one_run: false,
         }
+    }
+
+    /// All memory anew, as Cloud Hypervisor does at a reset.
+    pub(super) fn renew(&mut self) {
+        let fresh = |tier| BootMemory::new(self.boot.get(tier).bytes);
+        self.boot = PerTier::from_fn(fresh);
+    }
+
+    /// The test's own maps with this VM's memory only, named as Cloud Hypervisor names it.
+    pub(super) fn maps(&self) -> String {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let ours = |line: &&str| {
+            let starts = |memory: &BootMemory| line.starts_with(&format!("{:x}-", memory.address));
+            starts(&self.boot.fast) || starts(&self.boot.slow)
+        };
+        let named = |line: &str| line.replace("/memfd:demeter-test", "/memfd:ch_ram") + "\n";
+        maps.lines().filter(ours).map(named).collect()
     }
 
     /// From now on the hypervisor may only read a tier's memory.
@@ -190,10 +219,14 @@ impl State {
     pub(super) fn layout(&self) -> [(NodeId, Mapping, FileOffset); 3] {
         let (fast, slow) = (&self.boot.fast, &self.boot.slow);
         let low = slow.bytes / 2;
+        let high = match self.in_one_run {
+            true => fast.bytes + low,
+            false => HOLE_END,
+        };
         [
             (0, fast, 0, fast.bytes, 0),
             (1, slow, fast.bytes, low, 0),
-            (1, slow, HOLE_END, slow.bytes - low, low),
+            (1, slow, high, slow.bytes - low, low),
         ]
         .map(|(node, memory, start, bytes, offset)| {
             let mapping = Mapping {

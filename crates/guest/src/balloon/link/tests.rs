@@ -1,4 +1,5 @@
 use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
 
 use demeter_policy::{ByteCount, PAGE_SIZE};
 use demeter_proto::{Outcome, RequestId, Resize};
@@ -169,6 +170,33 @@ fn a_host_that_goes_away_leaves_the_rest_in_place() {
     drop(link);
     let held = balloon.stats(NodeId(0)).unwrap().held;
     assert_eq!(held, ByteCount(100 * PAGE_SIZE));
+}
+
+#[test]
+fn a_host_that_calls_again_is_greeted_again() {
+    let root = readings::tests::root();
+    let balloon = Shared::new(5000);
+    let socket = root.path().join("vsock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let port = Port::listening(OwnedFd::from(listener));
+    let _link = Link::over(port, root.path(), balloon.opener(), None).unwrap();
+    let mut sessions = vec![];
+    for nonce in 0..2 {
+        let pipe = UnixStream::connect(&socket).unwrap();
+        pipe.set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        let mut host = Host {
+            pipe,
+            decoder: Decoder::default(),
+            balloon: balloon.clone(),
+            _root: tempfile::tempdir().unwrap(),
+        };
+        sessions.push(host.welcome().session);
+        host.say(&Message::Ping { nonce });
+        host.hear_until(|message| (message == Message::Pong { nonce }).then_some(()));
+    }
+    assert_eq!(sessions[0], sessions[1], "it is one relay");
 }
 
 #[test]

@@ -33,7 +33,7 @@ use demeter_proto::shown;
 use serde::{Deserialize, Serialize};
 
 use super::qemu::{Limits, Qemu};
-use super::{AgentSocket, Connection, HypervisorError};
+use super::{AgentSocket, Channel, Connection, HypervisorError};
 use crate::process::{Opener, PeerProcess};
 use client::{Client, Which};
 use domain::Facts;
@@ -202,7 +202,11 @@ pub async fn connect(
         process,
         user: Some(uid),
     };
-    let agent = facts.agent.map(|path| AgentSocket { path, opener });
+    let agent = facts.agent.map(|path| AgentSocket {
+        path,
+        opener,
+        channel: Channel::Port,
+    });
     let which = format!(
         "domain {:?} of libvirt at {}",
         name,

@@ -1,0 +1,150 @@
+//! The client against a VMM that behaves, and against servers that are none.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
+use std::thread::JoinHandle;
+
+use demeter_policy::{ByteCount, MIB, Tier, TierBytes};
+use tokio::time::timeout;
+
+use super::*;
+use crate::backing::Backing;
+use crate::hypervisor::{Channel, Event, Hypervisor};
+use crate::memory::{HostFiles, LiveBacking};
+use crate::testing::{FakeVm, Told};
+
+const SIZE: TierBytes = TierBytes {
+    fast: ByteCount(4 * MIB),
+    slow: ByteCount(8 * MIB),
+};
+
+const SHORT: Limits = Limits {
+    answer: Duration::from_millis(300),
+    look_every: Duration::from_millis(10),
+};
+
+/// A server that gives these answers, each to one connection that it then leaves open.
+fn serve(path: &Path, answers: Vec<String>) -> JoinHandle<()> {
+    let listener = UnixListener::bind(path).unwrap();
+    std::thread::spawn(move || {
+        let mut open = vec![];
+        for answer in answers {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut question = vec![0; 4096];
+            let _ = stream.read(&mut question);
+            // The client may have had enough of it.
+            let _ = stream.write_all(answer.as_bytes());
+            open.push(stream);
+        }
+        for mut stream in open {
+            let _ = stream.read_to_end(&mut vec![]);
+        }
+    })
+}
+
+fn ok(body: &str) -> String {
+    format!(
+        "HTTP/1.1 200 \r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+async fn refusal(answers: Vec<String>) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("api.sock");
+    serve(&path, answers);
+    let connected = CloudHypervisor::connect(&path, None, "/".as_ref(), SHORT).await;
+    let said = connected.unwrap_err().to_string();
+    assert_eq!(said.lines().count(), 1, "{said}");
+    said
+}
+
+#[tokio::test]
+async fn a_server_that_is_none_is_refused_in_one_line() {
+    let missing = CloudHypervisor::connect("/nonexistent/x".as_ref(), None, "/".as_ref(), SHORT);
+    let said = missing.await.unwrap_err().to_string();
+    assert!(said.contains("--api-socket path=/nonexistent/x"), "{said}");
+
+    let pid = std::process::id();
+    let ping = ok(&format!("{{\"version\": \"v48.0\", \"pid\": {pid}}}"));
+    let info = |state: &str, more: &str| {
+        let text =
+            format!("{{\"state\": {state:?}, \"config\": {{\"memory\": {{\"size\": 0}}{more}}}}}");
+        ok(&text)
+    };
+    let flood = format!("HTTP/1.1 200 \r\n\r\n{}", "[".repeat(2 << 20));
+    let long = format!("HTTP/1.1 200 \r\nContent-Length: {}\r\n\r\n", 1_u64 << 40);
+    for (answers, want) in [
+        (vec![String::new()], "does not answer GET /api/v1/vmm.ping"),
+        (
+            vec!["SSH-2.0-OpenSSH_9.2\r\n\r\n".into()],
+            "does not answer",
+        ),
+        (vec![flood], "longer than"),
+        (vec![long], "longer than"),
+        (vec![ok("[[[[")], "something unknown"),
+        (vec![ok("{\"pid\": 1}")], "opened by process"),
+        (
+            vec![
+                ping.clone(),
+                "HTTP/1.1 404 \r\nContent-Length: 5\r\n\r\nno VM".into(),
+            ],
+            "refuses GET /api/v1/vm.info: no VM",
+        ),
+        (
+            vec![ping.clone(), ok("{}")],
+            "something unknown: missing field",
+        ),
+        (vec![ping.clone(), info("Created", "")], "does not run"),
+        (
+            vec![
+                ping,
+                info("Running", ", \"vsock\": {\"cid\": 3, \"socket\": \"v\"}"),
+            ],
+            "give --vsock",
+        ),
+    ] {
+        let said = refusal(answers).await;
+        assert!(said.contains(want), "{want}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn a_version_without_zones_is_told_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("api.sock");
+    let info = ok("{\"state\": \"Running\", \"config\": {\"memory\": {\"size\": 1073741824}}}");
+    let answers = [vec![ok("{\"version\": \"v0.5\"}")], vec![info; 100]].concat();
+    serve(&path, answers);
+    let connection = CloudHypervisor::connect(&path, None, "/".as_ref(), SHORT);
+    let connection = connection.await.unwrap();
+    assert!(connection.agent.is_none());
+    let said = connection.hypervisor.backends().await.unwrap_err();
+    assert!(said.to_string().contains("--memory-zone"), "{said}");
+}
+
+#[tokio::test]
+async fn memory_of_an_old_map_is_nobodys_after_a_reset() {
+    let vm = FakeVm::new(SIZE);
+    let mut connection = vm.connect_cloud_hypervisor().await;
+    let agent = connection.agent.clone().unwrap();
+    assert_eq!(agent.channel, Channel::Vsock);
+    assert_eq!(agent.path, vm.folder().join("vsock"));
+    let host = HostFiles::default();
+    let found = LiveBacking::find(&host, "a", &connection, &FakeVm::memdev()).await;
+    let old = found.unwrap();
+    assert_eq!(old.backed(Tier::Fast).unwrap(), SIZE.fast);
+
+    vm.tell(Told::Event(Event::Reset));
+    let next = timeout(Duration::from_secs(10), connection.events.next());
+    assert_eq!(next.await.unwrap(), Some(Event::Reset));
+    assert_eq!(connection.events.next().await, Some(Event::Changed));
+
+    // What the new guest has stays, whatever the old map says.
+    let range = demeter_policy::PhysRange::new(demeter_policy::GuestPhysAddr(0), SIZE.fast);
+    let extent = old.resolve(Tier::Fast, range.unwrap()).unwrap();
+    old.punch(extent).unwrap();
+    assert_eq!(old.backed(Tier::Fast).unwrap(), ByteCount(0));
+    let found = LiveBacking::find(&host, "a", &connection, &FakeVm::memdev()).await;
+    assert_eq!(found.unwrap().backed(Tier::Fast).unwrap(), SIZE.fast);
+}

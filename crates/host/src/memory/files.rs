@@ -1,0 +1,153 @@
+//! The files of one tier as one: most hypervisors have one file for a node, Cloud Hypervisor one for each
+//! run of its addresses.
+
+use std::io;
+
+use demeter_policy::ByteCount;
+
+use super::file::{FileId, MemoryFile};
+use super::owners::OwnedFile;
+use crate::backing::FileOffset;
+
+/// The most files that a tier may have. A machine has few runs of memory.
+pub(super) const FILES_MAX: usize = 16;
+
+/// Files one after the other; the second begins where the first ends.
+#[derive(Debug, Default)]
+pub(super) struct Files(Vec<Part>);
+
+#[derive(Debug)]
+struct Part {
+    id: FileId,
+    /// Where it begins among the others.
+    base: u64,
+    bytes: u64,
+    file: MemoryFile,
+    /// Held as long as the file may be punched.
+    _owned: OwnedFile,
+}
+
+impl Files {
+    /// Where a file that is among them begins.
+    pub(super) fn base(&self, id: FileId) -> Option<FileOffset> {
+        let part = self.0.iter().find(|part| part.id == id)?;
+        Some(FileOffset(part.base))
+    }
+
+    /// Adds another one; says where it begins, `None` if there are too many.
+    pub(super) fn add(
+        &mut self,
+        id: FileId,
+        file: MemoryFile,
+        owned: OwnedFile,
+    ) -> io::Result<Option<FileOffset>> {
+        let bytes = file.len()?.0;
+        let base = self.0.last().map_or(0, |last| last.base + last.bytes);
+        if self.0.len() == FILES_MAX || base.checked_add(bytes).is_none() {
+            return Ok(None);
+        }
+        self.0.push(Part {
+            id,
+            base,
+            bytes,
+            file,
+            _owned: owned,
+        });
+        Ok(Some(FileOffset(base)))
+    }
+
+    /// Gives a part of them back to the host.
+    pub(super) fn punch(&self, offset: FileOffset, bytes: ByteCount) -> io::Result<()> {
+        self.each(offset, bytes.0, |file, offset, piece| {
+            file.punch(offset, ByteCount(piece.end - piece.start))
+        })
+    }
+
+    /// Reads from them.
+    pub(super) fn read(&self, offset: FileOffset, into: &mut [u8]) -> io::Result<()> {
+        self.each(offset, into.len() as u64, |file, offset, piece| {
+            file.read(offset, &mut into[piece.start as usize..piece.end as usize])
+        })
+    }
+
+    /// What all of them take of the host's memory now.
+    pub(super) fn backed(&self) -> io::Result<ByteCount> {
+        let mut sum = 0_u64;
+        for part in &self.0 {
+            sum = sum.saturating_add(part.file.backed()?.0);
+        }
+        Ok(ByteCount(sum))
+    }
+
+    /// Does something to each file that has a piece of this part, with the piece's place in the part.
+    fn each(
+        &self,
+        offset: FileOffset,
+        bytes: u64,
+        mut work: impl FnMut(&MemoryFile, FileOffset, std::ops::Range<u64>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut done = 0;
+        while done < bytes {
+            let at = offset.0.saturating_add(done);
+            // A file may have grown since; the last one goes as far as it is asked for.
+            let part = self.0.iter().rfind(|part| part.base <= at);
+            let part = part.ok_or(io::ErrorKind::InvalidInput)?;
+            let is_last = self.0.last().is_some_and(|last| last.base == part.base);
+            let into = at - part.base;
+            let room = if is_last { u64::MAX } else { part.bytes - into };
+            let piece = done..done + room.min(bytes - done);
+            done = piece.end;
+            work(&part.file, FileOffset(into), piece)?;
+        }
+        // An empty part is nonsense to a file, and its to refuse.
+        match (bytes, self.0.first()) {
+            (0, Some(part)) => work(&part.file, offset, 0..0),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use demeter_policy::PAGE_SIZE;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::memory::FileOwners;
+    use crate::testing::memfd;
+
+    proptest! {
+        /// Whatever is punched of the whole reads as zeros, in whichever file it is, and nothing else.
+        #[test]
+        fn several_files_are_as_one(
+            sizes in prop::collection::vec(1..5_u64, 1..4),
+            first in 0..12_u64,
+            count in 1..12_u64,
+        ) {
+            let owners = FileOwners::default();
+            let mut files = Files::default();
+            let whole: u64 = sizes.iter().sum();
+            for pages in &sizes {
+                let file = memfd(pages * PAGE_SIZE);
+                file.write_all_at(&vec![7; (pages * PAGE_SIZE) as usize], 0).unwrap();
+                let file = MemoryFile::new(file).unwrap();
+                let id = file.id().unwrap();
+                let owned = owners.take(id, "a test".into()).unwrap();
+                prop_assert_eq!(files.base(id), None);
+                let base = files.add(id, file, owned).unwrap();
+                prop_assert_eq!(files.base(id), base);
+            }
+            let first = first.min(whole - 1);
+            let count = count.min(whole - first);
+            let hole = first * PAGE_SIZE..(first + count) * PAGE_SIZE;
+            files.punch(FileOffset(hole.start), ByteCount(count * PAGE_SIZE)).unwrap();
+            let mut read = vec![1; (whole * PAGE_SIZE) as usize];
+            files.read(FileOffset(0), &mut read).unwrap();
+            let right = |at: usize| (read[at] == 0) == hole.contains(&(at as u64));
+            prop_assert!((0..read.len()).all(right));
+            prop_assert_eq!(files.backed().unwrap(), ByteCount((whole - count) * PAGE_SIZE));
+        }
+    }
+}
