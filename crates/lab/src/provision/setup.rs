@@ -87,6 +87,7 @@ impl Setup {
                 history: Default::default(),
                 qmp: Some(qmp_socket(&vm.folder)),
                 libvirt: None,
+                cloud_hypervisor: None,
                 agent: Some(agent_socket(&vm.folder)),
                 owner_uid: None,
                 provisioner: self.provisioner,
