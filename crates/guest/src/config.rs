@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use demeter_policy::damon::CPU_PERCENT;
 use demeter_policy::{ByteCount, MIB, NodeId, OutOfBounds, Pid, Share, Tuning};
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{SeqAccess, Visitor};
@@ -12,7 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::nodes::{NodesError, Topology};
 use crate::prober::Tiers;
 use crate::targets::TargetSpec;
-use crate::tracker::{CPU_PERCENT, Choice};
+use crate::tracker::Choice;
 
 /// The agent's configuration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -14,6 +14,7 @@ pub mod perf;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use demeter_policy::damon::CPU_PERCENT;
 use demeter_policy::{GuestVirtAddr, PAGE_SIZE, Pid, Sample, Tuning};
 
 pub(crate) use choice::try_all;
@@ -61,9 +62,6 @@ pub trait Tracker: Send {
     /// Observe again.
     fn resume(&mut self) -> Result<(), TrackerError>;
 }
-
-/// Default of [`Settings::cpu_percent`].
-pub use demeter_policy::damon::CPU_PERCENT;
 
 /// What every tracker is made from.
 #[derive(Debug, Clone, PartialEq)]

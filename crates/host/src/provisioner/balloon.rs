@@ -39,7 +39,7 @@
 //! - What is owned is the size of the tier's memory less what was checked and punched.
 //! - The guest may own at most the target and its allowance, until it is told another target.
 //! - Whatever the guest says, what is kept of it is one bit a page of its memory, and a 64th of that: 32.5 KiB
-//!   a GiB. What is on its way besides is bounded by [`ASK_MAX`]: a list of at most as many runs as it has pages.
+//!   a GiB. What is on its way besides is bounded by `ASK_MAX`: a list of at most as many runs as it has pages.
 //! - A guest that answers truly comes to be known, however many pieces it names and however soon the
 //!   deadlines are.
 
