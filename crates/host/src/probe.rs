@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use demeter_linux::nodes::Topology;
+use demeter_linux::perf::{PARANOIA_MAX, paranoia};
 use demeter_policy::MIB;
 use serde::Serialize;
 
@@ -28,6 +29,8 @@ pub struct HostReport {
     pub kvm: KvmReport,
     /// DAMON, through which access bits are read.
     pub damon: DamonReport,
+    /// `kernel.perf_event_paranoid`: who may listen to what DAMON finds.
+    pub perf_event_paranoid: Option<i32>,
     /// Mode of transparent huge pages, and of those of shared memory.
     pub thp: Option<String>,
     /// The same for memfds and /dev/shm.
@@ -141,6 +144,7 @@ pub fn probe(root: &Path) -> HostReport {
         kernel,
         kvm: KvmReport::read(root),
         damon: DamonReport::read(root),
+        perf_event_paranoid: paranoia(root),
         thp: line("sys/kernel/mm/transparent_hugepage/enabled").and_then(chosen),
         shmem_thp: line("sys/kernel/mm/transparent_hugepage/shmem_enabled").and_then(chosen),
         hugetlb: hugetlb(root),
@@ -291,6 +295,17 @@ fn advice(report: &HostReport, unordered: Option<String>) -> Vec<Advice> {
             "use a kernel with CONFIG_DAMON_VADDR and CONFIG_DAMON_SYSFS",
         ),
         DamonReport::Denied => add(true, "DAMON may not be looked at".into(), "run as root"),
+    }
+    if let Some(level) = report.perf_event_paranoid
+        && level > PARANOIA_MAX
+    {
+        add(
+            true,
+            format!(
+                "kernel.perf_event_paranoid is {level}: the controller may not listen to DAMON"
+            ),
+            "sysctl kernel.perf_event_paranoid=2",
+        );
     }
     let kvm = &report.kvm;
     if kvm.extension.is_none() {
@@ -443,6 +458,20 @@ mod tests {
     fn blocking(report: &HostReport) -> Vec<&str> {
         let blocking = report.advice.iter().filter(|advice| advice.blocks);
         blocking.map(|advice| advice.what.as_str()).collect()
+    }
+
+    #[test]
+    fn a_kernel_that_keeps_perf_events_to_itself_is_told_of() {
+        for (level, is_told) in [("3", true), ("2", false), ("-1", false)] {
+            let report = host(&[
+                (DAMON, "0\n"),
+                ("proc/sys/kernel/perf_event_paranoid", level),
+            ]);
+            let tells = blocking(&report)
+                .iter()
+                .any(|what| what.contains("paranoid is 3"));
+            assert_eq!(tells, is_told, "{level}");
+        }
     }
 
     #[test]

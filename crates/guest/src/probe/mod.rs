@@ -330,11 +330,7 @@ impl Permissions {
             sys_ptrace: has(SYS_PTRACE),
             perfmon: has(PERFMON) || has(SYS_ADMIN),
             sys_admin: has(SYS_ADMIN),
-            perf_event_paranoid: fs::read_to_string(
-                root.join("proc/sys/kernel/perf_event_paranoid"),
-            )
-            .ok()
-            .and_then(|text| text.trim().parse().ok()),
+            perf_event_paranoid: demeter_linux::perf::paranoia(root),
         }
     }
 }

@@ -15,6 +15,7 @@ use super::{DamonError, Region};
 use crate::page_size::HUGE_BYTES;
 use crate::perf::ring::{self, Record, Ring};
 use crate::perf::sys::{self, Attr, Scope, flag, sample};
+use crate::perf::{PARANOIA_MAX, paranoia};
 
 /// Where tracefs is mounted.
 const TRACEFS: [&str; 2] = ["sys/kernel/tracing", "sys/kernel/debug/tracing"];
@@ -62,7 +63,13 @@ impl Aggregations {
             sys::open(&attr, Scope::Thread(kdamond), None).map_err(|error| match error.kind() {
                 io::ErrorKind::PermissionDenied => DamonError::Unavailable {
                     why: format!("the kernel refuses the tracepoint damon_aggregated: {error}"),
-                    mend: "run Demeter as root (CAP_PERFMON and CAP_SYS_PTRACE)".into(),
+                    mend: match paranoia(root) {
+                        Some(level) if level > PARANOIA_MAX => format!(
+                            "kernel.perf_event_paranoid is {level}, as Debian has it, and leaves that to \
+                             CAP_SYS_ADMIN; sysctl kernel.perf_event_paranoid={PARANOIA_MAX}"
+                        ),
+                        _ => "run Demeter as root (CAP_PERFMON and CAP_SYS_PTRACE)".into(),
+                    },
                 },
                 _ => to_error("listen to damon_aggregated", error),
             })?;

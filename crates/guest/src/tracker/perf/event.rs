@@ -6,6 +6,7 @@ use std::path::Path;
 
 use super::super::{Settings, TrackerError};
 use super::NAME;
+use demeter_linux::perf::paranoia;
 use demeter_linux::perf::sys::{Attr, flag, sample};
 
 const PMU_DIR: &str = "sys/bus/event_source/devices";
@@ -124,11 +125,9 @@ impl Event {
     pub(super) fn refused(&self, root: &Path, error: io::Error) -> TrackerError {
         let mend = match error.raw_os_error() {
             Some(libc::EACCES | libc::EPERM) => {
-                let paranoid = fs::read_to_string(root.join("proc/sys/kernel/perf_event_paranoid"))
-                    .unwrap_or_else(|_| "unknown".into());
+                let paranoia = paranoia(root).map_or("unknown".into(), |level| level.to_string());
                 format!(
-                    "give the agent CAP_PERFMON or set kernel.perf_event_paranoid=0 (it is {})",
-                    paranoid.trim()
+                    "give the agent CAP_PERFMON or set kernel.perf_event_paranoid=0 (it is {paranoia})"
                 )
             }
             Some(libc::EBUSY) => "stop the other program that samples memory loads".into(),
