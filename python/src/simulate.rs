@@ -143,6 +143,7 @@ pub fn simulate_one(
     let job = Job {
         point: &point,
         system,
+        under: None,
         seed,
     };
     let limits = Limits {
