@@ -1,7 +1,7 @@
 //! The host's balloon against a guest that says what it likes, forgets, restarts and falls silent: only what
 //! the guest named in its own memory is punched, after a proof, while its driver may give nothing back by
 //! itself; a lie touches nothing, a restart no more than one batch, a call ends in time, and with an honest
-//! guest the figures are true.
+//! guest the figures are true. One file, because the guest, its memory and its driver are one story.
 #![no_main]
 
 use std::io;

@@ -30,6 +30,8 @@
 //! Left out: that fewer loads of fast memory are sampled once four fifths of such samples meet a counter that
 //! is full. A guest has no counters of tiers: the model gives it the host's.
 //!
+//! One file, as every system has one, though the artifact's program is a long one.
+//!
 //! # Properties
 //! - Sampling goes on where the share of fast loads falls, and not where it stays or rises.
 
