@@ -64,14 +64,21 @@ pub fn modules<const N: usize>(
     });
     if !kept.iter().all(|kept| kept.exists()) {
         let unpacked = unpack(cache, &format!("linux-image-{release}"))?;
-        let dir = unpacked
-            .path()
-            .join(format!("lib/modules/{release}/kernel"));
+        let dir = modules_dir(unpacked.path(), release);
         for (path, kept) in paths.iter().zip(&kept) {
             keep_module(&dir.join(path), kept)?;
         }
     }
     Ok(kept)
+}
+
+/// Where an unpacked kernel package has its modules: below /usr since Debian 13.
+fn modules_dir(unpacked: &Path, release: &str) -> PathBuf {
+    let below_usr = unpacked.join(format!("usr/lib/modules/{release}/kernel"));
+    match below_usr.is_dir() {
+        true => below_usr,
+        false => unpacked.join(format!("lib/modules/{release}/kernel")),
+    }
 }
 
 /// Moves a module of a package, which may be packed, to where it is kept.
@@ -143,6 +150,21 @@ fn version(name: &str) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn modules_are_found_as_each_debian_lays_them_out() {
+        for lib in ["lib", "usr/lib"] {
+            let unpacked = tempfile::tempdir().unwrap();
+            let dir = format!("{lib}/modules/6.12.1-cloud-amd64/kernel/virt/lib");
+            let dir = unpacked.path().join(dir);
+            fs::create_dir_all(&dir).unwrap();
+            fs::write(dir.join("irqbypass.ko"), "module").unwrap();
+            let found = modules_dir(unpacked.path(), "6.12.1-cloud-amd64");
+            let kept = unpacked.path().join("kept.ko");
+            keep_module(&found.join("virt/lib/irqbypass"), &kept).unwrap();
+            assert_eq!(fs::read_to_string(kept).unwrap(), "module");
+        }
+    }
 
     #[test]
     fn the_newest_cached_kernel_wins_by_number() {
