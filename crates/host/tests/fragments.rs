@@ -290,7 +290,7 @@ fn a_list_in_many_pieces_converges_within_bounds() {
 }
 
 #[test]
-#[ignore = "takes minutes: cargo test --release -p demeter-host --test fragments -- --ignored --nocapture"]
+#[ignore = "takes minutes in a debug build: cargo test --release -p demeter-host --test fragments -- --ignored --nocapture"]
 fn sixteen_million_pieces_converge_within_bounds() {
     let size = 128 * GIB;
     let started = Instant::now();

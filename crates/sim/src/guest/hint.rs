@@ -6,13 +6,11 @@ use demeter_policy::GuestVirtAddr;
 
 use super::Guest;
 use crate::machine::actor::Actor;
+use crate::machine::cost::PS_PER_MS;
 use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
 use crate::reclaim::Seen;
-
-/// Picoseconds in a millisecond.
-const PS_PER_MS: u64 = 1_000_000_000;
 
 /// A hint fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

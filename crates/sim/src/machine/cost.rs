@@ -11,6 +11,9 @@
 /// Picoseconds in a nanosecond.
 pub const PS_PER_NS: u64 = 1000;
 
+/// Picoseconds in a millisecond.
+pub const PS_PER_MS: u64 = 1_000_000 * PS_PER_NS;
+
 /// Time between two timer ticks: 250 a second, as Debian's kernel has it.
 pub(crate) const TICK_PERIOD_PS: u64 = 4_000_000_000;
 

@@ -28,12 +28,10 @@ use super::{Context, Managed, Manager, NEVER_PS, Needs};
 use crate::damon::{Attrs, Bounds, Kdamond, Region, Watched};
 use crate::guest::{Guest, Watermarks};
 use crate::machine::actor::Actor;
+use crate::machine::cost::PS_PER_MS;
 use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
 use crate::machine::radix::PageSize;
-
-/// Picoseconds in a millisecond.
-const PS_PER_MS: u64 = 1_000_000_000;
 
 /// The lab's settings (`crates/lab/src/inside/rivals/damon.rs`): looks of an aggregation, time between two
 /// of them, the least and the most regions of a node, MiB that a scheme may act on in a second.

@@ -10,12 +10,10 @@ use super::reclaimer::Reclaimer;
 use super::scan::{Cursor, Pace, Scanning};
 use super::{Context, Managed, Manager, Needs};
 use crate::guest::{Guest, Watermarks};
+use crate::machine::cost::PS_PER_MS;
 use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
 use crate::reclaim::{Generations, Lists};
-
-/// Picoseconds in a millisecond.
-const PS_PER_MS: u64 = 1_000_000_000;
 
 /// A fault that comes within this time shows a hot page (`hot_threshold_ms`).
 const HOT_MS: u32 = 1000;

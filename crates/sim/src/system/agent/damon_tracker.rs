@@ -14,10 +14,8 @@ use demeter_policy::{GuestVirtAddr, PAGE_SIZE, Pid, Sample, VirtRange};
 use crate::damon::{Attrs, Bounds, Kdamond};
 use crate::guest::Guest;
 use crate::machine::actor::Actor;
+use crate::machine::cost::PS_PER_NS;
 use crate::machine::ledger::Cause;
-
-/// Picoseconds in a nanosecond.
-const PS_PER_NS: u64 = 1000;
 
 /// The tracker.
 #[derive(Debug)]
