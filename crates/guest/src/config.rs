@@ -107,7 +107,8 @@ impl Cgroup {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
-        let is_fine = (1..=WEIGHT_MAX).contains(&self.weight) && self.guarantee_mib <= TIER_MAX_MIB;
+        let is_fine = (1..=Share::WEIGHT_MAX).contains(&self.weight)
+            && self.guarantee_mib <= Share::GUARANTEE_MAX_MIB;
         match is_fine {
             true => Ok(()),
             false => Err(ConfigError::Share(self.clone())),
@@ -115,10 +116,6 @@ impl Cgroup {
     }
 }
 
-/// Largest weight of a cgroup.
-const WEIGHT_MAX: u32 = 10_000;
-/// Largest guarantee, MiB: 16 TiB.
-const TIER_MAX_MIB: u64 = 1 << 24;
 /// Most cgroups.
 const CGROUPS_MAX: usize = 64;
 
@@ -184,9 +181,9 @@ pub enum ConfigError {
     Targets,
     /// A share that nobody can have.
     #[error(
-        "configuration: [[cgroup]] {}: weight = {} and guarantee_mib = {}; give a weight of 1 to {WEIGHT_MAX} and \
-         a guarantee of at most {TIER_MAX_MIB}",
-        .0.path.display(), .0.weight, .0.guarantee_mib
+        "configuration: [[cgroup]] {}: weight = {} and guarantee_mib = {}; give a weight of 1 to {} and \
+         a guarantee of at most {}",
+        .0.path.display(), .0.weight, .0.guarantee_mib, Share::WEIGHT_MAX, Share::GUARANTEE_MAX_MIB
     )]
     Share(Cgroup),
     /// More cgroups than are looked after.

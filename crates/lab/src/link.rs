@@ -222,6 +222,9 @@ pub struct ProgramFigure {
     /// Whether it is how long the program took to its end, in seconds, and no speed.
     #[serde(default)]
     pub is_elapsed: bool,
+    /// Fast memory that its cgroup holds, bytes, where it has one.
+    #[serde(default)]
+    pub fast_bytes: Option<u64>,
 }
 
 /// What one program has printed last.

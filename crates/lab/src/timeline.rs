@@ -61,7 +61,11 @@ impl VmTimeline {
                     reading.work(before, length_ps)
                 });
                 let work = work.collect();
-                moments.push(moment(at_ps, work, interval.hot_in_fast, interval.totals));
+                let moment = moment(at_ps, work, interval.hot_in_fast, interval.totals);
+                moments.push(Moment {
+                    fast_bytes: readings.iter().map(|r| r.fast_bytes).collect(),
+                    ..moment
+                });
             }
             VmMessage::Shift { t_s } => self.timeline.shift_ps = Some(picoseconds(t_s)),
             VmMessage::Done {
@@ -80,7 +84,10 @@ impl VmTimeline {
                             *work = reading.work(Work::default(), at_ps);
                         }
                     }
-                    *last = moment(at_ps, work, last.hot_in_fast, totals);
+                    *last = Moment {
+                        fast_bytes: readings.iter().map(|r| r.fast_bytes).collect(),
+                        ..moment(at_ps, work, last.hot_in_fast, totals)
+                    };
                 }
                 self.timeline.meters = readings.into_iter().map(Reading::meter).collect();
                 self.is_done = true;
@@ -118,6 +125,7 @@ fn moment(at_ps: u64, work: Vec<Work>, hot_in_fast: Option<f64>, totals: Totals)
     Moment {
         at_ps,
         work,
+        fast_bytes: vec![],
         hot_in_fast,
         cpu_ps: (totals.cpu_s.into_iter().chain([other]))
             .map(|(cause, s)| (cause, picoseconds(s)))
@@ -142,6 +150,7 @@ struct Reading {
     value: Option<f64>,
     /// Whether it is how long all of the work took, and no speed.
     is_elapsed: bool,
+    fast_bytes: Option<u64>,
 }
 
 /// Of one of our own programs what it says itself; else the figures of real programs.
@@ -157,6 +166,7 @@ fn readings(rate: Option<Rate>, programs: Vec<ProgramFigure>) -> Vec<Reading> {
             unit,
             value: Some(value),
             is_elapsed: false,
+            fast_bytes: None,
         }
     });
     let programs = programs.into_iter().map(|program| Reading {
@@ -164,6 +174,7 @@ fn readings(rate: Option<Rate>, programs: Vec<ProgramFigure>) -> Vec<Reading> {
         unit: Unit::new(program.unit),
         value: program.value,
         is_elapsed: program.is_elapsed,
+        fast_bytes: program.fast_bytes,
     });
     own.into_iter().chain(programs).collect()
 }
@@ -322,6 +333,7 @@ mod tests {
                 unit: unit.into(),
                 value,
                 is_elapsed: name == "gcc",
+                fast_bytes: (name == "redis").then_some(7),
             };
             vec![
                 figure("redis", "requests/s", requests),
@@ -360,7 +372,9 @@ mod tests {
         assert_eq!((redis.name.as_str(), gcc.name.as_str()), ("redis", "gcc"));
         let speed = redis.speed.as_ref().unwrap();
         assert_eq!((speed.unit.name(), speed.mean), ("requests/s", Some(45.0)));
+        assert_eq!(redis.series.last().unwrap().fast_bytes, Some(7));
         assert_eq!((&gcc.speed, gcc.elapsed_s), (&None, Some(2.5)));
+        assert_eq!(gcc.series.last().unwrap().fast_bytes, None);
         let speed = sqlite.speed.as_ref().unwrap();
         assert_eq!((speed.unit.name(), speed.mean), ("s", Some(0.5)));
         assert_eq!(sqlite.elapsed_s, None);

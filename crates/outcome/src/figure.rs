@@ -10,7 +10,7 @@ use crate::unit::Unit;
 
 /// The name of a figure of a result: one of a fixed list (`elapsed_s`, `mean_mops`, ...), a counter
 /// (`counters.flush_total`), the CPU seconds of a cause or of several together (`cpu_s.track`,
-/// `cpu_s.migrate+fault`), or a VM's share of the fast memory of all (`fast_share.NAME`).
+/// `cpu_s.migrate+fault`), or a VM's or tenant's share of the fast memory of all (`fast_share.NAME`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Figure(String);
@@ -74,10 +74,10 @@ fn walk_overhead(system: &SystemResult) -> Option<f64> {
     (work_s > walks_s).then(|| walks_s / (work_s - walks_s))
 }
 
-/// A VM's share of the fast memory that all VMs own at the end.
+/// A VM's share of the fast memory that all VMs own at the end; or a program's in a cgroup, of what all such hold.
 fn fast_share(system: &SystemResult, vm: &str) -> Option<f64> {
     let owned = |w: &WorkloadResult| Some(w.series.last()?.fast_bytes? as f64);
-    let of_all: f64 = system.workloads.iter().map(owned).sum::<Option<f64>>()?;
+    let of_all: f64 = system.workloads.iter().filter_map(owned).sum();
     let own = owned(system.workloads.iter().find(|w| w.name == vm)?)?;
     (of_all > 0.0).then_some(own / of_all)
 }

@@ -331,8 +331,8 @@ pub struct Point {
     /// Share of the hot set that lay in fast memory at the end of the interval, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hot_in_fast: Option<f64>,
-    /// Fast memory that the VM owned then, bytes; with several VMs that of all. Null where it
-    /// does not change.
+    /// Fast memory that the VM owned then, bytes; with several VMs that of all. Of a program in a cgroup: what
+    /// the cgroup held of it. Null where it does not change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fast_bytes: Option<u64>,
 }

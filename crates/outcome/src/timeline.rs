@@ -56,6 +56,8 @@ pub struct Moment {
     pub at_ps: u64,
     /// The work of each meter, in their order.
     pub work: Vec<Work>,
+    /// Fast memory that each meter's workload holds, bytes, in their order; none where nobody looks.
+    pub fast_bytes: Vec<Option<u64>>,
     /// Share of the hot set in fast memory, 0 to 1; none where nobody says what is hot.
     pub hot_in_fast: Option<f64>,
     /// CPU time so far by cause, see [`CAUSES`].
@@ -80,6 +82,12 @@ pub struct Work {
     pub done: f64,
     /// Time that it had, of all threads where an operation's time is told.
     pub time_ps: u64,
+}
+
+impl Moment {
+    fn fast_bytes(&self, meter: usize) -> Option<u64> {
+        self.fast_bytes.get(meter).copied().flatten()
+    }
 }
 
 impl Timeline {
@@ -108,6 +116,7 @@ impl Timeline {
                 series: self.series(|from, to| Point {
                     t_s: seconds(0, to.at_ps),
                     speed: self.speed(index, from, to),
+                    fast_bytes: to.fast_bytes(index),
                     ..Point::default()
                 }),
             })
@@ -148,7 +157,7 @@ impl Timeline {
                 t_s: seconds(0, to.at_ps),
                 speed: only.as_ref().and_then(|_| self.speed(0, from, to)),
                 hot_in_fast: to.hot_in_fast,
-                fast_bytes: None,
+                fast_bytes: only.as_ref().and_then(|_| to.fast_bytes(0)),
             }),
             speed: only.and_then(|only| only.speed),
             workloads,

@@ -31,6 +31,11 @@ pub struct Share {
 }
 
 impl Share {
+    /// The largest weight.
+    pub const WEIGHT_MAX: u32 = 10_000;
+    /// The largest guarantee, MiB: 16 TiB.
+    pub const GUARANTEE_MAX_MIB: u64 = 1 << 24;
+
     /// That of all processes of which nothing is said, beside others that have shares.
     pub const OTHERS: Self = Self {
         group: u32::MAX,

@@ -29,6 +29,6 @@ pub use settings::Settings;
 pub use translation::{Pages, Translation, TranslationMode};
 pub use vary::{Case, Published};
 pub use workload::{
-    App, Course, Figure, Gups, Memlat, Mix, Number, Part, Pattern, Phase, Program, Programs, Ready,
-    Silo, SiloMix, Stretch, Trace, Workload, Zipf,
+    App, Cgroup, Course, Figure, Gups, Memlat, Mix, Number, Part, Pattern, Phase, Program,
+    Programs, Ready, Silo, SiloMix, Stretch, Trace, Workload, Zipf,
 };

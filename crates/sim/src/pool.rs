@@ -131,6 +131,12 @@ fn run_jobs_by(
     {
         return Err(SimError::NoModelOf("a host with a guest (machine.place)"));
     }
+    if jobs
+        .iter()
+        .any(|job| job.point.scenario.workload.has_cgroups())
+    {
+        return Err(SimError::NoModelOf("cgroups (workload.program.cgroup)"));
+    }
     let pool = Pool {
         jobs,
         limits,

@@ -62,6 +62,7 @@ impl<P: Program> World<P> {
         Moment {
             at_ps,
             work,
+            fast_bytes: vec![],
             cpu_ps: causes
                 .map(|&cause| (cause.to_string(), bill.of(cause)))
                 .collect(),

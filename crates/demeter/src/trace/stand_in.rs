@@ -20,7 +20,8 @@ pub fn stand_in(scenario: &mut Scenario, stop: &AtomicBool) -> Result<()> {
     let Workload::Program(programs) = &scenario.workload else {
         return Ok(());
     };
-    if programs.trace.is_some() {
+    // Cgroups are refused by the simulator, whatever stands in.
+    if programs.trace.is_some() || programs.have_cgroups() {
         return Ok(());
     }
     let recorder = Recorder::from_env()?;

@@ -43,6 +43,9 @@ pub fn refuse_what_is_not_for_here(scenario: &Scenario) -> Result<(), Error> {
     if !scenario.machine.place.is_guest() {
         return refuse("a host with a guest (machine.place = \"host\")", "lab");
     }
+    if scenario.workload.has_cgroups() {
+        return refuse("programs in cgroups (workload.program.cgroup)", "lab");
+    }
     if !scenario.workload.is_real() {
         return refuse(scenario.workload.kind(), "sim");
     }
@@ -302,6 +305,7 @@ mod tests {
         for (file, named, place) in [
             ("gups.toml", "damon ", "--on lab"),
             ("balloon.toml", "[provision]", "--on lab"),
+            ("tenants.toml", "cgroup", "--on lab"),
             ("seed-flush.toml", "", "--on sim"),
         ] {
             let scenario = Scenario::load(&shipped.join(file)).unwrap();

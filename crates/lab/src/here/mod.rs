@@ -135,6 +135,7 @@ impl<'a> Here<'a> {
             slow: self.machine.slow,
             programs: self.lab.programs.clone(),
             agent_config: folder.join("agent.toml"),
+            agent_has_targets: false,
             agent_socket: folder.join("agent.sock"),
             agent_log: folder.join("agent.log"),
             limits: Limits {

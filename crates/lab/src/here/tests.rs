@@ -44,6 +44,7 @@ impl Fake {
             slow: NodeId(1),
             programs: self.folder.path().into(),
             agent_config: "/nowhere".into(),
+            agent_has_targets: false,
             agent_socket: "/nowhere".into(),
             agent_log: "/nowhere".into(),
             limits,

@@ -41,9 +41,12 @@ pub struct AgentProcess {
 }
 
 impl AgentProcess {
-    /// Starts the agent with process `target` as its only target. Where the VM has a port for it,
-    /// it serves the host's requests as well.
+    /// Starts the agent with process `target` as its only target, where its configuration does not name others. Where
+    /// the VM has a port for it, it serves the host's requests as well.
     pub fn start(bed: &Testbed<'_>, target: Pid) -> Result<Self, Fault> {
+        if bed.agent_has_targets {
+            return Self::start_for_all(bed);
+        }
         let config = bed.agent_config.to_string_lossy();
         let pid = target.to_string();
         Self::spawn(bed, &["guest", "-v", "--config", &config, "--pid", &pid])

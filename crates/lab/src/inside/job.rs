@@ -31,7 +31,10 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
     if job.rounds {
         return rounds::run(link, job);
     }
-    let bed = Testbed::vm();
+    let bed = Testbed {
+        agent_has_targets: job.scenario.workload.has_cgroups(),
+        ..Testbed::vm()
+    };
     let root = &bed.root;
     kernel::prepare(root, job.scenario.machine.thp)?;
     modules::load_all(root)?;

@@ -22,6 +22,8 @@ pub struct Testbed<'a> {
     pub programs: PathBuf,
     /// The agent's configuration.
     pub agent_config: PathBuf,
+    /// Whether that names the workload's processes, by their cgroups.
+    pub agent_has_targets: bool,
     /// The agent's socket, as the configuration names it.
     pub agent_socket: PathBuf,
     /// Where the agent's output goes.
@@ -51,6 +53,7 @@ impl Testbed<'_> {
             slow: NodeId(1),
             programs: "/bin".into(),
             agent_config: AGENT_CONFIG_PATH.into(),
+            agent_has_targets: false,
             agent_socket: AGENT_SOCKET_PATH.into(),
             agent_log: "/run/demeter/agent.log".into(),
             limits: Limits::default(),

@@ -61,6 +61,7 @@ impl<'a> Workload<'a> {
             &bed.root,
             &job.launches,
             bounds,
+            bed.fast,
         )?))
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use demeter_guest::config::Cgroup;
 use demeter_scenario::{Figure, Ready};
 use serde::{Deserialize, Serialize};
 
@@ -27,4 +28,7 @@ pub struct Launch {
     pub ready_within: Duration,
     /// How fast it is. A command that prints it has its first word resolved.
     pub figure: Figure,
+    /// Its own cgroup, which is made for it, with its share of fast memory.
+    #[serde(default)]
+    pub cgroup: Option<Cgroup>,
 }

@@ -10,6 +10,7 @@ use demeter_scenario::{Figure, Ready};
 use regex_lite::Regex;
 
 use super::ask::Asker;
+use super::cgroup::OwnCgroup;
 use super::heard::Heard;
 use super::launch::Launch;
 use super::meter::Meter;
@@ -24,6 +25,7 @@ const RUNS_UNIT: &str = "runs/s";
 #[derive(Debug)]
 pub struct Member {
     launch: Launch,
+    cgroup: Option<OwnCgroup>,
     heard: Arc<Mutex<Heard>>,
     clock: Instant,
     process: Option<Process>,
@@ -44,8 +46,8 @@ struct Runs {
 }
 
 impl Member {
-    /// Does not run yet. `clock` is what its numbers' times are counted from.
-    pub fn new(launch: &Launch, clock: Instant) -> Result<Self, Fault> {
+    /// Does not run yet. It will in `cgroup`, if there is one; `clock` is what its numbers' times are counted from.
+    pub fn new(launch: &Launch, cgroup: Option<OwnCgroup>, clock: Instant) -> Result<Self, Fault> {
         let ready = match &launch.ready {
             Some(Ready::Line(line)) => Some(regex(line)?),
             _ => None,
@@ -59,6 +61,7 @@ impl Member {
         let meter = Meter::new(number.is_some_and(|number| number.counter));
         Ok(Self {
             launch: launch.clone(),
+            cgroup,
             heard: Arc::new(Mutex::new(Heard::new(ready, own, meter))),
             clock,
             process: None,
@@ -76,7 +79,8 @@ impl Member {
 
     /// Starts it.
     pub fn start(&mut self, tell: &Sender<Said>) -> Result<(), Fault> {
-        let process = Process::start(&self.launch, &self.heard, self.clock, tell)?;
+        let cgroup = self.cgroup.as_ref();
+        let process = Process::start(&self.launch, cgroup, &self.heard, self.clock, tell)?;
         self.process = Some(process);
         Ok(())
     }
@@ -159,7 +163,9 @@ impl Member {
     pub fn end_interval(&mut self, length_s: f64) -> Option<ProgramFigure> {
         let runs = std::mem::take(&mut self.runs.in_interval);
         match &self.launch.figure {
-            Figure::Time | Figure::None => None,
+            Figure::None => None,
+            // So that each program has its place among the figures.
+            Figure::Time => Some(self.named(None)),
             Figure::Runs => Some(self.named(Some(f64::from(runs) / length_s))),
             Figure::Number(_) => {
                 let value = lock(&self.heard).meter.end_interval();
@@ -209,6 +215,7 @@ impl Member {
             unit: unit.into(),
             value,
             is_elapsed: self.launch.figure == Figure::Time,
+            fast_bytes: self.cgroup.as_ref().and_then(OwnCgroup::fast_bytes),
         }
     }
 

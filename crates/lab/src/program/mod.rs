@@ -5,6 +5,7 @@
 //! that names it; what it printed last is kept for the person.
 
 mod ask;
+mod cgroup;
 mod family;
 mod heard;
 mod launch;
@@ -20,12 +21,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use demeter_policy::Pid;
+use demeter_policy::{NodeId, Pid};
 use demeter_scenario::{Figure, Ready};
 
 pub use self::launch::Launch;
 pub(crate) use self::{heard::Heard, meter::Meter, process::lock};
 
+use self::cgroup::OwnCgroup;
 use self::member::Member;
 use self::process::Said;
 use crate::inside::Fault;
@@ -76,15 +78,26 @@ pub struct Programs<'a> {
 }
 
 impl<'a> Programs<'a> {
-    /// Nothing runs yet. The kernel's counters are read below `root`.
+    /// Nothing runs yet. The kernel's counters are read below `root`, and cgroups made there; `fast` is the node of
+    /// the fast tier.
     ///
     /// # Errors
-    /// When a regular expression is none, or the kernel refuses to let us adopt.
-    pub fn new(root: &Path, launches: &[Launch], bounds: Bounds<'a>) -> Result<Self, Fault> {
+    /// When a regular expression is none, or the kernel refuses to let us adopt or to make a cgroup.
+    pub fn new(
+        root: &Path,
+        launches: &[Launch],
+        bounds: Bounds<'a>,
+        fast: NodeId,
+    ) -> Result<Self, Fault> {
         family::adopt().map_err(Fault::io("adopt", "the programs' descendants"))?;
         let (tell, said) = mpsc::channel();
         let start = Instant::now();
-        let members = launches.iter().map(|launch| Member::new(launch, start));
+        let member = |launch: &Launch| {
+            let cgroup = launch.cgroup.as_ref();
+            let cgroup = cgroup.map(|cgroup| OwnCgroup::make(root, &cgroup.path, fast));
+            Member::new(launch, cgroup.transpose()?, start)
+        };
+        let members = launches.iter().map(member);
         Ok(Self {
             members: members.collect::<Result<_, _>>()?,
             bounds,

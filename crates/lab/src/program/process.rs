@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use demeter_policy::Pid;
 
+use super::cgroup::{self, OwnCgroup};
 use super::family;
 use super::heard::Heard;
 use super::launch::Launch;
@@ -37,9 +38,11 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts it. What it prints goes to `heard`; `tell` hears when it is ready and when it ends.
+    /// Starts it, in `cgroup` if there is one. What it prints goes to `heard`; `tell` hears when it is ready and when
+    /// it ends.
     pub fn start(
         launch: &Launch,
+        cgroup: Option<&OwnCgroup>,
         heard: &Arc<Mutex<Heard>>,
         clock: Instant,
         tell: &Sender<Said>,
@@ -56,8 +59,13 @@ impl Process {
             .stdout(theirs.try_clone().map_err(fault)?)
             .stderr(theirs);
         dies_with_this_thread(&mut command);
+        let joins = cgroup.map(OwnCgroup::open).transpose()?;
+        let prepare = move || {
+            lead_a_session_that_goes_first()?;
+            joins.as_ref().map_or(Ok(()), cgroup::join)
+        };
         // SAFETY: between fork and exec only async-signal-safe calls are made.
-        unsafe { command.pre_exec(lead_a_session_that_goes_first) };
+        unsafe { command.pre_exec(prepare) };
         let child = command.spawn().map_err(fault)?;
         // `command` still holds the pipe's other end.
         drop(command);

@@ -6,6 +6,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use demeter_guest::config::Cgroup;
 use demeter_scenario::{Figure, Program, Programs, Scenario};
 
 use super::elf;
@@ -26,6 +27,9 @@ const BIN_DIRS: [&str; 6] = [
     "/sbin",
     "/usr/games",
 ];
+
+/// Where cgroups (v2) are.
+const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// Where programs work in a VM: each in a folder of its name.
 const WORK_DIR: &str = "/work";
@@ -282,6 +286,11 @@ fn launch(
         ready: program.ready.clone(),
         ready_within: Duration::from_secs(program.ready_within_s),
         figure,
+        cgroup: program.cgroup.map(|share| Cgroup {
+            path: Path::new(CGROUPS).join(program.name()),
+            guarantee_mib: share.guarantee_mib,
+            weight: share.weight,
+        }),
     }
 }
 

@@ -219,11 +219,19 @@ pub fn run_name(settings: &Settings) -> String {
 }
 
 /// The agent's configuration: tuned as the scenario says, with the tracker that the system stands
-/// for. Where nobody tells it which processes are its own, it looks after all. `record`: whether it
+/// for. Where programs have cgroups it deals by their shares. Where nobody tells it which processes are its own, it
+/// looks after all. `record`: whether it
 /// records, too.
 pub fn agent_config(job: &Job, record: bool) -> String {
+    let cgroups = job
+        .launches
+        .iter()
+        .filter_map(|launch| launch.cgroup.clone());
+    let cgroup: Vec<_> = cgroups.collect();
     let config = Config {
-        all: job.rounds,
+        // Programs outside of cgroups are looked after, too.
+        all: job.rounds || (1..job.launches.len()).contains(&cgroup.len()),
+        cgroup,
         resident_min_mib: RESIDENT_MIN_MIB,
         tracker: match job.settings.system {
             System::DemeterDamon => Choice::Damon,

@@ -23,6 +23,7 @@ fn timeline(hot: [f64; 10]) -> Timeline {
                 done: (i * i) as f64 * 1e6,
                 time_ps: i * S,
             }],
+            fast_bytes: vec![(i > 0).then_some(i)],
             hot_in_fast: Some(hot),
             cpu_ps: by_name([("migrate", 7 * S + i * S / 10), ("walk", i * S / 10 * 9)]),
             counters: by_name([("samples", 5 + i)]),

@@ -93,7 +93,9 @@ fn programs(result: &RunResult) -> Markup {
             @let title = |quantity: &str| {
                 format!("{}: {}", clean::name(name), quantity.to_lowercase())
             };
-            (lines(&program, &Quantity::speed(&program.systems), title, "", 260.0))
+            @for quantity in [Quantity::speed(&program.systems), Quantity::FastMemory] {
+                (lines(&program, &quantity, title, "", 260.0))
+            }
         }
     }
 }

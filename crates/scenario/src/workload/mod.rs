@@ -20,7 +20,7 @@ pub use course::{Course, Stretch};
 pub use gups::{Gups, Phase};
 pub use memlat::Memlat;
 pub use mix::{Mix, Part, Pattern};
-pub use program::{Figure, Number, Program, Programs, Ready};
+pub use program::{Cgroup, Figure, Number, Program, Programs, Ready};
 pub use silo::{Silo, SiloMix};
 pub use trace::Trace;
 pub use zipf::Zipf;
@@ -143,6 +143,14 @@ impl Workload {
         match self {
             Self::Program(programs) => programs.start_limit_s(),
             _ => 0,
+        }
+    }
+
+    /// Whether it is made of programs of which some have cgroups.
+    pub fn has_cgroups(&self) -> bool {
+        match self {
+            Self::Program(programs) => programs.have_cgroups(),
+            _ => false,
         }
     }
 

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use demeter_policy::Share;
 use regex_lite::Regex;
 use serde::{Deserialize, Serialize};
 
@@ -70,6 +71,27 @@ pub struct Program {
     /// How fast it is.
     #[serde(default)]
     pub figure: Figure,
+    /// A cgroup (v2) of its own, which the lab makes, and its share of fast memory. How much it holds then stands
+    /// beside its figure. The agent deals by these shares; to other systems the programs are just in cgroups.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<Cgroup>,
+}
+
+/// A tenant's share of fast memory, as in the agent's `[[cgroup]]`. Programs without a cgroup have a weight of 1
+/// together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cgroup {
+    /// Fast memory that it has in any case, as far as it uses it, MiB.
+    #[serde(default)]
+    pub guarantee_mib: u64,
+    /// Its part of the rest, compared with the other groups' weights: 1 to 10000.
+    #[serde(default = "one")]
+    pub weight: u32,
+}
+
+fn one() -> u32 {
+    1
 }
 
 fn two_minutes() -> u64 {
@@ -169,6 +191,15 @@ impl Program {
             })?;
         }
         within("ready_within_s", self.ready_within_s, 1..=WAIT_MAX_S)?;
+        if let Some(cgroup) = &self.cgroup {
+            let guarantee_max = Share::GUARANTEE_MAX_MIB;
+            within("cgroup.weight", cgroup.weight, 1..=Share::WEIGHT_MAX)?;
+            within(
+                "cgroup.guarantee_mib",
+                cgroup.guarantee_mib,
+                0..=guarantee_max,
+            )?;
+        }
         self.check_ready()?;
         self.check_figure()
     }
@@ -209,6 +240,11 @@ impl Program {
 }
 
 impl Programs {
+    /// Whether some of them have cgroups.
+    pub fn have_cgroups(&self) -> bool {
+        self.programs.iter().any(|program| program.cgroup.is_some())
+    }
+
     /// Seconds that they may take before the timed phase.
     pub fn start_limit_s(&self) -> u64 {
         let started = self.programs.iter().filter(|p| p.ready.is_some());
@@ -303,6 +339,7 @@ mod tests {
             packages = ["redis-server"]
             ready = { line = "Ready to accept" }
             figure = "none"
+            cgroup = { weight = 3 }
             [[workload.program]]
             name = "load"
             command = ["kvload", "--seed", "{seed}"]
@@ -320,6 +357,12 @@ mod tests {
         let names: Vec<&str> = programs.programs.iter().map(Program::name).collect();
         assert_eq!(names, ["redis-server", "load", "stat"]);
         assert_eq!(programs.start_limit_s(), 240);
+        let share = Cgroup {
+            guarantee_mib: 0,
+            weight: 3,
+        };
+        assert_eq!(programs.programs[0].cgroup, Some(share));
+        assert!(programs.have_cgroups());
         assert_eq!(scenario.footprint_mib(), 50);
         let text = toml::to_string(&scenario).unwrap();
         assert_eq!(toml::from_str::<Scenario>(&text).unwrap(), scenario);
@@ -342,6 +385,13 @@ mod tests {
             (with("ready = { port = 0 }"), "ready.port"),
             (with("ready = { after_s = 121 }"), "ready.after_s"),
             (with("ready_within_s = 0"), "ready_within_s"),
+            (with("cgroup = { weight = 0 }"), "cgroup.weight"),
+            (with("cgroup = { weight = 10001 }"), "cgroup.weight"),
+            (
+                with("cgroup = { guarantee_mib = 16777217 }"),
+                "cgroup.guarantee_mib",
+            ),
+            (with("cgroup = { share = 3 }"), "share"),
             (
                 with("figure = { number = { regex = \"x\", unit = \"y\" } }"),
                 "no group",

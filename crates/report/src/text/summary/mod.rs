@@ -205,13 +205,24 @@ fn add_workloads(figures: &mut Figures, systems: &[SystemResult]) {
         let (heading, key) = (clean::name(name), name.to_owned());
         match speeds.next() {
             Some(Speed { unit, .. }) => {
-                figures.add(heading, clean::name(unit.name()), move |_, s| {
+                figures.add(heading.clone(), clean::name(unit.name()), move |_, s| {
                     workload(s, &key)?.speed?.mean.map(short)
                 })
             }
-            None => figures.add(heading, "s", move |_, s| {
+            None => figures.add(heading.clone(), "s", move |_, s| {
                 workload(s, &key)?.elapsed_s.map(short)
             }),
+        }
+        // What VMs own stands in tables of its own.
+        let held = move |system: &SystemResult, name: &str| match system.provisioning {
+            None => workload(system, name)?.series.last()?.fast_bytes,
+            Some(_) => None,
+        };
+        if systems.iter().any(|system| held(system, name).is_some()) {
+            let key = name.to_owned();
+            figures.add(heading, "fast MiB", move |_, s| {
+                held(s, &key).map(|bytes| (bytes >> 20).to_string())
+            });
         }
     }
 }
