@@ -357,6 +357,17 @@ fn parts(
         let (_, wants) = groups.entry(dealt.group).or_insert((share, 0));
         *wants += placement.resident().0;
     }
+    // Only whole blocks move, so that a group may hold almost a block less than its part. Nothing shall be missing of
+    // a guarantee: its owner's part is a block larger, where that fits.
+    let has_guarantee = |(share, _): &&(Share, u64)| share.guarantee.0 > 0;
+    let kept = |(share, wants): &(Share, u64)| {
+        u128::from(share.guarantee.0.min(*wants)) + u128::from(BLOCK_SIZE)
+    };
+    if groups.values().filter(has_guarantee).map(kept).sum::<u128>() <= capacity.into() {
+        for (share, _) in groups.values_mut().filter(|group| has_guarantee(&&**group)) {
+            share.guarantee.0 += BLOCK_SIZE;
+        }
+    }
     let (names, groups): (Vec<u32>, Vec<(Share, u64)>) = groups.into_iter().unzip();
     names.into_iter().zip(divide(capacity, &groups)).collect()
 }

@@ -212,6 +212,20 @@ fn equal_heat_is_held_by_weight() {
 }
 
 #[test]
+fn a_guarantee_that_ends_within_a_block_is_held_all_the_same() {
+    let ranges = [(Pid(1), (120, 0, 2400.0)), (Pid(2), (100, 100, 2000.0))];
+    let mut m = Machine::of(&ranges, room(4, 10));
+    m.shares = [share(1, 30, 1), share(2, 0, 9)].into();
+    m.shares.get_mut(&Pid(1)).unwrap().guarantee.0 -= 4096;
+    for _ in 0..20 {
+        let plan = m.plan();
+        m.apply(&plan);
+    }
+    assert!(m.plan().is_empty());
+    assert_eq!((m.used(Pid(1)).0, m.used(Pid(2)).0), (30, 70));
+}
+
+#[test]
 fn who_has_no_share_is_one_of_the_others() {
     let ranges = [
         (Pid(1), (100, 0, 2000.0)),
