@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use demeter_policy::engine::conformance::WORTH_MUCH;
 use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, NodeId, Tuning};
@@ -13,6 +14,7 @@ use super::conformance::{maps_of, node, process_of};
 use super::*;
 use crate::pages::PageState;
 use crate::pages::simulated::{SharedPages, SimulatedPages};
+use crate::server::Server;
 use crate::tracker::Drained;
 
 const FAST: NodeId = NodeId(0);
@@ -298,15 +300,19 @@ fn paused_it_neither_observes_nor_moves() {
 }
 
 #[test]
-fn who_listens_is_told_what_is_hot() {
+fn who_asks_a_running_agent_is_told_what_is_hot() {
     let mut w = World::new();
     w.steps(8);
     let (controls, received) = mpsc::channel();
-    let told = w.status.heat.listen();
-    controls.send(Control::Look).unwrap();
-    controls.send(Control::Stop).unwrap();
+    let socket = w.root.path().join("guest.sock");
+    let _server = Server::start(&socket, None, w.status.clone(), controls.clone()).unwrap();
+    let asks = std::thread::spawn(move || {
+        let told = demeter_http::ask(&socket, "GET /v1/heat", "", Duration::from_secs(20));
+        controls.send(Control::Stop).unwrap();
+        told.unwrap()
+    });
     w.agent.run(&received).unwrap();
-    let heat = told.borrow().clone();
+    let heat: Heat = serde_json::from_str(&asks.join().unwrap()).unwrap();
     let [process] = &heat.processes[..] else {
         panic!("{heat:?}");
     };
