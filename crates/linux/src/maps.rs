@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-use demeter_policy::{GuestVirtAddr, Pid, VirtRange};
+use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, Pid, VirtRange};
 
 /// Most ranges that are kept of one process: the largest. A program may have 65,530 mappings
 /// (`vm.max_map_count`), and 64 such programs must not make the agent grow.
@@ -36,11 +36,13 @@ pub enum VmaKind {
     Anonymous,
     /// Shared memory: shared anonymous, memfd, System V, /dev/shm.
     Shmem,
-    /// A file, private or shared; hugetlbfs too.
+    /// A file, private or shared: the page cache, and what a process wrote of its own. Shared memory of a tmpfs
+    /// other than /dev/shm passes for one.
     File,
     /// The main thread's stack.
     Stack,
-    /// The kernel's own: vdso, vvar, vsyscall, uprobes.
+    /// What no page can be moved of: the kernel's own (vdso, vvar, vsyscall, uprobes), devices, huge pages that
+    /// were reserved.
     Special,
 }
 
@@ -63,8 +65,8 @@ pub enum MapsError {
 /// Memory of a process that may be moved.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Movable {
-    /// Anonymous and shared memory: sorted, disjoint, touching mappings joined, at most
-    /// [`RANGES_MAX`].
+    /// Anonymous and shared memory, and files of which at least a block is mapped: sorted, disjoint, touching
+    /// mappings joined, at most [`RANGES_MAX`].
     pub ranges: Vec<VirtRange>,
     /// Smaller ranges that are left out.
     pub left_out: u64,
@@ -97,9 +99,13 @@ pub fn parse_maps(text: &str) -> Vec<Vma> {
 }
 
 fn add_movable(found: &mut Largest<VirtRange>, vma: Vma) {
-    let ours =
-        matches!(vma.kind, VmaKind::Anonymous | VmaKind::Shmem) && (vma.readable || vma.writable);
-    if !ours {
+    let is_movable = match vma.kind {
+        VmaKind::Anonymous | VmaKind::Shmem => true,
+        // A program maps dozens of small libraries, which many share.
+        VmaKind::File => vma.range.len().0 >= BLOCK_SIZE,
+        VmaKind::Stack | VmaKind::Special => false,
+    };
+    if !is_movable || !(vma.readable || vma.writable) {
         return;
     }
     let touched = found
@@ -225,6 +231,9 @@ fn address(hex: &str) -> Option<GuestVirtAddr> {
     u64::from_str_radix(hex, 16).ok().map(GuestVirtAddr)
 }
 
+/// How names begin behind which there is no page cache: devices, registers of PCI devices, and MAP_HUGETLB.
+const NO_FILES: [&str; 4] = ["/dev/", "/sys/", "/proc/", "/anon_hugepage"];
+
 fn kind_of(path: &str, shared: bool) -> VmaKind {
     let is_shmem = path.starts_with("[anon_shmem:")
         || path.starts_with("/memfd:")
@@ -237,7 +246,9 @@ fn kind_of(path: &str, shared: bool) -> VmaKind {
         // Shared anonymous memory shows as /dev/zero; a private mapping of it is anonymous.
         _ if path.starts_with("/dev/zero") && !shared => VmaKind::Anonymous,
         _ if path.starts_with("/dev/zero") || is_shmem => VmaKind::Shmem,
-        _ if path.starts_with('[') => VmaKind::Special,
+        _ if NO_FILES.iter().any(|start| path.starts_with(start)) => VmaKind::Special,
+        // As "[vdso]" and "anon_inode:[perf_event]".
+        _ if !path.starts_with('/') => VmaKind::Special,
         _ => VmaKind::File,
     }
 }
@@ -329,6 +340,33 @@ nonsense
             [(0x55d0c9000000, 0x21000), (0x7f0000000000, 0x61000000)]
         );
         assert_eq!(left_out, 0);
+    }
+
+    #[test]
+    fn files_of_a_block_may_be_moved_and_what_has_no_page_cache_may_not() {
+        let movable = |len: u64, path: &str| {
+            let end = 0x7f00_0000_0000 + len;
+            let mut found = Largest::new(|range: &VirtRange| range.len().0);
+            for vma in parse_maps(&format!("7f0000000000-{end:x} r--s 0 08:01 9 {path}\n")) {
+                add_movable(&mut found, vma);
+            }
+            !found.finish().0.is_empty()
+        };
+        for path in ["/var/lib/db/data.mdb", "/tmp/a b (deleted)", "/devices"] {
+            assert!(movable(BLOCK_SIZE, path), "{path}");
+            assert!(!movable(BLOCK_SIZE - 4096, path), "{path}");
+        }
+        for path in [
+            "/dev/dri/card0",
+            "/dev/hugepages/guest",
+            "/sys/devices/pci0000:00/0000:00:02.0/resource2",
+            "/anon_hugepage (deleted)",
+            "anon_inode:[perf_event]",
+            "[vvar]",
+        ] {
+            assert!(!movable(1 << 30, path), "{path}");
+        }
+        assert!(movable(4096, "/dev/shm/small"));
     }
 
     #[test]
