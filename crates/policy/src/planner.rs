@@ -363,7 +363,13 @@ fn parts(
     let kept = |(share, wants): &(Share, u64)| {
         u128::from(share.guarantee.0.min(*wants)) + u128::from(BLOCK_SIZE)
     };
-    if groups.values().filter(has_guarantee).map(kept).sum::<u128>() <= capacity.into() {
+    if groups
+        .values()
+        .filter(has_guarantee)
+        .map(kept)
+        .sum::<u128>()
+        <= capacity.into()
+    {
         for (share, _) in groups.values_mut().filter(|group| has_guarantee(&&**group)) {
             share.guarantee.0 += BLOCK_SIZE;
         }
