@@ -55,6 +55,21 @@ fn a_scenario_of_the_lab_runs_on_the_simulator_the_same_each_time() {
 }
 
 #[test]
+fn tenants_are_for_the_lab() {
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/tenants.toml");
+    let output = demeter(&[], &shipped);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        !output.status.success() && said.lines().count() == 1,
+        "{said}"
+    );
+    assert!(
+        said.contains("workload.program.cgroup") && said.contains("--on lab"),
+        "{said}"
+    );
+}
+
+#[test]
 fn seeds_are_repeated_and_cases_are_run() {
     let folder = tempfile::tempdir().unwrap();
     let path = scenario(folder.path());

@@ -185,6 +185,23 @@ fn runs_are_counted() {
 }
 
 #[test]
+fn a_timed_program_has_its_place_among_the_figures_of_an_interval() {
+    let place = Place::new();
+    let counted = Launch {
+        name: "counted".into(),
+        figure: number("n=([0-9]+)"),
+        ..place.sh("while :; do echo n=1; sleep 0.1; done")
+    };
+    let figures = run(&[place.sh("sleep 60"), counted], 2).unwrap();
+    assert!(figures.len() >= 2, "{figures:?}");
+    for interval in figures {
+        let names: Vec<_> = interval.iter().map(|f| f.name.as_str()).collect();
+        assert_eq!(names, ["sh", "counted"]);
+        assert!(interval[0].is_elapsed && interval[0].value.is_none());
+    }
+}
+
+#[test]
 fn another_command_tells_the_figure() {
     let place = Place::new();
     let counter = Number {
