@@ -248,7 +248,10 @@ pub fn agent_config(job: &Job, record: bool) -> String {
 
 #[cfg(test)]
 mod tests {
+    use demeter_guest::config::Cgroup;
+
     use super::*;
+    use crate::program::Launch;
 
     #[test]
     fn the_scenario_tunes_the_agent() {
@@ -276,5 +279,47 @@ mod tests {
         assert_eq!(config.tracker, Choice::Lab);
         assert!(config.all, "nobody names one");
         config.check().unwrap();
+    }
+
+    #[test]
+    fn the_agent_deals_between_tenants_and_looks_after_others_too() {
+        let launch = |name: &str, weight: Option<u32>| Launch {
+            name: name.into(),
+            file: "/bin/x".into(),
+            args: vec![],
+            env: Default::default(),
+            folder: "/work".into(),
+            ready: None,
+            ready_within: Duration::ZERO,
+            figure: Default::default(),
+            cgroup: weight.map(|weight| Cgroup {
+                weight,
+                ..Cgroup::new(Path::new("/sys/fs/cgroup").join(name))
+            }),
+        };
+        let shares = |launches: Vec<Launch>| {
+            let shipped =
+                Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/tenants.toml");
+            let job = Job {
+                settings: Settings::new(System::Demeter, ""),
+                scenario: Scenario::load(&shipped).unwrap(),
+                provisioner: None,
+                rounds: false,
+                launches,
+                level: Level::Alone,
+            };
+            let config: Config = toml::from_str(&agent_config(&job, false)).unwrap();
+            config.check().unwrap();
+            let weights = config
+                .shares()
+                .iter()
+                .map(|(_, share)| share.weight)
+                .collect();
+            (config.all, weights)
+        };
+        let tenants = vec![launch("a", Some(3)), launch("b", Some(1))];
+        assert_eq!(shares(tenants.clone()), (false, vec![3, 1]));
+        let client = launch("client", None);
+        assert_eq!(shares([tenants, vec![client]].concat()), (true, vec![3, 1]));
     }
 }
