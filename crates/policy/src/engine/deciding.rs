@@ -182,10 +182,11 @@ impl<S: Strategy> Engine<S> {
     /// What brings memory back to where it lay before a trial that has failed, if it shall.
     fn put_back(&self) -> Plan {
         match self.room {
-            Some(room) if self.account.puts_back() => Plan {
+            Some(_) if self.account.puts_back() => Plan {
                 promotions: self.moved_to(Tier::Slow),
                 demotions: self.moved_to(Tier::Fast),
-                level: room.level(),
+                // All of it: the reserve was not free before the trial either.
+                level: ByteCount(0),
                 is_short: false,
             },
             _ => Plan::default(),
