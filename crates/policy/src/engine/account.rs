@@ -27,6 +27,7 @@
 //!   itself until then has another horizon to do so; it goes on as soon as it has. Else it has lost:
 //!   what it moved goes back to where it lay, unless it has brought most of its cost ([`KEEP_PART`]),
 //!   since memory that lies otherwise serves a program as well on the whole, but not at each moment.
+//!   What stays is watched on, and goes back, too, when it has lost again what it had brought.
 //! - After a pause the engine tries again with a small stake. A pause is so long that what the
 //!   trial has lost is a hundredth of it ([`LOSS_SHARE`]), and twice as long as the one before it,
 //!   up to a bound. A trial that has gained makes it short again.
@@ -306,6 +307,8 @@ impl Account {
         match self.rest {
             Rest::Watch if self.trial_gain_ns() >= 0 => self.begin_trial(),
             Rest::Watch if is_over => self.judge(),
+            // What was kept has turned out to bring nothing.
+            Rest::Pause if self.has_failed() => self.judge(),
             Rest::Pause | Rest::PutBack if is_over => self.begin_trial(),
             _ => {}
         }
@@ -319,12 +322,17 @@ impl Account {
         self.trial_cost_ns = 0;
     }
 
+    /// Whether it has brought so little that its moves are undone.
+    fn has_failed(&self) -> bool {
+        self.trial_benefit_ns < self.trial_cost_ns as i64 / KEEP_PART
+    }
+
     /// A trial has lost: says for how long there is none, and whether its moves are undone.
     fn judge(&mut self) {
-        let cost_ns = self.trial_cost_ns as i64;
-        let undoes = self.trial_benefit_ns < cost_ns / KEEP_PART;
+        let undoes = self.has_failed();
         self.rest = if undoes { Rest::PutBack } else { Rest::Pause };
-        let lost_ns = -self.trial_gain_ns() + if undoes { cost_ns } else { 0 };
+        let undoing_ns = if undoes { self.trial_cost_ns as i64 } else { 0 };
+        let lost_ns = undoing_ns - self.trial_gain_ns();
         let lost_ms = lost_ns.max(0).unsigned_abs() / NS_PER_MS;
         self.rest_for(self.rest_ms.max(lost_ms.saturating_mul(LOSS_SHARE)));
         self.rest_ms = (2 * self.rest_ms).min(REST_MAX_MS);
