@@ -22,8 +22,7 @@
 //!   many loads that do not wait for memory.
 //! - What came in steadily, in two epochs in a row, is lent on: then the rest of a hot set follows its
 //!   first blocks at once.
-//! - When something would be worth moving and the account cannot pay for it for [`BROKE_EPOCHS`], the
-//!   engine *rests*: it goes on to watch, less often, and looks nothing up. A trial that has not paid for
+//! - When the account has been unable to pay for anything for [`BROKE_TICKS`], the engine *rests*: it goes on to watch, less often, and looks nothing up. A trial that has not paid for
 //!   itself until then has another horizon to do so; it goes on as soon as it has. Else it has lost:
 //!   what it moved goes back to where it lay, unless it has brought most of its cost ([`KEEP_PART`]),
 //!   since memory that lies otherwise serves a program as well on the whole, but not at each moment.
@@ -73,10 +72,10 @@ const CREDIT_MAX_NS: i64 = 500_000_000;
 /// The most that is kept for later, or the stake if that is more.
 const BALANCE_MAX_NS: i64 = 1_000_000_000;
 
-/// Epochs in a row in which nothing can be paid for before the engine rests, where samples tell of each
+/// Ticks for which nothing can be paid for before the engine rests, where samples tell of each
 /// epoch. A tracker that does not know what a sample stands for looks now and then; what moves have
 /// brought may show at the end of the horizon only.
-const BROKE_EPOCHS: u32 = 4;
+const BROKE_TICKS: u32 = 4;
 
 /// Time of the first rest, and of the longest that follows from doubling.
 const REST_MIN_MS: u64 = HORIZON_MS;
@@ -182,7 +181,7 @@ pub(super) struct Account {
     tick: u32,
     /// Ticks that the counts of ranges are made of, decayed as they are; in [`EXPOSURE_ONE`] parts.
     exposure: u32,
-    broke_epochs: u32,
+    broke_ticks: u32,
     rest_ms: u64,
     /// The first tick after the rest; 0 while there is none.
     rest_until: u32,
@@ -223,7 +222,7 @@ impl Account {
             sample_ns: gain.sample_ns().unwrap_or(0.0),
             tick: 0,
             exposure: 0,
-            broke_epochs: 0,
+            broke_ticks: 0,
             rest_ms: REST_MIN_MS,
             rest_until: 0,
             rest: Rest::Pause,
@@ -235,9 +234,9 @@ impl Account {
         (HORIZON_MS / self.epoch_ms).max(1) as u32
     }
 
-    /// Ticks for which a move is watched: those of a trial are, until it is judged.
+    /// Ticks for which a move is watched: those of a trial are until it is judged, and can be undone then.
     pub(super) fn watch_ticks(&self) -> u32 {
-        2 * self.horizon_ticks()
+        self.patience() + 2 * self.horizon_ticks()
     }
 
     /// How many times the usual length of an epoch have passed.
@@ -382,16 +381,18 @@ impl Account {
         }
     }
 
-    /// Takes note of a plan: whether it has anything, and whether there would have been more if the
-    /// account could have paid for it.
-    pub(super) fn planned(&mut self, is_empty: bool, is_short: bool) {
-        if !(is_empty && is_short && self.is_kept) {
-            self.broke_epochs = 0;
+    /// Takes note of a plan, `ticks` after the last one: whether it has anything, and whether there would
+    /// have been more if the account could have paid for it.
+    pub(super) fn planned(&mut self, is_empty: bool, is_short: bool, ticks: u32) {
+        // Who can pay for nothing has not been paid for what it has moved, whatever it wants now.
+        let is_broke = is_empty && (is_short || self.left_ns() <= 0);
+        if !is_broke || self.is_resting() || !self.is_kept {
+            self.broke_ticks = 0;
             return;
         }
-        self.broke_epochs += 1;
-        if self.broke_epochs >= self.patience() {
-            self.broke_epochs = 0;
+        self.broke_ticks = self.broke_ticks.saturating_add(ticks);
+        if self.broke_ticks >= self.patience() {
+            self.broke_ticks = 0;
             let has_gained = self.trial_gain_ns() >= 0;
             self.rest = if has_gained { Rest::Pause } else { Rest::Watch };
             if has_gained {
@@ -401,11 +402,11 @@ impl Account {
         }
     }
 
-    /// Epochs in a row in which nothing can be paid for before the engine rests.
+    /// Ticks for which nothing can be paid for before the engine rests.
     fn patience(&self) -> u32 {
         match self.gain.loads_per_sample {
-            Some(_) => BROKE_EPOCHS,
-            None => self.horizon_ticks().max(BROKE_EPOCHS),
+            Some(_) => BROKE_TICKS,
+            None => self.horizon_ticks().max(BROKE_TICKS),
         }
     }
 
@@ -449,7 +450,7 @@ impl Account {
                 .concat(),
         );
         to.push(self.sample_ns.to_bits());
-        to.extend([self.tick, self.exposure, self.broke_epochs, self.rest_until].map(u64::from));
+        to.extend([self.tick, self.exposure, self.broke_ticks, self.rest_until].map(u64::from));
         to.extend([self.rest_ms, self.cap_ns as u64]);
     }
 
@@ -474,7 +475,7 @@ impl Account {
         self.sample_ns = from.known(Some(sample_ns).filter(|ns| (0.0..=1e20).contains(ns)))?;
         self.tick = from.next_u32()?;
         self.exposure = from.next((2 * (REST_EPOCHS + 1) * EXPOSURE_ONE).into())? as u32;
-        self.broke_epochs = from.next(self.patience().into())? as u32;
+        self.broke_ticks = from.next(self.patience().into())? as u32;
         self.rest_until = from.next_u32()?;
         self.rest_ms = from.next(REST_MAX_MS)?;
         from.known((self.rest_ms >= REST_MIN_MS).then_some(()))?;

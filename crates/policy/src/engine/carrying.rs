@@ -8,7 +8,8 @@ use crate::{ByteCount, Placement, Plan};
 impl<S: Strategy> Engine<S> {
     /// Begins with a plan, or goes on without one.
     pub(super) fn carry_out(&mut self, plan: Plan) {
-        self.account.planned(plan.is_empty(), plan.is_short);
+        self.account
+            .planned(plan.is_empty(), plan.is_short, self.slept);
         if plan.is_empty() {
             self.calm = self.calm.saturating_add(1);
         } else if !self.paused {

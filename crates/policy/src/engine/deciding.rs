@@ -86,7 +86,7 @@ impl<S: Strategy> Engine<S> {
         let is_cold = self.samples == 0 && self.processes.values().all(Process::is_cold);
         if is_cold && self.balloon_wants.0 == 0 {
             self.ranking.clear();
-            return self.carry_out(Plan::default());
+            return self.carry_out(self.put_back());
         }
         let mut has_news = false;
         for process in self.processes.values_mut() {

@@ -158,7 +158,7 @@ proptest! {
                 2 => account.end_samples(epochs.clamp(1, REST_EPOCHS)),
                 _ => {
                     account.pay(Direction::Promotion, ByteCount(weight.into()), number);
-                    account.planned(true, true);
+                    account.planned(true, true, 1);
                 }
             }
             prop_assert!(account.budget().sample_ps >= 0.0);
@@ -241,7 +241,7 @@ fn what_was_kept_goes_back_when_it_has_lost_what_it_brought() {
     let cost_ns = 250_000_000;
     account.pay(Direction::Promotion, ByteCount(50 * MIB), cost_ns);
     while !account.is_resting() {
-        account.planned(true, true);
+        account.planned(true, true, 1);
     }
     let sampled = |account: &mut Account, in_tier: Tier, wanted_ns: u64| {
         let sample_ns = GAIN.sample_ns().unwrap() as u64;
@@ -263,4 +263,24 @@ fn what_was_kept_goes_back_when_it_has_lost_what_it_brought() {
         sampled(&mut account, Tier::Slow, 50_000_000);
     }
     assert!(account.puts_back());
+}
+
+/// Also where nobody sees anything any more, or wants anything.
+#[test]
+fn who_can_pay_for_nothing_is_judged() {
+    for loads_per_sample in [GAIN.loads_per_sample, None] {
+        let gain = Gain {
+            loads_per_sample,
+            ..GAIN
+        };
+        let mut account = Account::new(gain, STAKE_NS, 500, true);
+        account.pay(Direction::Promotion, ByteCount(50 * MIB), STAKE_NS + 1);
+        let moved_at = account.tick();
+        while !account.puts_back() {
+            account.end_samples(2);
+            account.planned(true, false, 2);
+            let left = (moved_at + account.watch_ticks()).saturating_sub(account.tick());
+            assert!(left >= account.horizon_ticks() - 4, "too late to undo it");
+        }
+    }
 }
