@@ -72,7 +72,9 @@ fn main() -> ExitCode {
         Task::Systems(args) => systems::systems(&args),
         Task::Fresh(args) => fresh::fresh(&args),
         Task::PackageTest(args) => package_test::package_test(&args),
-        Task::Bench => shell::run(shell::cargo("bench --locked --package demeter-policy")),
+        Task::Bench => shell::run(shell::cargo(
+            "bench --locked --package demeter-policy --package demeter-sim",
+        )),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
