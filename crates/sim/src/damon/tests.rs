@@ -55,7 +55,7 @@ fn what_is_accessed_is_found_by_every_look_and_nothing_else_is() {
     let set = |guest: &mut Guest| {
         guest
             .tables
-            .for_each(hot.clone(), |_, entry, _| entry.set_accessed());
+            .for_each(hot.clone(), |_, entry, _| entry.mark(false));
     };
     let kdamond = watch(&mut bench, all, attrs(8, 5), set);
     let found: Vec<_> = kdamond.regions().iter().map(|r| r.accesses).collect();
@@ -78,9 +78,7 @@ fn a_node_is_watched_by_where_its_pages_are_mapped() {
     // What lies in fast memory is used, and does not count.
     let set = |guest: &mut Guest| {
         let all = base..GuestVirtAddr(base.0 + 4 * BLOCK_SIZE);
-        guest
-            .tables
-            .for_each(all, |_, entry, _| entry.set_accessed());
+        guest.tables.for_each(all, |_, entry, _| entry.mark(false));
     };
     let kdamond = watch(&mut bench, slow, attrs(16, 4), set);
     let bytes = |r: &Region<_>| if r.accesses > 0 { r.bytes() } else { 0 };

@@ -218,7 +218,7 @@ fn reclaim_demotes_what_was_not_accessed() {
     // Turns of a page each: the first half is accessed between any two.
     for _ in 0..6000 {
         let walk = |g: &mut Guest| {
-            g.tables.for_each(used.clone(), |_, e, _| e.set_accessed());
+            g.tables.for_each(used.clone(), |_, e, _| e.mark(false));
         };
         walk(&mut b.guest);
         b.act(|g, a| g.reclaim(a, a.now_ps() + 1));
@@ -261,7 +261,7 @@ fn a_balloon_that_spares_what_is_hot_takes_another_block() {
         let hot = base..GuestVirtAddr(base.0 + 4096);
         b.guest
             .tables
-            .for_each(hot, |_, entry, _| entry.set_accessed());
+            .for_each(hot, |_, entry, _| entry.mark(false));
         let before = b.guest.owned_fast();
         assert!(b.act(|g, a| g.inflate(spares_hot, a)).is_some());
         assert_eq!(b.guest.owned_fast().0, before.0 - BLOCK_SIZE);

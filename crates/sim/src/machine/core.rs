@@ -268,33 +268,48 @@ impl Core {
         sampler: &mut Sampler,
         bill: &mut Bill,
     ) -> Progress {
-        let mut records = 0;
-        for (done, &access) in accesses[..count].iter().enumerate() {
-            let line = access.gva().0 >> LINE_BITS;
-            if line == self.last.line && (self.last.dirty | !access.is_store()) {
-                bill.charge(Cause::Cache, self.caches.hit_ps[0]);
-                if access.is_store() {
-                    self.caches.write_back(memory);
-                }
-                continue;
+        let (mut done, mut records, mut fault) = (0, 0, None);
+        let mut repeated = 0;
+        loop {
+            let again = self.repeats(&accesses[done..count], memory);
+            repeated += again as u64;
+            done += again;
+            if done == count {
+                break;
             }
-            look_ahead::<NESTED, CACHES>(&accesses[done..], tables, memory);
-            match self.access::<NESTED, CACHES>(access, tables, memory, sampler, bill) {
+            look_ahead::<NESTED, CACHES>(&accesses[done..], &self.last, tables, memory);
+            match self.access::<NESTED, CACHES>(accesses[done], tables, memory, sampler, bill) {
                 Ok(recorded) => records += u64::from(recorded),
-                Err(fault) => {
-                    return Progress {
-                        done,
-                        fault: Some(fault),
-                        records,
-                    };
+                Err(found) => {
+                    fault = Some(found);
+                    break;
                 }
             }
+            done += 1;
         }
+        bill.charge(Cause::Cache, repeated * self.caches.hit_ps[0]);
         Progress {
-            done: count,
-            fault: None,
+            done,
+            fault,
             records,
         }
+    }
+
+    /// How many of the next accesses go to the line of the last one. A store among them marks it.
+    #[inline(always)]
+    fn repeats(&mut self, accesses: &[Access], memory: &mut Memory) -> usize {
+        let Last { line, dirty, .. } = self.last;
+        let mut has_store = false;
+        let repeats = accesses.iter().take_while(|access| {
+            let is_again = access.gva().0 >> LINE_BITS == line && (dirty | !access.is_store());
+            has_store |= is_again & access.is_store();
+            is_again
+        });
+        let count = repeats.count();
+        if has_store {
+            self.caches.write_back(memory);
+        }
+        count
     }
 
     /// One access that is not to the line of the one before; true when it was sampled.
@@ -336,7 +351,8 @@ impl Core {
         tables: &mut Tables<'_>,
         memory: &mut Memory,
     ) -> Result<u64, Fault> {
-        if let Some(hit) = self.tlb.get(tables.space, gva)
+        let held = self.tlb.get(tables.space, gva);
+        if let Some(hit) = held
             && (hit.translation.is_dirty() || !store)
         {
             let within = tables.guest.within(gva, hit.size);
@@ -375,8 +391,11 @@ impl Core {
         self.walks.references += references;
         self.walks.ps += ps;
         let first = frame - tables.guest.within(gva, size);
-        self.tlb
-            .insert(tables.space, gva, size, Translation::new(first, dirty));
+        let translation = Translation::new(first, dirty);
+        match held {
+            None => self.tlb.insert_new(tables.space, gva, size, translation),
+            Some(_) => self.tlb.insert(tables.space, gva, size, translation),
+        }
         self.last = Last {
             line: NOTHING,
             page: gva.0 >> self.page_bits,
@@ -479,39 +498,51 @@ fn walk<const NESTED: bool>(
 }
 
 /// Brings the simulator's own memory that accesses further on will need into this computer's
-/// caches, step by step: each step needs what the one before has brought. Changes nothing.
+/// caches, step by step: each step needs what the one before has brought. What the page of the last access
+/// needs is there. Changes nothing.
 #[inline(always)]
 fn look_ahead<const NESTED: bool, const CACHES: bool>(
     accesses: &[Access],
+    last: &Last,
     tables: &Tables<'_>,
     memory: &Memory,
 ) {
     let page_bits = tables.guest.page_bits();
+    let is_near = |a: &Access| a.gva().0 >> page_bits == last.page;
+    let within = |address: u64| address & ((1 << page_bits) - 1);
     if let Some(a) = accesses.get(AHEAD[0])
+        && !is_near(a)
         && let Some(place) = tables.guest.bottom_place(a.gva())
     {
         prefetch(place);
     }
     let gpa = |a: &Access| {
         let frame = tables.guest.bottom_frame(a.gva())?;
-        let within = a.gva().0 & ((1 << page_bits) - 1);
-        Some(GuestPhysAddr(u64::from(frame) << page_bits | within))
+        Some(GuestPhysAddr(
+            u64::from(frame) << page_bits | within(a.gva().0),
+        ))
     };
     if NESTED
-        && let Some(gpa) = accesses.get(AHEAD[1]).and_then(gpa)
+        && let Some(a) = accesses.get(AHEAD[1])
+        && !is_near(a)
+        && let Some(gpa) = gpa(a)
         && let Some(place) = tables.host.bottom_place(gpa)
     {
         prefetch(place);
     }
     if CACHES && let Some(access) = accesses.get(AHEAD[2]) {
         let touch = |address: u64| prefetch(memory.l3.place(address >> LINE_BITS));
+        if is_near(access) {
+            touch(u64::from(last.frame) << page_bits | within(access.gva().0));
+            return;
+        }
         let host_address = |gpa: GuestPhysAddr| {
             let frame = if NESTED {
                 tables.host.frame(gpa)?
             } else {
                 (gpa.0 >> page_bits) as u32
             };
-            Some(u64::from(frame) << page_bits | gpa.0 & ((1 << page_bits) - 1))
+            Some(u64::from(frame) << page_bits | within(gpa.0))
         };
         let guest_entry = tables.guest.bottom_address(access.gva());
         guest_entry

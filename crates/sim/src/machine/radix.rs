@@ -133,10 +133,13 @@ impl Entry {
         was
     }
 
-    /// Sets the accessed bit, as a walk does.
-    #[cfg(test)]
-    pub(crate) fn set_accessed(&mut self) {
-        self.0 |= ACCESSED;
+    /// Sets the accessed bit, and the dirty bit for a store, as a walk does. Writes only what changes.
+    #[inline(always)]
+    pub(crate) fn mark(&mut self, store: bool) {
+        let bits = if store { ACCESSED | DIRTY } else { ACCESSED };
+        if self.0 & bits != bits {
+            self.0 |= bits;
+        }
     }
 
     /// Makes the next access fault, or not.
@@ -279,23 +282,14 @@ impl<A: Address> Radix<A> {
         }
     }
 
+    /// The same, to be changed.
     #[inline(always)]
-    fn entry_mut(&mut self, table: Table, addr: A) -> &mut Entry {
+    pub(crate) fn entry_mut(&mut self, table: Table, addr: A) -> &mut Entry {
         let slot = self.slot(table, addr);
         if table.level == 1 {
             &mut self.leaf[slot]
         } else {
             &mut self.upper[slot]
-        }
-    }
-
-    /// Sets the accessed bit, and the dirty bit for a store. Writes only what changes.
-    #[inline(always)]
-    pub(crate) fn mark(&mut self, table: Table, addr: A, store: bool) {
-        let bits = if store { ACCESSED | DIRTY } else { ACCESSED };
-        let entry = self.entry_mut(table, addr);
-        if entry.0 & bits != bits {
-            entry.0 |= bits;
         }
     }
 

@@ -153,10 +153,10 @@ impl Tlb {
     pub(crate) fn insert_first(&mut self, space: Space, gva: GuestVirtAddr, t: Translation) {
         self.sizes |= 1 << PageSize::Base as u8;
         let key = self.key(space, gva, PageSize::Base);
-        put(&mut self.first[PageSize::Base as usize], key, t);
+        put::<false, _>(&mut self.first[PageSize::Base as usize], key, t);
     }
 
-    /// Inserts a translation into the first level, and into the second if it holds such pages.
+    /// Inserts or replaces a translation in the first level, and in the second if it holds such pages.
     #[inline(always)]
     pub(crate) fn insert(
         &mut self,
@@ -165,17 +165,40 @@ impl Tlb {
         size: PageSize,
         t: Translation,
     ) {
+        self.put_in::<false>(space, gva, size, t);
+    }
+
+    /// The same for an address that has just been looked up in vain: neither level needs another look.
+    #[inline(always)]
+    pub(crate) fn insert_new(
+        &mut self,
+        space: Space,
+        gva: GuestVirtAddr,
+        size: PageSize,
+        t: Translation,
+    ) {
+        self.put_in::<true>(space, gva, size, t);
+    }
+
+    #[inline(always)]
+    fn put_in<const NEW: bool>(
+        &mut self,
+        space: Space,
+        gva: GuestVirtAddr,
+        size: PageSize,
+        t: Translation,
+    ) {
         self.sizes |= 1 << size as u8;
         let key = self.key(space, gva, size);
-        put(&mut self.first[size as usize], key, t);
+        put::<NEW, _>(&mut self.first[size as usize], key, t);
         if self.is_second_small && size != PageSize::Base {
             return;
         }
         if size == PageSize::Giant {
-            put(&mut self.second_giant, key, t);
+            put::<NEW, _>(&mut self.second_giant, key, t);
         } else {
             let (second, mark) = self.second_of(size);
-            put(second, key | mark, t);
+            put::<NEW, _>(second, key | mark, t);
         }
     }
 
@@ -217,12 +240,17 @@ impl Tlb {
     }
 }
 
-/// Inserts or replaces.
+/// Inserts, or replaces what is not `NEW`.
 #[inline(always)]
-fn put<const W: usize>(array: &mut Assoc<Translation, W>, key: u64, t: Translation) {
-    match array.get(key) {
-        Some(there) => *there = t,
-        None => array.insert(key, t),
+fn put<const NEW: bool, const W: usize>(
+    array: &mut Assoc<Translation, W>,
+    key: u64,
+    t: Translation,
+) {
+    if !NEW && let Some(there) = array.get(key) {
+        *there = t;
+    } else {
+        array.insert(key, t);
     }
 }
 
@@ -254,7 +282,10 @@ mod tests {
                 let translation = Translation::new(n as u32, flag);
                 match what {
                     0 | 1 => {
-                        tlb.insert(Space(space), gva, size, translation);
+                        match tlb.get(Space(space), gva) {
+                            None => tlb.insert_new(Space(space), gva, size, translation),
+                            Some(_) => tlb.insert(Space(space), gva, size, translation),
+                        }
                         truth.insert((space, gva), (translation, size));
                     }
                     2 => {

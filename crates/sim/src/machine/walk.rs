@@ -130,7 +130,8 @@ fn walk<A: Address>(
     loop {
         let offset = entry_offset(table.level, addr);
         dimension.reference(u64::from(place) << 12 | offset);
-        let entry = tree.read(table, addr);
+        let slot = tree.entry_mut(table, addr);
+        let entry = *slot;
         if !entry.is_present() {
             return Err(dimension.absent(addr));
         }
@@ -138,7 +139,7 @@ fn walk<A: Address>(
             if entry.is_hint() && (store || !entry.is_protected()) {
                 return Err(dimension.noticed(addr));
             }
-            tree.mark(table, addr, store);
+            slot.mark(store);
             let size = match table.level {
                 1 => PageSize::Base,
                 2 => PageSize::Huge,
@@ -150,7 +151,7 @@ fn walk<A: Address>(
                 dirty: store || entry.is_dirty(),
             });
         }
-        tree.mark(table, addr, false);
+        slot.mark(false);
         table = Table {
             level: table.level - 1,
             node: entry.index(),
