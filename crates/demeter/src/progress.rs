@@ -37,7 +37,7 @@ impl Work {
     }
 }
 
-/// Shows a line for each run that is done, and in between how far a long one is.
+/// Shows a line for each run that is done, and in between how far a long one is; and how long all will take.
 pub struct Progress {
     last: Mutex<Instant>,
 }
@@ -54,14 +54,27 @@ impl Progress {
     pub fn show(&self, event: Event<'_>) {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
-            Event::Underway { job, share, since } => {
+            Event::Underway {
+                job,
+                share,
+                since,
+                of,
+                left,
+            } => {
                 if since < PATIENCE || last.elapsed() < PATIENCE {
                     return;
                 }
-                let seconds = since.as_secs();
+                let all = match of {
+                    1 => String::new(),
+                    of => format!(" of all {of} runs"),
+                };
+                let left = left.map_or(String::new(), |left| {
+                    format!("  (about {} left{all})", spoken(left))
+                });
                 output::say(format_args!(
-                    "{job}: {:.0} % after {seconds} s",
-                    share * 100.0
+                    "{job}: {:.0} % after {}{left}",
+                    share * 100.0,
+                    spoken(since)
                 ));
             }
             Event::Done {
@@ -72,7 +85,7 @@ impl Progress {
                 left,
             } => {
                 let left = match done < of {
-                    true => format!("  ({} left)", spoken(left)),
+                    true => format!("  (about {} left)", spoken(left)),
                     false => String::new(),
                 };
                 output::say(format_args!(

@@ -1,12 +1,14 @@
 //! Many runs, as many at a time as this computer shall do.
 //!
 //! # Approach
-//! Workers take runs in order. The first run that is done tells how long all will take; if that is
-//! too long, or a run fails, or the caller says stop, the runs under way end at their next report.
+//! Workers take runs in order. How long all will take follows from the shares of them that are done;
+//! if that is too long when the first run is done, or a run fails, or the caller says stop, the runs
+//! under way end at their next report.
 //!
 //! # Properties
 //! - Results come in the order of the jobs and do not depend on the number of workers.
 //! - After a failure no run begins.
+//! - Of runs that take equally long the estimate is exact.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -82,6 +84,10 @@ pub enum Event<'a> {
         share: f64,
         /// How long it takes already.
         since: Duration,
+        /// All runs.
+        of: usize,
+        /// How long all that is not done will take, about; none while nothing is done.
+        left: Option<Duration>,
     },
     /// A run is done. Results by [`run_all`](crate::run_all) differ from what is told here in
     /// what follows from several runs.
@@ -144,6 +150,7 @@ fn run_jobs_by(
         work: Mutex::new(Work {
             next: 0,
             results: vec![None; jobs.len()],
+            shares: vec![0.0; jobs.len()],
             done: 0,
             error: None,
         }),
@@ -177,6 +184,8 @@ struct Pool<'a> {
 struct Work {
     next: usize,
     results: Vec<Option<SystemResult>>,
+    /// The share of each run that is done.
+    shares: Vec<f64>,
     done: usize,
     error: Option<SimError>,
 }
@@ -195,10 +204,13 @@ impl Pool<'_> {
         while let Some((index, job)) = self.take() {
             let began = Instant::now();
             let watch = |share: f64| {
+                let left = self.come_to(index, share);
                 tell(Event::Underway {
                     job,
                     share,
                     since: began.elapsed(),
+                    of: self.jobs.len(),
+                    left,
                 });
                 self.may_go_on()
             };
@@ -244,8 +256,9 @@ impl Pool<'_> {
     ) {
         let mut work = self.lock();
         work.done += 1;
+        work.shares[index] = 1.0;
         let (done, of) = (work.done, self.jobs.len());
-        let left = self.left(done);
+        let left = self.left(&work).unwrap_or(Duration::MAX);
         tell(Event::Done {
             job,
             result: &result,
@@ -264,17 +277,29 @@ impl Pool<'_> {
         }
     }
 
-    /// How long the runs will take that are not done yet. Those under way are about as far as the
-    /// one that just ended when it is the first, and half-way later.
-    fn left(&self, done: usize) -> Duration {
-        let workers = self.limits.workers.get().min(self.jobs.len());
-        let others = workers.min(self.jobs.len() - done + 1) - 1;
-        let ahead = if done == 1 { 1.0 } else { 0.5 };
-        let behind = done as f64 + ahead * others as f64;
-        let each = self.start.elapsed().as_secs_f64() / behind;
-        Duration::try_from_secs_f64(each * (self.jobs.len() as f64 - behind).max(0.0))
-            .unwrap_or(Duration::MAX)
+    /// A run has come so far; tells how long all will take that is not done.
+    fn come_to(&self, index: usize, share: f64) -> Option<Duration> {
+        let mut work = self.lock();
+        work.shares[index] = share;
+        self.left(&work)
     }
+
+    fn left(&self, work: &Work) -> Option<Duration> {
+        left(self.start.elapsed(), &work.shares, self.limits.workers)
+    }
+}
+
+/// How long what is not done of runs will take if they take as long as those before: by all workers together,
+/// but no run by more than one. None while nothing is done.
+fn left(elapsed: Duration, shares: &[f64], workers: NonZeroUsize) -> Option<Duration> {
+    let workers = workers.get().min(shares.len()) as f64;
+    let done: f64 = shares.iter().sum();
+    let each = elapsed.as_secs_f64() * workers / done;
+    let together = (shares.len() as f64 - done) / workers;
+    let longest = shares
+        .iter()
+        .fold(0.0, |longest: f64, share| longest.max(1.0 - share));
+    Duration::try_from_secs_f64(each * together.max(longest)).ok()
 }
 
 #[cfg(test)]
@@ -321,6 +346,28 @@ mod tests {
     }
 
     proptest! {
+        /// Runs of ten seconds, all workers at work, the newest ones so far.
+        #[test]
+        fn of_equal_runs_the_estimate_is_exact(
+            workers in 1usize..5,
+            rounds in 1usize..10,
+            done in 0usize..10,
+            share in 0.01f64..0.99,
+        ) {
+            let done = done.min(rounds - 1);
+            let of = |round: usize| match round.cmp(&done) {
+                std::cmp::Ordering::Less => 1.0,
+                std::cmp::Ordering::Equal => share,
+                std::cmp::Ordering::Greater => 0.0,
+            };
+            let shares: Vec<f64> = (0..rounds * workers).map(|run| of(run / workers)).collect();
+            let now = |rounds: f64| Duration::from_secs_f64(10.0 * rounds);
+            let workers = NonZeroUsize::new(workers).unwrap();
+            let estimate = left(now(done as f64 + share), &shares, workers).unwrap();
+            let truth = now(rounds as f64 - done as f64 - share);
+            prop_assert!((estimate.as_secs_f64() - truth.as_secs_f64()).abs() < 1e-3);
+        }
+
         #[test]
         fn results_come_in_the_order_of_the_jobs(workers in 1usize..20, count in 0usize..12) {
             let points = points();
@@ -355,6 +402,15 @@ mod tests {
             prop_assert!(matches!(said, SimError::Run { .. }), "{said}");
             prop_assert_eq!(begun.into_inner(), failing + 1);
         }
+    }
+
+    #[test]
+    fn the_last_run_takes_one_worker() {
+        let two = NonZeroUsize::new(2).unwrap();
+        let ten = Duration::from_secs(10);
+        assert_eq!(left(ten, &[0.0, 0.0, 0.0], two), None);
+        assert_eq!(left(ten, &[1.0, 1.0, 0.0], two), Some(ten));
+        assert_eq!(left(ten, &[1.0], two), Some(Duration::ZERO));
     }
 
     #[test]
