@@ -129,8 +129,8 @@ pub enum VmFault {
     /// It ended without saying why.
     #[error("the VM ended early ({status}){}", last_words(said))]
     Ended {
-        /// QEMU's exit status.
-        status: std::process::ExitStatus,
+        /// How, as far as it is known.
+        status: String,
         /// What QEMU said last.
         said: String,
     },

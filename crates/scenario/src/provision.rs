@@ -9,7 +9,7 @@ use crate::{Gups, Phase};
 /// How memory is provisioned. `machine` then says what each VM is to own; it is booted with the
 /// sum of both tiers in each node and sized from outside before the workload starts.
 ///
-/// There is one run for each pair of a provisioner and a policy.
+/// There is one run for each provisioner, policy and way to the VMs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Provision {
@@ -18,6 +18,9 @@ pub struct Provision {
     /// What decides how much each VM gets.
     #[serde(default = "policies")]
     pub policies: Vec<Policy>,
+    /// Ways to the VMs, to compare.
+    #[serde(default = "ways")]
+    pub through: Vec<Through>,
     /// Resizing while the workload runs.
     #[serde(default)]
     pub resize_cycle: Option<ResizeCycle>,
@@ -37,6 +40,10 @@ pub struct Provision {
 
 fn policies() -> Vec<Policy> {
     vec![Policy::default()]
+}
+
+fn ways() -> Vec<Through> {
+    vec![Through::Qmp]
 }
 
 fn default_guarantee_mib() -> u64 {
@@ -84,6 +91,17 @@ impl Provisioner {
         self.kind()
             .is_some_and(|kind| kind != ProvisionerKind::VirtioBalloon)
     }
+}
+
+/// Who runs the VMs in the lab, and thus how the host controller reaches them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, strum::Display)]
+#[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
+pub enum Through {
+    /// The lab starts the emulators; the controller has a QMP socket and an agent's socket of each.
+    Qmp,
+    /// A libvirtd that the lab starts for itself runs them as domains; the controller knows their names.
+    Libvirt,
 }
 
 /// Fast memory that comes and goes during the timed phase: at `from_s` it grows by `fast_mib`,
@@ -168,24 +186,36 @@ pub struct Variant {
     pub provisioner: Provisioner,
     /// What decides.
     pub policy: Policy,
+    /// How its VMs are reached.
+    pub through: Through,
 }
 
 impl Provision {
     /// All runs, with their names in results: those of the mechanisms where several are compared,
-    /// else those of the policies.
+    /// else those of the policies; then those of the ways, where these are compared.
     pub fn variants(&self) -> Vec<(String, Variant)> {
         let pairs = self.provisioners.iter().flat_map(|&provisioner| {
             let policies = self.policies.iter();
-            policies.map(move |&policy| Variant {
+            policies.map(move |&policy| (provisioner, policy))
+        });
+        let variants = pairs.flat_map(|(provisioner, policy)| {
+            self.through.iter().map(move |&through| Variant {
                 provisioner,
                 policy,
+                through,
             })
         });
-        let name = |variant: &Variant| match (self.provisioners.len(), self.policies.len()) {
-            (_, 1) => variant.provisioner.to_string(),
-            (1, _) => variant.policy.to_string(),
-            _ => format!("{} {}", variant.provisioner, variant.policy),
+        let name = |variant: &Variant| {
+            let name = match (self.provisioners.len(), self.policies.len()) {
+                (_, 1) => variant.provisioner.to_string(),
+                (1, _) => variant.policy.to_string(),
+                _ => format!("{} {}", variant.provisioner, variant.policy),
+            };
+            match self.through.len() {
+                1 => name,
+                _ => format!("{name} {}", variant.through),
+            }
         };
-        pairs.map(|variant| (name(&variant), variant)).collect()
+        variants.map(|variant| (name(&variant), variant)).collect()
     }
 }

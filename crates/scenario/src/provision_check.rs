@@ -4,7 +4,9 @@ use demeter_policy::provision::{Policy, ProvisionerKind};
 
 use crate::check::{is_plain_name, unique};
 use crate::fault::{at_least_one, refuse_if, within};
-use crate::{Crashes, Provision, Provisioner, ResizeCycle, Scenario, Soak, System, Vm, Workload};
+use crate::{
+    Crashes, Provision, Provisioner, ResizeCycle, Scenario, Soak, System, Through, Vm, Workload,
+};
 
 /// Most VMs side by side.
 const VMS_MAX: usize = 16;
@@ -17,6 +19,7 @@ pub(crate) fn check_provision(scenario: &Scenario) -> Result<(), String> {
         return Ok(());
     };
     check_lists(provision)?;
+    check_ways(provision)?;
     check_policies(provision, &scenario.systems)?;
     if let Some(cycle) = &provision.resize_cycle {
         check_cycle(cycle, scenario.duration_s)?;
@@ -84,6 +87,33 @@ fn check_lists(provision: &Provision) -> Result<(), String> {
     })?;
     unique("provision.provisioners", provisioners)?;
     unique("provision.policies", policies)
+}
+
+fn check_ways(provision: &Provision) -> Result<(), String> {
+    let Provision {
+        provisioners,
+        through,
+        ..
+    } = provision;
+    refuse_if(through.is_empty(), || {
+        "provision.through: name at least one, such as \"qmp\"".into()
+    })?;
+    unique("provision.through", through)?;
+    if !through.contains(&Through::Libvirt) {
+        return Ok(());
+    }
+    // Of virtio-mem's devices the emulator's plugin has to know the addresses, which libvirt gives them.
+    let balloons = [
+        ProvisionerKind::DemeterBalloon,
+        ProvisionerKind::VirtioBalloon,
+    ];
+    let no_balloon = |one: &&Provisioner| one.kind().is_none_or(|kind| !balloons.contains(&kind));
+    match provisioners.iter().find(no_balloon) {
+        Some(other) => Err(format!(
+            "provision.through: \"libvirt\" does not go with \"{other}\": use demeter-balloon or virtio-balloon"
+        )),
+        None => Ok(()),
+    }
 }
 
 fn check_policies(provision: &Provision, systems: &[System]) -> Result<(), String> {
@@ -223,6 +253,26 @@ mod tests {
                 .last()
                 .unwrap(),
             "virtio-mem wss"
+        );
+    }
+
+    #[test]
+    fn ways_that_are_compared_are_named() {
+        let mut scenario: Scenario = toml::from_str(SCENARIO).unwrap();
+        let provision = provision(&mut scenario);
+        provision.policies = vec![Policy::Static];
+        provision.through = vec![Through::Qmp, Through::Libvirt];
+        let variants = provision.variants();
+        let runs: Vec<_> = variants
+            .iter()
+            .map(|(n, v)| (n.as_str(), v.through))
+            .collect();
+        assert_eq!(
+            runs,
+            [
+                ("demeter-balloon qmp", Through::Qmp),
+                ("demeter-balloon libvirt", Through::Libvirt)
+            ]
         );
     }
 

@@ -85,6 +85,10 @@ provision.provisioners = ["balloon"] -> no provisioner "balloon": use static, de
 provision.provisioners = ["static"] -> "static" cannot follow the policy "shares": use virtio-mem or demeter-balloon
 provision.provisioners = ["virtio-balloon"] -> "virtio-balloon" cannot follow the policy "shares"
 provision.provisioners = ["virtio-balloon"] & provision.policies = ["static"] -> provision.provisioners: virtio-balloon is compared in a single VM
+provision.through = [] -> provision.through: name at least one, such as "qmp"
+provision.through = ["qmp", "qmp"] -> provision.through: "qmp" stands twice; remove one
+provision.through = ["xen"] -> unknown variant `xen`, expected `qmp` or `libvirt`
+provision.through = ["libvirt"] & provision.provisioners = ["virtio-mem"] -> provision.through: "libvirt" does not go with "virtio-mem": use demeter-balloon
 provision.policies = [] -> provision.policies: name at least one, such as "static"
 provision.policies = ["magic"] -> unknown variant `magic`, expected one of `static`, `shares`, `wss`
 provision.policies = ["wss", "wss"] -> provision.policies: "wss" stands twice; remove one

@@ -15,7 +15,7 @@
 use demeter_outcome::{Provisioning, Resize};
 use demeter_policy::provision::{Claim, Policy, ProvisionerKind, Smoothed, Usage, allocate};
 use demeter_policy::{BLOCK_SIZE, ByteCount, MIB, PerTier};
-use demeter_scenario::{Provisioner as Mechanism, ResizeCycle, Scenario, Variant};
+use demeter_scenario::{Provisioner as Mechanism, ResizeCycle, Scenario, Through, Variant};
 
 use crate::error::SimError;
 use crate::program::Program;
@@ -34,6 +34,8 @@ pub(crate) fn check(scenario: &Scenario) -> Result<(), SimError> {
     let is_sized = provision.provisioners.iter().any(|p| p.kind().is_some());
     let refused = if provision.runs_rounds() {
         "crashes and soaks"
+    } else if provision.through.contains(&Through::Libvirt) {
+        "libvirt"
     } else if provision.resize_cycle.is_some() && !provision.vms.is_empty() {
         "resize cycles of several VMs"
     } else if is_sized && scenario.systems.iter().any(|system| !system.has_agent()) {
@@ -114,6 +116,7 @@ pub(crate) fn variants(scenario: &Scenario) -> Vec<(String, Scenario)> {
         if let Some(provision) = &mut one.provision {
             provision.provisioners = vec![variant.provisioner];
             provision.policies = vec![variant.policy];
+            provision.through = vec![variant.through];
         }
         (name, one)
     };

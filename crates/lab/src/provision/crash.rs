@@ -1,14 +1,13 @@
 //! The crash matrix: agent, host controller and VM are killed, and the VM is reset, stopped, taken
-//! back to a snapshot, migrated and plugged into at random points, while its sizes change; after each
-//! everything has to come back, and no word may be wrong.
+//! back to a snapshot, migrated and plugged into, or its libvirtd is started anew, at random points, while
+//! its sizes change; after each everything has to come back, and no word may be wrong.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use demeter_host::view::{VmState, VmView};
 use demeter_outcome::{CrashFigures, Provisioning, SystemResult};
-use demeter_scenario::{Crashes, Settings};
-use strum::VariantArray;
+use demeter_scenario::{Crashes, Settings, Through};
 
 use super::controller::Controller;
 use super::fleet::{NEAR_BYTES, Run};
@@ -31,7 +30,7 @@ const WITHIN_MS: u64 = 3000;
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// What happens: the name is what is done, and to what.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::VariantArray)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
 enum Event {
     #[strum(to_string = "kill agent")]
     Agent,
@@ -53,6 +52,27 @@ enum Event {
     /// A DIMM, or, where there is one, asked for back again.
     #[strum(to_string = "plug dimm")]
     Plug,
+    #[strum(to_string = "restart libvirt")]
+    Libvirt,
+}
+
+impl Event {
+    /// What can happen to a VM that is reached so. Behind libvirt's back nothing is done to its QEMU.
+    fn possible(through: Through) -> &'static [Self] {
+        match through {
+            Through::Qmp => &[
+                Self::Agent,
+                Self::Host,
+                Self::Vm,
+                Self::Reset,
+                Self::Stop,
+                Self::Snapshot,
+                Self::Migrate,
+                Self::Plug,
+            ],
+            Through::Libvirt => &[Self::Agent, Self::Host, Self::Vm, Self::Libvirt],
+        }
+    }
 }
 
 /// Runs all cycles. Fails when something does not come back in time.
@@ -72,13 +92,15 @@ pub fn run(
         Some(provisioner),
     )?;
     vm.limit = Duration::from_secs(crashes.recovery_s) * (crashes.cycles + 1) * 2;
+    vm.daemon = run.daemon()?;
     let Some(elastic) = vm.elastic().cloned() else {
         return Err(Error::Incomplete(run.name.into()));
     };
     let setup = Setup {
         provisioner,
         pool: elastic.full(),
-        vms: vec![VmEntry::unbounded(NAME, vm.folder(), &elastic)],
+        libvirt: vm.libvirt(),
+        vms: vec![VmEntry::unbounded(NAME, &vm, &elastic)],
     };
     let life = Life::start(&vm)?;
     let program = run.lab.programs.join("demeter");
@@ -123,9 +145,10 @@ impl Matrix<'_> {
         let mut rng = Rng::new(self.run.scenario.seed, 0);
         let mut figures = CrashFigures::default();
         let mut by_event: BTreeMap<String, u64> = BTreeMap::new();
+        let events = Event::possible(self.run.variant.through);
         self.recover("the start")?;
         for cycle in 1..=cycles {
-            let event = Event::VARIANTS[scale(rng.next(), Event::VARIANTS.len() as u64) as usize];
+            let event = events[scale(rng.next(), events.len() as u64) as usize];
             self.change_size(&mut rng)?;
             self.go_on_for_a_while(&mut rng)?;
             self.happen(event, &mut rng)?;
@@ -198,6 +221,10 @@ impl Matrix<'_> {
                 self.go_on_for_a_while(rng)?;
                 self.monitor()?.end_migration()
             }
+            Event::Libvirt => match &self.life.vm.daemon {
+                Some(daemon) => daemon.restart(),
+                None => Ok(()),
+            },
             Event::Plug => {
                 let mut monitor = self.monitor()?;
                 let dimms = monitor.dimms()?;

@@ -5,6 +5,7 @@
 //! before its timed phase, so that all begin together.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 use demeter_host::view::{HostView, TierView, VmView};
 use demeter_outcome::Resize;
 use demeter_policy::provision::Policy;
-use demeter_scenario::{Provision, Scenario, Settings, Variant};
+use demeter_scenario::{Provision, Scenario, Settings, Through, Variant};
 
 use super::controller::Controller;
 use super::resize_cycle::CycleState;
@@ -21,7 +22,7 @@ use super::sizing::{self, Sizing};
 use crate::error::{Error, VmFault};
 use crate::link::VmMessage;
 use crate::timeline::VmTimeline;
-use crate::vm::{Lab, NodeSizes, Orders, PreparedVm, check_host};
+use crate::vm::{Daemon, Lab, NodeSizes, Orders, PreparedVm, check_host};
 
 /// How often the conductor looks at the clock.
 const TICK: Duration = Duration::from_millis(50);
@@ -47,6 +48,16 @@ pub struct Run<'a> {
     pub lab: &'a Lab,
     /// Set when the person asks to stop.
     pub stop: &'a AtomicBool,
+}
+
+impl Run<'_> {
+    /// The libvirtd that runs the VMs, where one is to.
+    pub fn daemon(&self) -> Result<Option<Arc<Daemon>>, Error> {
+        match self.variant.through {
+            Through::Qmp => Ok(None),
+            Through::Libvirt => Ok(Some(Arc::new(Daemon::start()?))),
+        }
+    }
 }
 
 /// What a run reported.
@@ -76,6 +87,7 @@ enum Message {
 pub fn run(run: Run, progress: &mut dyn FnMut(&str, &VmMessage)) -> Result<FleetTimeline, Error> {
     let mut names = Vec::new();
     let mut prepared = Vec::new();
+    let daemon = run.daemon()?;
     for (name, scenario) in run.scenario.vms() {
         let label = match run.provision.vms.len() {
             0 | 1 => run.name.to_owned(),
@@ -90,6 +102,7 @@ pub fn run(run: Run, progress: &mut dyn FnMut(&str, &VmMessage)) -> Result<Fleet
         )?;
         // Memory that was never backed cannot be seen to come back.
         vm.prealloc = run.provision.vms.len() < 2;
+        vm.daemon.clone_from(&daemon);
         prepared.push(vm);
         names.push(name);
     }
@@ -269,6 +282,7 @@ impl Conductor<'_> {
             .map(|(index, ((name, vm), elastic))| VmEntry {
                 name: name.clone(),
                 folder: vm.folder().into(),
+                domain: vm.domain(),
                 size: if is_single {
                     elastic.full()
                 } else {
@@ -292,6 +306,7 @@ impl Conductor<'_> {
         let setup = Setup {
             provisioner: elastics[0].provisioner,
             pool,
+            libvirt: self.prepared[0].libvirt(),
             vms,
         };
         let program = self.run.lab.programs.join("demeter");

@@ -7,7 +7,7 @@ use demeter_host::hypervisor::libvirt::Libvirt;
 use demeter_policy::provision::{Policy, ProvisionerKind};
 
 use crate::error::Error;
-use crate::vm::{Elastic, NodeSizes, agent_socket, qmp_socket};
+use crate::vm::{Elastic, NodeSizes, PreparedVm, agent_socket, qmp_socket};
 
 /// What the controller has to know of a VM.
 #[derive(Debug, Clone)]
@@ -16,6 +16,8 @@ pub struct VmEntry {
     pub name: String,
     /// Its folder, with its sockets.
     pub folder: PathBuf,
+    /// Its name for libvirt, where that runs it.
+    pub domain: Option<String>,
     /// What it is to own to begin with.
     pub size: NodeSizes,
     /// What it may own at most.
@@ -30,10 +32,11 @@ pub struct VmEntry {
 
 impl VmEntry {
     /// A VM that may own all that it was made with, and keeps nothing whatever the policy says.
-    pub fn unbounded(name: &str, folder: &Path, elastic: &Elastic) -> Self {
+    pub fn unbounded(name: &str, vm: &PreparedVm, elastic: &Elastic) -> Self {
         Self {
             name: name.into(),
-            folder: folder.into(),
+            folder: vm.folder().into(),
+            domain: vm.domain(),
             size: elastic.target,
             limit: elastic.full(),
             fast_guarantee_mib: 0,
@@ -50,6 +53,8 @@ pub struct Setup {
     pub provisioner: ProvisionerKind,
     /// What there is for all VMs together.
     pub pool: NodeSizes,
+    /// Which libvirt runs those that are domains.
+    pub libvirt: Libvirt,
     /// The VMs.
     pub vms: Vec<VmEntry>,
 }
@@ -74,7 +79,8 @@ impl Setup {
     fn config(&self, folder: &Path) -> Result<Config, Error> {
         let vms = self.vms.iter().map(|vm| {
             let tier = |memdev: &str, size_mib, limit_mib, guarantee_mib| TierConfig {
-                memdev: Some(memdev.into()),
+                // libvirt has names of its own.
+                memdev: vm.domain.is_none().then(|| memdev.into()),
                 node: None,
                 size_mib,
                 guarantee_mib,
@@ -85,10 +91,10 @@ impl Setup {
             let config = VmConfig {
                 manage: Default::default(),
                 history: Default::default(),
-                qmp: Some(qmp_socket(&vm.folder)),
-                libvirt: None,
+                qmp: vm.domain.is_none().then(|| qmp_socket(&vm.folder)),
+                libvirt: vm.domain.clone(),
                 cloud_hypervisor: None,
-                agent: Some(agent_socket(&vm.folder)),
+                agent: vm.domain.is_none().then(|| agent_socket(&vm.folder)),
                 owner_uid: None,
                 provisioner: self.provisioner,
                 share: vm.share,
@@ -109,7 +115,7 @@ impl Setup {
             token_file: None,
             state: folder.join("host.json"),
             memory_paths: Vec::new(),
-            libvirt: Libvirt::default(),
+            libvirt: self.libvirt.clone(),
             discover: None,
             policy: Policy::Static,
             pool: PoolConfig {
@@ -132,6 +138,7 @@ mod tests {
         let entry = |name: &str, share| VmEntry {
             name: name.into(),
             folder: dir.path().join(name),
+            domain: None,
             size: sizes(100, 400),
             limit: sizes(500, 600),
             fast_guarantee_mib: 50,
@@ -141,6 +148,7 @@ mod tests {
         let setup = Setup {
             provisioner: ProvisionerKind::VirtioMem,
             pool: sizes(200, 800),
+            libvirt: Libvirt::default(),
             vms: vec![entry("a", 2), entry("b", 1)],
         };
         setup.write(dir.path()).unwrap();

@@ -46,6 +46,7 @@ pub fn run(
     let duration = Duration::from_secs(run.scenario.duration_s);
     let system = run.scenario.systems[0];
     let mut prepared = vec![];
+    let daemon = run.daemon()?;
     for (name, scenario) in run.scenario.vms() {
         let scenario = Scenario {
             duration_s: soak.round_s,
@@ -57,6 +58,7 @@ pub fn run(
             .lab
             .prepare(&label, &scenario, &settings, Some(provisioner))?;
         vm.limit = duration * 2 + GRACE;
+        vm.daemon.clone_from(&daemon);
         prepared.push((name, vm));
     }
     let needed_mib = prepared.iter().map(|(_, vm)| vm.memory_mib()).sum();
@@ -93,7 +95,7 @@ fn setup(prepared: &[(String, PreparedVm)], elastics: &[Elastic]) -> Setup {
     let vms = prepared
         .iter()
         .zip(elastics)
-        .map(|((name, vm), elastic)| VmEntry::unbounded(name, vm.folder(), elastic));
+        .map(|((name, vm), elastic)| VmEntry::unbounded(name, vm, elastic));
     let whole = elastics.iter().map(Elastic::full);
     Setup {
         provisioner: elastics[0].provisioner,
@@ -101,6 +103,7 @@ fn setup(prepared: &[(String, PreparedVm)], elastics: &[Elastic]) -> Setup {
             fast_mib: sum.fast_mib + vm.fast_mib,
             slow_mib: sum.slow_mib + vm.slow_mib,
         }),
+        libvirt: prepared[0].1.libvirt(),
         vms: vms.collect(),
     }
 }

@@ -6,10 +6,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::emulator::Emulator;
 use crate::error::{Error, VmFault};
 use crate::link::{GO, KILL_AGENT, LAST_WORDS, LineReader, VmMessage};
 
@@ -25,7 +26,7 @@ const TAIL_BYTES: u64 = 16 * 1024;
 /// A running emulator. It dies with this value, and with the thread that started it.
 #[derive(Debug)]
 pub struct VmChild {
-    child: Child,
+    emulator: Emulator,
     link: LineReader<UnixStream>,
     limit: Duration,
     deadline: Instant,
@@ -44,8 +45,6 @@ impl VmChild {
         output_log: PathBuf,
     ) -> Result<Self, Error> {
         let (ours, theirs) = UnixStream::pair().map_err(Error::io("create", "a socket"))?;
-        ours.set_read_timeout(Some(TICK))
-            .map_err(Error::io("set up", "a socket"))?;
         let output = File::create(&output_log).map_err(Error::io("create", &output_log))?;
         let errors = output
             .try_clone()
@@ -63,9 +62,22 @@ impl VmChild {
             .map_err(Error::io("start", Path::new(&program)))?;
         // `command` still holds their end of the link; without it, their death ends the stream.
         drop(command);
+        Self::new(Emulator::Child(child), ours, limit, console_log, output_log)
+    }
+
+    /// An emulator that was started, with our end of its link.
+    pub fn new(
+        emulator: Emulator,
+        link: UnixStream,
+        limit: Duration,
+        console_log: PathBuf,
+        output_log: PathBuf,
+    ) -> Result<Self, Error> {
+        link.set_read_timeout(Some(TICK))
+            .map_err(Error::io("set up", "a socket"))?;
         Ok(Self {
-            child,
-            link: LineReader::new(ours),
+            emulator,
+            link: LineReader::new(link),
             limit,
             deadline: Instant::now() + limit,
             console_log,
@@ -76,7 +88,7 @@ impl VmChild {
 
     /// The emulator's process.
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.emulator.pid()
     }
 
     /// The way in: what lets a VM go on that waits.
@@ -87,9 +99,7 @@ impl VmChild {
 
     /// Kills it without warning.
     pub fn kill(&mut self) {
-        // Both fail only when it has ended already, which is as well.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.emulator.kill();
     }
 
     /// The next report, or why there is none.
@@ -194,10 +204,11 @@ impl VmChild {
         }
     }
 
-    fn wait(&mut self) -> Option<std::process::ExitStatus> {
+    /// How it ended, if it did within a moment.
+    fn wait(&mut self) -> Option<String> {
         let deadline = Instant::now() + END_LIMIT;
         loop {
-            match self.child.try_wait() {
+            match self.emulator.ended() {
                 Ok(Some(status)) => return Some(status),
                 Ok(None) if Instant::now() < deadline => std::thread::sleep(TICK / 10),
                 _ => return None,

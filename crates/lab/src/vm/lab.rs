@@ -159,6 +159,7 @@ impl Lab {
             limit: Duration::from_secs(
                 scenario.duration_s + scenario.workload.start_limit_s() + scenario.lab.timeout_s,
             ),
+            daemon: None,
             folder,
             keep_logs: self.keep_logs.clone(),
         })

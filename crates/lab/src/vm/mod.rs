@@ -3,8 +3,10 @@
 mod bring;
 mod child;
 mod counts;
+mod domain;
 mod elastic;
 mod elf;
+mod emulator;
 mod initramfs;
 mod kernel;
 mod lab;
@@ -22,6 +24,7 @@ mod tree;
 pub(crate) use bring::{Finder, in_place};
 pub use child::dies_with_this_thread;
 pub(crate) use child::{Orders, VmChild};
+pub(crate) use domain::Daemon;
 pub(crate) use elastic::{Elastic, agent_socket, qmp_socket};
 pub use initramfs::Initramfs;
 pub use lab::Lab;

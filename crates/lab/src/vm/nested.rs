@@ -184,10 +184,7 @@ fn command(scenario: &Scenario, sizes: NodeSizes) -> Vec<String> {
 
 /// The emulator's file.
 fn find(qemu: &Path) -> Result<PathBuf, Error> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut places = std::env::split_paths(&path).map(|dir| dir.join(qemu));
-    let found = places.find(|place| place.is_file());
-    found.ok_or_else(|| Error::Missing {
+    tool::find(qemu).ok_or_else(|| Error::Missing {
         what: format!("there is no {}", qemu.display()),
         mend: MEND.into(),
     })

@@ -3,12 +3,15 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use demeter_host::hypervisor::libvirt::Libvirt;
 use demeter_scenario::Scenario;
 
 use super::child::VmChild;
+use super::domain::{self, Daemon};
 use super::elastic::Elastic;
 use super::memory::{NodeSizes, check_host};
 use super::{counts, qemu};
@@ -42,6 +45,8 @@ pub struct PreparedVm {
     pub prealloc: bool,
     /// How long it may live.
     pub limit: Duration,
+    /// The libvirtd that runs it as a domain; without one the emulator is started here.
+    pub daemon: Option<Arc<Daemon>>,
     pub(super) folder: tempfile::TempDir,
     pub(super) keep_logs: Option<PathBuf>,
 }
@@ -71,6 +76,19 @@ impl PreparedVm {
         self.elastic.as_ref()
     }
 
+    /// Its name for libvirt, where that runs it: that of its folder.
+    pub fn domain(&self) -> Option<String> {
+        self.daemon.as_ref()?;
+        let name = self.folder().file_name()?;
+        Some(name.to_string_lossy().into_owned())
+    }
+
+    /// Which libvirt that is; the system's where none is.
+    pub fn libvirt(&self) -> Libvirt {
+        let daemon = self.daemon.as_deref();
+        daemon.map_or_else(Libvirt::default, Daemon::libvirt)
+    }
+
     /// Memory that it may take, MiB.
     pub fn memory_mib(&self) -> u64 {
         let full = self.elastic.as_ref().map_or(self.sizes, Elastic::full);
@@ -97,7 +115,10 @@ impl PreparedVm {
                 .is_some_and(|p| p.crashes.is_some()),
             folder: self.folder(),
         };
-        let output_log = self.folder().join("qemu.log");
+        if let (Some(daemon), Some(name)) = (&self.daemon, self.domain()) {
+            return domain::start(&parts, daemon, &name, self.limit);
+        }
+        let output_log = parts.output_log();
         VmChild::start(parts.command(), self.limit, parts.console_log(), output_log)
     }
 

@@ -32,7 +32,12 @@ const SHARED_MIB: u64 = 4;
 pub const KERNEL_ARGS: &str = "console=ttyS0 loglevel=5 panic=-1 nokaslr init_on_alloc=0 \
                            no_timer_check rdinit=/bin/demeter -- lab-init";
 
-const MEND: &str = "apt-get install qemu-system-x86, or set DEMETER_QEMU to a qemu-system-x86_64";
+/// The model of the CPUs, one without "enhanced rep movsb": a kernel that copies and clears pages
+/// byte by byte takes four times as long under the emulator.
+pub const CPU: &str = "qemu64";
+
+pub const MEND: &str =
+    "apt-get install qemu-system-x86, or set DEMETER_QEMU to a qemu-system-x86_64";
 const MEND_USER: &str = "apt-get install qemu-user, or set DEMETER_QEMU_USER to a qemu-x86_64";
 
 /// Checks that the emulator is there and new enough.
@@ -122,31 +127,27 @@ impl Parts<'_> {
         self.folder.join("console.log")
     }
 
+    /// Where what the emulator says goes.
+    pub fn output_log(&self) -> PathBuf {
+        self.folder.join("qemu.log")
+    }
+
     /// The command line. The link is the child's standard input, a connected socket.
     pub fn command(&self) -> Command {
-        let Machine {
-            place,
-            vcpus,
-            fast,
-            slow,
-            ..
-        } = self.machine;
+        let Machine { place, vcpus, .. } = self.machine;
         let NodeSizes { fast_mib, slow_mib } = self.sizes;
-        let shared = self.folder.join(SHARED);
         let mut command = Command::new(self.qemu);
         let mut option = |name: &str, value: String| {
             command.arg(name).arg(value);
         };
         option("-machine", "pc,hmat=on".into());
         option("-accel", "tcg,thread=multi".into());
-        // The model without "enhanced rep movsb": a kernel that copies and clears pages byte by
-        // byte takes four times as long under the emulator.
         // A host's has AMD's virtualization with nested paging, which this emulator has on any machine.
         option(
             "-cpu",
             match place {
-                MachinePlace::Guest => "qemu64".into(),
-                MachinePlace::Host => "qemu64,+svm,+npt".into(),
+                MachinePlace::Guest => CPU.into(),
+                MachinePlace::Host => format!("{CPU},+svm,+npt"),
             },
         );
         option("-smp", vcpus.to_string());
@@ -188,36 +189,47 @@ impl Parts<'_> {
         for (name, value) in elastic.map_or(vec![], |e| e.options(self.folder, self.prealloc)) {
             option(name, value);
         }
-        option(
-            "-plugin",
-            format!(
-                "file={},shm={},fast_mib={fast_mib},slow_mib={slow_mib},plug_mib={},fast_ns={},\
-                 slow_ns={},fast_gbps={},slow_gbps={},dilation={}",
-                quoted(self.plugin),
-                quoted(&shared),
-                self.elastic.map_or(0, |e| e.plug_mib),
-                fast.latency_ns,
-                slow.latency_ns,
-                fast.bandwidth_gbps,
-                slow.bandwidth_gbps,
-                self.dilation
-            ),
-        );
-        option(
-            "-object",
-            format!(
-                "memory-backend-file,id=shared,mem-path={},size={SHARED_MIB}M,share=on",
-                quoted(&shared)
-            ),
-        );
-        // Its master: with others the VM could not be migrated.
-        option("-device", "ivshmem-plain,memdev=shared,master=on".into());
+        for (name, value) in self.tiers() {
+            option(name, value);
+        }
         option("-display", "none".into());
         command.args(["-nodefaults", "-no-user-config"]);
         if !self.has_events {
             command.arg("-no-reboot");
         }
         command
+    }
+
+    /// The options that make the tiers differ and the samples: the plugin, and the memory that it
+    /// shares with the guest and with us.
+    pub fn tiers(&self) -> [(&'static str, String); 3] {
+        let Machine { fast, slow, .. } = self.machine;
+        let NodeSizes { fast_mib, slow_mib } = self.sizes;
+        let shared = self.folder.join(SHARED);
+        let plugin = format!(
+            "file={},shm={},fast_mib={fast_mib},slow_mib={slow_mib},plug_mib={},fast_ns={},\
+             slow_ns={},fast_gbps={},slow_gbps={},dilation={}",
+            quoted(self.plugin),
+            quoted(&shared),
+            self.elastic.map_or(0, |e| e.plug_mib),
+            fast.latency_ns,
+            slow.latency_ns,
+            fast.bandwidth_gbps,
+            slow.bandwidth_gbps,
+            self.dilation
+        );
+        let memory = format!(
+            "memory-backend-file,id=shared,mem-path={},size={SHARED_MIB}M,share=on",
+            quoted(&shared)
+        );
+        // Its master: with others the VM could not be migrated. As JSON, as libvirt writes devices: QEMU
+        // makes those that are not before all others, in the first slot, which libvirt gives to another.
+        let device = r#"{"driver":"ivshmem-plain","memdev":"shared","master":"on"}"#.into();
+        [
+            ("-plugin", plugin),
+            ("-object", memory),
+            ("-device", device),
+        ]
     }
 }
 

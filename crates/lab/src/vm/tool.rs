@@ -1,9 +1,19 @@
 //! Calls of other programs.
 
 use std::io;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::error::Error;
+
+/// Where a program is: on the person's path, or where the system's own are.
+pub fn find(program: &Path) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
+    folders
+        .map(|folder| folder.join(program))
+        .find(|file| file.is_file())
+}
 
 /// Runs `command` and returns what it printed.
 ///

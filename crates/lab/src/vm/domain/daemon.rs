@@ -1,0 +1,241 @@
+//! A libvirtd of the lab's own: a user's daemon (`qemu:///session`) in a folder of its own, so that it
+//! knows nothing of the system's domains, and these nothing of it.
+//!
+//! libvirt's domains outlive their daemon, and so would outlive us. A *keeper* sees to that: a shell that waits
+//! for its standard input to end, which it does with us, and then kills what the daemon has started.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::lchown;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use demeter_host::hypervisor::libvirt::Libvirt;
+use rustix::process::{Pid, Signal, geteuid, kill_process};
+
+use super::super::tool;
+use crate::error::Error;
+
+const URI: &str = "qemu:///session";
+
+/// Whom it runs as where we are root: root's daemon would use the system's folders.
+const NOBODY: u32 = 65534;
+
+/// How long it may take until it listens.
+const START_LIMIT: Duration = Duration::from_secs(30);
+
+/// Time between two looks whether it does.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// No log daemon, which would outlive us, and no profiles for what lies in folders of ours.
+const CONFIG: &str = "stdio_handler = \"file\"\nsecurity_driver = \"none\"\n";
+
+/// Kills what has the folder `$1` in its environment, of the processes that the daemon there noted: itself
+/// and its domains.
+const KEEPER: &str = "read -r _; for pid in $(cat \"$1\"/libvirt/qemu/run/*.pid); do \
+                      if grep -qsF \"$1\" /proc/$pid/environ; then kill -KILL $pid; fi; done";
+
+const MEND: &str =
+    "apt-get install libvirt-daemon libvirt-clients, or leave \"libvirt\" out of provision.through";
+
+/// A running daemon; it ends with this value, with all of its domains.
+#[derive(Debug)]
+pub struct Daemon {
+    folder: tempfile::TempDir,
+    programs: Programs,
+    process: Mutex<Child>,
+    keeper: Child,
+}
+
+#[derive(Debug)]
+struct Programs {
+    libvirtd: PathBuf,
+    virsh: PathBuf,
+}
+
+impl Daemon {
+    /// Starts it and waits until it listens.
+    pub fn start() -> Result<Self, Error> {
+        let find = |name: &str| {
+            tool::find(Path::new(name)).ok_or_else(|| Error::Missing {
+                what: format!("there is no {name}, which provision.through = [\"libvirt\"] needs"),
+                mend: MEND.into(),
+            })
+        };
+        let programs = Programs {
+            libvirtd: find("libvirtd")?,
+            virsh: find("virsh")?,
+        };
+        let folder = tempfile::Builder::new()
+            .prefix("demeter-virt-")
+            .tempdir()
+            .map_err(Error::io("create", "a folder for libvirtd"))?;
+        let config = folder.path().join("libvirt/qemu.conf");
+        let written =
+            fs::create_dir(folder.path().join("libvirt")).and_then(|()| fs::write(&config, CONFIG));
+        written.map_err(Error::io("write", &config))?;
+        give(folder.path())?;
+        give(&folder.path().join("libvirt"))?;
+        let keeper = command(folder.path(), Path::new("sh"))
+            .args(["-c", KEEPER, "keeper"])
+            .arg(folder.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(Error::io("start", "sh"))?;
+        let process = spawn(folder.path(), &programs.libvirtd)?;
+        let daemon = Self {
+            folder,
+            programs,
+            process: Mutex::new(process),
+            keeper,
+        };
+        daemon.wait_until_up(&mut daemon.process())?;
+        Ok(daemon)
+    }
+
+    /// Ends it as systemd would and starts it again; its domains run on. Returns once it listens.
+    pub fn restart(&self) -> Result<(), Error> {
+        let mut process = self.process();
+        let ended = kill_process(Pid::from_child(&process), Signal::TERM)
+            .map_err(io::Error::from)
+            .and_then(|()| process.wait());
+        ended.map_err(Error::io("end", &self.programs.libvirtd))?;
+        *process = spawn(self.folder.path(), &self.programs.libvirtd)?;
+        self.wait_until_up(&mut process)
+    }
+
+    /// Starts the domain of this description; it is forgotten when it ends.
+    pub fn create(&self, xml: &Path) -> Result<(), Error> {
+        let mut virsh = command(self.folder.path(), &self.programs.virsh);
+        // A daemon that says nothing for 20 s is given up.
+        virsh.args(["-k", "5", "-K", "4", "-c", URI, "create"]);
+        let mend = "libvirt 9.0 with QEMU 7.2 is known to work";
+        tool::output(virsh.arg(xml), mend).map(drop)
+    }
+
+    /// Makes its user the owner of a folder and of what lies in it.
+    pub fn give(&self, folder: &Path) -> Result<(), Error> {
+        give(folder)?;
+        for entry in fs::read_dir(folder).map_err(Error::io("list", folder))? {
+            give(&entry.map_err(Error::io("list", folder))?.path())?;
+        }
+        Ok(())
+    }
+
+    /// How the host controller reaches it.
+    pub fn libvirt(&self) -> Libvirt {
+        Libvirt {
+            socket: Some(self.socket()),
+            uri: Some(URI.into()),
+            owner_uid: user(),
+        }
+    }
+
+    /// Where it notes the process of a domain.
+    pub fn pid_file_of(&self, domain: &str) -> PathBuf {
+        let run = self.folder.path().join("libvirt/qemu/run");
+        run.join(format!("{domain}.pid"))
+    }
+
+    /// Where what a domain's emulator says goes.
+    pub fn log_of(&self, domain: &str) -> PathBuf {
+        let logs = self.folder.path().join("libvirt/qemu/log");
+        logs.join(format!("{domain}.log"))
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("libvirt/libvirt-sock")
+    }
+
+    fn process(&self) -> std::sync::MutexGuard<'_, Child> {
+        // A child is what it is, whoever failed beside it.
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait_until_up(&self, process: &mut Child) -> Result<(), Error> {
+        let socket = self.socket();
+        let deadline = Instant::now() + START_LIMIT;
+        loop {
+            let Err(error) = UnixStream::connect(&socket) else {
+                return Ok(());
+            };
+            let ended = process.try_wait();
+            if let Some(status) = ended.map_err(Error::io("wait for", &self.programs.libvirtd))? {
+                let log = fs::read_to_string(log(self.folder.path())).unwrap_or_default();
+                return Err(Error::Tool {
+                    program: self.programs.libvirtd.display().to_string(),
+                    said: log.lines().last().map_or(status.to_string(), str::to_owned),
+                    mend: MEND.into(),
+                });
+            }
+            if Instant::now() >= deadline {
+                return Err(Error::io("connect to", &socket)(error));
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // The keeper kills both it and its domains; each call fails only where that is done already.
+        drop(self.keeper.stdin.take());
+        let _ = self.keeper.wait();
+        let process = self.process.get_mut();
+        let process = process.unwrap_or_else(PoisonError::into_inner);
+        let _ = process.kill();
+        let _ = process.wait();
+    }
+}
+
+/// The user that it runs as, if not ours.
+fn user() -> Option<u32> {
+    geteuid().is_root().then_some(NOBODY)
+}
+
+fn give(path: &Path) -> Result<(), Error> {
+    match user() {
+        Some(user) => lchown(path, Some(user), Some(user)).map_err(Error::io("give away", path)),
+        None => Ok(()),
+    }
+}
+
+fn log(folder: &Path) -> PathBuf {
+    folder.join("log")
+}
+
+fn spawn(folder: &Path, libvirtd: &Path) -> Result<Child, Error> {
+    let log = log(folder);
+    let errors = File::options().create(true).append(true).open(&log);
+    let errors = errors.map_err(Error::io("create", &log))?;
+    command(folder, libvirtd)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(errors)
+        .spawn()
+        .map_err(Error::io("start", libvirtd))
+}
+
+/// A program that takes the folder for all of its user's own, and finds no daemon but ours.
+fn command(folder: &Path, program: &Path) -> Command {
+    let mut command = Command::new(program);
+    command
+        .current_dir(folder)
+        .env("HOME", folder)
+        .env("LIBVIRT_AUTOSTART", "0")
+        // Its own group: Ctrl-C reaches us alone, and we end it.
+        .process_group(0);
+    for kind in ["RUNTIME_DIR", "CONFIG_HOME", "CACHE_HOME", "DATA_HOME"] {
+        command.env(format!("XDG_{kind}"), folder);
+    }
+    if let Some(user) = user() {
+        command.uid(user).gid(user);
+    }
+    command
+}

@@ -1,0 +1,149 @@
+//! A VM as a domain of a libvirtd that the lab starts for itself.
+//!
+//! What libvirt's XML can say stands in it as a person would write it (`xml`), so that the host controller
+//! meets what libvirt makes of it. Only the plugin and the memory that it shares are passed through.
+
+mod daemon;
+mod xml;
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use super::child::VmChild;
+use super::emulator::Emulator;
+use super::qemu::{self, Parts};
+use super::tool;
+use crate::error::Error;
+
+pub use daemon::Daemon;
+
+/// How long a killed emulator may take to be gone, and libvirt to know it.
+const END_LIMIT: Duration = Duration::from_secs(5);
+
+/// Time between two looks whether libvirt knows it.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// Starts the VM of these parts as the domain `name`.
+pub fn start(
+    parts: &Parts,
+    daemon: &Arc<Daemon>,
+    name: &str,
+    limit: Duration,
+) -> Result<VmChild, Error> {
+    let folder = parts.folder;
+    let emulator = tool::find(parts.qemu).ok_or_else(|| Error::Missing {
+        what: format!("there is no {}", parts.qemu.display()),
+        mend: qemu::MEND.into(),
+    })?;
+    // The daemon's user need not see into our cache.
+    let kernel = copied(parts.kernel, folder, "kernel")?;
+    let plugin = copied(parts.plugin, folder, "plugin.so")?;
+    let parts = Parts {
+        qemu: &emulator,
+        kernel: &kernel,
+        plugin: &plugin,
+        ..*parts
+    };
+    let socket = xml::link(folder);
+    removed(&socket)?;
+    let listener = UnixListener::bind(&socket)
+        .and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
+    let listener = listener.map_err(Error::io("listen on", &socket))?;
+    let output_log = parts.output_log();
+    removed(&output_log)?;
+    let link = std::os::unix::fs::symlink(daemon.log_of(name), &output_log);
+    link.map_err(Error::io("create", &output_log))?;
+    let description = folder.join("domain.xml");
+    let text = xml::xml(&parts, name);
+    fs::write(&description, text).map_err(Error::io("write", &description))?;
+    daemon.give(folder)?;
+    daemon.create(&description)?;
+    let domain = Domain::open(daemon, name)?;
+    // The emulator called before libvirt said that it runs.
+    let (link, _) = listener
+        .accept()
+        .map_err(Error::io("hear the VM on", &socket))?;
+    let emulator = Emulator::Domain(domain);
+    VmChild::new(emulator, link, limit, parts.console_log(), output_log)
+}
+
+fn copied(from: &Path, folder: &Path, name: &str) -> Result<PathBuf, Error> {
+    let to = folder.join(name);
+    fs::copy(from, &to).map_err(Error::io("copy", from))?;
+    Ok(to)
+}
+
+/// Removes a file of the VM's earlier life, where it had one.
+fn removed(path: &Path) -> Result<(), Error> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Error::io("remove", path)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The emulator of a running domain.
+#[derive(Debug)]
+pub struct Domain {
+    pid: u32,
+    process: OwnedFd,
+    /// There as long as libvirt takes the domain to run.
+    pid_file: PathBuf,
+    /// It lives as long as its domains.
+    _daemon: Arc<Daemon>,
+}
+
+impl Domain {
+    fn open(daemon: &Arc<Daemon>, name: &str) -> Result<Self, Error> {
+        let pid_file = daemon.pid_file_of(name);
+        let failed = Error::io("find the domain's process in", &pid_file);
+        let open = || -> io::Result<(u32, OwnedFd)> {
+            let text = fs::read_to_string(&pid_file)?;
+            let pid: i32 = text.trim().parse().map_err(io::Error::other)?;
+            let of = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidData)?;
+            Ok((pid as u32, pidfd_open(of, PidfdFlags::empty())?))
+        };
+        let (pid, process) = open().map_err(failed)?;
+        Ok(Self {
+            pid,
+            process,
+            pid_file,
+            _daemon: daemon.clone(),
+        })
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Kills it and waits until libvirt knows, so that it can be started again.
+    pub fn kill(&self) {
+        // Fails when it has ended already, which is as well.
+        let _ = pidfd_send_signal(&self.process, Signal::KILL);
+        let deadline = Instant::now() + END_LIMIT;
+        while Instant::now() < deadline && (!self.is_gone() || self.pid_file.exists()) {
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        // What cannot be asked is not waited for.
+        self.has_ended().unwrap_or(true)
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&self) -> io::Result<bool> {
+        let mut process = [PollFd::new(&self.process, PollFlags::IN)];
+        Ok(poll(&mut process, Some(&Timespec::default()))? > 0)
+    }
+}

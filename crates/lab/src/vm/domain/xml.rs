@@ -1,0 +1,117 @@
+//! A VM's parts as a domain's XML (libvirt's docs/formatdomain). Pure.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use demeter_policy::provision::ProvisionerKind;
+
+use super::super::elastic::{Elastic, agent_socket};
+use super::super::memory::NodeSizes;
+use super::super::qemu::{CPU, KERNEL_ARGS, Parts};
+use crate::link::PORT_NAME;
+
+/// Where the VM calls us.
+pub fn link(folder: &Path) -> PathBuf {
+    folder.join("link.sock")
+}
+
+/// The domain `name` of these parts: the machine that [`Parts::command`] makes.
+pub fn xml(parts: &Parts, name: &str) -> String {
+    let path = |path: &Path| escaped(&path.display().to_string());
+    let vcpus = parts.machine.vcpus;
+    let NodeSizes { fast_mib, slow_mib } = parts.sizes;
+    let name = escaped(name);
+    let allocation = match parts.prealloc {
+        true => "<allocation mode='immediate'/>",
+        false => "",
+    };
+    let tiers = tiers(parts);
+    let kernel = path(parts.kernel);
+    let initramfs = path(parts.initramfs);
+    let kernel_args = escaped(KERNEL_ARGS);
+    let emulator = path(parts.qemu);
+    let console = path(&parts.console_log());
+    let link = path(&link(parts.folder));
+    let agent = path(&agent_socket(parts.folder));
+    let balloon = match parts.elastic.map(|elastic: &Elastic| elastic.provisioner) {
+        Some(ProvisionerKind::VirtioBalloon) => "virtio",
+        _ => "none",
+    };
+    let mut passed = String::new();
+    for value in parts.tiers().into_iter().flat_map(|(n, v)| [n.into(), v]) {
+        // A String takes all that is written.
+        let _ = write!(passed, "<qemu:arg value='{}'/>", escaped(&value));
+    }
+    format!(
+        "<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
+  <name>{name}</name>
+  <memory unit='MiB'>{whole_mib}</memory>
+  <memoryBacking><source type='memfd'/><access mode='shared'/>{allocation}</memoryBacking>
+  <vcpu>{vcpus}</vcpu>
+  <os>
+    <type arch='x86_64' machine='pc'>hvm</type>
+    <kernel>{kernel}</kernel>
+    <initrd>{initramfs}</initrd>
+    <cmdline>{kernel_args}</cmdline>
+  </os>
+  <features><acpi/></features>
+  <cpu mode='custom' match='exact' check='none'>
+    <model fallback='forbid'>{CPU}</model>
+    <topology sockets='1' dies='1' cores='{vcpus}' threads='1'/>
+    <numa>
+      <cell id='0' cpus='0-{last_cpu}' memory='{fast_mib}' unit='MiB'/>
+      <cell id='1' memory='{slow_mib}' unit='MiB'/>
+      <interconnects>{tiers}</interconnects>
+    </numa>
+  </cpu>
+  <on_reboot>destroy</on_reboot>
+  <devices>
+    <emulator>{emulator}</emulator>
+    <controller type='usb' model='none'/>
+    <serial type='file'><source path='{console}' append='on'/></serial>
+    <channel type='unix'>
+      <source mode='connect' path='{link}'/>
+      <target type='virtio' name='{PORT_NAME}'/>
+    </channel>
+    <channel type='unix'>
+      <source mode='bind' path='{agent}'/>
+      <target type='virtio' name='org.demeter.0'/>
+    </channel>
+    <memballoon model='{balloon}'/>
+  </devices>
+  <qemu:commandline>{passed}</qemu:commandline>
+</domain>
+",
+        whole_mib = fast_mib + slow_mib,
+        last_cpu = vcpus - 1,
+    )
+}
+
+/// What the firmware tells of the nodes.
+fn tiers(parts: &Parts) -> String {
+    let mut text = String::new();
+    let tiers = [&parts.machine.fast, &parts.machine.slow];
+    for (node, tier) in tiers.into_iter().enumerate() {
+        // A String takes all that is written.
+        let _ = write!(
+            text,
+            "<latency initiator='0' target='{node}' type='access' value='{}'/>",
+            tier.latency_ns
+        );
+    }
+    for (node, tier) in tiers.into_iter().enumerate() {
+        let kib_per_s = tier.bandwidth_gbps << 20;
+        let _ = write!(
+            text,
+            "<bandwidth initiator='0' target='{node}' type='access' value='{kib_per_s}' unit='KiB'/>"
+        );
+    }
+    text
+}
+
+/// Text within an element or an attribute.
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('\'', "&apos;")
+}
