@@ -35,9 +35,12 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const CONFIG: &str = "stdio_handler = \"file\"\nsecurity_driver = \"none\"\n";
 
 /// Kills what has the folder `$1` in its environment, of the processes that the daemon there noted: itself
-/// and its domains.
-const KEEPER: &str = "read -r _; for pid in $(cat \"$1\"/libvirt/qemu/run/*.pid); do \
-                      if grep -qsF \"$1\" /proc/$pid/environ; then kill -KILL $pid; fi; done";
+/// and its domains. A note ends without an end of line, which `read` takes for a failure.
+const KEEPER: &str = r#"read -r _
+for note in "$1"/libvirt/qemu/run/*.pid; do
+    read -r pid <"$note"
+    if grep -qsF "$1" "/proc/$pid/environ"; then kill -KILL "$pid"; fi
+done"#;
 
 const MEND: &str =
     "apt-get install libvirt-daemon libvirt-clients, or leave \"libvirt\" out of provision.through";
@@ -80,14 +83,7 @@ impl Daemon {
         written.map_err(Error::io("write", &config))?;
         give(folder.path())?;
         give(&folder.path().join("libvirt"))?;
-        let keeper = command(folder.path(), Path::new("sh"))
-            .args(["-c", KEEPER, "keeper"])
-            .arg(folder.path())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(Error::io("start", "sh"))?;
+        let keeper = keeper(folder.path())?;
         let process = spawn(folder.path(), &programs.libvirtd)?;
         let daemon = Self {
             folder,
@@ -210,6 +206,18 @@ fn log(folder: &Path) -> PathBuf {
     folder.join("log")
 }
 
+/// Starts the keeper; it acts when its standard input ends.
+fn keeper(folder: &Path) -> Result<Child, Error> {
+    command(folder, Path::new("sh"))
+        .args(["-c", KEEPER, "keeper"])
+        .arg(folder)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(Error::io("start", "sh"))
+}
+
 fn spawn(folder: &Path, libvirtd: &Path) -> Result<Child, Error> {
     let log = log(folder);
     let errors = File::options().create(true).append(true).open(&log);
@@ -238,4 +246,35 @@ fn command(folder: &Path, program: &Path) -> Command {
         command.uid(user).gid(user);
     }
     command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_keeper_kills_what_the_daemon_noted_and_nobody_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let other = tempfile::tempdir().unwrap();
+        let run = folder.path().join("libvirt/qemu/run");
+        fs::create_dir_all(&run).unwrap();
+        give(folder.path()).unwrap();
+        give(other.path()).unwrap();
+        // The second has a number that a domain had, and is none.
+        let [mut domain, mut stranger] = [folder.path(), other.path()].map(|of| {
+            let mut sleep = command(of, Path::new("sleep"));
+            sleep.arg("60").spawn().unwrap()
+        });
+        fs::write(run.join("a.pid"), domain.id().to_string()).unwrap();
+        fs::write(run.join("b.pid"), stranger.id().to_string()).unwrap();
+        let mut keeper = keeper(folder.path()).unwrap();
+        assert!(domain.try_wait().unwrap().is_none());
+        drop(keeper.stdin.take());
+        keeper.wait().unwrap();
+        let status = domain.wait().unwrap();
+        assert!(!status.success(), "{status}");
+        assert!(stranger.try_wait().unwrap().is_none());
+        stranger.kill().unwrap();
+        stranger.wait().unwrap();
+    }
 }
