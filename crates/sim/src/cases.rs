@@ -24,6 +24,8 @@ pub fn run_all(
 ) -> Result<RunResult, SimError> {
     let variants = provision::variants(scenario);
     if variants.len() > 1 {
+        // Before the first of them runs.
+        provision::check(scenario)?;
         let mut all = scenario.empty_result("sim");
         for (name, one) in variants {
             let found = run_all(&one, repeats, limits, tell)?.systems;

@@ -6,8 +6,8 @@
 mod daemon;
 mod xml;
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -63,7 +63,8 @@ pub fn start(
     link.map_err(Error::io("create", &output_log))?;
     let description = folder.join("domain.xml");
     let text = xml::xml(&parts, name);
-    fs::write(&description, text).map_err(Error::io("write", &description))?;
+    let written = fresh(&description)?.write_all(text.as_bytes());
+    written.map_err(Error::io("write", &description))?;
     daemon.give(folder)?;
     daemon.create(&description)?;
     let domain = Domain::open(daemon, name)?;
@@ -77,8 +78,16 @@ pub fn start(
 
 fn copied(from: &Path, folder: &Path, name: &str) -> Result<PathBuf, Error> {
     let to = folder.join(name);
-    fs::copy(from, &to).map_err(Error::io("copy", from))?;
+    let mut file = File::open(from).map_err(Error::io("open", from))?;
+    io::copy(&mut file, &mut fresh(&to)?).map_err(Error::io("copy", from))?;
     Ok(to)
+}
+
+/// A new file: the folder belongs to the daemon's user, who may have put a link in its place.
+fn fresh(path: &Path) -> Result<File, Error> {
+    removed(path)?;
+    let created = File::options().write(true).create_new(true).open(path);
+    created.map_err(Error::io("create", path))
 }
 
 /// Removes a file of the VM's earlier life, where it had one.

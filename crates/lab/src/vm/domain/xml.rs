@@ -115,3 +115,47 @@ fn escaped(text: &str) -> String {
         .replace('<', "&lt;")
         .replace('\'', "&apos;")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::memory::tests::machine;
+    use super::*;
+
+    /// The shape itself is libvirt's to judge: tests/domain.rs.
+    #[test]
+    fn whatever_a_path_holds_it_stays_a_path() {
+        let odd = Path::new("/a'b&c<d");
+        let xml = xml(
+            &Parts {
+                qemu: odd,
+                plugin: odd,
+                kernel: odd,
+                initramfs: odd,
+                machine: &machine(60, 220),
+                dilation: 8,
+                sizes: NodeSizes {
+                    fast_mib: 100,
+                    slow_mib: 300,
+                },
+                elastic: None,
+                prealloc: true,
+                has_events: false,
+                folder: odd,
+            },
+            "a'b",
+        );
+        let document = roxmltree::Document::parse(&xml).unwrap();
+        let text = |tag: &str| {
+            let mut nodes = document.descendants();
+            nodes
+                .find(|node| node.has_tag_name(tag))
+                .and_then(|n| n.text())
+        };
+        assert_eq!(text("name"), Some("a'b"));
+        assert_eq!(text("kernel"), Some("/a'b&c<d"));
+        assert_eq!(text("memory"), Some("400"));
+        let mut values = document.descendants().filter_map(|n| n.attribute("value"));
+        assert!(values.any(|value| value.starts_with("file=/a'b&c<d,shm=/a'b&c<d/shared,")));
+        assert!(xml.contains("<allocation mode='immediate'/>"));
+    }
+}
