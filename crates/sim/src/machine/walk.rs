@@ -80,11 +80,13 @@ impl WalkCaches {
     /// The lowest table that is known for an address.
     #[inline(always)]
     fn lowest(&mut self, levels: u32, space: Space, addr: impl Address) -> Option<(Table, u32)> {
-        (1..levels).find_map(|level| {
-            let cache = &mut self.by_level[level as usize - 1];
-            let &mut (node, place) = cache.get(Self::key(level, space, addr))?;
-            Some((Table { level, node }, place))
-        })
+        // A plain loop: `find_map` was called, not inlined, three times in a nested walk.
+        for (level, cache) in (1..levels).zip(&mut self.by_level) {
+            if let Some(&mut (node, place)) = cache.get(Self::key(level, space, addr)) {
+                return Some((Table { level, node }, place));
+            }
+        }
+        None
     }
 
     #[inline(always)]
