@@ -321,9 +321,9 @@ impl Account {
         self.trial_cost_ns = 0;
     }
 
-    /// Whether it has brought so little that its moves are undone.
+    /// Whether it has brought so little, and brings nothing steadily, that its moves are undone.
     fn has_failed(&self) -> bool {
-        self.trial_benefit_ns < self.trial_cost_ns as i64 / KEEP_PART
+        self.trial_benefit_ns < self.trial_cost_ns as i64 / KEEP_PART && self.steady_ns <= 0
     }
 
     /// A trial has lost: says for how long there is none, and whether its moves are undone.
