@@ -10,9 +10,9 @@ use std::time::Duration;
 /// While the agent is calm, this part of the share is used.
 const CALM_PART: f64 = 0.2;
 
-/// CPU time that may be saved: two rounds of all passes where a look costs the most, so that what a
-/// first round finds is confirmed at once.
-const SAVED_MAX: Duration = Duration::from_millis(900);
+/// CPU time that may be saved: a round of all passes where a look costs the most, two elsewhere, so that what a
+/// first round finds is confirmed soon. More would cost a program that nothing helps more than it may.
+const SAVED_MAX: Duration = Duration::from_millis(500);
 
 /// The longest rest of a calm agent: after it a look is due, whatever the last one cost.
 const CALM_REST_MAX: Duration = Duration::from_secs(20);
