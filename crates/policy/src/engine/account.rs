@@ -12,7 +12,7 @@
 //!   batches by their bytes, for each direction, so that small pages are as dear as they are, and a
 //!   small batch that the kernel was slow with says little. What was measured long ago is
 //!   forgotten: a price at which nothing is worth moving would not be measured again.
-//! - *Benefit* is what is sampled in memory that was moved, for [`HORIZON_MS`] after its move: a sample
+//! - *Benefit* is what is sampled in memory that was moved, until its trial is judged and can be undone: a sample
 //!   in promoted memory brings the loads that it stands for times the difference of the tiers'
 //!   latencies, a sample in demoted memory takes as much. Memory that came back to where it
 //!   was counts as neither. So what is credited is the difference to memory left alone.
@@ -22,11 +22,12 @@
 //!   many loads that do not wait for memory.
 //! - What came in steadily, in two epochs in a row, is lent on: then the rest of a hot set follows its
 //!   first blocks at once.
-//! - When the account has been unable to pay for anything for [`BROKE_TICKS`], the engine *rests*: it goes on to watch, less often, and looks nothing up. A trial that has not paid for
-//!   itself until then has another horizon to do so; it goes on as soon as it has. Else it has lost:
-//!   what it moved goes back to where it lay, unless it has brought most of its cost ([`KEEP_PART`]),
-//!   since memory that lies otherwise serves a program as well on the whole, but not at each moment.
-//!   What stays is watched on, and goes back, too, when it has lost again what it had brought.
+//! - When the account has been unable to pay for anything for [`BROKE_TICKS`], the engine *rests*: it
+//!   goes on to watch, less often, and looks nothing up. A trial that has not paid for itself until then has
+//!   another horizon to do so; it goes on as soon as it has. Else it has lost: what it moved goes back to
+//!   where it lay, unless it has brought most of its cost ([`KEEP_PART`]) or brings something steadily, since
+//!   memory that lies otherwise serves a program as well on the whole, but not at each moment. What stays
+//!   is judged again in each epoch of the rest.
 //! - After a pause the engine tries again with a small stake. A pause is so long that what the
 //!   trial has lost is a hundredth of it ([`LOSS_SHARE`]), and twice as long as the one before it,
 //!   up to a bound. A trial that has gained makes it short again.
@@ -51,7 +52,7 @@ use super::snapshot::{NotAState, Numbers};
 use crate::{Budget, ByteCount, PerTier, Tier};
 use price::{PRICE_BYTES, Price};
 
-/// Time within which a move has to pay for itself, and for which its benefit is counted.
+/// Time within which a move has to pay for itself.
 pub const HORIZON_MS: u64 = 10_000;
 
 /// What an engine starts with: a fifth of a second of moves.
@@ -321,7 +322,7 @@ impl Account {
         self.trial_cost_ns = 0;
     }
 
-    /// Whether it has brought so little, and brings nothing steadily, that its moves are undone.
+    /// Whether its moves are undone: it has brought little, and brings nothing steadily.
     fn has_failed(&self) -> bool {
         self.trial_benefit_ns < self.trial_cost_ns as i64 / KEEP_PART && self.steady_ns <= 0
     }
