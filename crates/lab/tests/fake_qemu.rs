@@ -126,6 +126,19 @@ fn a_vm_that_hangs_is_killed_in_time() {
 }
 
 #[test]
+fn the_logs_of_a_failed_run_are_there_though_nobody_asked_for_them() {
+    let mut fake = Fake::new(r#"say '{"report":"failed","what":"no"}'; exec sleep 1000"#);
+    fake.lab.keep_logs = None;
+    match fake.run() {
+        Err(Error::Vm { logs, .. }) => {
+            assert!(logs.join("ci-none-qemu.log").exists(), "{logs:?}");
+            fs::remove_dir_all(logs).unwrap();
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
 fn a_vm_that_hangs_later_says_where() {
     let mut fake = Fake::new(&format!("{BOOTED}\nexec sleep 1000"));
     (fake.scenario.duration_s, fake.scenario.lab.timeout_s) = (1, 2);

@@ -52,7 +52,6 @@ impl<'a> Life<'a> {
                 Ok(None) => return Ok(()),
                 // Half a line of a life that was cut off.
                 Err(VmFault::Nonsense(_)) if self.may_boot || self.may_stutter => continue,
-                Err(VmFault::Interrupted) => return Err(Error::Interrupted),
                 Err(fault) => return Err(self.vm.error(fault)),
             };
             take(&report);

@@ -57,12 +57,27 @@ impl PreparedVm {
         &self.run
     }
 
-    /// A fault of this VM that its own thread has not seen.
+    /// What to say of a fault of this VM. Its logs are kept, where nobody has named a folder for them in a new one.
     pub fn error(&self, fault: VmFault) -> Error {
-        Error::Vm {
-            run: self.run.clone(),
-            fault,
-            logs: self.folder().into(),
+        if matches!(fault, VmFault::Interrupted) {
+            return Error::Interrupted;
+        }
+        let folder = match &self.keep_logs {
+            Some(kept) => Ok(kept.clone()),
+            None => tempfile::Builder::new()
+                .prefix("demeter-logs-")
+                .tempdir()
+                .map(tempfile::TempDir::keep)
+                .map_err(Error::io("create", "a folder for logs")),
+        };
+        let kept = folder.and_then(|logs| self.keep_logs(&logs).map(|()| logs));
+        match kept {
+            Ok(logs) => Error::Vm {
+                run: self.run.clone(),
+                fault,
+                logs,
+            },
+            Err(error) => error,
         }
     }
 
@@ -138,26 +153,10 @@ impl PreparedVm {
             }
             Err(_) => drop(vm),
         }
-        let logs = match (&outcome, &self.keep_logs) {
-            (_, Some(kept)) => kept.clone(),
-            (Ok(()) | Err(VmFault::Interrupted), None) => PathBuf::new(),
-            (Err(_), None) => tempfile::Builder::new()
-                .prefix("demeter-logs-")
-                .tempdir()
-                .map_err(Error::io("create", "a folder for logs"))?
-                .keep(),
-        };
-        if !logs.as_os_str().is_empty() {
-            self.keep_logs(&logs)?;
+        if let Some(kept) = &self.keep_logs {
+            self.keep_logs(kept)?;
         }
-        outcome.map_err(|fault| match fault {
-            VmFault::Interrupted => Error::Interrupted,
-            fault => Error::Vm {
-                run: self.run.clone(),
-                fault,
-                logs,
-            },
-        })
+        outcome.map_err(|fault| self.error(fault))
     }
 
     /// Copies the logs to `kept`, named after scenario and run.
