@@ -34,6 +34,7 @@ fn record(path: &Path, epoch_ms: u64) {
         let input = match engine.request() {
             Request::Refresh => Input::Refreshed,
             Request::Samples { .. } => Input::SamplesEnd {
+                is_repeat: false,
                 lost: 0,
                 rejected: 0,
             },

@@ -102,6 +102,11 @@ impl ResidencyMap {
         self.spaces.get(&pid)?.get(&block).map(|k| k.placement)
     }
 
+    /// The tier that a block was moved to not long before this tick.
+    pub(crate) fn moved_at(&self, pid: Pid, block: Block, tick: u32) -> Option<Tier> {
+        self.spaces.get(&pid)?.get(&block)?.moved_at(tick)
+    }
+
     /// A block was accessed at this tick.
     #[inline]
     pub(crate) fn accessed(&mut self, pid: Pid, block: Block, tick: u32) -> Accessed {

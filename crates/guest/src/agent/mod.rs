@@ -393,9 +393,17 @@ impl Agent {
         for &sample in &self.samples {
             self.engine.push(Input::Sample(sample))?;
         }
+        if !drained.is_repeat {
+            self.samples.clear();
+            self.tracker.sightings(most, &mut self.samples);
+            for &sighting in &self.samples {
+                self.engine.push(Input::Sighting(sighting))?;
+            }
+        }
         Ok(self.engine.push(Input::SamplesEnd {
             lost: drained.lost,
             rejected: drained.rejected,
+            is_repeat: drained.is_repeat,
         })?)
     }
 

@@ -81,6 +81,7 @@ impl Tracker for ScriptedTracker {
             taken: s.samples,
             lost: 0,
             rejected: 0,
+            is_repeat: false,
         })
     }
 

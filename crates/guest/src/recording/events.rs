@@ -38,6 +38,7 @@ mod tag {
     pub(super) const RECLAIMED: u8 = 16;
     pub(super) const SHARE: u8 = 17;
     pub(super) const NO_SHARE: u8 = 18;
+    pub(super) const SIGHTING: u8 = 19;
 
     pub(super) const REFRESH: u8 = 32;
     pub(super) const SAMPLES: u8 = 33;
@@ -94,9 +95,15 @@ impl Encoder {
             Input::Paused(false) => to.push(tag::RESUMED),
             Input::Refreshed => to.push(tag::REFRESHED),
             Input::Sample(sample) => self.sample(sample, to),
-            Input::SamplesEnd { lost, rejected } => {
-                tagged(to, tag::SAMPLES_END, [lost, rejected]);
+            Input::Sighting(sighting) => {
+                let Sample { pid, addr, weight } = sighting;
+                tagged(to, tag::SIGHTING, [pid.0.into(), addr.0, weight.into()]);
             }
+            Input::SamplesEnd {
+                lost,
+                rejected,
+                is_repeat,
+            } => tagged(to, tag::SAMPLES_END, [lost, rejected, is_repeat.into()]),
             Input::Located(placements) => {
                 to.push(tag::LOCATED);
                 put_placements(to, placements);
@@ -231,9 +238,15 @@ impl Decoder {
                 let (pid, weight) = (pid(from)?, from.number_u32()?);
                 Input::Sample(self.read_sample(pid, weight, from)?)
             }
+            tag::SIGHTING => Input::Sighting(Sample {
+                pid: pid(from)?,
+                addr: GuestVirtAddr(from.number()?),
+                weight: from.number_u32()?,
+            }),
             tag::SAMPLES_END => Input::SamplesEnd {
                 lost: from.number()?,
                 rejected: from.number()?,
+                is_repeat: from.number()? != 0,
             },
             tag::LOCATED => Input::Located(self.read_placements(from)?),
             tag::LOOK_UP_FAILED => Input::LookUpFailed,

@@ -218,7 +218,17 @@ fn any_event() -> impl Strategy<Value = Any> {
             let addr = GuestVirtAddr(a);
             Input::Sample(Sample { pid, addr, weight })
         }),
-        (number(), number()).prop_map(|(lost, rejected)| Input::SamplesEnd { lost, rejected }),
+        (pid(), number(), any::<u32>()).prop_map(|(pid, a, weight)| {
+            let addr = GuestVirtAddr(a);
+            Input::Sighting(Sample { pid, addr, weight })
+        }),
+        (number(), number(), any::<bool>()).prop_map(|(lost, rejected, is_repeat)| {
+            Input::SamplesEnd {
+                lost,
+                rejected,
+                is_repeat,
+            }
+        }),
         Just(Input::LookUpFailed),
         (facts(), facts()).prop_map(|(fast, slow)| Input::Nodes(PerTier { fast, slow })),
         Just(Input::MoveFailed),

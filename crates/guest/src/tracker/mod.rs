@@ -56,6 +56,10 @@ pub trait Tracker: Send {
         Ok(())
     }
 
+    /// After a drain that was no repeat, appends at most `max` sightings to `out`: what the last look found. Nothing of
+    /// a tracker whose samples are accesses, which tell that themselves.
+    fn sightings(&mut self, _max: usize, _out: &mut Vec<Sample>) {}
+
     /// Stop observing until `resume`: no CPU is spent, what was observed meanwhile is dropped.
     fn pause(&mut self) -> Result<(), TrackerError>;
 
@@ -106,6 +110,8 @@ pub struct Drained {
     pub lost: u64,
     /// Records that were malformed or belonged to nobody we follow.
     pub rejected: u64,
+    /// The samples repeat what was seen before: there was no look since the last drain.
+    pub is_repeat: bool,
 }
 
 /// Why a tracker does not work.

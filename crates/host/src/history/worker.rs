@@ -264,7 +264,12 @@ impl Worker {
                             weight: 1,
                         }))?;
                     }
-                    self.engine.push(Input::SamplesEnd { lost, rejected: 0 })?;
+                    let end = Input::SamplesEnd {
+                        lost,
+                        rejected: 0,
+                        is_repeat: false,
+                    };
+                    self.engine.push(end)?;
                 }
                 Request::LookUp { pid, blocks } => {
                     let space: &[VirtRange] = &self.memory.ranges;

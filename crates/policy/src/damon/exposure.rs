@@ -26,12 +26,16 @@
 //! tops up what it still holds to what was seen, and what was seen is forgotten by halves, too, as new
 //! looks come.
 //!
+//! What is known of a region is older than the last look, so it cannot tell what came of a move. Sightings can: a
+//! region's samples, as far as the last long pass alone confirms them.
+//!
 //! # Properties
 //! - A region has at most as many samples as it had looks that found an access; samples lie inside it.
 //! - Of two regions of one size that had as many looks and are not saturated, the one that is
 //!   accessed at the higher rate never has fewer samples (but for rounding), whatever their page sizes.
 //! - Nothing accessed yields nothing; without new looks the policy holds what was seen, to within a
 //!   sample a region, and no more.
+//! - What the last long pass did not find accessed has no sightings, and nothing has that it did not look at.
 //! - While passes contradict each other the policy is told nothing.
 //! - There are never more regions than [`REGIONS_KEPT`] in an exposure.
 
@@ -92,6 +96,8 @@ struct Seen {
     /// For so many more passes it counts as saturated in the shortest exposure: what is so by chance
     /// must not be hot in one pass and cold in the next.
     saturated_for: u32,
+    /// Share of the last pass's looks that found an access.
+    last_share: f64,
 }
 
 impl Seen {
@@ -229,6 +235,7 @@ impl Exposures {
         for seen in exposure.seen.values_mut() {
             seen.looks *= kept;
             seen.found *= kept;
+            seen.last_share = 0.0;
         }
         exposure.seen.retain(|_, seen| seen.looks >= LOOKS_MIN);
         for region in regions {
@@ -241,10 +248,12 @@ impl Exposures {
                 looks: 0.0,
                 found: 0.0,
                 saturated_for: 0,
+                last_share: 0.0,
             });
             seen.entries = region.range.len().0 as f64 / region.page_bytes.max(1) as f64;
             seen.looks += f64::from(looks.max(1));
             seen.found += f64::from(region.accesses.min(looks));
+            seen.last_share = f64::from(region.accesses.min(looks)) / f64::from(looks.max(1));
             seen.saturated_for = match seen.share() >= SATURATED {
                 true => SATURATED_FOR,
                 // No chance.
@@ -324,6 +333,27 @@ impl Exposures {
             room -= count;
             due.held += count;
             out.extend(spread(&due.key, count as u64));
+        }
+    }
+
+    /// Appends at most `max` sightings to `out`: the last long pass's part in what is known of each region. As many as
+    /// it has samples if that pass found it accessed as often as those before, none if it did not at all.
+    pub fn sightings(&self, max: usize, out: &mut Vec<Sample>) {
+        let Some(long) = self.exposures.first() else {
+            return;
+        };
+        let heats = self.heats();
+        let per_access = samples_per_access(&heats);
+        let (mut owed, mut given, mut room) = (0.0, 0.0, max as f64);
+        for (key, heat) in &heats {
+            let Some(seen) = long.seen.get(key).filter(|seen| seen.last_share > 0.0) else {
+                continue;
+            };
+            owed += (heat.rate * per_access).min(heat.found) * seen.last_share / seen.share();
+            let count = (owed - given + 1e-9).round().clamp(0.0, room);
+            given += count;
+            room -= count;
+            out.extend(spread(key, count as u64));
         }
     }
 

@@ -92,7 +92,7 @@ impl Machine {
         let mut exposures = Exposures::default();
         let end = GuestVirtAddr(BASE + BLOCKS as u64 * BLOCK_SIZE);
         let space = [VirtRange::new(GuestVirtAddr(BASE), end).unwrap()];
-        let (mut epoch, mut next_pass) = (0, 1);
+        let (mut epoch, mut next_pass, mut has_news) = (0, 1, false);
         engine.push(Input::Started(PID)).unwrap();
         engine
             .push(Input::Space {
@@ -109,9 +109,17 @@ impl Machine {
                     for sample in samples {
                         engine.push(Input::Sample(sample)).unwrap();
                     }
+                    let mut sightings = vec![];
+                    if has_news {
+                        exposures.sightings(most, &mut sightings);
+                    }
+                    for sighting in sightings {
+                        engine.push(Input::Sighting(sighting)).unwrap();
+                    }
                     let end = Input::SamplesEnd {
                         lost: 0,
                         rejected: 0,
+                        is_repeat: !has_news,
                     };
                     engine.push(end).unwrap();
                 }
@@ -151,7 +159,8 @@ impl Machine {
                 Request::Reclaim => engine.push(Input::Reclaimed).unwrap(),
                 Request::Sleep { epochs: pause } => {
                     epoch += pause;
-                    if epoch >= next_pass {
+                    has_news = epoch >= next_pass;
+                    if has_news {
                         let now: Vec<f64> = (0..BLOCKS).map(|b| rates(epoch, b)).collect();
                         for rung in 0..PASSES.len() {
                             self.look(&mut exposures, rung, &now);
@@ -244,8 +253,8 @@ fn a_sweep_moves_next_to_nothing() {
             if is_near { total / 40.0 } else { 0.0 }
         });
         let moved = machine.moved_mib();
-        // What the first pass makes believe, and nothing afterwards.
-        assert!(moved < 200, "machine {seed}: {moved} MiB");
+        // What the first looks make believe goes there and back, and nothing afterwards.
+        assert!(moved < 400, "machine {seed}: {moved} MiB");
     }
 }
 

@@ -177,6 +177,11 @@ impl Observer {
         self.exposures.samples(max, out);
     }
 
+    /// Appends at most `max` sightings to `out`: what the last looks found, and how hot it is known to be.
+    pub fn sightings(&self, max: usize, out: &mut Vec<Sample>) {
+        self.exposures.sightings(max, out);
+    }
+
     /// Forgets all other processes.
     pub fn retain(&mut self, pids: &[Pid]) {
         self.exposures.retain(pids);

@@ -33,13 +33,17 @@
 //!   up to a bound. A trial that has gained makes it short again.
 //!
 //! A tracker may not know what a sample stands for. The samples of an epoch together
-//! are then taken to be worth [`SHARE_OF_TIME`] of it. And since such a tracker looks now and then only,
-//! what moves bring shows late: stakes are larger ([`STAKE_UNSCALED_NS`]).
+//! are then taken to be worth [`SHARE_OF_TIME`] of it. Such a tracker looks now and then only, and repeats in
+//! between what it has seen: before a move, too. So its samples say what is hot, but not what a move has brought.
+//! That is told by *sightings*, what the last look alone has found, and counts from one look to the next. What one
+//! look found may be chance, as a sweep comes by: of two in a row the worse one counts. So what moves bring shows
+//! late, and stakes are larger ([`STAKE_UNSCALED_NS`]).
 //!
 //! # Properties
 //! - Moves cost no more than the stakes, with what was lent on each, twice (to undo them), and what
 //!   moves have brought, but for one batch, whatever is sampled.
 //! - A trial that fails leaves memory where it lay.
+//! - Samples that repeat what was seen before bring nothing, nor does a look that the next one does not confirm.
 //! - Whatever is sampled, a loss is no more than the stake and a hundredth of the time, but for the
 //!   trial that is under way. So on a sweep moves die out.
 //! - A stable hot set comes into fast memory; a hot set that has moved is followed.
@@ -59,7 +63,7 @@ pub const HORIZON_MS: u64 = 10_000;
 const STAKE_NS: u64 = 200_000_000;
 
 /// The same where the tracker does not know what a sample stands for.
-const STAKE_UNSCALED_NS: u64 = 1_500_000_000;
+const STAKE_UNSCALED_NS: u64 = 500_000_000;
 
 /// A further trial gets this part of the stake.
 const TRIAL_PART: i64 = 2;
@@ -163,7 +167,9 @@ pub(super) struct Account {
     cap_ns: i64,
     trial_ns: i64,
     balance_ns: i64,
-    /// What came in for each tick of the last epoch, and of the two last ones the less.
+    /// Ticks since somebody has looked: samples have only repeated what was seen before.
+    unseen_ticks: u32,
+    /// What came in for each tick until the last look, and until the two last ones the less.
     income_ns: i64,
     steady_ns: i64,
     prices: [Price; 2],
@@ -176,6 +182,9 @@ pub(super) struct Account {
     net_samples: i64,
     /// Weight of all samples of this epoch.
     all_samples: u64,
+    /// The same of sightings.
+    net_sighted: i64,
+    all_sighted: u64,
     /// What a sample is worth now.
     sample_ns: f64,
     /// Epochs of the usual length so far.
@@ -187,6 +196,15 @@ pub(super) struct Account {
     /// The first tick after the rest; 0 while there is none.
     rest_until: u32,
     rest: Rest,
+}
+
+/// What an access brings in memory that was moved to this tier.
+fn sign(moved: Option<Tier>) -> i64 {
+    match moved {
+        Some(Tier::Fast) => 1,
+        Some(Tier::Slow) => -1,
+        None => 0,
+    }
 }
 
 /// What an engine that does not move anything waits for.
@@ -211,6 +229,7 @@ impl Account {
             cap_ns: stake_ns.max(BALANCE_MAX_NS),
             trial_ns: stake_ns / TRIAL_PART,
             balance_ns: stake_ns,
+            unseen_ticks: 0,
             income_ns: 0,
             steady_ns: 0,
             prices: [Price::default(); 2],
@@ -220,6 +239,8 @@ impl Account {
             trial_cost_ns: 0,
             net_samples: 0,
             all_samples: 0,
+            net_sighted: 0,
+            all_sighted: 0,
             sample_ns: gain.sample_ns().unwrap_or(0.0),
             tick: 0,
             exposure: 0,
@@ -249,16 +270,20 @@ impl Account {
     #[inline]
     pub(super) fn take_sample(&mut self, weight: u32, moved: Option<Tier>) {
         self.all_samples = self.all_samples.saturating_add(weight.into());
-        let sign = match moved {
-            Some(Tier::Fast) => 1,
-            Some(Tier::Slow) => -1,
-            None => return,
-        };
-        self.net_samples = self.net_samples.saturating_add(sign * i64::from(weight));
+        let net = sign(moved) * i64::from(weight);
+        self.net_samples = self.net_samples.saturating_add(net);
     }
 
-    /// Ends an epoch of `epochs` times the usual length: its benefit comes in.
-    pub(super) fn end_samples(&mut self, epochs: u32) {
+    /// Takes a sighting of this weight, likewise.
+    pub(super) fn take_sighting(&mut self, weight: u32, moved: Option<Tier>) {
+        self.all_sighted = self.all_sighted.saturating_add(weight.into());
+        let net = sign(moved) * i64::from(weight);
+        self.net_sighted = self.net_sighted.saturating_add(net);
+    }
+
+    /// Ends an epoch of `epochs` times the usual length. Its benefit comes in, unless its samples repeat what was
+    /// seen before: that cannot tell what the moves since then have brought.
+    pub(super) fn end_samples(&mut self, epochs: u32, is_repeat: bool) {
         let horizons = self.tick / self.horizon_ticks();
         self.tick = self.tick.saturating_add(epochs);
         if self.tick / self.horizon_ticks() > horizons {
@@ -272,11 +297,41 @@ impl Account {
             Some(sample_ns) => sample_ns.min(share_ns * self.gain.time_saved()),
             None => share_ns * SHARE_OF_TIME,
         };
-        let benefit_ns = (self.net_samples as f64 * self.sample_ns) as i64;
+        // What was long before the last look nobody knows.
+        let most = 2 * self.horizon_ticks();
+        self.unseen_ticks = self.unseen_ticks.saturating_add(epochs).min(most);
+        if !is_repeat {
+            self.earn();
+        }
+        if self.is_resting() {
+            self.rest(is_repeat);
+        }
+        self.net_samples = 0;
+        self.all_samples = 0;
+        self.net_sighted = 0;
+        self.all_sighted = 0;
+    }
+
+    /// Takes in what moves have brought since the last look.
+    fn earn(&mut self) {
+        let ticks = std::mem::take(&mut self.unseen_ticks);
+        let found_ns = match self.gain.loads_per_sample {
+            Some(_) => self.net_samples as f64 * self.sample_ns,
+            None => {
+                let elapsed_ns = (self.epoch_ms * u64::from(ticks)) as f64 * 1e6;
+                let share = self.net_sighted as f64 / self.all_sighted.max(1) as f64;
+                share * elapsed_ns * SHARE_OF_TIME
+            }
+        };
         let most = TOTAL_MAX_NS as i64;
-        let income_ns = (benefit_ns / i64::from(epochs.max(1))).clamp(-most, most);
+        let income_ns = (found_ns as i64 / i64::from(ticks.max(1))).clamp(-most, most);
         self.steady_ns = income_ns.min(self.income_ns);
         self.income_ns = income_ns;
+        let benefit_ns = match self.gain.loads_per_sample {
+            Some(_) => found_ns as i64,
+            // One look may find by chance what a sweep is at.
+            None => self.steady_ns.saturating_mul(ticks.into()),
+        };
         self.benefit_ns = self
             .benefit_ns
             .saturating_add(benefit_ns)
@@ -289,11 +344,6 @@ impl Account {
             .trial_benefit_ns
             .saturating_add(benefit_ns)
             .clamp(-most, most);
-        if self.is_resting() {
-            self.rest();
-        }
-        self.net_samples = 0;
-        self.all_samples = 0;
     }
 
     /// What this trial has brought, less what it has cost.
@@ -302,11 +352,12 @@ impl Account {
     }
 
     /// Goes on with a rest, to its end.
-    fn rest(&mut self) {
+    fn rest(&mut self, is_repeat: bool) {
         let is_over = self.tick >= self.rest_until;
         match self.rest {
             Rest::Watch if self.trial_gain_ns() >= 0 => self.begin_trial(),
-            Rest::Watch if is_over => self.judge(),
+            // Not before somebody has looked.
+            Rest::Watch if is_over && !is_repeat => self.judge(),
             // What was kept has turned out to bring nothing.
             Rest::Pause if self.has_failed() => self.judge(),
             Rest::Pause | Rest::PutBack if is_over => self.begin_trial(),
@@ -451,7 +502,9 @@ impl Account {
                 .concat(),
         );
         to.push(self.sample_ns.to_bits());
-        to.extend([self.tick, self.exposure, self.broke_ticks, self.rest_until].map(u64::from));
+        let ticks = [self.tick, self.unseen_ticks, self.exposure];
+        to.extend(ticks.map(u64::from));
+        to.extend([self.broke_ticks, self.rest_until].map(u64::from));
         to.extend([self.rest_ms, self.cap_ns as u64]);
     }
 
@@ -475,6 +528,7 @@ impl Account {
         let sample_ns = f64::from_bits(from.next(u64::MAX)?);
         self.sample_ns = from.known(Some(sample_ns).filter(|ns| (0.0..=1e20).contains(ns)))?;
         self.tick = from.next_u32()?;
+        self.unseen_ticks = from.next((2 * self.horizon_ticks()).into())? as u32;
         self.exposure = from.next((2 * (REST_EPOCHS + 1) * EXPOSURE_ONE).into())? as u32;
         self.broke_ticks = from.next(self.patience().into())? as u32;
         self.rest_until = from.next_u32()?;

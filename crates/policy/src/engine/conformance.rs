@@ -328,7 +328,12 @@ impl<S: Strategy> Plain<S> {
                         .expect("samples are wanted");
                 }
                 let lost = epoch.samples.len().saturating_sub(most) as u64;
-                engine.push(Input::SamplesEnd { lost, rejected: 0 })
+                let end = Input::SamplesEnd {
+                    lost,
+                    rejected: 0,
+                    is_repeat: false,
+                };
+                engine.push(end)
             }
             Request::LookUp { blocks, .. } => {
                 let places: Vec<_> = blocks.iter().map(|&b| self.kernel.locate(b)).collect();

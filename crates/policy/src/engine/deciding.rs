@@ -71,7 +71,7 @@ impl<S: Strategy> Engine<S> {
         self.state = State::Samples;
     }
 
-    pub(super) fn end_samples(&mut self, lost: u64, rejected: u64) {
+    pub(super) fn end_samples(&mut self, lost: u64, rejected: u64, is_repeat: bool) {
         let astray = self.astray.saturating_add(rejected);
         let figures = &mut self.figures;
         figures.epochs += 1;
@@ -82,7 +82,7 @@ impl<S: Strategy> Engine<S> {
             // Memory was mapped since the last look, and is in use.
             self.refresh_at = self.refresh_at.min(self.epoch.saturating_add(1));
         }
-        self.account.end_samples(self.slept);
+        self.account.end_samples(self.slept, is_repeat);
         let is_cold = self.samples == 0 && self.processes.values().all(Process::is_cold);
         if is_cold && self.balloon_wants.0 == 0 {
             self.ranking.clear();

@@ -239,9 +239,15 @@ impl<S: Strategy> Engine<S> {
                 self.begin_epoch();
             }
             (Input::Refreshed, State::Refresh) => self.refreshed(),
-            (Input::SamplesEnd { lost, rejected }, State::Samples) => {
-                self.end_samples(lost, rejected);
-            }
+            (Input::Sighting(sighting), State::Samples) => self.take_sighting(sighting),
+            (
+                Input::SamplesEnd {
+                    lost,
+                    rejected,
+                    is_repeat,
+                },
+                State::Samples,
+            ) => self.end_samples(lost, rejected, is_repeat),
             (Input::Located(placements), State::LookUp) => self.locate(placements)?,
             (Input::LookUpFailed, State::LookUp) => {
                 self.look_ups.pop();
@@ -442,6 +448,13 @@ impl<S: Strategy> Engine<S> {
         let accessed = self.residency.accessed(sample.pid, block, tick);
         process.all_known &= !accessed.was_absent;
         self.account.take_sample(sample.weight, accessed.moved);
+    }
+
+    fn take_sighting(&mut self, sighting: Sample) {
+        let block = Block::of(sighting.addr);
+        let tick = self.account.tick();
+        let moved = self.residency.moved_at(sighting.pid, block, tick);
+        self.account.take_sighting(sighting.weight, moved);
     }
 
     fn locate(&mut self, placements: &[Placement]) -> Result<(), Misuse> {

@@ -40,12 +40,17 @@ pub enum Input<'a> {
     Refreshed,
     /// One of the samples that [`Request::Samples`] asked for.
     Sample(Sample),
+    /// Memory that the last look found accessed, beside the samples: where these are estimates from many looks,
+    /// only sightings can tell what moves have brought.
+    Sighting(Sample),
     /// Answers [`Request::Samples`], after all of them.
     SamplesEnd {
         /// Samples that the tracker lost.
         lost: u64,
         /// Records that were malformed or belonged to nobody.
         rejected: u64,
+        /// They repeat what was told before: nobody has looked since.
+        is_repeat: bool,
     },
     /// Answers [`Request::LookUp`]: where each block lies, in the order asked for.
     Located(&'a [Placement]),
@@ -197,6 +202,7 @@ impl Input<'_> {
             Self::Paused(_) => "paused",
             Self::Refreshed => "refreshed",
             Self::Sample(_) => "sample",
+            Self::Sighting(_) => "sighting",
             Self::SamplesEnd { .. } => "samples end",
             Self::Located(_) => "located",
             Self::LookUpFailed => "look-up failed",

@@ -272,7 +272,8 @@ enum AnyInput {
     Paused(bool),
     Refreshed,
     Sample(u32, u64, u32),
-    SamplesEnd(u64, u64),
+    Sighting(u32, u64, u32),
+    SamplesEnd(u64, u64, bool),
     Places(Vec<(u64, u64)>, bool),
     Failed(bool),
     Nodes(u64, u64),
@@ -294,8 +295,9 @@ fn any_input() -> impl Strategy<Value = AnyInput> {
         1 => number().prop_map(AnyInput::BalloonWants),
         1 => any::<bool>().prop_map(AnyInput::Paused),
         1 => Just(AnyInput::Refreshed),
+        3 => (pid.clone(), near.clone(), any::<u32>()).prop_map(|(p, a, w)| AnyInput::Sighting(p, a, w)),
         9 => (pid, near, any::<u32>()).prop_map(|(p, a, w)| AnyInput::Sample(p, a, w)),
-        1 => (number(), number()).prop_map(|(l, r)| AnyInput::SamplesEnd(l, r)),
+        1 => (number(), number(), any::<bool>()).prop_map(|(l, r, s)| AnyInput::SamplesEnd(l, r, s)),
         1 => (places, any::<bool>()).prop_map(|(p, b)| AnyInput::Places(p, b)),
         1 => any::<bool>().prop_map(AnyInput::Failed),
         1 => (number(), number()).prop_map(|(f, s)| AnyInput::Nodes(f, s)),
@@ -342,12 +344,21 @@ fn tell(plain: &mut Plain, told: &AnyInput, epoch: &EpochScript) -> Result<(), T
         AnyInput::BalloonWants(bytes) => Input::BalloonWants(ByteCount(*bytes)),
         AnyInput::Paused(paused) => Input::Paused(*paused),
         AnyInput::Refreshed => Input::Refreshed,
+        AnyInput::Sighting(pid, addr, weight) => Input::Sighting(Sample {
+            pid: Pid(*pid),
+            addr: GuestVirtAddr(*addr),
+            weight: *weight,
+        }),
         AnyInput::Sample(pid, addr, weight) => Input::Sample(Sample {
             pid: Pid(*pid),
             addr: GuestVirtAddr(*addr),
             weight: *weight,
         }),
-        &AnyInput::SamplesEnd(lost, rejected) => Input::SamplesEnd { lost, rejected },
+        &AnyInput::SamplesEnd(lost, rejected, is_repeat) => Input::SamplesEnd {
+            lost,
+            rejected,
+            is_repeat,
+        },
         AnyInput::Places(all, located) => {
             places = pairs(all);
             match located {
@@ -472,7 +483,7 @@ proptest! {
                 prop_assert!(!names_one);
                 let input = match asked {
                     Request::Refresh => Input::Refreshed,
-                    Request::Samples { .. } => Input::SamplesEnd { lost: 0, rejected: 0 },
+                    Request::Samples { .. } => Input::SamplesEnd { lost: 0, rejected: 0, is_repeat: false },
                     _ => Input::Nodes(plain.kernel.nodes()),
                 };
                 plain.engine.push(input).unwrap();

@@ -221,7 +221,8 @@ impl<S: Strategy> SimulatedAgent<S> {
         guest: &mut Guest,
         actor: &mut Actor<'_>,
     ) -> Result<bool, Misuse> {
-        let (mut samples, mut lost) = (vec![], 0);
+        let (mut samples, mut sightings) = (vec![], vec![]);
+        let (mut lost, mut is_repeat) = (0, false);
         match &mut self.tracker {
             Tracker::Sampler(addresses) => {
                 lost = addresses.len().saturating_sub(most) as u64;
@@ -232,16 +233,24 @@ impl<S: Strategy> SimulatedAgent<S> {
                     weight: 1,
                 }));
             }
-            Tracker::Damon(tracker) => {
-                if !tracker.drain(most, &mut samples, guest, actor) {
-                    return Ok(false);
-                }
-            }
+            Tracker::Damon(tracker) => match tracker.drain(most, &mut samples, guest, actor) {
+                Some(true) => tracker.sightings(most, &mut sightings),
+                Some(false) => is_repeat = true,
+                None => return Ok(false),
+            },
         }
         for sample in samples {
             engine.push(Input::Sample(sample))?;
         }
-        self.push(engine, Input::SamplesEnd { lost, rejected: 0 })?;
+        for sighting in sightings {
+            engine.push(Input::Sighting(sighting))?;
+        }
+        let end = Input::SamplesEnd {
+            lost,
+            rejected: 0,
+            is_repeat,
+        };
+        self.push(engine, end)?;
         Ok(true)
     }
 

@@ -335,6 +335,7 @@ impl Tracker for DamonTracker {
         }
         let before = cpu::of_this_thread();
         let has_news = self.proceed(&mut drained)?;
+        drained.is_repeat = !has_news;
         let is_due = self
             .topped_up
             .is_none_or(|at| at.elapsed() >= self.epoch / 2);
@@ -346,6 +347,10 @@ impl Tracker for DamonTracker {
         }
         self.unpaid += cpu::of_this_thread().saturating_sub(before);
         Ok(drained)
+    }
+
+    fn sightings(&mut self, max: usize, out: &mut Vec<Sample>) {
+        self.observer.sightings(max, out);
     }
 
     fn pause(&mut self) -> Result<(), TrackerError> {

@@ -135,6 +135,12 @@ fn a_gone_process_is_passed_over_and_numbers_stay_right() {
         out.iter()
             .all(|sample| sample.addr >= GuestVirtAddr(0x20_0000))
     );
+    assert!(!drained.is_repeat);
+    out.clear();
+    tracker.sightings(1000, &mut out);
+    assert!(!out.is_empty() && out.iter().all(|sighting| sighting.pid == Pid(8)));
+    // Nobody has looked since.
+    assert!(tracker.drain(&mut out, 1000).unwrap().is_repeat);
 }
 
 #[test]

@@ -148,7 +148,8 @@ fn what_the_emulator_dropped_is_lost_once() {
         Drained {
             taken: RECORDS,
             lost: 5,
-            rejected: 0
+            rejected: 0,
+            is_repeat: false,
         }
     );
     assert_eq!(lab.drain(1000).1, Drained::default());
@@ -170,7 +171,8 @@ fn a_small_quota_is_shared_between_vcpus() {
         Drained {
             taken: 8,
             lost: 12,
-            rejected: 0
+            rejected: 0,
+            is_repeat: false,
         }
     );
 }
@@ -188,7 +190,8 @@ fn strangers_and_kernel_addresses_are_rejected() {
             Drained {
                 taken: 1,
                 lost: 0,
-                rejected: 2
+                rejected: 2,
+                is_repeat: false,
             }
         )
     );

@@ -77,6 +77,55 @@ fn what_is_saturated_in_all_exposures_lies_between_lukewarm_and_hot() {
     assert!(lukewarm < huge && huge < hot, "{lukewarm} {huge} {hot}");
 }
 
+proptest! {
+    #[test]
+    fn only_what_the_last_long_pass_confirms_is_sighted(
+        passes in prop::collection::vec(prop::collection::vec(prop::option::of(0u32..5), 8), 1..6),
+        short in prop::collection::vec(0u32..5, 8),
+    ) {
+        let regions = |accesses: &[Option<u32>]| -> Vec<Region> {
+            let all = (1..).zip(accesses);
+            all.filter_map(|(b, accesses)| Some(block(b, (*accesses)?, PAGE_SIZE))).collect()
+        };
+        let mut exposures = Exposures::default();
+        for pass in &passes {
+            exposures.add(0, LONG, 4, &regions(pass));
+        }
+        let short: Vec<_> = short.into_iter().map(Some).collect();
+        exposures.add(1, SHORT, 4, &regions(&short));
+        let mut sighted = vec![];
+        exposures.sightings(100_000, &mut sighted);
+        for (b, accesses) in (1..).zip(&passes[passes.len() - 1]) {
+            if accesses.unwrap_or(0) == 0 {
+                prop_assert_eq!(count(&sighted, &block(b, 0, PAGE_SIZE)), 0);
+            }
+        }
+        let mut few = vec![];
+        exposures.sightings(3, &mut few);
+        prop_assert!(few.len() <= 3);
+    }
+}
+
+#[test]
+fn what_is_always_the_same_is_sighted_as_it_is_sampled() {
+    let mut exposures = Exposures::default();
+    let all = [
+        block(1, 4, PAGE_SIZE),
+        block(2, 2, PAGE_SIZE),
+        block(3, 1, PAGE_SIZE),
+    ];
+    for _ in 0..6 {
+        exposures.add(0, LONG, 4, &all);
+    }
+    let mut sighted = vec![];
+    exposures.sightings(100_000, &mut sighted);
+    let sampled = samples_of(&mut exposures);
+    assert!(!sampled.is_empty());
+    for block in &all {
+        assert_eq!(count(&sighted, block), count(&sampled, block));
+    }
+}
+
 #[test]
 fn what_moves_away_is_forgotten() {
     let mut exposures = Exposures::default();

@@ -145,7 +145,7 @@ proptest! {
 
     #[test]
     fn nothing_that_is_told_overflows(
-        told in prop::collection::vec((any::<u32>(), 0u8..4, any::<u64>(), 0u32..9), 0..200),
+        told in prop::collection::vec((any::<u32>(), 0u8..6, any::<u64>(), 0u32..9), 0..200),
         loads in prop::option::of(any::<u32>()), slow: u32, cpus: u32, stake: u64, epoch_ms in 1u64..60_000,
     ) {
         let latency_ns = PerTier { fast: 80, slow };
@@ -155,7 +155,9 @@ proptest! {
             match kind {
                 0 => account.take_sample(weight, Some(Tier::Fast)),
                 1 => account.take_sample(weight, Some(Tier::Slow)),
-                2 => account.end_samples(epochs.clamp(1, REST_EPOCHS)),
+                2 => account.end_samples(epochs.clamp(1, REST_EPOCHS), number % 2 == 0),
+                3 => account.take_sighting(weight, Some(Tier::Fast)),
+                4 => account.take_sighting(weight, Some(Tier::Slow)),
                 _ => {
                     account.pay(Direction::Promotion, ByteCount(weight.into()), number);
                     account.planned(true, true, 1);
@@ -166,6 +168,36 @@ proptest! {
             account.save(&mut saved);
             prop_assert!(other.restore(&mut Numbers::new(&saved)).is_ok());
             prop_assert_eq!(other.budget(), account.budget());
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_is_repeated_or_not_confirmed_brings_nothing(
+        looks in prop::collection::vec((0u32..4, 0u32..100), 1..60),
+    ) {
+        let gain = Gain { loads_per_sample: None, ..GAIN };
+        let mut account = Account::new(gain, 0, 500, true);
+        let brought_ns = |account: &Account| account.balance().benefit_ns;
+        let (mut before, mut unseen) = (0, 0);
+        for (repeats, in_promoted) in looks {
+            for _ in 0..repeats {
+                let so_far_ns = brought_ns(&account);
+                account.take_sample(100, Some(Tier::Fast));
+                account.end_samples(1, true);
+                prop_assert_eq!(brought_ns(&account), so_far_ns);
+                unseen += 1;
+            }
+            let so_far_ns = brought_ns(&account);
+            account.take_sighting(in_promoted, Some(Tier::Fast));
+            account.take_sighting(100 - in_promoted, None);
+            account.end_samples(1, false);
+            // The worse of two looks, for all the time since the one before.
+            let share = f64::from(before.min(in_promoted)) / 100.0;
+            let wanted_ns = share * f64::from(unseen + 1) * 500e6 * SHARE_OF_TIME;
+            prop_assert!(((brought_ns(&account) - so_far_ns) as f64 - wanted_ns).abs() < 10.0);
+            (before, unseen) = (in_promoted, 0);
         }
     }
 }
@@ -188,7 +220,7 @@ fn a_slow_small_batch_does_not_stop_all_moves_for_ever() {
     }
     assert!(promotion_ps(&account) > 20 * usual_ps);
     for _ in 0..12 * account.horizon_ticks() {
-        account.end_samples(1);
+        account.end_samples(1, false);
     }
     assert!(promotion_ps(&account) < usual_ps);
 }
@@ -248,7 +280,7 @@ fn what_was_kept_goes_back_when_it_has_lost_what_it_brought() {
         // The program waits for memory all the time; most of it was never moved.
         account.take_sample(90, None);
         account.take_sample((wanted_ns / sample_ns) as u32, Some(in_tier));
-        account.end_samples(REST_EPOCHS);
+        account.end_samples(REST_EPOCHS, false);
     };
     let brought_ns = |account: &Account| account.balance().benefit_ns.unsigned_abs();
     while account.rest == Rest::Watch {
@@ -277,7 +309,7 @@ fn who_can_pay_for_nothing_is_judged() {
         account.pay(Direction::Promotion, ByteCount(50 * MIB), STAKE_NS + 1);
         let moved_at = account.tick();
         while !account.puts_back() {
-            account.end_samples(2);
+            account.end_samples(2, false);
             account.planned(true, false, 2);
             let left = (moved_at + account.watch_ticks()).saturating_sub(account.tick());
             assert!(left >= account.horizon_ticks() - 4, "too late to undo it");

@@ -112,19 +112,20 @@ impl DamonTracker {
         }
     }
 
-    /// Appends the samples of an epoch, at most `most`; false while the agent has to wait for them.
+    /// Appends the samples of an epoch, at most `most`. Returns whether anything was looked at since the last time;
+    /// nothing while the agent has to wait for them.
     pub(super) fn drain(
         &mut self,
         most: usize,
         out: &mut Vec<Sample>,
         guest: &mut Guest,
         actor: &mut Actor<'_>,
-    ) -> bool {
+    ) -> Option<bool> {
         let has_news = match self.running.take() {
             Some(running) if running.reported_ps.is_some() => {
                 if let Some(next) = self.end(running, guest, actor) {
                     self.start(next, true, guest, actor);
-                    return !self.is_awaited();
+                    return self.unless_awaited();
                 }
                 self.pay();
                 true
@@ -133,13 +134,13 @@ impl DamonTracker {
                 let is_waited_for = running.is_waited_for;
                 self.running = Some(running);
                 if is_waited_for {
-                    return false;
+                    return None;
                 }
                 false
             }
             None if self.observer.is_calm() && self.observer.may_look(time(actor.now_ps())) => {
                 self.start(0, true, guest, actor);
-                return !self.is_awaited();
+                return self.unless_awaited();
             }
             None => false,
         };
@@ -151,12 +152,19 @@ impl DamonTracker {
             self.observer.samples(most, out);
             self.topped_up_ps = Some(now_ps);
         }
-        true
+        Some(has_news)
     }
 
-    fn is_awaited(&self) -> bool {
+    /// What the last looks found.
+    pub(super) fn sightings(&self, most: usize, out: &mut Vec<Sample>) {
+        self.observer.sightings(most, out);
+    }
+
+    /// No news; nothing at all while a pass is waited for.
+    fn unless_awaited(&self) -> Option<bool> {
         let running = self.running.as_ref();
-        running.is_some_and(|running| running.is_waited_for)
+        let is_awaited = running.is_some_and(|running| running.is_waited_for);
+        (!is_awaited).then_some(false)
     }
 
     /// Begins a long pass, unless one is under way or the budget wants a rest.

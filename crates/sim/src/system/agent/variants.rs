@@ -39,6 +39,7 @@ impl SimulatedAgent<Ranges> {
         };
         let engine = Config {
             gain,
+            stake_ns: gain.stake_ns(),
             ..settings.engine
         };
         let settings = AgentSettings {
