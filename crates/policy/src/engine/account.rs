@@ -36,7 +36,7 @@
 //! are then taken to be worth [`SHARE_OF_TIME`] of it. Such a tracker looks now and then only, and repeats in
 //! between what it has seen: before a move, too. So its samples say what is hot, but not what a move has brought.
 //! That is told by *sightings*, what the last look alone has found, and counts from one look to the next. What one
-//! look found may be chance, as a sweep comes by: of two in a row the worse one counts. So what moves bring shows
+//! look found may be chance, as a sweep comes by: what two in a row agree on counts. So what moves bring shows
 //! late, and stakes are larger ([`STAKE_UNSCALED_NS`]).
 //!
 //! # Properties
@@ -207,6 +207,15 @@ fn sign(moved: Option<Tier>) -> i64 {
     }
 }
 
+/// What both say: of two gains or two losses the lesser one.
+fn agreed(a: i64, b: i64) -> i64 {
+    match a.signum() == b.signum() {
+        true if a.abs() < b.abs() => a,
+        true => b,
+        false => 0,
+    }
+}
+
 /// What an engine that does not move anything waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rest {
@@ -325,13 +334,13 @@ impl Account {
         };
         let most = TOTAL_MAX_NS as i64;
         let income_ns = (found_ns as i64 / i64::from(ticks.max(1))).clamp(-most, most);
-        self.steady_ns = income_ns.min(self.income_ns);
-        self.income_ns = income_ns;
         let benefit_ns = match self.gain.loads_per_sample {
             Some(_) => found_ns as i64,
-            // One look may find by chance what a sweep is at.
-            None => self.steady_ns.saturating_mul(ticks.into()),
+            // One look may find by chance what a sweep is at, or come just after a hot set has moved.
+            None => agreed(self.income_ns, income_ns).saturating_mul(ticks.into()),
         };
+        self.steady_ns = income_ns.min(self.income_ns);
+        self.income_ns = income_ns;
         self.benefit_ns = self
             .benefit_ns
             .saturating_add(benefit_ns)
