@@ -121,7 +121,7 @@ pub enum Request<'a> {
     /// Look which processes there are and what they map, tell what has changed, then
     /// [`Input::Refreshed`].
     Refresh,
-    /// Tell the samples since the last time, then [`Input::SamplesEnd`].
+    /// Tell the samples since the last time and what was sighted, then [`Input::SamplesEnd`].
     Samples {
         /// The most that are taken; what is over counts as lost.
         most: usize,

@@ -175,13 +175,13 @@ proptest! {
 proptest! {
     #[test]
     fn what_is_repeated_or_not_confirmed_brings_nothing(
-        looks in prop::collection::vec((0u32..4, 0u32..100), 1..60),
+        looks in prop::collection::vec((0u32..4, -100i32..100), 1..60),
     ) {
         let gain = Gain { loads_per_sample: None, ..GAIN };
         let mut account = Account::new(gain, 0, 500, true);
         let brought_ns = |account: &Account| account.balance().benefit_ns;
         let (mut before, mut unseen) = (0, 0);
-        for (repeats, in_promoted) in looks {
+        for (repeats, net) in looks {
             for _ in 0..repeats {
                 let so_far_ns = brought_ns(&account);
                 account.take_sample(100, Some(Tier::Fast));
@@ -190,14 +190,16 @@ proptest! {
                 unseen += 1;
             }
             let so_far_ns = brought_ns(&account);
-            account.take_sighting(in_promoted, Some(Tier::Fast));
-            account.take_sighting(100 - in_promoted, None);
+            let tier = if net > 0 { Tier::Fast } else { Tier::Slow };
+            account.take_sighting(net.unsigned_abs(), Some(tier));
+            account.take_sighting(100 - net.unsigned_abs(), None);
             account.end_samples(1, false);
-            // The worse of two looks, for all the time since the one before.
-            let share = f64::from(before.min(in_promoted)) / 100.0;
+            // What two looks agree on, for all the time since the first.
+            let agreed = net.clamp(before.min(0), before.max(0));
+            let share = f64::from(agreed) / 100.0;
             let wanted_ns = share * f64::from(unseen + 1) * 500e6 * SHARE_OF_TIME;
             prop_assert!(((brought_ns(&account) - so_far_ns) as f64 - wanted_ns).abs() < 10.0);
-            (before, unseen) = (in_promoted, 0);
+            (before, unseen) = (net, 0);
         }
     }
 }
