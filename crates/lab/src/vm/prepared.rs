@@ -153,7 +153,8 @@ impl PreparedVm {
             }
             Err(_) => drop(vm),
         }
-        if let Some(kept) = &self.keep_logs {
+        // Those of a failure `error` keeps.
+        if let (Ok(()) | Err(VmFault::Interrupted), Some(kept)) = (&outcome, &self.keep_logs) {
             self.keep_logs(kept)?;
         }
         outcome.map_err(|fault| self.error(fault))

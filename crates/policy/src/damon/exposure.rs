@@ -323,14 +323,10 @@ impl Exposures {
         if std::mem::take(&mut self.has_news) {
             self.settle_what_is_due();
         }
-        let (mut owed, mut given, mut room) = (0.0, 0.0, max as f64);
+        let mut rounding = Rounding::new(max);
         for due in &mut self.due {
             due.held /= 2.0;
-            // Rounding the running sum carries what one region loses on to the next.
-            owed += (due.wanted - due.held).max(0.0);
-            let count = (owed - given + 1e-9).round().clamp(0.0, due.most).min(room);
-            given += count;
-            room -= count;
+            let count = rounding.take((due.wanted - due.held).max(0.0), due.most);
             due.held += count;
             out.extend(spread(&due.key, count as u64));
         }
@@ -344,15 +340,13 @@ impl Exposures {
         };
         let heats = self.heats();
         let per_access = samples_per_access(&heats);
-        let (mut owed, mut given, mut room) = (0.0, 0.0, max as f64);
+        let mut rounding = Rounding::new(max);
         for (key, heat) in &heats {
             let Some(seen) = long.seen.get(key).filter(|seen| seen.last_share > 0.0) else {
                 continue;
             };
-            owed += (heat.rate * per_access).min(heat.found) * seen.last_share / seen.share();
-            let count = (owed - given + 1e-9).round().clamp(0.0, room);
-            given += count;
-            room -= count;
+            let known = (heat.rate * per_access).min(heat.found);
+            let count = rounding.take(known * seen.last_share / seen.share(), f64::INFINITY);
             out.extend(spread(key, count as u64));
         }
     }
@@ -410,6 +404,34 @@ impl Exposures {
             heat.rate = (heat.rate * hottest).sqrt();
         }
         heats
+    }
+}
+
+/// Makes whole samples of what regions are owed: rounding the running sum carries what one loses on to the next.
+struct Rounding {
+    owed: f64,
+    given: f64,
+    /// How many more there may be of all.
+    room: f64,
+}
+
+impl Rounding {
+    fn new(max: usize) -> Self {
+        Self {
+            owed: 0.0,
+            given: 0.0,
+            room: max as f64,
+        }
+    }
+
+    /// What one that is owed so many gets, at most `most`.
+    fn take(&mut self, owed: f64, most: f64) -> f64 {
+        self.owed += owed;
+        let count = (self.owed - self.given + 1e-9).round();
+        let count = count.clamp(0.0, most).min(self.room);
+        self.given += count;
+        self.room -= count;
+        count
     }
 }
 
