@@ -7,7 +7,8 @@ use std::sync::atomic::AtomicBool;
 
 use demeter_lab::{Lab, Repetition};
 use demeter_outcome::Provisioning;
-use demeter_scenario::{Crashes, Scenario, Through};
+use demeter_policy::provision::ProvisionerKind;
+use demeter_scenario::{Crashes, Provisioner, Scenario, Through};
 use libtest_mimic::{Arguments, Trial};
 
 fn main() {
@@ -20,10 +21,14 @@ fn main() {
     if let Some(name) = missing {
         eprintln!("skipped: there is no {name} here");
     }
-    let tests: [(&str, fn()); 2] = [
+    let tests: [(&str, fn()); 3] = [
         (
             "a_domain_is_sized_and_loses_no_data",
             a_domain_is_sized_and_loses_no_data,
+        ),
+        (
+            "a_domain_is_sized_by_its_virtio_mem_devices",
+            a_domain_is_sized_by_its_virtio_mem_devices,
         ),
         (
             "a_libvirtd_that_is_started_anew_loses_nothing",
@@ -70,7 +75,18 @@ fn run(scenario: &str, change: impl FnOnce(&mut Scenario)) -> Provisioning {
 }
 
 fn a_domain_is_sized_and_loses_no_data() {
-    let provisioning = run("ci-balloon.toml", |_| ());
+    is_sized(ProvisionerKind::DemeterBalloon);
+}
+
+fn a_domain_is_sized_by_its_virtio_mem_devices() {
+    is_sized(ProvisionerKind::VirtioMem);
+}
+
+fn is_sized(by: ProvisionerKind) {
+    let provisioning = run("ci-balloon.toml", |scenario| {
+        let provision = scenario.provision.as_mut().unwrap();
+        provision.provisioners = vec![Provisioner::Sized(by)];
+    });
     assert_eq!(provisioning.pool_violations, Some(0));
     let inflated = provisioning.bytes_inflated.expect("memory was taken");
     let returned = provisioning.host_bytes_returned.expect("and looked for");

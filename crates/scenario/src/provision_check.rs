@@ -102,15 +102,9 @@ fn check_ways(provision: &Provision) -> Result<(), String> {
     if !through.contains(&Through::Libvirt) {
         return Ok(());
     }
-    // Of virtio-mem's devices the emulator's plugin has to know the addresses, which libvirt gives them.
-    let balloons = [
-        ProvisionerKind::DemeterBalloon,
-        ProvisionerKind::VirtioBalloon,
-    ];
-    let no_balloon = |one: &&Provisioner| one.kind().is_none_or(|kind| !balloons.contains(&kind));
-    match provisioners.iter().find(no_balloon) {
+    match provisioners.iter().find(|one| one.kind().is_none()) {
         Some(other) => Err(format!(
-            "provision.through: \"libvirt\" does not go with \"{other}\": use demeter-balloon or virtio-balloon"
+            "provision.through: \"libvirt\" does not go with \"{other}\": use what changes a VM's memory"
         )),
         None => Ok(()),
     }

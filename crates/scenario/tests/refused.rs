@@ -88,7 +88,7 @@ provision.provisioners = ["virtio-balloon"] & provision.policies = ["static"] ->
 provision.through = [] -> provision.through: name at least one, such as "qmp"
 provision.through = ["qmp", "qmp"] -> provision.through: "qmp" stands twice; remove one
 provision.through = ["xen"] -> unknown variant `xen`, expected `qmp` or `libvirt`
-provision.through = ["libvirt"] & provision.provisioners = ["virtio-mem"] -> provision.through: "libvirt" does not go with "virtio-mem": use demeter-balloon
+provision.through = ["libvirt"] & provision.provisioners = ["static"] -> provision.through: "libvirt" does not go with "static": use what changes
 provision.policies = [] -> provision.policies: name at least one, such as "static"
 provision.policies = ["magic"] -> unknown variant `magic`, expected one of `static`, `shares`, `wss`
 provision.policies = ["wss", "wss"] -> provision.policies: "wss" stands twice; remove one

@@ -32,6 +32,16 @@ pub struct Elastic {
     pub target: NodeSizes,
 }
 
+/// A virtio-mem device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryDevice {
+    /// The node that its memory is of.
+    pub node: u64,
+    pub size_mib: u64,
+    /// Where its memory begins, MiB: the emulator's plugin has to know.
+    pub at_mib: u64,
+}
+
 impl Elastic {
     /// A VM in which each node holds the machine's whole memory, that of both tiers together.
     pub fn new(provisioner: ProvisionerKind, machine: &Machine, initramfs_mib: u64) -> Self {
@@ -83,6 +93,25 @@ impl Elastic {
         self.boot.fast_mib.next_multiple_of(PLUG_ALIGN_MIB)
     }
 
+    /// What its memory is plugged in by, where it is.
+    pub fn memory_devices(&self) -> Vec<MemoryDevice> {
+        if self.provisioner != ProvisionerKind::VirtioMem {
+            return Vec::new();
+        }
+        let ram_mib = self.boot.fast_mib + self.boot.slow_mib;
+        let high_mib = match ram_mib < RAM_LOW_MAX_MIB {
+            true => 0,
+            false => ram_mib - 3072,
+        };
+        let first_mib = 4096 + high_mib.next_multiple_of(1024) + self.gap_mib();
+        let device = |node| MemoryDevice {
+            node,
+            size_mib: self.plug_mib,
+            at_mib: first_mib + node * self.plug_mib,
+        };
+        [0, 1].map(device).into()
+    }
+
     /// The devices, as names and values of QEMU's options. Memory backends must follow those of
     /// the nodes. With `prealloc` what is plugged in is backed at once.
     pub fn options(&self, folder: &Path, prealloc: bool) -> Vec<(&'static str, String)> {
@@ -100,38 +129,29 @@ impl Elastic {
                 "virtserialport,chardev=agent,name=org.demeter.0".into(),
             ),
         ];
-        match self.provisioner {
-            ProvisionerKind::DemeterBalloon => {}
-            ProvisionerKind::VirtioBalloon => {
-                options.push(("-device", "virtio-balloon-pci,id=balloon0".into()));
-            }
-            ProvisionerKind::VirtioMem => {
-                let ram_mib = self.boot.fast_mib + self.boot.slow_mib;
-                // Node by node: the first device's backend before the second's.
-                for node in 0..2 {
-                    let mib = self.plug_mib;
-                    options.push((
-                        "-object",
-                        format!("memory-backend-memfd,id=plug{node},size={mib}M,share=on"),
-                    ));
-                    let high_mib = if ram_mib < RAM_LOW_MAX_MIB {
-                        0
-                    } else {
-                        ram_mib - 3072
-                    };
-                    let at_mib =
-                        4096 + high_mib.next_multiple_of(1024) + self.gap_mib() + node * mib;
-                    options.push((
-                        "-device",
-                        format!(
-                            "virtio-mem-pci,id=vmem{node},memdev=plug{node},node={node},\
-                             memaddr={:#x},requested-size={mib}M,prealloc={}",
-                            at_mib << 20,
-                            if prealloc { "on" } else { "off" }
-                        ),
-                    ));
-                }
-            }
+        if self.provisioner == ProvisionerKind::VirtioBalloon {
+            options.push(("-device", "virtio-balloon-pci,id=balloon0".into()));
+        }
+        // Node by node: the first device's backend before the second's.
+        for device in self.memory_devices() {
+            let MemoryDevice {
+                node,
+                size_mib,
+                at_mib,
+            } = device;
+            options.push((
+                "-object",
+                format!("memory-backend-memfd,id=plug{node},size={size_mib}M,share=on"),
+            ));
+            options.push((
+                "-device",
+                format!(
+                    "virtio-mem-pci,id=vmem{node},memdev=plug{node},node={node},\
+                     memaddr={:#x},requested-size={size_mib}M,prealloc={}",
+                    at_mib << 20,
+                    if prealloc { "on" } else { "off" }
+                ),
+            ));
         }
         options
     }

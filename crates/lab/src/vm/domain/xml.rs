@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use demeter_policy::provision::ProvisionerKind;
 
-use super::super::elastic::{Elastic, agent_socket};
+use super::super::elastic::{Elastic, MemoryDevice, agent_socket};
 use super::super::memory::NodeSizes;
 use super::super::qemu::{CPU, KERNEL_ARGS, Parts};
 use crate::link::PORT_NAME;
@@ -26,6 +26,11 @@ pub fn xml(parts: &Parts, name: &str) -> String {
         false => "",
     };
     let tiers = tiers(parts);
+    let Plugged {
+        limit,
+        devices,
+        places,
+    } = plugged(parts);
     let kernel = path(parts.kernel);
     let initramfs = path(parts.initramfs);
     let kernel_args = escaped(KERNEL_ARGS);
@@ -45,7 +50,7 @@ pub fn xml(parts: &Parts, name: &str) -> String {
     format!(
         "<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
   <name>{name}</name>
-  <memory unit='MiB'>{whole_mib}</memory>
+  {limit}<memory unit='MiB'>{whole_mib}</memory>
   <memoryBacking><source type='memfd'/><access mode='shared'/>{allocation}</memoryBacking>
   <vcpu>{vcpus}</vcpu>
   <os>
@@ -77,14 +82,71 @@ pub fn xml(parts: &Parts, name: &str) -> String {
       <source mode='bind' path='{agent}'/>
       <target type='virtio' name='org.demeter.0'/>
     </channel>
-    <memballoon model='{balloon}'/>
+    <memballoon model='{balloon}'/>{devices}
   </devices>
-  <qemu:commandline>{passed}</qemu:commandline>
+  <qemu:commandline>{passed}</qemu:commandline>{places}
 </domain>
 ",
         whole_mib = fast_mib + slow_mib,
         last_cpu = vcpus - 1,
     )
+}
+
+/// Memory that is plugged in; each empty where there is none.
+#[derive(Default)]
+struct Plugged {
+    /// How much memory there may be.
+    limit: String,
+    devices: String,
+    /// Where their memory lies, which libvirt itself leaves to the emulator.
+    places: String,
+}
+
+fn plugged(parts: &Parts) -> Plugged {
+    let Some(elastic) = parts.elastic else {
+        return Plugged::default();
+    };
+    let all = elastic.memory_devices();
+    if all.is_empty() {
+        return Plugged::default();
+    }
+    let NodeSizes { fast_mib, slow_mib } = parts.sizes;
+    let most_mib = fast_mib + slow_mib + elastic.device_space_mib();
+    let (mut devices, mut places) = (String::new(), String::new());
+    for device in &all {
+        let MemoryDevice {
+            node,
+            size_mib,
+            at_mib,
+        } = device;
+        // A String takes all that is written. Names that are not libvirt's own begin with "ua-".
+        let _ = write!(
+            devices,
+            "
+    <memory model='virtio-mem'>
+      <target>
+        <size unit='MiB'>{size_mib}</size><node>{node}</node>
+        <block unit='MiB'>2</block><requested unit='MiB'>{size_mib}</requested>
+      </target>
+      <alias name='ua-vmem{node}'/>
+    </memory>"
+        );
+        let _ = write!(
+            places,
+            "<qemu:device alias='ua-vmem{node}'><qemu:frontend>\
+             <qemu:property name='memaddr' type='unsigned' value='{}'/>\
+             </qemu:frontend></qemu:device>",
+            at_mib << 20
+        );
+    }
+    Plugged {
+        limit: format!(
+            "<maxMemory slots='{}' unit='MiB'>{most_mib}</maxMemory>\n  ",
+            all.len()
+        ),
+        devices,
+        places: format!("\n  <qemu:override>{places}</qemu:override>"),
+    }
 }
 
 /// What the firmware tells of the nodes.
