@@ -2,6 +2,7 @@
 //! limit.
 #![no_main]
 
+use std::num::NonZero;
 use std::time::Duration;
 
 use demeter_guest::tracker::damon::Format;
@@ -21,7 +22,7 @@ fuzz_target!(|input: Input| {
                 pid: Pid(1),
                 range,
                 accesses,
-                page_bytes: 4096,
+                page_bytes: NonZero::new(u64::from(accesses % 3) << 11),
             })
         })
         .collect();

@@ -270,7 +270,7 @@ mod tests {
             let blocks: Vec<_> =
                 (0..looks.len() as u64).map(|b| range(b * BLOCK_SIZE, (b + 1) * BLOCK_SIZE)).collect();
             let records: Vec<_> = blocks.iter().zip(&looks).map(|(&range, &is_accessed)| Region {
-                pid: Pid(1), range, accesses: is_accessed.into(), page_bytes: BLOCK_SIZE,
+                pid: Pid(1), range, accesses: is_accessed.into(), page_bytes: None,
             }).collect();
             // The first aggregation has begun before; the second and third follow.
             let skipped = skipped % records.len();

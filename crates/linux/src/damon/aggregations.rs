@@ -12,7 +12,6 @@ use std::path::Path;
 use demeter_policy::{GuestVirtAddr, Pid, VirtRange};
 
 use super::{DamonError, Region};
-use crate::page_size::HUGE_BYTES;
 use crate::perf::ring::{self, Record, Ring};
 use crate::perf::sys::{self, Attr, Scope, flag, sample};
 use crate::perf::{PARANOIA_MAX, paranoia};
@@ -174,7 +173,7 @@ impl Format {
     }
 
     /// The region in a record, whose target number is an index of `targets`; DAMON does not tell
-    /// its page size, a huge page is assumed.
+    /// its page size.
     pub fn region(&self, record: &[u8], targets: &[Pid]) -> Option<Region> {
         let target = usize::try_from(self.target.value(record)?).ok()?;
         let start = GuestVirtAddr(self.start.value(record)?);
@@ -183,7 +182,7 @@ impl Format {
             pid: *targets.get(target)?,
             range: VirtRange::new(start, end)?,
             accesses: u32::try_from(self.accesses.value(record)?).ok()?,
-            page_bytes: HUGE_BYTES,
+            page_bytes: None,
         })
     }
 }

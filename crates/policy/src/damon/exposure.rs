@@ -26,6 +26,10 @@
 //! tops up what it still holds to what was seen, and what was seen is forgotten by halves, too, as new
 //! looks come.
 //!
+//! Pages change their size: a huge page that moves may be split. What was found of a region is then restated for its new
+//! page-table entries, so that it is as hot as before: each of 512 small pages is accessed 512 times more seldom. Nobody
+//! asks for the size of what a look found untouched; it is taken to be as before.
+//!
 //! What is known of a region is older than the last look, so it cannot tell what came of a move. Sightings can: a
 //! region's samples, as far as the last long pass alone confirms them.
 //!
@@ -33,6 +37,8 @@
 //! - A region has at most as many samples as it had looks that found an access; samples lie inside it.
 //! - Of two regions of one size that had as many looks and are not saturated, the one that is
 //!   accessed at the higher rate never has fewer samples (but for rounding), whatever their page sizes.
+//! - What a look finds untouched is no hotter than before, whatever size its pages have now; a huge page that is split
+//!   is as hot as it was.
 //! - Nothing accessed yields nothing; without new looks the policy holds what was seen, to within a
 //!   sample a region, and no more.
 //! - What the last long pass did not find accessed has no sightings, and nothing has that it did not look at.
@@ -76,6 +82,9 @@ const NEEDED_MAX: u32 = 32;
 /// From so many on, waiting for agreement is no hurry.
 const NEEDED_IN_VAIN: u32 = 8;
 
+/// A region with so many times as many page-table entries, or as few, has other pages.
+const OTHER_ENTRIES: f64 = 2.0;
+
 /// Fewer expected accesses tell nothing.
 const EXPECTED_MIN: f64 = 8.0;
 
@@ -112,6 +121,17 @@ impl Seen {
         self.share() * self.share() - variance
     }
 
+    /// The same heat, found by looks of this `interval`, of a region with so many entries.
+    fn restated(self, entries: f64, interval: Duration) -> Self {
+        let per_entry = self.rate(interval) / entries;
+        Self {
+            entries,
+            found: -self.looks * (-per_entry * interval.as_secs_f64()).exp_m1(),
+            saturated_for: 0,
+            ..self
+        }
+    }
+
     /// Accesses a second, over all entries, of a region that was looked at for `interval` each time.
     /// One look too few to be sure counts as half a look that found nothing.
     fn rate(&self, interval: Duration) -> f64 {
@@ -144,6 +164,11 @@ impl Exposure {
         }
         expected >= EXPECTED_MIN && found < CONTRADICTION * expected
     }
+}
+
+/// Entries of the page tables that map it, if anybody knows.
+fn entries_of(region: &Region) -> Option<f64> {
+    Some(region.range.len().0 as f64 / region.page_bytes?.get() as f64)
 }
 
 fn key_of(region: &Region) -> Key {
@@ -228,6 +253,7 @@ impl Exposures {
         if self.exposures.len() <= rung {
             self.exposures.resize_with(rung + 1, Exposure::default);
         }
+        self.restate(regions);
         let exposure = &mut self.exposures[rung];
         exposure.interval = interval.max(Duration::from_micros(1));
         let is_surprise = exposure.is_contradicted_by(looks, regions);
@@ -250,7 +276,7 @@ impl Exposures {
                 saturated_for: 0,
                 last_share: 0.0,
             });
-            seen.entries = region.range.len().0 as f64 / region.page_bytes.max(1) as f64;
+            seen.entries = entries_of(region).unwrap_or(seen.entries);
             seen.looks += f64::from(looks.max(1));
             seen.found += f64::from(region.accesses.min(looks));
             seen.last_share = f64::from(region.accesses.min(looks)) / f64::from(looks.max(1));
@@ -268,6 +294,23 @@ impl Exposures {
             self.trust.contradict();
         }
         is_surprise
+    }
+
+    /// Restates what is known of regions whose pages are known to have another size now.
+    fn restate(&mut self, regions: &[Region]) {
+        for Exposure { interval, seen } in &mut self.exposures {
+            for region in regions {
+                let Some(entries) = entries_of(region) else {
+                    continue;
+                };
+                let same = entries / OTHER_ENTRIES..=entries * OTHER_ENTRIES;
+                if let Some(seen) = seen.get_mut(&key_of(region))
+                    && !same.contains(&seen.entries)
+                {
+                    *seen = seen.restated(entries, *interval);
+                }
+            }
+        }
     }
 
     /// Whether passes agree so often that the policy is told what they found.

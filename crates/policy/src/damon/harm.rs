@@ -1,6 +1,8 @@
 //! What the policy makes of the tracker's samples, on a machine that is a formula: blocks are
 //! accessed at known rates, and DAMON's looks find what chance lets them.
 
+use std::num::NonZero;
+
 use super::{Exposures, PASSES, Region};
 use crate::engine::{Config, Direction, Engine, Gain, Input, NodeFacts, Ranges, Request};
 use crate::{
@@ -52,6 +54,7 @@ impl Machine {
         for (b, rate) in rates.iter().enumerate() {
             let entries = if self.is_huge[b] { 1.0 } else { 512.0 };
             let found = 1.0 - (-rate / entries * pass.interval.as_secs_f64()).exp();
+            let page_bytes = if self.is_huge[b] { 2 * MIB } else { PAGE_SIZE };
             let accesses = (0..pass.looks).filter(|_| self.chance() < found).count();
             let start = BASE + b as u64 * BLOCK_SIZE;
             let end = GuestVirtAddr(start + BLOCK_SIZE);
@@ -59,7 +62,7 @@ impl Machine {
                 pid: PID,
                 range: VirtRange::new(GuestVirtAddr(start), end).unwrap(),
                 accesses: accesses as u32,
-                page_bytes: if self.is_huge[b] { 2 * MIB } else { PAGE_SIZE },
+                page_bytes: NonZero::new(page_bytes).filter(|_| accesses > 0),
             });
         }
         exposures.add(rung, pass.interval, pass.looks, &regions);

@@ -14,6 +14,7 @@
 mod budget;
 mod exposure;
 
+use std::num::NonZero;
 use std::time::Duration;
 
 use crate::addr::{BLOCK_SIZE, Pid, VirtRange};
@@ -49,8 +50,8 @@ pub struct Region {
     pub range: VirtRange,
     /// Looks that found it accessed.
     pub accesses: u32,
-    /// Bytes that each of its page-table entries maps; not zero.
-    pub page_bytes: u64,
+    /// Bytes that each of its page-table entries maps; nothing where nobody has asked.
+    pub page_bytes: Option<NonZero<u64>>,
 }
 
 /// Longest first; a pass's place in this list is its *rung*. The first one ends within an epoch, kdamond's

@@ -37,7 +37,7 @@
 //! between what it has seen: before a move, too. So its samples say what is hot, but not what a move has brought.
 //! That is told by *sightings*, what the last look alone has found, and counts from one look to the next. What one
 //! look found may be chance, as a sweep comes by: what two in a row agree on counts. So what moves bring shows
-//! late, and stakes are larger ([`STAKE_UNSCALED_NS`]).
+//! late, and more is staked and lent ([`STAKE_UNSCALED_NS`], [`CREDIT_UNSCALED_TICKS`]).
 //!
 //! # Properties
 //! - Moves cost no more than the stakes, with what was lent on each, twice (to undo them), and what
@@ -63,13 +63,14 @@ pub const HORIZON_MS: u64 = 10_000;
 const STAKE_NS: u64 = 200_000_000;
 
 /// The same where the tracker does not know what a sample stands for.
-const STAKE_UNSCALED_NS: u64 = 500_000_000;
+const STAKE_UNSCALED_NS: u64 = 300_000_000;
 
 /// A further trial gets this part of the stake.
 const TRIAL_PART: i64 = 2;
 
-/// Ticks of income that are lent.
+/// Ticks of income that are lent, and where the next look may be as many ticks away.
 const CREDIT_TICKS: i64 = 8;
+const CREDIT_UNSCALED_TICKS: i64 = 12;
 
 /// The most that is lent.
 const CREDIT_MAX_NS: i64 = 500_000_000;
@@ -421,7 +422,11 @@ impl Account {
 
     /// What may be spent: what there is, and what steady income lends.
     fn left_ns(&self) -> i64 {
-        let lent_ns = self.steady_ns.saturating_mul(CREDIT_TICKS);
+        let ticks = match self.gain.loads_per_sample {
+            Some(_) => CREDIT_TICKS,
+            None => CREDIT_UNSCALED_TICKS,
+        };
+        let lent_ns = self.steady_ns.saturating_mul(ticks);
         self.balance_ns
             .saturating_add(lent_ns.clamp(0, CREDIT_MAX_NS))
     }

@@ -4,6 +4,7 @@
 //! [`Observer`] decides when to look, for how long, and what is made of it; here it is carried out, by a
 //! kdamond of our own. Between passes there is no kdamond at work.
 
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -198,7 +199,7 @@ impl DamonTracker {
             let pages = PageSizes::of(&self.root, regions[0].pid);
             for region in regions.iter_mut().filter(|region| region.accesses > 0) {
                 let middle = region.range.start().0 + region.range.len().0 / 2;
-                region.page_bytes = pages.at(GuestVirtAddr(middle));
+                region.page_bytes = NonZero::new(pages.at(GuestVirtAddr(middle)));
             }
         }
         let elapsed = Duration::from_nanos(first_ns.saturating_sub(running.started_ns));

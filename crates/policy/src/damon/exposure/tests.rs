@@ -1,3 +1,5 @@
+use std::num::NonZero;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -12,7 +14,7 @@ fn region(start: u64, len: u64, accesses: u32, page_bytes: u64) -> Region {
         pid: Pid(1),
         range,
         accesses,
-        page_bytes,
+        page_bytes: NonZero::new(page_bytes),
     }
 }
 
@@ -103,6 +105,37 @@ proptest! {
         let mut few = vec![];
         exposures.sightings(3, &mut few);
         prop_assert!(few.len() <= 3);
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_was_not_touched_is_no_hotter_than_before_whatever_its_pages_are_now(
+        passes in prop::collection::vec((1u32..5, any::<bool>()), 1..8),
+        is_huge in prop::option::of(any::<bool>()),
+    ) {
+        let page_bytes = |is_huge| if is_huge { 2 * MIB } else { PAGE_SIZE };
+        let mut exposures = Exposures::default();
+        for (accesses, is_huge) in passes {
+            exposures.add(0, LONG, 4, &[block(1, accesses, page_bytes(is_huge))]);
+        }
+        let rate = |exposures: &Exposures| exposures.heats().values().map(|heat| heat.rate).sum::<f64>();
+        let before = rate(&exposures);
+        // Of what was not touched nobody may have asked.
+        exposures.add(0, LONG, 4, &[block(1, 0, is_huge.map_or(0, page_bytes))]);
+        let after = rate(&exposures);
+        prop_assert!(after <= before * (1.0 + 1e-9), "{} after {}", after, before);
+    }
+
+    #[test]
+    fn a_huge_page_that_is_split_is_as_hot_as_before(accesses in 0u32..=20) {
+        let mut exposures = Exposures::default();
+        exposures.add(0, LONG, 20, &[block(1, accesses, 2 * MIB)]);
+        let rate = |exposures: &Exposures| exposures.heats().values().map(|heat| heat.rate).sum::<f64>();
+        let before = rate(&exposures);
+        exposures.restate(&[block(1, 0, PAGE_SIZE)]);
+        let after = rate(&exposures);
+        prop_assert!((after - before).abs() <= before * 1e-6, "{} after {}", after, before);
     }
 }
 
@@ -246,7 +279,7 @@ proptest! {
         let mut exposures = Exposures::default();
         exposures.add(0, LONG, LOOKS, &[a, b]);
         let samples = samples_of(&mut exposures);
-        let rate = |r: &Region| f64::from(r.accesses) / r.page_bytes as f64;
+        let rate = |r: &Region| f64::from(r.accesses) * entries_of(r).unwrap();
         let (hot, cold) = if rate(&a) >= rate(&b) { (a, b) } else { (b, a) };
         prop_assert!(count(&samples, &hot) + 1 >= count(&samples, &cold));
     }

@@ -6,10 +6,11 @@
 //!
 //! What a kdamond takes to come and go, and the agent's own work in reading what it found, is left out.
 
+use std::num::NonZero;
 use std::time::Duration;
 
 use demeter_policy::damon::{CPU_PERCENT, Observer, Pass, Region, region_bounds};
-use demeter_policy::{GuestVirtAddr, PAGE_SIZE, Pid, Sample, VirtRange};
+use demeter_policy::{GuestVirtAddr, Pid, Sample, VirtRange};
 
 use crate::damon::{Attrs, Bounds, Kdamond};
 use crate::guest::Guest;
@@ -96,7 +97,7 @@ impl DamonTracker {
                     pid: self.pid,
                     range,
                     accesses: region.accesses,
-                    page_bytes: PAGE_SIZE,
+                    page_bytes: None,
                 })
             });
             running.found.extend(found);
@@ -222,7 +223,7 @@ impl DamonTracker {
         for region in accessed {
             let middle = region.range.start().0 + region.range.len().0 / 2;
             if let Some((_, size)) = guest.tables.find(GuestVirtAddr(middle)) {
-                region.page_bytes = guest.bytes(size);
+                region.page_bytes = NonZero::new(guest.bytes(size));
             }
             asked += 1;
         }
