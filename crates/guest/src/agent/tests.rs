@@ -32,6 +32,11 @@ struct Script {
     drawn: u64,
     /// A process with as many samples, at the same addresses.
     peer: Option<Pid>,
+    /// It looks at each so many-th drain only, repeats itself in between, and nobody knows what a sample is worth.
+    looks_every: Option<u64>,
+    drains: u64,
+    /// What a look finds.
+    sighted: Vec<Sample>,
     corrupt_next: bool,
     observing: bool,
     targets: Vec<Pid>,
@@ -46,7 +51,10 @@ impl Tracker for ScriptedTracker {
     }
 
     fn loads_per_sample(&self) -> Option<u32> {
-        WORTH_MUCH.loads_per_sample
+        match self.0.lock().unwrap().looks_every {
+            Some(_) => None,
+            None => WORTH_MUCH.loads_per_sample,
+        }
     }
 
     fn set_targets(&mut self, targets: &[Pid]) -> Result<(), TrackerError> {
@@ -62,6 +70,7 @@ impl Tracker for ScriptedTracker {
                 what: "head".into(),
             });
         }
+        s.drains += 1;
         for _ in 0..s.samples {
             s.drawn += 1;
             let spread = s.drawn.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
@@ -81,8 +90,13 @@ impl Tracker for ScriptedTracker {
             taken: s.samples,
             lost: 0,
             rejected: 0,
-            is_repeat: false,
+            is_repeat: s.looks_every.is_some_and(|n| !s.drains.is_multiple_of(n)),
         })
+    }
+
+    fn sightings(&mut self, max: usize, out: &mut Vec<Sample>) {
+        let s = self.0.lock().unwrap();
+        out.extend(s.sighted.iter().take(max));
     }
 
     fn pause(&mut self) -> Result<(), TrackerError> {
@@ -124,6 +138,16 @@ impl World {
     }
 
     fn tuned(tuning: Tuning) -> Self {
+        let script = Script {
+            samples: 300,
+            blocks: 400,
+            hot: 350..400,
+            ..Script::default()
+        };
+        Self::of(script, tuning)
+    }
+
+    fn of(script: Script, tuning: Tuning) -> Self {
         let root = tempfile::tempdir().unwrap();
         node(root.path(), 0, 216, 4);
         node(root.path(), 1, 1000, 70);
@@ -138,12 +162,6 @@ impl World {
             );
         }
         let kernel = SharedPages::new(kernel, Some(root.path().into()));
-        let script = Script {
-            samples: 300,
-            blocks: 400,
-            hot: 350..400,
-            ..Script::default()
-        };
         let script = Arc::new(Mutex::new(script));
         let status = StatusCell::default();
         // How long moves take on this machine must decide nothing.
@@ -211,6 +229,34 @@ fn the_hot_set_comes_into_fast_memory_and_then_nothing_moves() {
         s.targets[0].fast_bytes + s.targets[0].slow_bytes,
         400 * BLOCK_SIZE
     );
+}
+
+/// Of a tracker that repeats itself only what its looks find counts.
+#[test]
+fn what_moves_have_brought_is_what_a_look_sights() {
+    let benefit_of = |sighted: Vec<Sample>| {
+        let script = Script {
+            samples: 300,
+            blocks: 400,
+            hot: 350..400,
+            looks_every: Some(4),
+            sighted,
+            ..Script::default()
+        };
+        let mut w = World::of(script, Tuning::default());
+        w.steps(24);
+        assert_eq!(w.hot_in_fast(), 50);
+        w.status.get().moves_benefit_ms
+    };
+    let sighting = |block| Sample {
+        pid: PID,
+        addr: GuestVirtAddr(BASE + block * BLOCK_SIZE),
+        weight: 1,
+    };
+    assert_eq!(benefit_of(vec![]), 0);
+    assert!(benefit_of((350..400).map(sighting).collect()) > 0);
+    // What was never moved.
+    assert_eq!(benefit_of((310..340).map(sighting).collect()), 0);
 }
 
 #[test]
