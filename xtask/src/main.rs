@@ -30,14 +30,15 @@ enum Task {
     Test,
     /// Fuzz what comes from the other side of a socket, a ring or a file
     Fuzz(fuzz::Args),
-    /// Run each system's authors' experiment on the simulator, and write docs/src/systems.md
+    /// Run the experiments of systems' authors on the simulator, scenarios/paper-*.toml and seed-*.toml, and
+    /// write docs/src/systems.md
     ///
     /// Results are kept in target/systems. Only what has changed since is run again: an experiment's scenario, or
     /// the code of simulator and policy.
     Systems(systems::Args),
     /// Make the reference pages of docs/ from the code, and the book where mdbook is installed
     Docs,
-    /// Make the tables of README.md and docs/src/results.md from the stored results
+    /// Make the tables of README.md and docs/src/results.md from the stored results, or store another
     Results(results::Args),
     /// Build the Python package into target/python, and run its tests with the built command
     Python,

@@ -13,16 +13,18 @@ use crate::shell;
 /// Where results are stored; `crates/demeter/tests/results.rs` says how, and makes tables of them.
 const FOLDER: &str = "results";
 
-/// Writes the tables of README.md and docs/src/results.md anew, from `results/`.
+/// Writes the tables of the documents anew, from `results/`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Store this result file (of `demeter run --json`) first, without what no table needs
+    /// Store this first: a result file (of `demeter run --json`), without what no table needs, or what
+    /// another command printed (FILE.txt)
     #[arg(long, value_name = "FILE")]
     add: Option<PathBuf>,
     /// Under this name; that of the scenario without it
     #[arg(long, requires = "add")]
     name: Option<String>,
-    /// The command that made it; `demeter run scenarios/SCENARIO.toml --on WHERE` without it
+    /// The command that made it; `demeter run scenarios/SCENARIO.toml --on WHERE` without it. What a
+    /// command printed needs it
     #[arg(long, requires = "add")]
     command: Option<String>,
     /// The commit that made it; the last one without it
@@ -46,38 +48,80 @@ pub fn results(args: &Args) -> anyhow::Result<()> {
 /// Stores a result.
 fn add(args: &Args) -> anyhow::Result<()> {
     let file = args.add.as_deref().context("no result file")?;
-    let text = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
-    let mut result: Value = serde_json::from_slice(&text)
-        .with_context(|| format!("{} is no result file", file.display()))?;
-    let word = |key: &str| {
-        let word = result[key].as_str().map(str::to_owned);
-        word.with_context(|| format!("{} is no result file: no {key}", file.display()))
+    let text =
+        fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let added = match file.extension() {
+        Some(extension) if extension == "txt" => Added::printed(text, args)?,
+        _ => Added::result(&text, args)
+            .with_context(|| format!("{} is no result file", file.display()))?,
     };
-    let (scenario, on) = (word("scenario")?, word("on")?);
-    let name = args.name.clone().unwrap_or_else(|| scenario.clone());
+    let name = added.name;
     ensure!(
         name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-'),
         "{name:?}: a result's name has letters, digits and hyphens only"
     );
-    let usual = || format!("demeter run scenarios/{scenario}.toml --on {on}");
-    let command = args.command.clone().unwrap_or_else(usual);
     let commit = match &args.commit {
         Some(commit) => commit.clone(),
         None => said(shell::program("git", "rev-parse --short=7 HEAD"))?,
     };
     let machine = match &args.machine {
         Some(machine) => machine.clone(),
-        None if on == "sim" => "the same on every machine".into(),
+        None if added.is_simulated => "the same on every machine".into(),
         None => machine()?,
     };
-    shorten(&mut result);
-    let stored =
-        json!({ "command": command, "commit": commit, "machine": machine, "result": result });
+    let stored = json!({
+        "command": added.command,
+        "commit": commit,
+        "machine": machine,
+        "result": added.result,
+    });
     let path = shell::root().join(FOLDER).join(format!("{name}.json"));
     let text = serde_json::to_string_pretty(&stored)? + "\n";
     fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     eprintln!("wrote {FOLDER}/{name}.json");
     Ok(())
+}
+
+/// What is stored.
+struct Added {
+    name: String,
+    command: String,
+    is_simulated: bool,
+    /// A result file's content, or a string that has what a command printed.
+    result: Value,
+}
+
+impl Added {
+    fn result(text: &str, args: &Args) -> anyhow::Result<Self> {
+        let mut result: Value = serde_json::from_str(text)?;
+        let word = |key: &str| result[key].as_str().with_context(|| format!("no {key}"));
+        let (scenario, on) = (word("scenario")?, word("on")?);
+        let usual = || format!("demeter run scenarios/{scenario}.toml --on {on}");
+        let (name, command, is_simulated) = (
+            args.name.clone().unwrap_or_else(|| scenario.to_owned()),
+            args.command.clone().unwrap_or_else(usual),
+            on == "sim",
+        );
+        shorten(&mut result);
+        Ok(Self {
+            name,
+            command,
+            is_simulated,
+            result,
+        })
+    }
+
+    fn printed(text: String, args: &Args) -> anyhow::Result<Self> {
+        Ok(Self {
+            name: args.name.clone().context("give it a --name")?,
+            command: args
+                .command
+                .clone()
+                .context("say with --command what printed it")?,
+            is_simulated: false,
+            result: Value::String(text),
+        })
+    }
 }
 
 /// Takes away what no table needs. Of a series the end is kept: it says how long the run was.

@@ -1,4 +1,4 @@
-//! `docs/src/systems.md`: the designs, and what they come to beside their authors' figures.
+//! `docs/src/systems.md`: the designs, and what they come to beside published figures.
 
 use std::fs;
 use std::io::Write;
@@ -18,12 +18,15 @@ const PAGE: &str = "docs/src/systems.md";
 /// What an experiment's figures follow from, beside its scenario.
 const MODEL: &str = "crates/sim/src crates/policy/src crates/scenario/src crates/outcome/src";
 
-/// Runs systems' authors' experiments.
+/// Runs the experiments of the seeds and of systems' authors.
 #[derive(clap::Args)]
 pub struct Args {
     /// Run these only (`paper-colloid`), changed or not, and write no page
     names: Vec<String>,
 }
+
+/// What the names of experiments begin with.
+const KINDS: [&str; 2] = ["paper-", "seed-"];
 
 /// `scenarios/NAME.toml`.
 struct Experiment {
@@ -79,7 +82,7 @@ impl Experiment {
     }
 }
 
-/// Runs each `scenarios/paper-NAME.toml` on the simulator whose result may have changed, and writes the page.
+/// Runs each experiment on the simulator whose result may have changed, and writes the page.
 pub fn systems(args: &Args) -> anyhow::Result<()> {
     let all = names()?;
     if let Some(unknown) = args.names.iter().find(|name| !all.contains(name)) {
@@ -128,8 +131,16 @@ fn write_page(all: &[Experiment]) -> anyhow::Result<()> {
         "demeter {page}: {}",
         String::from_utf8_lossy(&output.stderr)
     );
-    fs::write(shell::root().join(PAGE), output.stdout)
-        .with_context(|| format!("cannot write {PAGE}"))
+    let commit = git("rev-parse --short=7 HEAD", b"")?;
+    let commit = format!(
+        "\nCommit {}; the same on every machine.\n",
+        String::from_utf8_lossy(&commit).trim()
+    );
+    fs::write(
+        shell::root().join(PAGE),
+        [output.stdout, commit.into()].concat(),
+    )
+    .with_context(|| format!("cannot write {PAGE}"))
 }
 
 /// The experiments' names, in order.
@@ -139,7 +150,7 @@ fn names() -> anyhow::Result<Vec<String>> {
     let files = scenarios.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let mut names: Vec<String> = files
         .filter_map(|file| Some(file.strip_suffix(".toml")?.to_owned()))
-        .filter(|name| name.starts_with("paper-"))
+        .filter(|name| KINDS.iter().any(|kind| name.starts_with(kind)))
         .collect();
     names.sort();
     Ok(names)
@@ -147,13 +158,32 @@ fn names() -> anyhow::Result<Vec<String>> {
 
 /// A name for the scenario's and the model's files as they are now, committed or not.
 fn source(name: &str) -> anyhow::Result<String> {
+    let scenarios = scenarios(name)?.join(" ");
     let files = git(
-        &format!("ls-files --cached --others --exclude-standard -- scenarios/{name}.toml {MODEL}"),
+        &format!("ls-files --cached --others --exclude-standard -- {scenarios} {MODEL}"),
         b"",
     )?;
     let contents = git("hash-object --stdin-paths", &files)?;
     let source = git("hash-object --stdin", &[files, contents].concat())?;
     Ok(String::from_utf8_lossy(&source).trim().to_owned())
+}
+
+/// The scenario's file, that which it extends, and so on.
+fn scenarios(name: &str) -> anyhow::Result<Vec<String>> {
+    let mut files = vec![format!("scenarios/{name}.toml")];
+    // More than one after the other can be; none extends itself, or it would not run.
+    while let Some(file) = files.last().filter(|_| files.len() < 8) {
+        let text = fs::read_to_string(shell::root().join(file));
+        let text = text.with_context(|| format!("cannot read {file}"))?;
+        let extended = text
+            .lines()
+            .find_map(|line| line.strip_prefix("extends = \"")?.strip_suffix('"'));
+        match extended {
+            Some(extended) => files.push(format!("scenarios/{extended}")),
+            None => break,
+        }
+    }
+    Ok(files)
 }
 
 /// What git says when it is told something.

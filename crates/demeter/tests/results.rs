@@ -1,8 +1,8 @@
 //! Tables in documents are those of stored results. `cargo xtask results` writes them.
 //!
 //! A result is `results/NAME.json`: the command that made it, the commit, the machine, and the result file
-//! without its series. A document has it between `<!-- result NAME -->` and `<!-- end -->`; behind the name
-//! may stand which of its tables: `published` or `worst-first`.
+//! without its series, or what another command printed. A document has it between `<!-- result NAME -->` and
+//! `<!-- end -->`; behind the name may stand which of a result file's tables: `published` or `worst-first`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -30,6 +30,7 @@ struct Stored {
     command: String,
     commit: String,
     machine: String,
+    /// A result file's content, or a string: what another command printed.
     result: Value,
 }
 
@@ -50,9 +51,13 @@ fn block(what: &str) -> Result<String, String> {
     let path = format!("{FOLDER}/{name}.json");
     let text = fs::read_to_string(root().join(&path)).map_err(|e| format!("{path}: {e}"))?;
     let stored: Stored = serde_json::from_str(&text).map_err(|e| format!("{path}: {e}"))?;
-    let result = RunResult::from_json(&stored.result.to_string());
-    let result = result.map_err(|e| format!("{path}: {e}"))?;
-    let table = part(&result, which);
+    let table = match &stored.result {
+        Value::String(printed) => printed.clone(),
+        result => {
+            let result = RunResult::from_json(&result.to_string());
+            part(&result.map_err(|e| format!("{path}: {e}"))?, which)
+        }
+    };
     if table.is_empty() {
         return Err(format!("{what}: there is nothing to show in {path}"));
     }
