@@ -63,7 +63,7 @@ pub const HORIZON_MS: u64 = 10_000;
 const STAKE_NS: u64 = 200_000_000;
 
 /// The same where the tracker does not know what a sample stands for.
-const STAKE_UNSCALED_NS: u64 = 300_000_000;
+const STAKE_UNSCALED_NS: u64 = 500_000_000;
 
 /// A further trial gets this part of the stake.
 const TRIAL_PART: i64 = 2;
