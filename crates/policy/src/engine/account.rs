@@ -68,7 +68,7 @@ const STAKE_UNSCALED_NS: u64 = 500_000_000;
 /// A further trial gets this part of the stake.
 const TRIAL_PART: i64 = 2;
 
-/// Ticks of income that are lent, and where the next look may be as many ticks away.
+/// Ticks of income that are lent; more where looks, and so income, come far apart.
 const CREDIT_TICKS: i64 = 8;
 const CREDIT_UNSCALED_TICKS: i64 = 12;
 
