@@ -37,6 +37,7 @@ pub struct Elastic {
 pub struct MemoryDevice {
     /// The node that its memory is of.
     pub node: u64,
+    /// As much as it can have, MiB.
     pub size_mib: u64,
     /// Where its memory begins, MiB: the emulator's plugin has to know.
     pub at_mib: u64,

@@ -103,13 +103,10 @@ struct Plugged {
 }
 
 fn plugged(parts: &Parts) -> Plugged {
-    let Some(elastic) = parts.elastic else {
+    let Some(elastic) = parts.elastic.filter(|elastic| elastic.plug_mib > 0) else {
         return Plugged::default();
     };
     let all = elastic.memory_devices();
-    if all.is_empty() {
-        return Plugged::default();
-    }
     let NodeSizes { fast_mib, slow_mib } = parts.sizes;
     let most_mib = fast_mib + slow_mib + elastic.device_space_mib();
     let (mut devices, mut places) = (String::new(), String::new());
