@@ -133,14 +133,34 @@ impl ResidencyMap {
         }
     }
 
-    /// A block did move at this tick: its failures are forgotten, and where it was moved counts for
-    /// so many ticks, unless that is where it was before.
+    /// A block did move at this tick: its failures are forgotten, and it counts as moved.
     pub(crate) fn moved(&mut self, pid: Pid, block: Block, to: Tier, tick: u32, ticks: u32) {
         if let Some(known) = self.spaces.get_mut(&pid).and_then(|s| s.get_mut(&block)) {
             known.failures = 0;
             known.aside_until = 0;
+        }
+        self.count_as_moved(pid, block, to, tick, ticks);
+    }
+
+    /// A block counts as moved from this tick on for so many, unless that is back to where it was.
+    pub(crate) fn count_as_moved(
+        &mut self,
+        pid: Pid,
+        block: Block,
+        to: Tier,
+        tick: u32,
+        ticks: u32,
+    ) {
+        if let Some(known) = self.spaces.get_mut(&pid).and_then(|s| s.get_mut(&block)) {
             let is_back = known.moved_at(tick).is_some_and(|tier| tier != to);
             known.moved = (!is_back).then_some((to, tick.saturating_add(ticks)));
+        }
+    }
+
+    /// Forgets where blocks were moved.
+    pub(crate) fn forget_moves(&mut self) {
+        for known in self.spaces.values_mut().flat_map(BTreeMap::values_mut) {
+            known.moved = None;
         }
     }
 

@@ -233,8 +233,8 @@ fn the_hot_set_comes_into_fast_memory_and_then_nothing_moves() {
 
 /// Of a tracker that repeats itself only what its looks find counts.
 #[test]
-fn what_moves_have_brought_is_what_a_look_sights() {
-    let benefit_of = |sighted: Vec<Sample>| {
+fn what_looks_do_not_sight_is_not_moved_and_brings_nothing() {
+    let moved_and_brought = |sighted: Vec<Sample>| {
         let script = Script {
             samples: 300,
             blocks: 400,
@@ -245,18 +245,19 @@ fn what_moves_have_brought_is_what_a_look_sights() {
         };
         let mut w = World::of(script, Tuning::default());
         w.steps(24);
-        assert_eq!(w.hot_in_fast(), 50);
-        w.status.get().moves_benefit_ms
+        (w.hot_in_fast(), w.status.get().moves_benefit_ms)
     };
     let sighting = |block| Sample {
         pid: PID,
         addr: GuestVirtAddr(BASE + block * BLOCK_SIZE),
         weight: 1,
     };
-    assert_eq!(benefit_of(vec![]), 0);
-    assert!(benefit_of((350..400).map(sighting).collect()) > 0);
-    // What was never moved.
-    assert_eq!(benefit_of((310..340).map(sighting).collect()), 0);
+    assert_eq!(moved_and_brought(vec![]), (0, 0));
+    let (moved, brought_ms) = moved_and_brought((350..400).map(sighting).collect());
+    assert!(moved == 50 && brought_ms > 0, "{moved} {brought_ms}");
+    // What no plan wants.
+    let elsewhere = (310..340).map(sighting).collect();
+    assert_eq!(moved_and_brought(elsewhere), (0, 0));
 }
 
 #[test]

@@ -228,7 +228,7 @@ fn a_hot_set_is_found_and_followed_and_then_nothing_moves() {
     for (seed, (total, pages)) in (1..).zip(MACHINES) {
         let (first, second) = (gups(total, 350..400), gups(total, 175..225));
         let mut machine = Machine::new(seed, pages);
-        machine.run(120, |e, b| if e < 60 { first(b) } else { second(b) });
+        machine.run(140, |e, b| if e < 60 { first(b) } else { second(b) });
         let (hits, moved) = (machine.hit_share(second), machine.moved_mib());
         // The hot set is 100 MiB: there and back, twice.
         assert!(hits > 0.9, "machine {seed}: {hits}");
@@ -256,13 +256,13 @@ fn a_sweep_moves_next_to_nothing() {
             if is_near { total / 40.0 } else { 0.0 }
         });
         let moved = machine.moved_mib();
-        // What the first looks make believe goes there and back, and nothing afterwards.
-        assert!(moved < 400, "machine {seed}: {moved} MiB");
+        // What looks make believe at most once.
+        assert!(moved < 200, "machine {seed}: {moved} MiB");
     }
 }
 
 #[test]
-fn a_hot_set_that_never_stays_is_followed_half_of_the_times_at_the_most() {
+fn a_hot_set_that_never_stays_moves_next_to_nothing() {
     for (seed, (total, pages)) in (1..).zip(MACHINES) {
         let mut machine = Machine::new(seed, pages);
         machine.run(240, |e, b| {
@@ -271,6 +271,6 @@ fn a_hot_set_that_never_stays_is_followed_half_of_the_times_at_the_most() {
         });
         // 60 times 100 MiB went there and back if all were followed.
         let moved = machine.moved_mib();
-        assert!(moved < 6000, "machine {seed}: {moved} MiB");
+        assert!(moved < 200, "machine {seed}: {moved} MiB");
     }
 }

@@ -36,8 +36,13 @@
 //! are then taken to be worth [`SHARE_OF_TIME`] of it. Such a tracker looks now and then only, and repeats in
 //! between what it has seen: before a move, too. So its samples say what is hot, but not what a move has brought.
 //! That is told by *sightings*, what the last look alone has found, and counts from one look to the next. What one
-//! look found may be chance, as a sweep comes by: what two in a row agree on counts. So what moves bring shows
-//! late, and more is staked and lent ([`STAKE_UNSCALED_NS`], [`CREDIT_UNSCALED_TICKS`]).
+//! look found may be chance, as a sweep comes by: what two in a row agree on counts.
+//!
+//! What such moves bring shows late. But what a plan would bring can be seen before it costs anything: under such a
+//! tracker each trial begins with a *rehearsal*. A plan is only noted; its blocks count as moved for the looks that
+//! come after, which had no part in making it. If each of them finds that it would pay for itself within the horizon,
+//! for at least [`REHEARSAL_TICKS`], the trial may spend what that would have brought; else the next plan is noted.
+//! A sweep and a window that moves on are elsewhere by then.
 //!
 //! # Properties
 //! - Moves cost no more than the stakes, with what was lent on each, twice (to undo them), and what
@@ -46,6 +51,8 @@
 //! - Samples that repeat what was seen before bring nothing, nor does a look that the next one does not confirm.
 //! - Whatever is sampled, a loss is no more than the stake and a hundredth of the time, but for the
 //!   trial that is under way. So on a sweep moves die out.
+//! - Under a tracker that does not know what a sample stands for, nothing moves that the looks after its plan do not
+//!   find where the plan wants it.
 //! - A stable hot set comes into fast memory; a hot set that has moved is followed.
 //! - Total: nothing that is told overflows.
 
@@ -60,20 +67,21 @@ use price::{PRICE_BYTES, Price};
 pub const HORIZON_MS: u64 = 10_000;
 
 /// What an engine starts with: a fifth of a second of moves.
-const STAKE_NS: u64 = 200_000_000;
-
-/// The same where the tracker does not know what a sample stands for.
-const STAKE_UNSCALED_NS: u64 = 500_000_000;
+pub(super) const STAKE_NS: u64 = 200_000_000;
 
 /// A further trial gets this part of the stake.
 const TRIAL_PART: i64 = 2;
 
-/// Ticks of income that are lent; more where looks, and so income, come far apart.
-const CREDIT_TICKS: i64 = 8;
-const CREDIT_UNSCALED_TICKS: i64 = 12;
-
-/// The most that is lent.
+/// Ticks of income that are lent, and the most that is.
+const CREDIT_TICKS: u32 = 8;
 const CREDIT_MAX_NS: i64 = 500_000_000;
+
+/// The most that is lent on a rehearsal, and on what looks agree on: all that it brings within the horizon, since both
+/// have been confirmed.
+const CREDIT_CONFIRMED_MAX_NS: i64 = 2_000_000_000;
+
+/// Ticks for which a plan has to be found right before it is carried out, where it is rehearsed.
+const REHEARSAL_TICKS: u32 = 2;
 
 /// The most that is kept for later, or the stake if that is more.
 const BALANCE_MAX_NS: i64 = 1_000_000_000;
@@ -122,14 +130,6 @@ pub struct Gain {
 }
 
 impl Gain {
-    /// What an engine starts with.
-    pub fn stake_ns(&self) -> u64 {
-        match self.loads_per_sample {
-            Some(_) => STAKE_NS,
-            None => STAKE_UNSCALED_NS,
-        }
-    }
-
     /// Nanoseconds that a sample brings when its memory is promoted, if anybody knows.
     fn sample_ns(&self) -> Option<f64> {
         let PerTier { fast, slow } = self.latency_ns;
@@ -197,6 +197,16 @@ pub(super) struct Account {
     /// The first tick after the rest; 0 while there is none.
     rest_until: u32,
     rest: Rest,
+    /// Where plans are only noted: what the one that is looked at would cost.
+    rehearsal: Option<Rehearsal>,
+}
+
+/// A plan that is not carried out, but looked at. All zero: there is none yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Rehearsal {
+    cost_ns: u64,
+    /// For how long it would have paid.
+    ticks: u32,
 }
 
 /// What an access brings in memory that was moved to this tier.
@@ -258,6 +268,54 @@ impl Account {
             rest_ms: REST_MIN_MS,
             rest_until: 0,
             rest: Rest::Pause,
+            rehearsal: (is_kept && gain.loads_per_sample.is_none()).then(Rehearsal::default),
+        }
+    }
+
+    /// Whether each trial begins with a rehearsal.
+    fn rehearses(&self) -> bool {
+        self.gain.loads_per_sample.is_none()
+    }
+
+    /// Whether plans are noted only.
+    pub(super) fn is_rehearsing(&self) -> bool {
+        self.rehearsal.is_some()
+    }
+
+    /// Whether a plan is to be noted: there is none, and somebody has just looked.
+    pub(super) fn wants_rehearsal(&self) -> bool {
+        self.rehearsal == Some(Rehearsal::default()) && self.unseen_ticks == 0
+    }
+
+    /// Takes note of a plan that promotes and demotes so many bytes.
+    pub(super) fn rehearse(&mut self, promoted: ByteCount, demoted: ByteCount) {
+        let cost_ns = |direction: Direction, bytes: ByteCount| {
+            let ps = u128::from(self.prices[direction as usize].ps_per_byte());
+            ps * u128::from(bytes.0) / 1000
+        };
+        let cost_ns =
+            cost_ns(Direction::Promotion, promoted) + cost_ns(Direction::Demotion, demoted);
+        let cost_ns = cost_ns.min(TOTAL_MAX_NS.into()) as u64;
+        self.rehearsal = Some(Rehearsal { cost_ns, ticks: 0 });
+    }
+
+    /// A look has found what a plan would have brought for each tick since the last one.
+    fn end_rehearsal(&mut self, of: Rehearsal, income_ns: i64, ticks: u32) {
+        let hoped_ns = income_ns.saturating_mul(self.horizon_ticks().into());
+        if of.cost_ns == 0 || hoped_ns < of.cost_ns as i64 {
+            self.rehearsal = Some(Rehearsal::default());
+            return;
+        }
+        let is_first = of.ticks == 0;
+        let ticks = of.ticks.saturating_add(ticks);
+        self.income_ns = if is_first {
+            income_ns
+        } else {
+            income_ns.min(self.income_ns)
+        };
+        self.rehearsal = (ticks < REHEARSAL_TICKS).then_some(Rehearsal { ticks, ..of });
+        if self.rehearsal.is_none() {
+            self.steady_ns = self.income_ns;
         }
     }
 
@@ -335,6 +393,9 @@ impl Account {
         };
         let most = TOTAL_MAX_NS as i64;
         let income_ns = (found_ns as i64 / i64::from(ticks.max(1))).clamp(-most, most);
+        if let Some(rehearsal) = self.rehearsal {
+            return self.end_rehearsal(rehearsal, income_ns, ticks);
+        }
         let benefit_ns = match self.gain.loads_per_sample {
             Some(_) => found_ns as i64,
             // One look may find by chance what a sweep is at, or come just after a hot set has moved.
@@ -377,6 +438,11 @@ impl Account {
 
     fn begin_trial(&mut self) {
         self.rest_until = 0;
+        if self.rehearses() {
+            self.rehearsal = Some(Rehearsal::default());
+            self.income_ns = 0;
+            self.steady_ns = 0;
+        }
         // Neither what came in meanwhile nor a debt counts: chance would make either.
         self.balance_ns = self.trial_ns;
         self.trial_benefit_ns = 0;
@@ -422,13 +488,12 @@ impl Account {
 
     /// What may be spent: what there is, and what steady income lends.
     fn left_ns(&self) -> i64 {
-        let ticks = match self.gain.loads_per_sample {
-            Some(_) => CREDIT_TICKS,
-            None => CREDIT_UNSCALED_TICKS,
+        let (ticks, most_ns) = match self.gain.loads_per_sample {
+            Some(_) => (CREDIT_TICKS, CREDIT_MAX_NS),
+            None => (self.horizon_ticks(), CREDIT_CONFIRMED_MAX_NS),
         };
-        let lent_ns = self.steady_ns.saturating_mul(ticks);
-        self.balance_ns
-            .saturating_add(lent_ns.clamp(0, CREDIT_MAX_NS))
+        let lent_ns = self.steady_ns.saturating_mul(ticks.into());
+        self.balance_ns.saturating_add(lent_ns.clamp(0, most_ns))
     }
 
     /// What may be spent now.
@@ -447,6 +512,14 @@ impl Account {
         }
     }
 
+    /// The same for a plan that is rehearsed: that costs nothing.
+    pub(super) fn rehearsal_budget(&self) -> Budget {
+        Budget {
+            left_ps: Budget::NONE.left_ps,
+            ..self.budget()
+        }
+    }
+
     /// Takes note of a plan, `ticks` after the last one: whether it has anything, and whether there would
     /// have been more if the account could have paid for it.
     pub(super) fn planned(&mut self, is_empty: bool, is_short: bool, ticks: u32) {
@@ -457,9 +530,15 @@ impl Account {
             return;
         }
         self.broke_ticks = self.broke_ticks.saturating_add(ticks);
-        if self.broke_ticks >= self.patience() {
+        let has_gained = self.trial_gain_ns() >= 0;
+        let has_paid = has_gained && self.trial_benefit_ns > 0;
+        if has_paid && self.rehearses() && self.broke_ticks >= BROKE_TICKS {
+            // What was gained is spent, perhaps because a hot set has moved. Another rehearsal costs nothing.
             self.broke_ticks = 0;
-            let has_gained = self.trial_gain_ns() >= 0;
+            self.rest_ms = REST_MIN_MS;
+            self.begin_trial();
+        } else if self.broke_ticks >= self.patience() {
+            self.broke_ticks = 0;
             self.rest = if has_gained { Rest::Pause } else { Rest::Watch };
             if has_gained {
                 self.rest_ms = REST_MIN_MS;
@@ -480,6 +559,7 @@ impl Account {
     pub(super) fn close(&mut self) {
         self.is_closed = true;
         self.is_kept = false;
+        self.rehearsal = None;
         self.rest_until = 0;
     }
 
@@ -520,6 +600,8 @@ impl Account {
         to.extend(ticks.map(u64::from));
         to.extend([self.broke_ticks, self.rest_until].map(u64::from));
         to.extend([self.rest_ms, self.cap_ns as u64]);
+        let Rehearsal { cost_ns, ticks } = self.rehearsal.unwrap_or_default();
+        to.extend([self.is_rehearsing().into(), cost_ns, ticks.into()]);
     }
 
     /// Takes over what was saved.
@@ -549,6 +631,10 @@ impl Account {
         self.rest_ms = from.next(REST_MAX_MS)?;
         from.known((self.rest_ms >= REST_MIN_MS).then_some(()))?;
         self.cap_ns = from.next(TOTAL_MAX_NS)? as i64;
+        let is_rehearsing = from.next(1)? > 0;
+        let cost_ns = from.next(TOTAL_MAX_NS)?;
+        let ticks = from.next_u32()?;
+        self.rehearsal = is_rehearsing.then_some(Rehearsal { cost_ns, ticks });
         Ok(())
     }
 }

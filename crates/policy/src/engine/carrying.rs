@@ -8,6 +8,7 @@ use crate::{ByteCount, Placement, Plan};
 impl<S: Strategy> Engine<S> {
     /// Begins with a plan, or goes on without one.
     pub(super) fn carry_out(&mut self, plan: Plan) {
+        let was_rehearsing = self.account.is_rehearsing();
         self.account
             .planned(plan.is_empty(), plan.is_short, self.slept);
         if plan.is_empty() {
@@ -15,6 +16,9 @@ impl<S: Strategy> Engine<S> {
         } else if !self.paused {
             self.calm = 0;
             self.moves.add(plan);
+        }
+        if self.account.is_rehearsing() && !was_rehearsing {
+            self.calm = 0;
         }
         self.proceed();
     }

@@ -72,6 +72,7 @@ impl<S: Strategy> Engine<S> {
     }
 
     pub(super) fn end_samples(&mut self, lost: u64, rejected: u64, is_repeat: bool) {
+        let was_rehearsing = self.account.is_rehearsing();
         let astray = self.astray.saturating_add(rejected);
         let figures = &mut self.figures;
         figures.epochs += 1;
@@ -83,6 +84,13 @@ impl<S: Strategy> Engine<S> {
             self.refresh_at = self.refresh_at.min(self.epoch.saturating_add(1));
         }
         self.account.end_samples(self.slept, is_repeat);
+        match (was_rehearsing, self.account.is_rehearsing()) {
+            // What comes now is done.
+            (true, false) => self.residency.forget_moves(),
+            // Looks shall come soon.
+            (false, true) => self.calm = 0,
+            _ => {}
+        }
         let is_cold = self.samples == 0 && self.processes.values().all(Process::is_cold);
         if is_cold && self.balloon_wants.0 == 0 {
             self.ranking.clear();
@@ -211,6 +219,34 @@ impl<S: Strategy> Engine<S> {
             .collect()
     }
 
+    /// Whether plans are only rehearsed. A balloon does not wait for that.
+    fn is_rehearsing(&self) -> bool {
+        self.account.is_rehearsing() && self.balloon_wants.0 == 0
+    }
+
+    /// What is carried out of a plan: nothing while plans are rehearsed. Its blocks count as moved then, for what the
+    /// next looks find in them.
+    pub(super) fn rehearse(&mut self, plan: Plan) -> Plan {
+        if !self.is_rehearsing() {
+            return plan;
+        }
+        if self.account.wants_rehearsal() {
+            self.residency.forget_moves();
+            let (tick, ticks) = (self.account.tick(), self.account.watch_ticks());
+            let mut note = |relocations: &[Relocation], to: Tier| {
+                for r in relocations {
+                    let residency = &mut self.residency;
+                    residency.count_as_moved(r.pid, r.block, to, tick, ticks);
+                }
+                ByteCount(relocations.iter().map(|r| r.bytes.0).sum())
+            };
+            let promoted = note(&plan.promotions, Tier::Fast);
+            let demoted = note(&plan.demotions, Tier::Slow);
+            self.account.rehearse(promoted, demoted);
+        }
+        Plan::default()
+    }
+
     pub(super) fn draft(&self, room: Room) -> Plan {
         self.strategy.plan(&Situation {
             ranking: &self.ranking,
@@ -218,7 +254,10 @@ impl<S: Strategy> Engine<S> {
             shares: &self.shares,
             room,
             fill: self.config.fill,
-            budget: self.account.budget(),
+            budget: match self.is_rehearsing() {
+                true => self.account.rehearsal_budget(),
+                false => self.account.budget(),
+            },
             balloon_waits: self.balloon_wants.0 > 0,
             epoch: self.epoch,
         })

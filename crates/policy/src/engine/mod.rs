@@ -257,6 +257,7 @@ impl<S: Strategy> Engine<S> {
                 let room = self.room_of(bounded_facts(facts)?);
                 self.room = Some(room);
                 let plan = self.draft(room);
+                let plan = self.rehearse(plan);
                 self.carry_out(plan);
             }
             (Input::Nodes(facts), State::Room) => {

@@ -1,6 +1,6 @@
 //! The seam between the epoch loop and what it decides by: a classification and a plan.
 
-use super::account::Gain;
+use super::account::{Gain, STAKE_NS};
 use crate::{
     ByteCount, ClassifiedRange, Classifier, ClassifierConfig, FillThreshold, GuestVirtAddr, Plan,
     RankedRange, Situation, VirtRange, plan,
@@ -123,7 +123,7 @@ impl Config {
             epoch_ms: tuning.epoch_ms.max(1),
             fast_size,
             gain,
-            stake_ns: gain.stake_ns(),
+            stake_ns: STAKE_NS,
         }
     }
 }

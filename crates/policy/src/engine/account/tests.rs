@@ -179,6 +179,7 @@ proptest! {
     ) {
         let gain = Gain { loads_per_sample: None, ..GAIN };
         let mut account = Account::new(gain, 0, 500, true);
+        account.rehearsal = None;
         let brought_ns = |account: &Account| account.balance().benefit_ns;
         let (mut before, mut unseen) = (0, 0);
         for (repeats, net) in looks {
@@ -202,6 +203,49 @@ proptest! {
             (before, unseen) = (net, 0);
         }
     }
+}
+
+proptest! {
+    /// The looks that a plan is rehearsed for, each with the ticks since the one before and what it found for the plan.
+    #[test]
+    fn a_plan_is_carried_out_when_all_looks_after_it_agree_that_it_pays(
+        looks in prop::collection::vec((1u32..5, -100i64..100), 1..40), blocks in 1u64..200,
+    ) {
+        let gain = Gain { loads_per_sample: None, ..GAIN };
+        let mut account = Account::new(gain, STAKE_NS, 500, true);
+        let bytes = ByteCount(blocks * BLOCK_SIZE);
+        let (mut confirmed_ticks, mut least_ns, mut is_noted) = (0, i64::MAX, false);
+        for (ticks, net) in looks {
+            for _ in 1..ticks {
+                account.end_samples(1, true);
+                prop_assert!(!account.wants_rehearsal(), "what is repeated is no look");
+            }
+            let tier = if net > 0 { Tier::Fast } else { Tier::Slow };
+            account.take_sighting(net.unsigned_abs() as u32, Some(tier));
+            account.take_sighting(100 - net.unsigned_abs() as u32, None);
+            account.end_samples(1, false);
+            let income_ns = (net as f64 / 100.0 * 500e6 * SHARE_OF_TIME) as i64;
+            let pays = is_noted && 20 * income_ns >= cost_of(&account, bytes);
+            confirmed_ticks = if pays { confirmed_ticks + ticks } else { 0 };
+            least_ns = if pays { least_ns.min(income_ns) } else { i64::MAX };
+            prop_assert_eq!(account.is_rehearsing(), confirmed_ticks < REHEARSAL_TICKS);
+            prop_assert_eq!(account.balance().benefit_ns, 0);
+            if !account.is_rehearsing() {
+                prop_assert!((account.steady_ns - least_ns).abs() <= 1);
+                break;
+            }
+            is_noted |= account.wants_rehearsal();
+            if account.wants_rehearsal() {
+                account.rehearse(bytes, bytes);
+            }
+        }
+    }
+}
+
+/// What it costs to promote and to demote so much.
+fn cost_of(account: &Account, bytes: ByteCount) -> i64 {
+    let budget = account.budget();
+    ((budget.promotion_ps + budget.demotion_ps) * bytes.0 / 1000) as i64
 }
 
 #[test]

@@ -39,7 +39,6 @@ impl SimulatedAgent<Ranges> {
         };
         let engine = Config {
             gain,
-            stake_ns: gain.stake_ns(),
             ..settings.engine
         };
         let settings = AgentSettings {
