@@ -51,8 +51,8 @@
 //! - Samples that repeat what was seen before bring nothing, nor does a look that the next one does not confirm.
 //! - Whatever is sampled, a loss is no more than the stake and a hundredth of the time, but for the
 //!   trial that is under way. So on a sweep moves die out.
-//! - Under a tracker that does not know what a sample stands for, nothing moves that the looks after its plan do not
-//!   find where the plan wants it.
+//! - Under a tracker that does not know what a sample stands for, a trial moves nothing before the looks after a plan
+//!   agree that it pays.
 //! - A stable hot set comes into fast memory; a hot set that has moved is followed.
 //! - Total: nothing that is told overflows.
 
@@ -197,13 +197,14 @@ pub(super) struct Account {
     /// The first tick after the rest; 0 while there is none.
     rest_until: u32,
     rest: Rest,
-    /// Where plans are only noted: what the one that is looked at would cost.
+    /// There while plans are only noted.
     rehearsal: Option<Rehearsal>,
 }
 
 /// A plan that is not carried out, but looked at. All zero: there is none yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Rehearsal {
+    /// What its moves would cost.
     cost_ns: u64,
     /// For how long it would have paid.
     ticks: u32,
