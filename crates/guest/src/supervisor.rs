@@ -283,7 +283,7 @@ mod tests {
             ("nr_kdamonds", "1\n"),
             ("0/state", "on\n"),
             ("0/contexts/nr_contexts", "1\n"),
-            ("0/contexts/0/avail_operations", "vaddr\npaddr\n"),
+            ("0/contexts/0/avail_operations", "vaddr\nfvaddr\npaddr\n"),
             ("0/contexts/0/operations", "vaddr\n"),
             (
                 "0/contexts/0/monitoring_attrs/intervals/update_us",

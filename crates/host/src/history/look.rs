@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use demeter_linux::cpu;
-use demeter_linux::damon::{Aggregations, DamonError, Kdamond, Operations, Pass, Region};
+use demeter_linux::damon::{Aggregations, DamonError, Kdamond, Pass, Region};
 use demeter_policy::{Block, GuestVirtAddr, PAGE_SIZE, Pid, VirtRange};
 
 use super::VmMemory;
@@ -65,7 +65,7 @@ impl SharedDamon {
         let all = match taken.upgrade() {
             Some(all) => all,
             None => {
-                let kdamonds = Kdamond::claim(&self.root, self.vms.len(), Operations::Fixed)?;
+                let kdamonds = Kdamond::claim(&self.root, self.vms.len())?;
                 Arc::new(kdamonds)
             }
         };
@@ -125,7 +125,8 @@ impl DamonBits {
     /// Tells the kdamond which blocks there are.
     pub fn new(root: &Path, damon: Mine, memory: &VmMemory) -> Result<Self, DamonError> {
         let regions: Vec<VirtRange> = memory.ranges.iter().flat_map(blocks_of).collect();
-        damon.kdamond().set_regions(memory.process, &regions)?;
+        let of_process: Vec<_> = regions.iter().map(|&r| (memory.process, r)).collect();
+        damon.kdamond().set_regions(&of_process)?;
         let ring_bytes = (regions.len() * RECORD_BYTES).max(RING_BYTES_MIN);
         let ring_bytes = ring_bytes.next_power_of_two();
         // Proves that we may listen, before anything depends on it.

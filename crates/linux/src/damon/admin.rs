@@ -31,24 +31,10 @@ const TARGETS_DIR: &str = "contexts/0/targets";
 /// others'.
 const UPDATE_US: u64 = 1_000_003;
 
-/// What a kdamond watches of a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Operations {
-    /// All that it maps, in regions of DAMON's choice.
-    Mapped,
-    /// The regions that it is given.
-    Fixed,
-}
-
-impl Operations {
-    /// The kernel's name for it.
-    fn name(self) -> &'static str {
-        match self {
-            Self::Mapped => "vaddr",
-            Self::Fixed => "fvaddr",
-        }
-    }
-}
+/// The kernel's names for what a kdamond can watch of processes: all that they map, in regions of DAMON's choice, and
+/// the regions that it is given.
+const MAPPED: &str = "vaddr";
+const FIXED: &str = "fvaddr";
 
 /// DAMON, taken for ourselves; given back with the last kdamond.
 #[derive(Debug)]
@@ -70,11 +56,7 @@ impl Kdamond {
     ///
     /// # Errors
     /// When the kernel has no DAMON, somebody else has it, or the right to use it is missing.
-    pub fn claim(
-        root: &Path,
-        kdamonds: usize,
-        operations: Operations,
-    ) -> Result<Vec<Self>, DamonError> {
+    pub fn claim(root: &Path, kdamonds: usize) -> Result<Vec<Self>, DamonError> {
         let dir = root.join(ADMIN_DIR);
         let path = dir.join("nr_kdamonds");
         let count = File::options()
@@ -110,23 +92,28 @@ impl Kdamond {
         };
         let kdamonds: Vec<_> = (0..kdamonds).map(kdamond).collect();
         for kdamond in &kdamonds {
-            kdamond.create(operations)?;
+            kdamond.create()?;
         }
         Ok(kdamonds)
     }
 
-    fn create(&self, operations: Operations) -> Result<(), DamonError> {
+    fn create(&self) -> Result<(), DamonError> {
         self.set("contexts/nr_contexts", 1)?;
         let offered = self.get(&format!("{CONTEXT_DIR}/avail_operations"))?;
-        let wanted = operations.name();
-        if !offered.split_whitespace().any(|name| name == wanted) {
-            return Err(unavailable(
-                format!("the kernel's DAMON cannot watch virtual addresses ({wanted})"),
-                "use a kernel with CONFIG_DAMON_VADDR",
-            ));
+        for wanted in [MAPPED, FIXED] {
+            if !offered.split_whitespace().any(|name| name == wanted) {
+                return Err(unavailable(
+                    format!("the kernel's DAMON cannot watch virtual addresses ({wanted})"),
+                    "use a kernel with CONFIG_DAMON_VADDR",
+                ));
+            }
         }
-        self.set(&format!("{CONTEXT_DIR}/operations"), wanted)?;
+        self.watch(MAPPED)?;
         self.set(&format!("{INTERVALS_DIR}/update_us"), UPDATE_US)
+    }
+
+    fn watch(&self, operations: &str) -> Result<(), DamonError> {
+        self.set(&format!("{CONTEXT_DIR}/operations"), operations)
     }
 
     /// Watches these processes from the next start on. `regions` are the least for each process and
@@ -135,30 +122,46 @@ impl Kdamond {
     /// # Errors
     /// When the kernel refuses, or it is on.
     pub fn set_targets(&self, targets: &[Pid], regions: (u64, u64)) -> Result<(), DamonError> {
-        self.set(&format!("{REGIONS_DIR}/max"), regions.1)?;
-        self.set(&format!("{REGIONS_DIR}/min"), regions.0)?;
-        self.set(&format!("{TARGETS_DIR}/nr_targets"), targets.len())?;
-        for (index, pid) in targets.iter().enumerate() {
-            self.set(&format!("{TARGETS_DIR}/{index}/pid_target"), pid)?;
+        self.watch(MAPPED)?;
+        self.set_bounds(regions)?;
+        self.set_pids(targets)
+    }
+
+    /// Watches these regions from the next start on, in order of process and address and disjoint: none of them is
+    /// split or merged.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or it is on.
+    pub fn set_regions(&self, regions: &[(Pid, VirtRange)]) -> Result<(), DamonError> {
+        self.watch(FIXED)?;
+        // As many at least as at most: DAMON splits while there are fewer than half of the most, and
+        // merges to no more than the average size of the least.
+        let count = (regions.len() as u64).max(REGIONS_MIN);
+        self.set_bounds((count, count))?;
+        let targets: Vec<_> = regions.chunk_by(|a, b| a.0 == b.0).collect();
+        let pids: Vec<_> = targets.iter().map(|regions| regions[0].0).collect();
+        self.set_pids(&pids)?;
+        for (target, regions) in targets.iter().enumerate() {
+            let dir = format!("{TARGETS_DIR}/{target}/regions");
+            self.set(&format!("{dir}/nr_regions"), regions.len())?;
+            for (index, (_, range)) in regions.iter().enumerate() {
+                self.set(&format!("{dir}/{index}/start"), range.start().0)?;
+                self.set(&format!("{dir}/{index}/end"), range.end().0)?;
+            }
         }
         Ok(())
     }
 
-    /// Watches these regions of one process, sorted and disjoint, from the next start on: with
-    /// [`Operations::Fixed`] none of them is split or merged.
-    ///
-    /// # Errors
-    /// When the kernel refuses, or it is on.
-    pub fn set_regions(&self, target: Pid, regions: &[VirtRange]) -> Result<(), DamonError> {
-        // As many at least as at most: DAMON splits while there are fewer than half of the most, and
-        // merges to no more than the average size of the least.
-        let count = (regions.len() as u64).max(REGIONS_MIN);
-        self.set_targets(&[target], (count, count))?;
-        let dir = format!("{TARGETS_DIR}/0/regions");
-        self.set(&format!("{dir}/nr_regions"), regions.len())?;
-        for (index, range) in regions.iter().enumerate() {
-            self.set(&format!("{dir}/{index}/start"), range.start().0)?;
-            self.set(&format!("{dir}/{index}/end"), range.end().0)?;
+    fn set_bounds(&self, (least, most): (u64, u64)) -> Result<(), DamonError> {
+        self.set(&format!("{REGIONS_DIR}/max"), most)?;
+        self.set(&format!("{REGIONS_DIR}/min"), least)
+    }
+
+    /// The kernel makes all targets anew, without regions.
+    fn set_pids(&self, targets: &[Pid]) -> Result<(), DamonError> {
+        self.set(&format!("{TARGETS_DIR}/nr_targets"), targets.len())?;
+        for (index, pid) in targets.iter().enumerate() {
+            self.set(&format!("{TARGETS_DIR}/{index}/pid_target"), pid)?;
         }
         Ok(())
     }
@@ -240,8 +243,7 @@ fn stop(dir: &Path) -> Result<(), DamonError> {
 fn are_ours(dir: &Path, kdamonds: &str) -> bool {
     let is_ours = |index: u32| {
         let text = |file: &str| read(&dir.join(index.to_string()).join(file)).unwrap_or_default();
-        let ours = [Operations::Mapped, Operations::Fixed].map(Operations::name);
-        ours.contains(&text(&format!("{CONTEXT_DIR}/operations")).as_str())
+        [MAPPED, FIXED].contains(&text(&format!("{CONTEXT_DIR}/operations")).as_str())
             && text(&format!("{INTERVALS_DIR}/update_us")) == UPDATE_US.to_string()
     };
     kdamonds

@@ -3,7 +3,7 @@
 mod admin;
 mod aggregations;
 
-pub use admin::{Kdamond, Operations};
+pub use admin::Kdamond;
 pub use aggregations::{Aggregations, Format, Reported};
 pub use demeter_policy::damon::{Pass, Region};
 

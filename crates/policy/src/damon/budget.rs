@@ -7,14 +7,15 @@
 
 use std::time::Duration;
 
-/// While the agent is calm, this part of the share is used.
-const CALM_PART: f64 = 0.2;
+/// While the agent is calm, these parts of the share are used: to look at all memory, and to watch what is hot.
+const CALM_PART: f64 = 0.15;
+const WATCH_PART: f64 = 0.1;
 
 /// CPU time that may be saved: a round of all passes where a look costs the most, two elsewhere, so that what a
 /// first round finds is confirmed soon. More would cost a program that nothing helps more than it may.
 const SAVED_MAX: Duration = Duration::from_millis(500);
 
-/// The longest rest of a calm agent: after it a look is due, whatever the last one cost.
+/// The longest rest of a calm agent from looks at all memory: after it one is due, whatever the last one cost.
 const CALM_REST_MAX: Duration = Duration::from_secs(20);
 
 /// CPU time to spend.
@@ -26,8 +27,10 @@ pub(super) struct Budget {
     saved_s: f64,
     /// Until when saving is counted in.
     saved_at: Duration,
-    /// A calm agent rests until then.
+    /// A calm agent does not look at all memory until then.
     calm_until: Duration,
+    /// Nor watches what is hot.
+    watched_until: Duration,
 }
 
 impl Budget {
@@ -38,13 +41,18 @@ impl Budget {
             saved_s: SAVED_MAX.as_secs_f64(),
             saved_at: now,
             calm_until: now,
+            watched_until: now,
         }
     }
 
-    /// Whether the next pass may begin.
+    /// Whether all memory may be looked at.
     pub(super) fn allows(&mut self, now: Duration) -> bool {
-        self.save(now);
-        self.saved_s > 0.0 && now >= self.calm_until
+        self.has_saved(now) && now >= self.calm_until
+    }
+
+    /// Whether what is hot may be watched.
+    pub(super) fn allows_watch(&mut self, now: Duration) -> bool {
+        self.has_saved(now) && now >= self.watched_until
     }
 
     /// Pays for what was looked at since `started`.
@@ -54,9 +62,20 @@ impl Budget {
         self.calm_until = if is_calm { started + rest } else { started };
     }
 
+    /// Pays for what was watched since `started`.
+    pub(super) fn spend_on_watch(&mut self, started: Duration, spent: Duration) {
+        self.saved_s -= spent.as_secs_f64();
+        self.watched_until = started + spent.div_f64(self.share * WATCH_PART);
+    }
+
     /// The agent is no longer calm.
     pub(super) fn wake(&mut self) {
         self.calm_until = self.saved_at;
+    }
+
+    fn has_saved(&mut self, now: Duration) -> bool {
+        self.save(now);
+        self.saved_s > 0.0
     }
 
     fn save(&mut self, now: Duration) {
@@ -73,35 +92,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_calm_agent_spends_a_fifth_until_it_wakes() {
+    fn a_calm_agent_rests_until_it_wakes() {
         let start = Duration::from_secs(7);
         let mut budget = Budget::new(5.0, start);
         budget.spend(start, Duration::from_millis(100), true);
-        assert!(!budget.allows(start + Duration::from_millis(9900)));
-        assert!(budget.allows(start + Duration::from_millis(10_100)));
+        assert!(!budget.allows(start + Duration::from_millis(13_300)));
+        assert!(budget.allows(start + Duration::from_millis(13_400)));
         budget.spend(start, Duration::from_millis(100), true);
         budget.wake();
-        assert!(budget.allows(start + Duration::from_millis(10_200)));
+        assert!(budget.allows(start + Duration::from_millis(13_500)));
     }
 
     proptest! {
         #[test]
         fn no_more_is_spent_than_the_share_and_what_was_saved(
-            passes in prop::collection::vec((1u64..400, 1u64..3000, any::<bool>()), 1..200),
+            passes in prop::collection::vec((1u64..400, 1u64..3000, any::<[bool; 2]>()), 1..200),
             percent in 0.1f64..100.0,
         ) {
             let mut budget = Budget::new(percent, Duration::ZERO);
             let start = budget.saved_at;
             let (mut now, mut spent, mut last) = (start, 0.0, 0.0);
-            for (cost_ms, wait_ms, is_calm) in passes {
+            for (cost_ms, wait_ms, [is_calm, is_watch]) in passes {
                 now += Duration::from_millis(wait_ms);
-                if !budget.allows(now) {
+                let is_allowed = match is_watch {
+                    true => budget.allows_watch(now),
+                    false => budget.allows(now),
+                };
+                if !is_allowed {
                     continue;
                 }
                 let bound = (now - start).as_secs_f64() * percent / 100.0;
                 prop_assert!(spent - last <= bound + SAVED_MAX.as_secs_f64() + 1e-6);
                 let cost = Duration::from_millis(cost_ms);
-                budget.spend(now, cost, is_calm);
+                match is_watch {
+                    true => budget.spend_on_watch(now, cost),
+                    false => budget.spend(now, cost, is_calm),
+                }
                 last = cost.as_secs_f64();
                 spent += last;
             }

@@ -150,20 +150,26 @@ struct Exposure {
 
 impl Exposure {
     /// Whether memory that was found accessed no longer is. Each region weighs as much as it was
-    /// accessed: what is seldom accessed is now found and now not, and means nothing.
+    /// accessed: what is seldom accessed is now found and now not, and means nothing. What was always found
+    /// accessed was perhaps a hundred times, and will be again: it must not outvote the rest, but what is missed
+    /// there counts.
     fn is_contradicted_by(&self, looks: u32, regions: &[Region]) -> bool {
-        let (mut expected, mut found) = (0.0, 0.0);
-        for region in regions {
-            // What was always found accessed was perhaps a hundred times, and will be again.
-            let known = self.seen.get(&key_of(region));
-            let Some(seen) = known.filter(|seen| seen.share() < SATURATED) else {
-                continue;
-            };
-            expected += f64::from(looks) * seen.share_squared();
-            found += f64::from(region.accesses.min(looks)) * seen.share();
-        }
-        expected >= EXPECTED_MIN && found < CONTRADICTION * expected
+        let known = |region| Some((self.seen.get(&key_of(region))?, region));
+        let known = || regions.iter().filter_map(known);
+        let is_saturated = |seen: &Seen| seen.share() >= SATURATED;
+        is_missed(looks, known().filter(|(seen, _)| !is_saturated(seen)))
+            || is_missed(looks, known().filter(|(seen, _)| is_saturated(seen)))
     }
+}
+
+/// Whether looks found far less than was known of each region.
+fn is_missed<'a>(looks: u32, regions: impl Iterator<Item = (&'a Seen, &'a Region)>) -> bool {
+    let (mut expected, mut found) = (0.0, 0.0);
+    for (seen, region) in regions {
+        expected += f64::from(looks) * seen.share_squared();
+        found += f64::from(region.accesses.min(looks)) * seen.share();
+    }
+    expected >= EXPECTED_MIN && found < CONTRADICTION * expected
 }
 
 /// Entries of the page tables that map it, if anybody knows.
@@ -173,6 +179,10 @@ fn entries_of(region: &Region) -> Option<f64> {
 
 fn key_of(region: &Region) -> Key {
     (region.pid, region.range.start(), region.range.end())
+}
+
+fn range_of(&(pid, start, end): &Key) -> Option<(Pid, VirtRange)> {
+    Some((pid, VirtRange::new(start, end)?))
 }
 
 /// How hot a region is, as far as known.
@@ -296,6 +306,12 @@ impl Exposures {
         is_surprise
     }
 
+    /// Whether looks of the longest exposure at some regions found that what was hot no longer is.
+    pub(super) fn are_contradicted_by(&self, looks: u32, regions: &[Region]) -> bool {
+        let long = self.exposures.first();
+        long.is_some_and(|exposure| exposure.is_contradicted_by(looks, regions))
+    }
+
     /// Restates what is known of regions whose pages are known to have another size now.
     fn restate(&mut self, regions: &[Region]) {
         for Exposure { interval, seen } in &mut self.exposures {
@@ -332,13 +348,32 @@ impl Exposures {
         if before.is_some_and(|before| interval(rung) > Some(before.mul_f64(SHORTER))) {
             return false;
         }
-        let seen = self.exposures.get(rung).map(|e| e.seen.values());
-        let (mut all, mut saturated) = (0.0, 0.0);
-        for seen in seen.into_iter().flatten().filter(|s| s.found > 0.0) {
-            all += 1.0;
-            saturated += f64::from(u8::from(seen.share() >= SATURATED));
-        }
-        saturated > SATURATED_PART * all
+        let found = |e: &Exposure| e.seen.values().filter(|seen| seen.found > 0.0).count();
+        let all = self.exposures.first().map_or(0, found);
+        self.saturated(rung).count() as f64 > SATURATED_PART * all as f64
+    }
+
+    /// Regions whose heat this exposure cannot tell, in order.
+    pub(super) fn saturated(&self, rung: usize) -> impl Iterator<Item = (Pid, VirtRange)> {
+        let exposure = self.exposures.get(rung);
+        let seen = exposure.into_iter().flat_map(|e| &e.seen);
+        let saturated = seen.filter(|(_, seen)| seen.found > 0.0 && seen.share() >= SATURATED);
+        saturated.filter_map(|(key, _)| range_of(key))
+    }
+
+    /// Whether there is any region of which the policy holds samples.
+    pub(super) fn has_samples(&self) -> bool {
+        self.due.iter().any(|due| due.wanted >= 1.0)
+    }
+
+    /// The hottest regions that the policy holds samples of, at most so many; in order.
+    pub(super) fn hottest(&self, most: usize) -> Vec<(Pid, VirtRange)> {
+        let mut due: Vec<_> = self.due.iter().filter(|due| due.wanted >= 1.0).collect();
+        due.sort_by(|a, b| b.wanted.total_cmp(&a.wanted));
+        due.truncate(most);
+        let mut hottest: Vec<_> = due.iter().filter_map(|due| range_of(&due.key)).collect();
+        hottest.sort_unstable_by_key(|(pid, range)| (*pid, range.start()));
+        hottest
     }
 
     /// Whether there were looks with this exposure.

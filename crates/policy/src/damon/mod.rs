@@ -5,8 +5,10 @@
 //! The kernel clears the accessed bit of one page of each region and looks again one sampling
 //! interval later. Each look costs microseconds, so looks are few and long: a long pass tells hot
 //! small pages from cold ones; while many regions are always found accessed, as huge pages are,
-//! shorter passes follow at once. Then there is a rest for as long as the CPU bound wants, and five
-//! times as long while the agent is calm. exposure.rs says what can be made of the looks.
+//! shorter passes over just those follow at once. Then there is a rest for as long as the CPU bound wants, and
+//! several times as long while the agent is calm. In between a calm agent *watches* a few of the hottest regions,
+//! which costs little: it cannot tell what is hot, but when they no longer are all memory is looked at again at once.
+//! exposure.rs says what can be made of the looks.
 //!
 //! One thing stays hidden: the kernel clears accessed bits without flushing the TLB. A page that
 //! never leaves the TLB during a pass looks untouched.
@@ -38,6 +40,27 @@ impl Pass {
     /// How long it takes, but for what kdamond itself needs.
     pub fn length(&self) -> Duration {
         self.interval * self.looks
+    }
+}
+
+/// Regions of processes, in order of process and address.
+pub type Regions = Vec<(Pid, VirtRange)>;
+
+/// A pass, and what it looks at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Look {
+    /// Its exposure's number, longest first.
+    pub rung: usize,
+    /// How it looks.
+    pub pass: Pass,
+    /// At these regions only; nothing: at all memory, in regions of DAMON's choice.
+    pub at: Option<Regions>,
+}
+
+impl Look {
+    /// Whether it can tell that what was hot no longer is, but not what is hot instead.
+    pub fn is_watch(&self) -> bool {
+        self.rung == 0 && self.at.is_some()
     }
 }
 
@@ -83,6 +106,9 @@ const CALM_PASS: Pass = Pass {
     ..PASSES[0]
 };
 
+/// Regions that a calm agent watches: the hottest.
+const WATCHED_MAX: usize = 16;
+
 /// An interval is taken to be no longer than so many times what was asked for, whatever a clock says.
 const STRETCH_MAX: u32 = 100;
 
@@ -97,6 +123,17 @@ pub struct Observer {
     exposures: Exposures,
     budget: Budget,
     calm: bool,
+    /// What was found last.
+    last: Last,
+}
+
+/// What a pass was for, and what came of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Last {
+    /// To see what is hot.
+    Look,
+    /// To see whether what was hot still is: it is, or it is not.
+    Watch { is_surprise: bool },
 }
 
 impl Observer {
@@ -106,35 +143,54 @@ impl Observer {
             exposures: Exposures::default(),
             budget: Budget::new(cpu_percent, now),
             calm: false,
+            last: Last::Look,
         }
     }
 
     /// Whether a long pass may begin, or the CPU bound wants a rest.
     pub fn may_look(&mut self, now: Duration) -> bool {
-        self.budget.allows(now)
+        self.budget.allows(now) || self.may_watch(now)
     }
 
-    /// How to look at this rung.
-    pub fn pass(&self, rung: usize) -> Pass {
-        match rung {
+    /// Whether a look now would be at the hottest regions only.
+    fn may_watch(&mut self, now: Duration) -> bool {
+        self.is_at_rest() && self.exposures.has_samples() && self.budget.allows_watch(now)
+    }
+
+    /// How to look at this rung, and at what: the long pass at all memory, or what a calm agent watches; a shorter one
+    /// at what the one before it could not tell.
+    pub fn look(&mut self, rung: usize, now: Duration) -> Look {
+        let pass = match rung {
             0 if self.is_at_rest() => CALM_PASS,
             _ => PASSES[rung.min(PASSES.len() - 1)],
-        }
+        };
+        let at = match rung.checked_sub(1) {
+            None if !self.budget.allows(now) && self.may_watch(now) => {
+                Some(self.exposures.hottest(WATCHED_MAX))
+            }
+            None => None,
+            Some(longer) => Some(self.exposures.saturated(longer).collect()),
+        };
+        Look { rung, pass, at }
     }
 
-    /// Takes what a pass has found, whose first aggregation was reported so long after its start.
+    /// Takes what a look has found, whose first aggregation was reported so long after its start.
     /// Returns how long an interval really was: from one look at a region to the next, kdamond goes through
     /// all others, too, and may have to wait for a CPU.
-    pub fn found(
-        &mut self,
-        rung: usize,
-        pass: &Pass,
-        elapsed: Duration,
-        regions: &[Region],
-    ) -> Duration {
+    pub fn found(&mut self, look: &Look, elapsed: Duration, regions: &[Region]) -> Duration {
+        let pass = &look.pass;
         let most = pass.interval * STRETCH_MAX;
         let interval = (elapsed / pass.looks.max(1)).clamp(pass.interval, most);
-        self.exposures.add(rung, interval, pass.looks, regions);
+        let exposures = &mut self.exposures;
+        self.last = match look.is_watch() {
+            true => Last::Watch {
+                is_surprise: exposures.are_contradicted_by(pass.looks, regions),
+            },
+            false => {
+                exposures.add(look.rung, interval, pass.looks, regions);
+                Last::Look
+            }
+        };
         interval
     }
 
@@ -142,14 +198,28 @@ impl Observer {
     pub fn follow_up(&self, rung: usize) -> Option<usize> {
         let next = rung + 1;
         let is_due = !self.is_at_rest() || !self.exposures.knows(next);
-        let follows = next < PASSES.len() && is_due && self.exposures.is_saturated(rung);
+        let is_due = is_due && self.has_news() && next < PASSES.len();
+        let follows = is_due && self.exposures.is_saturated(rung);
         follows.then_some(next)
+    }
+
+    /// Whether what was found last can tell what is hot.
+    pub fn has_news(&self) -> bool {
+        self.last == Last::Look
     }
 
     /// Pays for what was looked at since `began`. Returns whether a calm agent's rest follows.
     pub fn pay(&mut self, began: Duration, spent: Duration) -> bool {
         let is_at_rest = self.is_at_rest();
-        self.budget.spend(began, spent, is_at_rest);
+        match self.last {
+            Last::Look => self.budget.spend(began, spent, is_at_rest),
+            Last::Watch { is_surprise } => {
+                self.budget.spend_on_watch(began, spent);
+                if is_surprise {
+                    self.budget.wake();
+                }
+            }
+        }
         is_at_rest
     }
 
@@ -169,7 +239,8 @@ impl Observer {
 
     /// Calm, and nothing was seen lately that the next pass has to confirm.
     fn is_at_rest(&self) -> bool {
-        self.calm && !self.exposures.is_urgent()
+        let is_surprised = self.last == Last::Watch { is_surprise: true };
+        self.calm && !is_surprised && !self.exposures.is_urgent()
     }
 
     /// Appends at most `max` samples to `out`: what the policy lacks after it has forgotten half of
@@ -210,6 +281,84 @@ mod harm;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::addr::GuestVirtAddr;
+
+    const PID: Pid = Pid(7);
+
+    fn block(number: u64, accesses: u32) -> Region {
+        let start = number * BLOCK_SIZE;
+        let range = VirtRange::new(GuestVirtAddr(start), GuestVirtAddr(start + BLOCK_SIZE));
+        Region {
+            pid: PID,
+            range: range.unwrap(),
+            accesses,
+            page_bytes: None,
+        }
+    }
+
+    /// Looks at a hundred blocks, or at those of them that are to be watched: each is found accessed by so many looks.
+    /// That takes 100 ms of a CPU, or 10.
+    fn look(observer: &mut Observer, now: Duration, found: impl Fn(u64) -> u32) -> Look {
+        let look = observer.look(0, now);
+        let all = (0..100).map(|number| block(number, found(number)));
+        let watched = |region: &Region| {
+            let at = (region.pid, region.range);
+            look.at.as_ref().is_none_or(|regions| regions.contains(&at))
+        };
+        let regions: Vec<_> = all.filter(watched).collect();
+        observer.found(&look, look.pass.length(), &regions);
+        let cost_ms = if look.is_watch() { 10 } else { 100 };
+        observer.pay(now, Duration::from_millis(cost_ms));
+        look
+    }
+
+    #[test]
+    fn a_calm_agent_watches_what_is_hot_and_looks_at_all_when_it_no_longer_is() {
+        let hot = |number| if number < 20 { 3 } else { 0 };
+        let mut observer = Observer::new(CPU_PERCENT, Duration::ZERO);
+        let mut now = Duration::ZERO;
+        for _ in 0..4 {
+            assert_eq!(look(&mut observer, now, hot).at, None);
+            observer.samples(10_000, &mut vec![]);
+            now += Duration::from_secs(1);
+        }
+        observer.epoch_ended(true);
+        look(&mut observer, now, hot);
+        observer.samples(10_000, &mut vec![]);
+        // A whole look is not due, a watch is.
+        now += Duration::from_millis(500);
+        assert!(observer.may_look(now));
+        let watch = look(&mut observer, now, hot);
+        assert!(watch.is_watch() && !observer.has_news() && observer.follow_up(0).is_none());
+        let at = watch.at.unwrap();
+        assert!(at.len() == WATCHED_MAX);
+        assert!(
+            at.iter()
+                .all(|(_, range)| range.start().0 < 20 * BLOCK_SIZE)
+        );
+        assert!(!observer.may_look(now));
+
+        now += Duration::from_secs(4);
+        assert!(look(&mut observer, now, |_| 0).is_watch());
+        assert!(observer.may_look(now));
+        assert_eq!(look(&mut observer, now, hot).at, None);
+        assert!(observer.has_news());
+    }
+
+    #[test]
+    fn a_shorter_pass_looks_at_what_the_longer_one_could_not_tell() {
+        let mut observer = Observer::new(CPU_PERCENT, Duration::ZERO);
+        look(&mut observer, Duration::ZERO, |number| match number {
+            0..10 => 4,
+            10..50 => 1,
+            _ => 0,
+        });
+        assert_eq!(observer.follow_up(0), Some(1));
+        let shorter = observer.look(1, Duration::ZERO);
+        let expected: Vec<_> = (0..10).map(|n| (PID, block(n, 4).range)).collect();
+        assert_eq!(shorter.at, Some(expected));
+        assert!(!shorter.is_watch());
+    }
 
     #[test]
     fn region_bounds_hold_for_any_number_of_targets() {

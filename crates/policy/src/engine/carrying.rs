@@ -2,7 +2,7 @@
 
 use super::moves::Moves;
 use super::protocol::{Direction, Misuse};
-use super::{Engine, State, Strategy, check};
+use super::{CALM_MAX, Engine, State, Strategy, check};
 use crate::{ByteCount, Placement, Plan};
 
 impl<S: Strategy> Engine<S> {
@@ -12,9 +12,12 @@ impl<S: Strategy> Engine<S> {
         self.account
             .planned(plan.is_empty(), plan.is_short, self.slept);
         if plan.is_empty() {
-            self.calm = self.calm.saturating_add(1);
+            self.calm = (self.calm + 1).min(CALM_MAX);
         } else if !self.paused {
-            self.calm = 0;
+            // A few blocks are no news to an engine that has had nothing to move for long.
+            let blocks = plan.promotions.len() + plan.demotions.len();
+            let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
+            self.calm = self.calm.saturating_sub(blocks);
             self.moves.add(plan);
         }
         if self.account.is_rehearsing() && !was_rehearsing {

@@ -71,6 +71,9 @@ use crate::{
 /// workload is disturbed half as often, and one that changes is noticed one epoch later.
 const CALM_AFTER_EPOCHS: u32 = 8;
 
+/// No more epochs than these count. Each block that moves takes one of them back.
+const CALM_MAX: u32 = 2 * CALM_AFTER_EPOCHS;
+
 /// More memory than any machine has. Amounts up to here can be added up without overflow.
 const BYTES_MAX: u64 = 1 << 56;
 

@@ -150,7 +150,7 @@ where
         }
         engine.epoch = from.next_u32()?;
         engine.refresh_at = from.next_u32()?;
-        engine.calm = from.next_u32()?;
+        engine.calm = from.next(super::CALM_MAX.into())? as u32;
         engine.balloon_wants.0 = from.next(BYTES_MAX)?;
         engine.paused = from.next(1)? == 1;
         if from.next(1)? == 1 {

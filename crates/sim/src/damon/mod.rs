@@ -88,8 +88,31 @@ impl<A: Watched> Kdamond<A> {
         guest: &mut Guest,
         actor: &mut Actor<'_>,
     ) -> Self {
+        let regions = regions::lay_out(&watched, &attrs.bounds);
+        Self::on(regions, attrs, seed, guest, actor)
+    }
+
+    /// Switches one on that looks at these regions, in order and disjoint.
+    pub(crate) fn start_at(
+        regions: impl Iterator<Item = Range<A>>,
+        attrs: Attrs,
+        seed: u64,
+        guest: &mut Guest,
+        actor: &mut Actor<'_>,
+    ) -> Self {
+        let regions = regions.map(Region::new).collect();
+        Self::on(regions, attrs, seed, guest, actor)
+    }
+
+    fn on(
+        regions: Vec<Region<A>>,
+        attrs: Attrs,
+        seed: u64,
+        guest: &mut Guest,
+        actor: &mut Actor<'_>,
+    ) -> Self {
         let mut kdamond = Self {
-            regions: regions::lay_out(&watched, &attrs.bounds),
+            regions,
             attrs,
             rng: Rng::new(seed, 0),
             split_at: 0,

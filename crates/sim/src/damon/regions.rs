@@ -9,7 +9,7 @@
 //! are no more than half of the most. If the parts differ, the next merge leaves them apart.
 //!
 //! # Properties
-//! - Regions are sorted, have no gaps, and cover just what is watched.
+//! - Regions are sorted and cover just what is watched.
 //! - There are never more than the most, if they were no more at first.
 //! - What differs by more than a tenth of the most that was found stays apart while there is room.
 
@@ -37,13 +37,13 @@ pub(crate) struct Region<A> {
 }
 
 impl<A: Address> Region<A> {
-    fn new(start: u64, end: u64) -> Self {
+    pub(super) fn new(range: Range<A>) -> Self {
         Self {
-            range: A::of(start)..A::of(end),
+            sampled: range.start,
+            range,
             accesses: 0,
             age: 0,
             accesses_before: 0,
-            sampled: A::of(start),
         }
     }
 
@@ -98,7 +98,7 @@ pub(super) fn lay_out<A: Address>(watched: &Range<A>, bounds: &Bounds) -> Vec<Re
         } else {
             start + (i + 1) * size
         };
-        Region::new(start + i * size, piece_end)
+        Region::new(A::of(start + i * size)..A::of(piece_end))
     };
     (0..pieces).map(piece).collect()
 }
@@ -128,7 +128,8 @@ fn merge_once<A: Address>(regions: &mut Vec<Region<A>>, alike: u32, size_max: u6
         region.age = if changed { 0 } else { region.age + 1 };
         match joined.last_mut() {
             Some(last)
-                if last.accesses.abs_diff(region.accesses) <= alike
+                if last.range.end.number() == region.range.start.number()
+                    && last.accesses.abs_diff(region.accesses) <= alike
                     && last.bytes() + region.bytes() <= size_max =>
             {
                 last.join(&region);

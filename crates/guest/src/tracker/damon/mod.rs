@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use demeter_linux::cpu;
-use demeter_linux::damon::{Aggregations, DamonError, Kdamond, Operations, Pass};
+use demeter_linux::damon::{Aggregations, DamonError, Kdamond};
 use demeter_linux::page_size::PageSizes;
-use demeter_policy::damon::{Observer, PASSES, region_bounds};
+use demeter_policy::damon::{Look, Observer, PASSES, Regions, region_bounds};
 use demeter_policy::{GuestVirtAddr, Pid, Sample};
 
 pub use demeter_linux::damon::Format;
@@ -25,9 +25,13 @@ const NAME: &str = "damon";
 /// kernel that is too busy.
 const PASS_PATIENCE: u32 = 8;
 
-/// Looks at a short pass's ring, in vain, before it is given up.
-const SHORT_PASS_WAITS: u32 = 20;
-const SHORT_PASS_WAIT: Duration = Duration::from_millis(5);
+/// A pass that is waited for is given up after so many times its length more, and this time. From one look to the
+/// next, kdamond goes through all regions, and may have to wait for a CPU: a look may take twice as long as it should.
+const LOOK_PATIENCE: u32 = 3;
+const LOOK_PATIENCE_MIN: Duration = Duration::from_millis(100);
+
+/// Between two looks at the ring of a pass that is waited for.
+const LOOK_WAIT: Duration = Duration::from_millis(5);
 
 /// Most processes that are watched; the first win.
 const MAX_TARGETS: usize = 64;
@@ -66,6 +70,8 @@ pub struct DamonTracker {
     epoch: Duration,
     wanted: Vec<Pid>,
     running: Option<Running>,
+    /// The regions that kdamond has been told to look at, and still is.
+    told: Option<Regions>,
     observer: Observer,
     /// What the observer's times count from.
     born: Instant,
@@ -78,8 +84,7 @@ pub struct DamonTracker {
 
 /// A pass under way.
 struct Running {
-    rung: usize,
-    pass: Pass,
+    look: Look,
     started: Instant,
     /// The same, nanoseconds of the monotonic clock.
     started_ns: u64,
@@ -98,7 +103,7 @@ impl DamonTracker {
     }
 
     fn with_listener(settings: &Settings, listen: Listen) -> Result<Self, TrackerError> {
-        let mut kdamonds = Kdamond::claim(&settings.root, 1, Operations::Mapped)?;
+        let mut kdamonds = Kdamond::claim(&settings.root, 1)?;
         let kdamond = kdamonds.remove(0);
         // Proves that we may listen, to ourselves while there is no kdamond yet.
         listen(&settings.root, Pid(std::process::id()))?;
@@ -109,6 +114,7 @@ impl DamonTracker {
             epoch: settings.epoch,
             wanted: Vec::new(),
             running: None,
+            told: None,
             observer: Observer::new(settings.cpu_percent, Duration::ZERO),
             born: Instant::now(),
             unpaid: Duration::ZERO,
@@ -124,28 +130,26 @@ impl DamonTracker {
 
     /// Begins a pass over what is wanted and alive.
     fn start(&mut self, rung: usize) -> Result<(), TrackerError> {
-        let pass = self.observer.pass(rung);
+        let look = self.observer.look(rung, self.born.elapsed());
         for attempt in 1.. {
             self.stop()?;
             let mut targets = self.wanted.clone();
             targets.retain(|pid| self.root.join(format!("proc/{pid}/maps")).exists());
             targets.truncate(MAX_TARGETS);
-            if targets.is_empty() {
+            let targets = self.tell(&look, targets);
+            if targets.as_ref().is_ok_and(Vec::is_empty) {
                 return Ok(());
             }
-            let regions = self.regions(&targets);
-            let started = self
-                .kdamond
-                .set_targets(&targets, regions)
-                .and_then(|()| self.kdamond.start(&pass));
-            let started_ns = cpu::monotonic_ns();
-            let started =
-                started.and_then(|kdamond| Ok((kdamond, (self.listen)(&self.root, kdamond)?)));
+            let started = targets.and_then(|targets| {
+                let kdamond = self.kdamond.start(&look.pass)?;
+                let started_ns = cpu::monotonic_ns();
+                let aggregations = (self.listen)(&self.root, kdamond)?;
+                Ok((kdamond, started_ns, aggregations, targets))
+            });
             match started {
-                Ok((kdamond, aggregations)) => {
+                Ok((kdamond, started_ns, aggregations, targets)) => {
                     self.running = Some(Running {
-                        rung,
-                        pass,
+                        look,
                         started: Instant::now(),
                         started_ns,
                         kdamond,
@@ -155,10 +159,32 @@ impl DamonTracker {
                     break;
                 }
                 Err(error) if attempt == START_ATTEMPTS => return Err(error.into()),
-                Err(error) => tracing::debug!(%error, "a target may have ended: trying again"),
+                Err(error) => {
+                    tracing::debug!(%error, "a target may have ended: trying again");
+                    self.told = None;
+                }
             }
         }
         Ok(())
+    }
+
+    /// Tells kdamond what to look at, unless it has been. Returns which of the targets that is, in its order.
+    fn tell(&mut self, look: &Look, targets: Vec<Pid>) -> Result<Vec<Pid>, DamonError> {
+        let told = self.told.take();
+        let Some(at) = &look.at else {
+            let regions = self.regions(&targets);
+            self.kdamond.set_targets(&targets, regions)?;
+            return Ok(targets);
+        };
+        let alive = at.iter().filter(|(pid, _)| targets.contains(pid));
+        let at: Regions = alive.copied().collect();
+        if told.as_ref() != Some(&at) {
+            self.kdamond.set_regions(&at)?;
+        }
+        let mut targets: Vec<_> = at.iter().map(|&(pid, _)| pid).collect();
+        targets.dedup();
+        self.told = Some(at);
+        Ok(targets)
     }
 
     /// Begins a long pass, unless one is under way or the budget wants a rest.
@@ -195,7 +221,8 @@ impl DamonTracker {
             return Ok(false);
         };
         // DAMON reports target after target.
-        for regions in regions.chunk_by_mut(|a, b| a.pid == b.pid) {
+        let targets = regions.chunk_by_mut(|a, b| a.pid == b.pid);
+        for regions in targets.filter(|_| !running.look.is_watch()) {
             let pages = PageSizes::of(&self.root, regions[0].pid);
             for region in regions.iter_mut().filter(|region| region.accesses > 0) {
                 let middle = region.range.start().0 + region.range.len().0 / 2;
@@ -203,9 +230,9 @@ impl DamonTracker {
             }
         }
         let elapsed = Duration::from_nanos(first_ns.saturating_sub(running.started_ns));
-        let (rung, pass) = (running.rung, running.pass);
-        let interval = self.observer.found(rung, &pass, elapsed, regions);
-        tracing::debug!(rung, ?interval, regions = regions.len(), "took a pass");
+        let look = &running.look;
+        let interval = self.observer.found(look, elapsed, regions);
+        tracing::debug!(look.rung, ?interval, regions = regions.len(), "took a pass");
         Ok(true)
     }
 
@@ -224,18 +251,28 @@ impl DamonTracker {
         drained: &mut Drained,
     ) -> Result<Option<Duration>, TrackerError> {
         self.start(rung)?;
-        let length = self.running.as_ref().map(|running| running.pass.length());
-        std::thread::sleep(length.unwrap_or_default());
-        for _ in 0..SHORT_PASS_WAITS {
-            if self.running.is_none() {
-                break;
-            }
+        let Some(length) = self
+            .running
+            .as_ref()
+            .map(|running| running.look.pass.length())
+        else {
+            return Ok(None);
+        };
+        std::thread::sleep(length);
+        let last = Instant::now() + length * LOOK_PATIENCE + LOOK_PATIENCE_MIN;
+        loop {
+            let is_last = Instant::now() >= last;
             if self.take(drained)? {
                 return self.end().map(Some);
             }
-            std::thread::sleep(SHORT_PASS_WAIT);
+            if is_last {
+                break;
+            }
+            std::thread::sleep(LOOK_WAIT);
         }
-        self.stop()?;
+        // What found nothing was not for nothing.
+        let spent = self.end()?;
+        self.unpaid += spent;
         Ok(None)
     }
 
@@ -257,8 +294,8 @@ impl DamonTracker {
     }
 
     /// Takes what the long pass has found, follows it up with short ones, and rests. True when
-    /// something was found.
-    fn proceed(&mut self, drained: &mut Drained) -> Result<bool, TrackerError> {
+    /// that can tell what is hot. `own` is this thread's CPU time up to which all is paid for, or noted as unpaid.
+    fn proceed(&mut self, drained: &mut Drained, own: &mut Duration) -> Result<bool, TrackerError> {
         let (started, spent) = match self.running.as_ref().map(|running| running.started) {
             Some(started) => (started, self.long_pass(started, drained)?),
             None if self.observer.is_calm() && self.observer.may_look(self.born.elapsed()) => {
@@ -277,11 +314,16 @@ impl DamonTracker {
             }
             rung = next;
         }
-        spent += std::mem::take(&mut self.unpaid);
+        let now = cpu::of_this_thread();
+        spent += now.saturating_sub(std::mem::replace(own, now));
+        // Watching is cheap, and comes soon again: looks at all memory pay for the rest.
+        if self.observer.has_news() {
+            spent += std::mem::take(&mut self.unpaid);
+        }
         let began = started.saturating_duration_since(self.born);
         let is_calm = self.observer.pay(began, spent);
         tracing::debug!(?spent, is_calm, "looked at accessed bits");
-        Ok(true)
+        Ok(self.observer.has_news())
     }
 }
 
@@ -334,8 +376,8 @@ impl Tracker for DamonTracker {
         if self.paused {
             return Ok(drained);
         }
-        let before = cpu::of_this_thread();
-        let has_news = self.proceed(&mut drained)?;
+        let mut own = cpu::of_this_thread();
+        let has_news = self.proceed(&mut drained, &mut own)?;
         drained.is_repeat = !has_news;
         let is_due = self
             .topped_up
@@ -346,7 +388,7 @@ impl Tracker for DamonTracker {
             drained.taken = (out.len() - first) as u64;
             self.topped_up = Some(Instant::now());
         }
-        self.unpaid += cpu::of_this_thread().saturating_sub(before);
+        self.unpaid += cpu::of_this_thread().saturating_sub(own);
         Ok(drained)
     }
 

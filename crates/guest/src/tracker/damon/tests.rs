@@ -31,9 +31,15 @@ impl FakeDamon {
         fake("0/pid", "77\n");
         fake("0/contexts/nr_contexts", "");
         let context = "0/contexts/0";
-        fake(&format!("{context}/avail_operations"), "vaddr\npaddr\n");
+        fake(
+            &format!("{context}/avail_operations"),
+            "vaddr\nfvaddr\npaddr\n",
+        );
         for file in ["operations", "targets/nr_targets", "targets/0/pid_target"] {
             fake(&format!("{context}/{file}"), "");
+        }
+        for file in ["nr_regions", "0/start", "0/end"] {
+            fake(&format!("{context}/targets/0/regions/{file}"), "");
         }
         for file in [
             "intervals/sample_us",
@@ -159,6 +165,50 @@ fn nothing_is_looked_at_while_pages_move() {
     tracker.pause().unwrap();
     tracker.epoch_ended(false).unwrap();
     assert_eq!(damon.text("0/state"), "off");
+}
+
+#[test]
+fn a_shorter_pass_is_told_what_to_look_at() {
+    let root = tempfile::tempdir().unwrap();
+    let damon = FakeDamon::new(root.path());
+    map(root.path(), 8, 0x1000, 0x2000);
+    let mut tracker = tracker(root.path()).unwrap();
+    tracker.set_targets(&[Pid(8)]).unwrap();
+    assert_eq!(damon.text("0/contexts/0/operations"), "vaddr");
+    // Always found accessed: how hot it is a shorter pass has to tell.
+    damon.report(0, 0x20_0000, 0x40_0000, PASSES[0].looks);
+    damon.report(0, 0x40_0000, 0x60_0000, 1);
+    tracker.drain(&mut Vec::new(), 1000).unwrap();
+    assert_eq!(damon.text("0/contexts/0/operations"), "fvaddr");
+    let regions = "0/contexts/0/targets/0/regions";
+    assert_eq!(damon.text(&format!("{regions}/nr_regions")), "1");
+    let end = 0x40_0000.to_string();
+    assert_eq!(damon.text(&format!("{regions}/0/end")), end);
+}
+
+#[test]
+fn a_calm_agent_waits_for_a_slow_kdamond() {
+    let root = tempfile::tempdir().unwrap();
+    let damon = FakeDamon::new(root.path());
+    map(root.path(), 8, 0x1000, 0x2000);
+    let mut tracker = tracker(root.path()).unwrap();
+    tracker.set_targets(&[Pid(8)]).unwrap();
+    damon.report(0, 0x20_0000, 0x120_0000, 50);
+    tracker.drain(&mut Vec::new(), 1000).unwrap();
+    tracker.epoch_ended(true).unwrap();
+    let drained = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let began = Instant::now();
+            while damon.text("0/state") == "off" && began.elapsed() < Duration::from_secs(60) {
+                std::thread::yield_now();
+            }
+            // Twice as long as it should take, and more than the least patience.
+            std::thread::sleep(PASSES[0].length() + LOOK_PATIENCE_MIN);
+            damon.report(0, 0x20_0000, 0x120_0000, 50);
+        });
+        tracker.drain(&mut Vec::new(), 1000).unwrap()
+    });
+    assert!(!drained.is_repeat);
 }
 
 #[test]

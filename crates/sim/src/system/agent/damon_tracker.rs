@@ -9,7 +9,7 @@
 use std::num::NonZero;
 use std::time::Duration;
 
-use demeter_policy::damon::{CPU_PERCENT, Observer, Pass, Region, region_bounds};
+use demeter_policy::damon::{CPU_PERCENT, Look, Observer, Region, region_bounds};
 use demeter_policy::{GuestVirtAddr, Pid, Sample, VirtRange};
 
 use crate::damon::{Attrs, Bounds, Kdamond};
@@ -36,8 +36,7 @@ pub(super) struct DamonTracker {
 /// A pass under way.
 #[derive(Debug)]
 struct Running {
-    rung: usize,
-    pass: Pass,
+    look: Look,
     kdamond: Kdamond<GuestVirtAddr>,
     began_ps: u64,
     /// Whether the agent waits for it.
@@ -129,7 +128,7 @@ impl DamonTracker {
                     return self.unless_awaited();
                 }
                 self.pay();
-                true
+                self.observer.has_news()
             }
             Some(running) => {
                 let is_waited_for = running.is_waited_for;
@@ -187,11 +186,14 @@ impl DamonTracker {
             return;
         };
         let watched = first.start()..last.end();
-        let (least, most) = region_bounds(1, vmas.iter().map(|vma| vma.len().0).sum());
-        let pass = self.observer.pass(rung);
+        let look = self.observer.look(rung, time(actor.now_ps()));
+        let (least, most) = match &look.at {
+            None => region_bounds(1, vmas.iter().map(|vma| vma.len().0).sum()),
+            Some(regions) => (regions.len() as u64, regions.len() as u64),
+        };
         let attrs = Attrs {
-            sample_ps: pass.interval.as_nanos() as u64 * PS_PER_NS,
-            looks: pass.looks,
+            sample_ps: look.pass.interval.as_nanos() as u64 * PS_PER_NS,
+            looks: look.pass.looks,
             bounds: Bounds {
                 least,
                 most,
@@ -200,10 +202,16 @@ impl DamonTracker {
         };
         let began_ps = actor.now_ps();
         self.passes += 1;
+        let kdamond = match &look.at {
+            None => Kdamond::start(watched, attrs, self.passes, guest, actor),
+            Some(regions) => {
+                let ranges = regions.iter().map(|(_, range)| range.start()..range.end());
+                Kdamond::start_at(ranges, attrs, self.passes, guest, actor)
+            }
+        };
         self.running = Some(Running {
-            rung,
-            pass,
-            kdamond: Kdamond::start(watched, attrs, self.passes, guest, actor),
+            look,
+            kdamond,
             began_ps,
             is_waited_for,
             reported_ps: None,
@@ -232,15 +240,14 @@ impl DamonTracker {
         *spent_ps += running.kdamond.spent_ps();
         let elapsed = time(running.reported_ps.unwrap_or(0));
         let Running {
-            rung,
-            pass,
+            look,
             found,
             kdamond,
             ..
         } = running;
         kdamond.stop(guest, actor);
-        self.observer.found(rung, &pass, elapsed, &found);
-        self.observer.follow_up(rung)
+        self.observer.found(&look, elapsed, &found);
+        self.observer.follow_up(look.rung)
     }
 
     fn pay(&mut self) {
