@@ -43,12 +43,13 @@
 //!   sample a region, and no more.
 //! - What the last long pass did not find accessed has no sightings, and nothing has that it did not look at.
 //! - While passes contradict each other the policy is told nothing.
+//! - Regions to look at again are in order and disjoint, whatever layouts passes had.
 //! - There are never more regions than [`REGIONS_KEPT`] in an exposure.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::Region;
+use super::{Region, Regions};
 use crate::addr::{GuestVirtAddr, Pid, VirtRange};
 use crate::sample::Sample;
 
@@ -181,8 +182,19 @@ fn key_of(region: &Region) -> Key {
     (region.pid, region.range.start(), region.range.end())
 }
 
-fn range_of(&(pid, start, end): &Key) -> Option<(Pid, VirtRange)> {
-    Some((pid, VirtRange::new(start, end)?))
+/// Those of sorted regions that begin where the one before has ended: where mappings have changed, DAMON lays regions
+/// out anew, and old ones are remembered for a while.
+fn disjoint(keys: impl IntoIterator<Item = Key>) -> Regions {
+    let mut regions = Regions::new();
+    for (pid, start, end) in keys {
+        let is_free = |(before, range): &(Pid, VirtRange)| *before != pid || range.end() <= start;
+        if let Some(range) = VirtRange::new(start, end)
+            && regions.last().is_none_or(is_free)
+        {
+            regions.push((pid, range));
+        }
+    }
+    regions
 }
 
 /// How hot a region is, as far as known.
@@ -348,17 +360,22 @@ impl Exposures {
         if before.is_some_and(|before| interval(rung) > Some(before.mul_f64(SHORTER))) {
             return false;
         }
-        let found = |e: &Exposure| e.seen.values().filter(|seen| seen.found > 0.0).count();
-        let all = self.exposures.first().map_or(0, found);
-        self.saturated(rung).count() as f64 > SATURATED_PART * all as f64
+        self.saturated(rung).len() as f64 > SATURATED_PART * self.accessed() as f64
     }
 
-    /// Regions whose heat this exposure cannot tell, in order.
-    pub(super) fn saturated(&self, rung: usize) -> impl Iterator<Item = (Pid, VirtRange)> {
+    /// Regions whose heat this exposure's last pass could not tell; in order, and disjoint.
+    pub(super) fn saturated(&self, rung: usize) -> Regions {
         let exposure = self.exposures.get(rung);
         let seen = exposure.into_iter().flat_map(|e| &e.seen);
-        let saturated = seen.filter(|(_, seen)| seen.found > 0.0 && seen.share() >= SATURATED);
-        saturated.filter_map(|(key, _)| range_of(key))
+        let saturated = seen.filter(|(_, seen)| seen.last_share > 0.0 && seen.share() >= SATURATED);
+        disjoint(saturated.map(|(key, _)| *key))
+    }
+
+    /// How many regions the last long pass found accessed.
+    pub(super) fn accessed(&self) -> usize {
+        let long = self.exposures.first().map(|e| e.seen.values());
+        let seen = long.into_iter().flatten();
+        seen.filter(|seen| seen.last_share > 0.0).count()
     }
 
     /// Whether there is any region of which the policy holds samples.
@@ -366,14 +383,21 @@ impl Exposures {
         self.due.iter().any(|due| due.wanted >= 1.0)
     }
 
-    /// The hottest regions that the policy holds samples of, at most so many; in order.
-    pub(super) fn hottest(&self, most: usize) -> Vec<(Pid, VirtRange)> {
-        let mut due: Vec<_> = self.due.iter().filter(|due| due.wanted >= 1.0).collect();
+    /// The hottest regions that the policy holds samples of and the last long pass found accessed, at most so many; in
+    /// order, and disjoint.
+    pub(super) fn hottest(&self, most: usize) -> Regions {
+        let long = self.exposures.first();
+        let is_accessed =
+            |key: &Key| long.is_some_and(|e| e.seen.get(key).is_some_and(|s| s.last_share > 0.0));
+        let due = self.due.iter();
+        let mut due: Vec<_> = due
+            .filter(|due| due.wanted >= 1.0 && is_accessed(&due.key))
+            .collect();
         due.sort_by(|a, b| b.wanted.total_cmp(&a.wanted));
         due.truncate(most);
-        let mut hottest: Vec<_> = due.iter().filter_map(|due| range_of(&due.key)).collect();
-        hottest.sort_unstable_by_key(|(pid, range)| (*pid, range.start()));
-        hottest
+        let mut keys: Vec<_> = due.iter().map(|due| due.key).collect();
+        keys.sort_unstable();
+        disjoint(keys)
     }
 
     /// Whether there were looks with this exposure.

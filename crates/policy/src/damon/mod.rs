@@ -43,7 +43,7 @@ impl Pass {
     }
 }
 
-/// Regions of processes, in order of process and address.
+/// Regions of processes, in order of process and address, and disjoint.
 pub type Regions = Vec<(Pid, VirtRange)>;
 
 /// A pass, and what it looks at.
@@ -169,7 +169,9 @@ impl Observer {
                 Some(self.exposures.hottest(WATCHED_MAX))
             }
             None => None,
-            Some(longer) => Some(self.exposures.saturated(longer).collect()),
+            // Where that is most of memory, to name it costs more than it saves.
+            Some(longer) => Some(self.exposures.saturated(longer))
+                .filter(|saturated| saturated.len() * 2 < self.exposures.accessed()),
         };
         Look { rung, pass, at }
     }

@@ -246,6 +246,28 @@ proptest! {
     }
 
     #[test]
+    fn regions_to_look_at_again_are_in_order_and_disjoint(
+        passes in prop::collection::vec((0usize..3, any_regions()), 1..6),
+        looks in 1u32..6,
+        most in 0usize..20,
+    ) {
+        let mut exposures = Exposures::default();
+        for (rung, regions) in &passes {
+            exposures.add(*rung, LONG / (1 + *rung as u32 * 7), looks, regions);
+            samples_of(&mut exposures);
+            let hottest = exposures.hottest(most);
+            prop_assert!(hottest.len() <= most);
+            for again in [hottest, exposures.saturated(*rung)] {
+                prop_assert!(again.is_sorted_by(|(_, a), (_, b)| a.end() <= b.start()));
+                prop_assert!(again.iter().all(|(_, range)| passes
+                    .iter()
+                    .flat_map(|(_, regions)| regions)
+                    .any(|region| region.range == *range)));
+            }
+        }
+    }
+
+    #[test]
     fn the_policy_holds_what_was_seen(regions in any_regions(), looks in 4u32..8) {
         let mut exposures = Exposures::default();
         exposures.add(0, LONG, looks, &regions);
