@@ -83,8 +83,10 @@ const CREDIT_CONFIRMED_MAX_NS: i64 = 2_000_000_000;
 /// Ticks for which a plan has to be found right before it is carried out, where it is rehearsed.
 const REHEARSAL_TICKS: u32 = 2;
 
-/// The most that is kept for later, or the stake if that is more.
+/// The most that is kept for later, or the stake if that is more; and where looks come now and then only: moves that wait
+/// for what the first ones have brought wait for long, so that a hot set that has moved is to be paid for at once.
 const BALANCE_MAX_NS: i64 = 1_000_000_000;
+const BALANCE_CONFIRMED_MAX_NS: i64 = 2_000_000_000;
 
 /// Ticks for which nothing can be paid for before the engine rests, where samples tell of each
 /// epoch. A tracker that does not know what a sample stands for looks now and then; what moves have
@@ -242,12 +244,16 @@ enum Rest {
 impl Account {
     pub(super) fn new(gain: Gain, stake_ns: u64, epoch_ms: u64, is_kept: bool) -> Self {
         let stake_ns = stake_ns.min(TOTAL_MAX_NS) as i64;
+        let kept_ns = match gain.loads_per_sample {
+            Some(_) => BALANCE_MAX_NS,
+            None => BALANCE_CONFIRMED_MAX_NS,
+        };
         Self {
             gain,
             epoch_ms,
             is_kept,
             is_closed: false,
-            cap_ns: stake_ns.max(BALANCE_MAX_NS),
+            cap_ns: stake_ns.max(kept_ns),
             trial_ns: stake_ns / TRIAL_PART,
             balance_ns: stake_ns,
             unseen_ticks: 0,
