@@ -178,6 +178,7 @@ fn a_shorter_pass_is_told_what_to_look_at() {
     // Always found accessed: how hot it is a shorter pass has to tell.
     damon.report(0, 0x20_0000, 0x40_0000, PASSES[0].looks);
     damon.report(0, 0x40_0000, 0x60_0000, 1);
+    damon.report(0, 0x60_0000, 0x80_0000, 1);
     tracker.drain(&mut Vec::new(), 1000).unwrap();
     assert_eq!(damon.text("0/contexts/0/operations"), "fvaddr");
     let regions = "0/contexts/0/targets/0/regions";
