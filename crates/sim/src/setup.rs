@@ -363,7 +363,8 @@ fn scale_for(scenario: &Scenario) -> Result<u32, SimError> {
     Ok(scale.unwrap_or(SCALE_MAX))
 }
 
-/// What the agent is set to, in the model's units. Latencies it has measured.
+/// What the agent is set to, in the model's units. Latencies it has measured; the threshold is hardware's, as the lab's
+/// unit takes it.
 fn agent_settings(scenario: &Scenario, dilation: u64) -> AgentSettings {
     let (tuning, machine) = (&scenario.agent, &scenario.machine);
     let latency_ns = |tier: &demeter_scenario::Tier| {
@@ -381,7 +382,7 @@ fn agent_settings(scenario: &Scenario, dilation: u64) -> AgentSettings {
         classifier: tuning.classifier(),
         sampling: Sampling {
             period: tuning.sample_period.into(),
-            threshold_ps: u64::from(tuning.latency_threshold_ns) * PS_PER_NS,
+            threshold_ps: u64::from(tuning.latency_threshold_ns) * dilation * PS_PER_NS,
         },
         epoch_ps: tuning.epoch_ms * 1_000_000_000,
         engine: Config::new(tuning, ByteCount(0), gain),
