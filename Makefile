@@ -8,7 +8,7 @@ endif
 
 .PHONY: build setup demo test bench fuzz
 
-# Static release binaries: target/release/{demeter,graph,gups,kvload,memlat,mix,sweep}.
+# Static release binaries: target/release/{demeter,forks,graph,gups,kvload,memlat,mix,sweep}.
 build:
 	@sh xtask/setup.sh compiler
 	@cargo xtask build

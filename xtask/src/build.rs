@@ -9,8 +9,8 @@ use anyhow::Context;
 use crate::shell;
 
 /// The command, and the workloads that it expects beside itself.
-pub const BINARIES: [&str; 7] = [
-    "demeter", "graph", "gups", "kvload", "memlat", "mix", "sweep",
+pub const BINARIES: [&str; 8] = [
+    "demeter", "forks", "graph", "gups", "kvload", "memlat", "mix", "sweep",
 ];
 
 /// Builds the binaries and puts them into target/release.

@@ -7,6 +7,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 
 use demeter_lab::workload::{Event, Rate};
 
+const FORKS: &str = env!("CARGO_BIN_EXE_forks");
 const GUPS: &str = env!("CARGO_BIN_EXE_gups");
 const GRAPH: &str = env!("CARGO_BIN_EXE_graph");
 const KVLOAD: &str = env!("CARGO_BIN_EXE_kvload");
@@ -113,6 +114,27 @@ fn gups_loses_no_update_with_threads_and_a_jump() {
     };
     assert!(ops > 0 && mops > 0.0);
     assert_eq!((words, errors), (2 << 20, 0));
+}
+
+#[test]
+fn each_request_has_a_child_that_ends() {
+    let sizes = ["--size=1MiB", "--child=64KiB", "--reads=100"];
+    let output = run(
+        FORKS,
+        &[&sizes[..], &["--duration=0.3", "--interval=0.1", "--json"]].concat(),
+    );
+    assert!(output.status.success(), "{output:?}");
+    let Some(&Event::Done {
+        ops,
+        rate: Rate::RequestsPerS(rate),
+        ..
+    }) = events(&output).last()
+    else {
+        panic!("{output:?}")
+    };
+    assert!(ops > 0 && rate > 0.0, "{ops} at {rate}");
+    let empty = run(FORKS, &["--size=4", "--json"]);
+    assert_eq!(empty.status.code(), Some(2), "{empty:?}");
 }
 
 #[test]

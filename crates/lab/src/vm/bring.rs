@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::program::Launch;
 
 /// Our own programs, beside the command.
-const OWN: [&str; 6] = ["graph", "gups", "kvload", "memlat", "mix", "sweep"];
+const OWN: [&str; 7] = ["forks", "graph", "gups", "kvload", "memlat", "mix", "sweep"];
 
 /// Where a distribution has its programs.
 const BIN_DIRS: [&str; 6] = [

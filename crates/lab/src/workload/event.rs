@@ -86,7 +86,7 @@ pub enum Rate {
     Mops(f64),
     /// Mean nanoseconds of an operation (memlat).
     LatencyNs(f64),
-    /// Requests a second (kvload).
+    /// Requests a second (forks, kvload).
     RequestsPerS(f64),
 }
 

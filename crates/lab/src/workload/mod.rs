@@ -10,6 +10,7 @@ mod chain;
 mod csr;
 mod error;
 mod event;
+pub mod forks;
 mod geometry;
 pub mod graph;
 pub mod gups;
