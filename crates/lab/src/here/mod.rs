@@ -115,7 +115,7 @@ impl<'a> Here<'a> {
             keep_logs(folder.path(), kept, &self.scenario.name, system)?;
         }
         outcome.map_err(|why| match why {
-            Fault::AgentDied(_) | Fault::AgentStuck(_) => Error::Here {
+            Fault::AgentDied(_) | Fault::AgentStuck(_) | Fault::AgentSilent(_) => Error::Here {
                 system,
                 what: format!("{why}; {} is kept", bed.agent_log.display()),
                 // It is what the message names.

@@ -27,6 +27,10 @@ const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// How long a question to the agent may take.
 const STATUS_LIMIT: Duration = Duration::from_millis(500);
 
+/// How long the agent may take until it answers, and between two looks whether it does.
+const START_LIMIT: Duration = Duration::from_secs(20);
+const START_LOOK: Duration = Duration::from_millis(20);
+
 /// While nothing moves, one of so many calls really asks.
 const QUIET_CALLS: u32 = 5;
 
@@ -138,6 +142,20 @@ impl AgentProcess {
             None => {}
         }
         self.moved_bytes
+    }
+
+    /// Waits until it answers, so that its start is over. An emulator translates a program as it runs for the first
+    /// time: what a start takes here, a few tenths of a second, says nothing of a machine, where it is milliseconds.
+    pub fn await_up(&mut self) -> Result<(), Fault> {
+        let deadline = Instant::now() + START_LIMIT;
+        while ask_moved(&self.socket).is_none() {
+            self.check()?;
+            if Instant::now() >= deadline {
+                return Err(Fault::AgentSilent(START_LIMIT));
+            }
+            std::thread::sleep(START_LOOK);
+        }
+        Ok(())
     }
 
     /// Tells it to end, and waits for that.

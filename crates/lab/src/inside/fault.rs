@@ -54,6 +54,9 @@ pub enum Fault {
     /// The agent did not end when it was told to.
     #[error("the agent did not end within {0:?} of SIGTERM; see its log")]
     AgentStuck(std::time::Duration),
+    /// The agent does not answer.
+    #[error("the agent's socket did not answer within {0:?} of its start; see its log")]
+    AgentSilent(std::time::Duration),
 }
 
 impl Fault {

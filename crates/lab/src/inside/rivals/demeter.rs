@@ -10,8 +10,8 @@ pub struct Demeter(Option<AgentProcess>);
 
 impl Rival for Demeter {
     fn begin(&mut self, bed: &Testbed<'_>, target: Pid) -> Result<(), Fault> {
-        self.0 = Some(AgentProcess::start(bed, target)?);
-        Ok(())
+        let agent = self.0.insert(AgentProcess::start(bed, target)?);
+        agent.await_up()
     }
 
     fn pid(&self) -> Option<Pid> {
