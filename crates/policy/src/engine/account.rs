@@ -41,7 +41,8 @@
 //! What such moves bring shows late. But what a plan would bring can be seen before it costs anything: under such a
 //! tracker each trial begins with a *rehearsal*, and under any other the one after a trial that has lost. A plan is only noted; its blocks count as moved for the looks that
 //! come after, which had no part in making it. If each of them finds that it would pay for itself within the horizon,
-//! for at least [`REHEARSAL_TICKS`], the trial may spend what that would have brought; else the next plan is noted.
+//! for at least [`REHEARSAL_TICKS`], the trial may spend what that would have brought; else the next plan is noted. Each
+//! loss doubles the time and the looks that it takes, until a trial has gained.
 //! A sweep and a window that moves on are elsewhere by then.
 //!
 //! # Properties
@@ -80,7 +81,8 @@ const CREDIT_MAX_NS: i64 = 500_000_000;
 /// have been confirmed.
 const CREDIT_CONFIRMED_MAX_NS: i64 = 2_000_000_000;
 
-/// Ticks for which a plan has to be found right before it is carried out, where it is rehearsed.
+/// Ticks for which a plan has to be found right before it is carried out, where it is rehearsed; each loss doubles them,
+/// and the looks that have to find it right, which is one at first.
 const REHEARSAL_TICKS: u32 = 2;
 
 /// The most that is kept for later, or the stake if that is more; and where looks come now and then only: moves that wait
@@ -210,6 +212,8 @@ struct Rehearsal {
     cost_ns: u64,
     /// For how long it would have paid.
     ticks: u32,
+    /// Looks that have found that.
+    looks: u32,
 }
 
 /// What an access brings in memory that was moved to this tier.
@@ -308,7 +312,10 @@ impl Account {
         let cost_ns =
             cost_ns(Direction::Promotion, promoted) + cost_ns(Direction::Demotion, demoted);
         let cost_ns = cost_ns.min(TOTAL_MAX_NS.into()) as u64;
-        self.rehearsal = Some(Rehearsal { cost_ns, ticks: 0 });
+        self.rehearsal = Some(Rehearsal {
+            cost_ns,
+            ..Rehearsal::default()
+        });
     }
 
     /// A look has found what a plan would have brought for each tick since the last one.
@@ -318,17 +325,27 @@ impl Account {
             self.rehearsal = Some(Rehearsal::default());
             return;
         }
-        let is_first = of.ticks == 0;
-        let ticks = of.ticks.saturating_add(ticks);
-        self.income_ns = if is_first {
-            income_ns
-        } else {
-            income_ns.min(self.income_ns)
+        self.income_ns = match of.looks {
+            0 => income_ns,
+            _ => income_ns.min(self.income_ns),
         };
-        self.rehearsal = (ticks < REHEARSAL_TICKS).then_some(Rehearsal { ticks, ..of });
+        let of = Rehearsal {
+            ticks: of.ticks.saturating_add(ticks),
+            looks: of.looks.saturating_add(1),
+            ..of
+        };
+        let looks = self.looks_wanted();
+        let is_over = of.ticks >= REHEARSAL_TICKS * looks && of.looks >= looks;
+        self.rehearsal = (!is_over).then_some(of);
         if self.rehearsal.is_none() {
             self.steady_ns = self.income_ns;
         }
+    }
+
+    /// Looks that have to find a plan right: twice as many for each trial that has lost since one has gained. A sweep that
+    /// comes by in step with the looks passes one by chance, and many only if it is no chance.
+    fn looks_wanted(&self) -> u32 {
+        (self.rest_ms / REST_MIN_MS) as u32
     }
 
     /// Ticks within which a move has to pay for itself.
@@ -612,8 +629,13 @@ impl Account {
         to.extend(ticks.map(u64::from));
         to.extend([self.broke_ticks, self.rest_until].map(u64::from));
         to.extend([self.rest_ms, self.cap_ns as u64]);
-        let Rehearsal { cost_ns, ticks } = self.rehearsal.unwrap_or_default();
-        to.extend([self.is_rehearsing().into(), cost_ns, ticks.into()]);
+        let Rehearsal {
+            cost_ns,
+            ticks,
+            looks,
+        } = self.rehearsal.unwrap_or_default();
+        to.extend([self.is_rehearsing().into(), cost_ns]);
+        to.extend([ticks, looks].map(u64::from));
     }
 
     /// Takes over what was saved.
@@ -645,8 +667,12 @@ impl Account {
         self.cap_ns = from.next(TOTAL_MAX_NS)? as i64;
         let is_rehearsing = from.next(1)? > 0;
         let cost_ns = from.next(TOTAL_MAX_NS)?;
-        let ticks = from.next_u32()?;
-        self.rehearsal = is_rehearsing.then_some(Rehearsal { cost_ns, ticks });
+        let (ticks, looks) = (from.next_u32()?, from.next_u32()?);
+        self.rehearsal = is_rehearsing.then_some(Rehearsal {
+            cost_ns,
+            ticks,
+            looks,
+        });
         Ok(())
     }
 }
