@@ -135,9 +135,11 @@ static void miss(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, u
 	if (armed && cost->delay)
 		pay(vcpu, cost->delay);
 
-	bool by_user = ip < USER_END && gva < USER_END;
-	if (!period || !by_user || qemu_plugin_mem_is_store(info) ||
+	/* What is quickest to tell comes first: a stream pays for each line that is no sample. */
+	if (!period ||
 	    cost->latency_ns < __atomic_load_n(&control->threshold_ns, __ATOMIC_RELAXED))
+		return;
+	if (ip >= USER_END || gva >= USER_END || qemu_plugin_mem_is_store(info))
 		return;
 	if (++vcpu->loads_since_sample < period)
 		return;
