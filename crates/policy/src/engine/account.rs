@@ -39,7 +39,7 @@
 //! look found may be chance, as a sweep comes by: what two in a row agree on counts.
 //!
 //! What such moves bring shows late. But what a plan would bring can be seen before it costs anything: under such a
-//! tracker each trial begins with a *rehearsal*, and under any other the one after a trial that has lost. A plan is only noted; its blocks count as moved for the looks that
+//! tracker each trial begins with a *rehearsal*. A plan is only noted; its blocks count as moved for the looks that
 //! come after, which had no part in making it. If each of them finds that it would pay for itself within the horizon,
 //! for at least [`REHEARSAL_TICKS`], the trial may spend what that would have brought; else the next plan is noted. Each
 //! loss doubles the time and the looks that it takes, until a trial has gained.
@@ -52,8 +52,8 @@
 //! - Samples that repeat what was seen before bring nothing, nor does a look that the next one does not confirm.
 //! - Whatever is sampled, a loss is no more than the stake and a hundredth of the time, but for the
 //!   trial that is under way. So on a sweep moves die out.
-//! - Under a tracker that does not know what a sample stands for, and after a loss, a trial moves nothing before the
-//!   looks after a plan agree that it pays.
+//! - Under a tracker that does not know what a sample stands for, a trial moves nothing before the looks after a plan
+//!   agree that it pays.
 //! - A stable hot set comes into fast memory; a hot set that has moved is followed.
 //! - Total: nothing that is told overflows.
 
@@ -283,14 +283,9 @@ impl Account {
         }
     }
 
-    /// Whether looks come now and then, and nobody knows what a sample stands for.
-    fn is_unscaled(&self) -> bool {
-        self.gain.loads_per_sample.is_none()
-    }
-
-    /// Whether the next trial begins with a rehearsal: each one does where looks are rare, else the one after a loss.
+    /// Whether each trial begins with a rehearsal.
     fn rehearses(&self) -> bool {
-        self.is_unscaled() || self.rest_ms > REST_MIN_MS
+        self.gain.loads_per_sample.is_none()
     }
 
     /// Whether plans are noted only.
@@ -561,7 +556,7 @@ impl Account {
         self.broke_ticks = self.broke_ticks.saturating_add(ticks);
         let has_gained = self.trial_gain_ns() >= 0;
         let has_paid = has_gained && self.trial_benefit_ns > 0;
-        if has_paid && self.is_unscaled() && self.broke_ticks >= BROKE_TICKS {
+        if has_paid && self.rehearses() && self.broke_ticks >= BROKE_TICKS {
             // What was gained is spent, perhaps because a hot set has moved. Another rehearsal costs nothing.
             self.broke_ticks = 0;
             self.rest_ms = REST_MIN_MS;

@@ -288,39 +288,14 @@ fn while_it_rests_it_looks_nothing_up_and_then_tries_again() {
     assert!(!asked.iter().any(|a| a.starts_with("LookUp")), "{asked:?}");
     assert_eq!(asked.last().unwrap(), "Sleep { epochs: 4 }");
     assert_eq!(plain.engine.stage(), Stage::Asleep);
+    let before = moved(&plain);
     while plain.engine.balance().is_resting {
         next(&mut plain);
     }
-    let asked = next(&mut plain);
-    assert!(asked.iter().any(|a| a.starts_with("LookUp")), "{asked:?}");
-}
-
-/// A window that moves on before it pays fails in its rehearsal; a hot set that stays does not.
-#[test]
-fn after_a_loss_a_trial_moves_what_was_rehearsed_only() {
-    let mut script = hot_set(100, 300, 350..400, 20);
-    script.epochs = (0..400).map(|n| window(n * 40, 40, 400, 300)).collect();
-    let mut plain = rig(&script, GAIN);
-    let (mut rests, mut settled) = (0, None);
-    for epoch in &script.epochs {
-        let was_resting = plain.engine.balance().is_resting;
-        plain.epoch(epoch);
-        let is_resting = plain.engine.balance().is_resting;
-        rests += u32::from(is_resting && !was_resting);
-        if rests == 1 && was_resting && !is_resting {
-            settled = Some(moved(&plain));
-        }
+    while !plain.engine.balance().is_resting {
+        next(&mut plain);
     }
-    assert_eq!(
-        Some(moved(&plain)),
-        settled,
-        "the window was rehearsed in vain"
-    );
-    let stays = hot_set(100, 300, 350..400, 40);
-    for epoch in &stays.epochs {
-        plain.epoch(epoch);
-    }
-    assert!(in_fast(&plain, 350..400) >= 45);
+    assert!(moved(&plain) > before, "a trial moves something");
 }
 
 /// A window that is wider than what fits, and comes back when its horizon is over.
