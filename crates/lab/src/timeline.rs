@@ -134,6 +134,7 @@ fn moment(at_ps: u64, work: Vec<Work>, hot_in_fast: Option<f64>, totals: Totals)
         counters: totals.vmstat,
         promoted_bytes: totals.promoted_bytes,
         demoted_bytes: totals.demoted_bytes,
+        memory_overhead_bytes: None,
         lag_ps: Some(picoseconds(totals.lag_s)),
     }
 }

@@ -54,6 +54,7 @@ const FIXED: &[Fixed] = &figures! {
     "walk_overhead", "walks over all else", "", walk_overhead;
     "bytes_promoted", "promoted", "bytes", |s| Some(s.bytes_promoted? as f64);
     "bytes_demoted", "demoted", "bytes", |s| Some(s.bytes_demoted? as f64);
+    "memory_overhead_bytes", "memory overhead", "bytes", |s| Some(s.memory_overhead_bytes? as f64);
     "tail.mean_ns", "mean of operations", "ns", |s| Some(s.tail?.mean_ns);
     "tail.p50_ns", "p50 of operations", "ns", |s| Some(s.tail?.p50_ns);
     "tail.p90_ns", "p90 of operations", "ns", |s| Some(s.tail?.p90_ns);

@@ -178,6 +178,10 @@ pub struct SystemResult {
     /// Bytes moved in either direction per second of the last third; likewise.
     #[serde(default)]
     pub moved_steady_bytes_per_s: Option<f64>,
+    /// The most memory that the system had for itself, bytes, of all VMs together: histories, counters, filters,
+    /// queues, second copies. What a kernel keeps of its pages anyway does not count. Null where nobody looked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_overhead_bytes: Option<u64>,
     /// Words that the workload found wrong at the end; null when it did not verify.
     pub verify_errors: Option<u64>,
     /// CPU seconds in the timed phase by cause, see [`CAUSES`](crate::CAUSES).

@@ -70,6 +70,8 @@ pub struct Moment {
     pub promoted_bytes: Option<u64>,
     /// The same for slow memory.
     pub demoted_bytes: Option<u64>,
+    /// Memory that the system has for itself now, where somebody knows.
+    pub memory_overhead_bytes: Option<u64>,
     /// Time in which the host ran something else than a virtual CPU that was not halted, their
     /// mean; none where nobody looked.
     pub lag_ps: Option<u64>,
@@ -142,6 +144,9 @@ impl Timeline {
             bytes_promoted: since(start.promoted_bytes, end.promoted_bytes),
             bytes_demoted: since(start.demoted_bytes, end.demoted_bytes),
             moved_steady_bytes_per_s: moved_per_s(steady, end),
+            memory_overhead_bytes: (self.moments.iter())
+                .filter_map(|m| m.memory_overhead_bytes)
+                .max(),
             cpu_s: (end.cpu_ps.iter())
                 .map(|(cause, ps)| {
                     (

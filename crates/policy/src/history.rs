@@ -121,6 +121,10 @@ impl Classify for Histories {
             })
         })
     }
+
+    fn state_bytes(&self) -> usize {
+        size_of_val(&self.cells[..])
+    }
 }
 
 /// The strategy of an engine that decides by [`Histories`].

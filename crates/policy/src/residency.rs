@@ -226,6 +226,12 @@ impl ResidencyMap {
             })
     }
 
+    /// Bytes of what is known, without what an allocator adds.
+    pub fn state_bytes(&self) -> usize {
+        let blocks: usize = self.spaces.values().map(BTreeMap::len).sum();
+        blocks * size_of::<(Block, Known)>()
+    }
+
     /// Blocks that are set aside in `epoch`.
     pub fn set_aside(&self, epoch: u32) -> usize {
         let aside =

@@ -70,6 +70,7 @@ impl<P: Program> World<P> {
             kswapd_scanned: sum(|vm| vm.guest.counts.scanned_by_reclaim),
             promoted_bytes,
             demoted_bytes,
+            memory_overhead_bytes: Some(sum(|vm| vm.manager.memory_overhead(&vm.guest).0)),
             hot_in_fast: self.hot_in_fast(at_ps),
             lag_ps: None,
         }

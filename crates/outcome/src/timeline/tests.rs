@@ -30,6 +30,7 @@ fn timeline(hot: [f64; 10]) -> Timeline {
             kswapd_scanned: 3 + 2 * i,
             promoted_bytes: (i > 0).then_some(i * 10),
             demoted_bytes: Some(i * 20),
+            memory_overhead_bytes: (i < 3).then_some(100 - i),
             lag_ps: Some(i * i * S / 100),
         }
     };
@@ -65,6 +66,8 @@ fn figures_of_the_whole_phase_and_of_its_last_third() {
         (result.bytes_promoted, result.bytes_demoted),
         (Some(90), Some(180))
     );
+    // The most that it ever had.
+    assert_eq!(result.memory_overhead_bytes, Some(100));
     assert_eq!(result.moved_steady_bytes_per_s, Some(30.0));
     assert!((result.mgmt_cpu_s.unwrap() - 0.9).abs() < 1e-9);
     assert!((result.mgmt_cpu_steady_s.unwrap() - 0.3).abs() < 1e-9);

@@ -337,6 +337,13 @@ impl<S: Strategy> Engine<S> {
         &self.residency
     }
 
+    /// Bytes of what it remembers of processes and where their blocks lie, without what an allocator adds.
+    pub fn state_bytes(&self) -> usize {
+        let processes = self.processes.values();
+        let heat: usize = processes.map(|p| p.classifier.state_bytes()).sum();
+        heat + self.residency.state_bytes()
+    }
+
     /// Blocks that would not move and are left alone for a while.
     pub fn set_aside(&self) -> usize {
         self.residency.set_aside(self.epoch)

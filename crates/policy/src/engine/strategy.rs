@@ -19,6 +19,9 @@ pub trait Classify: Clone + std::fmt::Debug {
 
     /// The ranges, by address.
     fn ranges(&self) -> impl Iterator<Item = ClassifiedRange>;
+
+    /// Bytes of what it remembers, without what an allocator adds.
+    fn state_bytes(&self) -> usize;
 }
 
 impl Classify for Classifier {
@@ -38,6 +41,10 @@ impl Classify for Classifier {
 
     fn ranges(&self) -> impl Iterator<Item = ClassifiedRange> {
         Self::ranges(self)
+    }
+
+    fn state_bytes(&self) -> usize {
+        Self::state_bytes(self)
     }
 }
 

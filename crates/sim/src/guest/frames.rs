@@ -97,6 +97,12 @@ impl Frames {
         &mut self.words[at]
     }
 
+    /// Pages in use: base pages and huge ones.
+    pub(crate) fn in_use(&self) -> [u64; 2] {
+        let count = |what| self.begins.iter().filter(|&&b| b == what).count() as u64;
+        [Begins::Base, Begins::Huge].map(count)
+    }
+
     /// Bytes of the simulator's own memory.
     #[cfg(test)]
     pub(crate) fn state_bytes(&self) -> usize {

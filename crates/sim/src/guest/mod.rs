@@ -15,7 +15,9 @@ mod shadow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use demeter_policy::{BLOCK_SIZE, Block, ByteCount, GuestPhysAddr, GuestVirtAddr, VirtRange};
+use demeter_policy::{
+    BLOCK_SIZE, Block, ByteCount, GuestPhysAddr, GuestVirtAddr, PAGE_SIZE, VirtRange,
+};
 
 use crate::hypervisor::reserve;
 use crate::machine::actor::Actor;
@@ -347,6 +349,17 @@ impl Guest {
         };
         self.tables.for_each(range.start()..range.end(), add);
         bytes
+    }
+
+    /// A base page stands for `2^k` real ones.
+    pub(crate) fn k(&self) -> u32 {
+        self.page_bits - PAGE_SIZE.trailing_zeros()
+    }
+
+    /// Real pages that are mapped, whatever their size.
+    pub(crate) fn mapped_pages(&self) -> u64 {
+        let [base, huge] = self.frames.in_use();
+        (base << self.k()) + huge
     }
 
     /// Free bytes of all nodes.

@@ -121,6 +121,13 @@ impl Guest {
         true
     }
 
+    /// Bytes of all shadows, and of the index that finds them.
+    pub(crate) fn shadow_bytes(&self) -> u64 {
+        let entries = self.shadows.len() as u64;
+        entries * self.bytes(PageSize::Base)
+            + ((entries * size_of::<(u32, u32)>() as u64) << self.k())
+    }
+
     /// A frame of the slow node; shadows are freed for it where that is full.
     pub(super) fn slow_page(&mut self) -> Option<u32> {
         if let Some(frame) = self.nodes[1].take_page() {

@@ -419,6 +419,20 @@ impl<S: Strategy> Manager for SimulatedAgent<S> {
         set.fast_hit_permille.map(|_| set.placement.resident())
     }
 
+    /// A kernel finds in its tables what the engine remembers of places.
+    fn memory_overhead(&self, _guest: &Guest) -> ByteCount {
+        let engine = self.engine.as_ref();
+        let known = engine.map_or(0, |engine| match self.traits.in_kernel {
+            true => engine.state_bytes() - engine.residency().state_bytes(),
+            false => engine.state_bytes(),
+        });
+        let regions = match &self.tracker {
+            Tracker::Damon(tracker) => tracker.region_bytes(),
+            Tracker::Sampler(_) => 0,
+        };
+        ByteCount((known + regions) as u64)
+    }
+
     fn samples_seen(&self) -> u64 {
         self.samples_seen
     }

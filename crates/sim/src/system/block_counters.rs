@@ -75,6 +75,10 @@ impl Classify for BlockCounters {
             })
         })
     }
+
+    fn state_bytes(&self) -> usize {
+        self.counts.len() * size_of::<(Block, f64)>()
+    }
 }
 
 #[cfg(test)]

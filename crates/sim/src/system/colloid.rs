@@ -20,7 +20,7 @@
 //! - What is open is a part of 0 to 1, and what is aimed for lies in it.
 //! - Where latency rises with traffic, both become equal or all traffic goes to the quicker tier.
 
-use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr};
+use demeter_policy::{BLOCK_SIZE, Block, ByteCount, GuestVirtAddr};
 
 use super::hemem::{Heat, Spinner, TURN_PS, tier_of};
 use super::{Context, Managed, Manager};
@@ -252,6 +252,10 @@ impl Manager for Colloid {
         }
         self.spinner.spin(actor);
         false
+    }
+
+    fn memory_overhead(&self, _guest: &Guest) -> ByteCount {
+        ByteCount(self.heat.state_bytes() as u64)
     }
 
     fn samples_seen(&self) -> u64 {

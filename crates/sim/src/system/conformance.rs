@@ -1,6 +1,6 @@
 //! What every simulated system must do. A system takes part by its row of the catalogue.
 
-use demeter_policy::MIB;
+use demeter_policy::{MIB, PAGE_SIZE};
 use demeter_scenario::{Place, Scenario, System};
 
 use super::build;
@@ -26,6 +26,9 @@ fn seconds(system: System) -> u64 {
         _ => SECONDS,
     }
 }
+
+/// A page of the model stands for 256.
+const SCALE_BITS: u32 = 8;
 
 /// A program that leaves some memory free.
 const COMFORTABLE_MIB: u64 = 1600;
@@ -55,7 +58,7 @@ fn scenario(size_mib: u64, sim: &str) -> Scenario {
         hot_weight = 0.99
         reverse = true
         [sim]
-        scale_bits = 8
+        scale_bits = {SCALE_BITS}
         {sim}
         "#
     );
@@ -78,7 +81,13 @@ fn the_catalogue_says_that_all_but_a_hosts_are_simulated() {
 
 /// A world whose program has filled its memory.
 fn world(system: System, size_mib: u64) -> World<Workload> {
-    let scenario = scenario(size_mib, "");
+    world_at(system, size_mib, SCALE_BITS)
+}
+
+/// The same at another scale.
+fn world_at(system: System, size_mib: u64, scale_bits: u32) -> World<Workload> {
+    let mut scenario = scenario(size_mib, "");
+    scenario.sim.scale_bits = Some(scale_bits);
     let setup = Setup::new(&scenario).unwrap();
     let program = Workload::new(&scenario.workload, 1, setup.k).unwrap();
     let mut world = setup.world(build(system), vec![program]);
@@ -124,6 +133,41 @@ fn finds_an_easy_hot_set_and_conserves_pages_and_time() {
         };
         if found != expected {
             wrong.push((system, at_start, at_end));
+        }
+    }
+    assert_eq!(wrong, []);
+}
+
+/// Bytes that a system has for itself, for each real page of the program.
+fn overhead(world: &World<Workload>) -> f64 {
+    let vm = &world.vms[0];
+    let bytes = vm.manager.memory_overhead(&vm.guest).0;
+    bytes as f64 / (COMFORTABLE_MIB * MIB / PAGE_SIZE) as f64
+}
+
+/// What a system has for itself follows from the memory of a real machine, not from the scale of the model. Some keep what
+/// they know in what a kernel has of each page anyway.
+#[test]
+fn what_a_system_has_for_itself_is_told_and_does_not_depend_on_the_scale() {
+    let mut wrong = vec![];
+    for system in simulated() {
+        let at_scale = |bits: u32| {
+            let mut world = world_at(system, COMFORTABLE_MIB, bits);
+            run_and_check(&mut world, system, COMFORTABLE_MIB, 3);
+            overhead(&world)
+        };
+        let [coarse, fine] = [8, 6].map(at_scale);
+        let is_as_expected = match system {
+            System::None | System::Oracle | System::FlatMode => coarse == 0.0,
+            System::Linux | System::GTpp | System::ColloidTpp | System::Nimble => coarse == 0.0,
+            System::HTpp | System::HTpp613 | System::HTpp615 => coarse == 0.0,
+            // Shadows are pages.
+            System::Nomad => (0.0..=PAGE_SIZE as f64).contains(&coarse),
+            _ => 0.0 < coarse && coarse <= 16.0,
+        };
+        let is_same = (coarse - fine).abs() <= 0.25 * coarse.max(fine);
+        if !is_as_expected || (!is_same && system != System::Nomad) {
+            wrong.push((system, coarse, fine));
         }
     }
     assert_eq!(wrong, []);

@@ -95,6 +95,11 @@ impl CountingFilter {
         self.of(page)
     }
 
+    /// Bytes of a real one's counters, which are as narrow as their words say.
+    pub(super) fn real_bytes(&self) -> u64 {
+        self.blocks * BLOCK_WORDS * size_of::<u64>() as u64
+    }
+
     /// What a page has, or more.
     pub(super) fn of(&self, page: u64) -> u16 {
         let counts = self.places(page).map(|place| self.counters[place]);

@@ -22,7 +22,7 @@
 
 use std::mem;
 
-use demeter_policy::{GuestPhysAddr, GuestVirtAddr, MIB};
+use demeter_policy::{ByteCount, GuestPhysAddr, GuestVirtAddr, MIB};
 
 use super::{Context, Managed, Manager, NEVER_PS, Needs};
 use crate::damon::{Attrs, Bounds, Kdamond, Region, Watched};
@@ -96,6 +96,12 @@ impl Manager for Damon {
 
     fn start(&mut self, _guest: &Guest, now_ps: u64, _filling: bool) -> u64 {
         now_ps
+    }
+
+    fn memory_overhead(&self, _guest: &Guest) -> ByteCount {
+        let regions = self.schemes.iter().filter_map(|s| s.kdamond.as_ref());
+        let regions = regions.map(|kdamond| size_of_val(kdamond.regions()) as u64);
+        ByteCount(regions.sum())
     }
 
     /// The turn of the kdamond that has waited longest.

@@ -21,7 +21,7 @@
 
 use std::collections::VecDeque;
 
-use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr, VirtRange};
+use demeter_policy::{BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, VirtRange};
 
 use super::{Context, Managed, Manager};
 use crate::guest::Guest;
@@ -89,6 +89,11 @@ impl Heat {
         let index = block.0.wrapping_sub(self.first) as usize;
         let &(samples, then) = self.counts.get(index).unwrap_or(&(0, 0));
         samples.checked_shr(self.halvings - then).unwrap_or(0)
+    }
+
+    /// Bytes of all counts.
+    pub(super) fn state_bytes(&self) -> usize {
+        size_of_val(&self.counts[..])
     }
 
     /// All pages.
@@ -278,6 +283,11 @@ impl Manager for Hemem {
         }
         self.spinner.spin(actor);
         false
+    }
+
+    fn memory_overhead(&self, _guest: &Guest) -> ByteCount {
+        let lists = size_of::<Block>() * (self.hot.len() + self.cold.len());
+        ByteCount((self.heat.state_bytes() + self.is_listed.len() + lists) as u64)
     }
 
     fn samples_seen(&self) -> u64 {

@@ -21,7 +21,7 @@
 
 use std::collections::VecDeque;
 
-use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr, VirtRange};
+use demeter_policy::{BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, VirtRange};
 
 use super::reclaimer::Reclaimer;
 use super::xen_history::History;
@@ -133,6 +133,12 @@ impl Manager for HeteroOs {
             guest.migrate_pages(&batch, TierId::Fast, actor);
         }
         due_ps
+    }
+
+    /// A history for each page, whatever its size, and the list.
+    fn memory_overhead(&self, guest: &Guest) -> ByteCount {
+        let listed = (self.hot.len() * size_of::<GuestVirtAddr>()) << guest.k();
+        ByteCount(guest.mapped_pages() * size_of::<History>() as u64 + listed as u64)
     }
 
     fn reclaim_since_ps(&self, now_ps: u64) -> Option<u64> {

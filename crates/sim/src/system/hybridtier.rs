@@ -38,7 +38,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr, MIB, VirtRange};
+use demeter_policy::{BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, MIB, VirtRange};
 
 use super::counting_bloom::{CountingFilter, FilterConfig};
 use super::{Context, Managed, Manager};
@@ -607,6 +607,13 @@ impl Manager for HybridTier {
             self.batch(&batch, guest, actor);
         }
         self.watch.is_some()
+    }
+
+    /// Filters of full size.
+    fn memory_overhead(&self, _guest: &Guest) -> ByteCount {
+        let filters = self.frequency.real_bytes() + self.momentum.real_bytes();
+        let chances = size_of_val(&self.chances[..]) as u64;
+        ByteCount((filters + chances) << self.scale())
     }
 
     fn samples_seen(&self) -> u64 {

@@ -143,6 +143,12 @@ pub(crate) trait Manager: fmt::Debug {
         None
     }
 
+    /// Memory that the system has for itself on a real machine: what it knows of pages, beyond what a kernel keeps of
+    /// each anyway, and copies of them. Entries are as large as here, unless its source says more.
+    fn memory_overhead(&self, _guest: &Guest) -> ByteCount {
+        ByteCount(0)
+    }
+
     /// Base pages by the ones in their histories of accesses, if it keeps such: first those with one.
     fn pages_by_ones(&self) -> Vec<u64> {
         vec![]

@@ -22,7 +22,7 @@
 //! # Properties
 //! - Dedicated pages go from VMs that lose little to those that lose much; none is lost.
 
-use demeter_policy::GuestPhysAddr;
+use demeter_policy::{ByteCount, GuestPhysAddr};
 use demeter_scenario::rng::Rng;
 
 use super::{Context, Manager, Needs, Tiering};
@@ -200,6 +200,11 @@ impl Manager for Memstrata {
     fn start(&mut self, _guest: &Guest, now_ps: u64, _filling: bool) -> u64 {
         self.until_ps = now_ps + PERIOD_PS;
         now_ps
+    }
+
+    fn memory_overhead(&self, guest: &Guest) -> ByteCount {
+        let lists = size_of_val(&self.pairs[..]) + size_of_val(&self.dedicated[..]);
+        ByteCount((lists as u64) << guest.k())
     }
 
     fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {

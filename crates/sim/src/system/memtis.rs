@@ -21,7 +21,7 @@
 
 use std::collections::VecDeque;
 
-use demeter_policy::GuestVirtAddr;
+use demeter_policy::{ByteCount, GuestVirtAddr};
 
 use super::{Context, Manager};
 use crate::guest::Guest;
@@ -303,6 +303,11 @@ impl Manager for Memtis {
         }
         self.spent_ps += actor.now_ps() - began_ps;
         self.adapt_period(actor.now_ps())
+    }
+
+    /// A count for each page, whatever its size; its lists are the kernel's.
+    fn memory_overhead(&self, guest: &Guest) -> ByteCount {
+        ByteCount(guest.mapped_pages() * size_of::<(u32, u32)>() as u64)
     }
 
     fn samples_seen(&self) -> u64 {

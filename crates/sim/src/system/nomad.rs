@@ -24,7 +24,7 @@
 
 use std::collections::VecDeque;
 
-use demeter_policy::GuestVirtAddr;
+use demeter_policy::{ByteCount, GuestVirtAddr};
 
 use super::reclaimer::Reclaimer;
 use super::scan::{Cursor, Pace};
@@ -256,6 +256,12 @@ impl Manager for Nomad {
             self.look_back(k, ctx);
             add(&mut self.candidates, start, limit(CANDIDATES, k));
         }
+    }
+
+    fn memory_overhead(&self, guest: &Guest) -> ByteCount {
+        let queues = size_of::<GuestVirtAddr>() * self.candidates.len()
+            + size_of::<Queued>() * (self.queue.len() + self.copies.len());
+        ByteCount(guest.shadow_bytes() + ((queues as u64) << guest.k()))
     }
 
     fn guest_took_memory(&mut self, ctx: &mut Context<'_>) {

@@ -172,6 +172,10 @@ impl Classify for PaperRanges {
             })
         })
     }
+
+    fn state_bytes(&self) -> usize {
+        self.leaves.len() * size_of::<(u64, Leaf)>()
+    }
 }
 
 /// What is to be exchanged so that the hottest ranges lie in fast memory; nothing while the hottest is

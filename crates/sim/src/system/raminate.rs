@@ -19,7 +19,7 @@
 
 use std::cmp::Reverse;
 
-use demeter_policy::GuestPhysAddr;
+use demeter_policy::{ByteCount, GuestPhysAddr};
 
 use super::{Context, Manager, Needs, Tiering};
 use crate::guest::{Guest, Watermarks};
@@ -153,6 +153,10 @@ impl Manager for Raminate {
         let pages = guest.end_gpa().0 >> guest.page_bits();
         self.pages.resize(pages as usize, Page::default());
         now_ps + SCAN_PS
+    }
+
+    fn memory_overhead(&self, guest: &Guest) -> ByteCount {
+        ByteCount((size_of_val(&self.pages[..]) as u64) << guest.k())
     }
 
     fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {

@@ -27,7 +27,7 @@
 
 use std::ops::RangeInclusive;
 
-use demeter_policy::{GuestPhysAddr, GuestVirtAddr};
+use demeter_policy::{ByteCount, GuestPhysAddr, GuestVirtAddr};
 
 use super::xen_history::History;
 use super::{Context, Manager, Needs, Tiering};
@@ -190,6 +190,12 @@ impl Manager for Vtmm {
             self.histories = vec![History::default(); pages as usize];
         }
         now_ps + SCAN_PS
+    }
+
+    /// A history for each page, whatever its size; queues are made anew from them.
+    fn memory_overhead(&self, guest: &Guest) -> ByteCount {
+        let log = LOGGED * size_of::<u64>() as u64;
+        ByteCount(guest.mapped_pages() * size_of::<History>() as u64 + log)
     }
 
     fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {

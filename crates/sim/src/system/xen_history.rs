@@ -197,6 +197,11 @@ impl Manager for XenHistory {
         (quarters > 0).then_some(ByteCount((quarters << self.page_bits) / 4))
     }
 
+    fn memory_overhead(&self, guest: &Guest) -> ByteCount {
+        let entries = size_of_val(&self.histories[..]) + self.hot.len() * size_of::<u32>();
+        ByteCount((entries as u64) << guest.k())
+    }
+
     fn pages_by_ones(&self) -> Vec<u64> {
         let mut pages = vec![0; 32];
         for history in &self.histories {

@@ -69,6 +69,12 @@ impl DamonTracker {
         }
     }
 
+    /// Bytes of the regions that a kdamond knows now.
+    pub(super) fn region_bytes(&self) -> usize {
+        let running = self.running.as_ref();
+        running.map_or(0, |running| size_of_val(running.kdamond.regions()))
+    }
+
     /// Whether what the agent waits for is there.
     pub(super) fn is_ready(&self) -> bool {
         let running = self.running.as_ref();
