@@ -16,8 +16,8 @@ pub struct Args {
     /// of where CPU time went
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Also write the plot of throughput (or latency) over time as a picture; not of results with
-    /// cases
+    /// Also write a picture: throughput (or latency) over time; of a result whose cases differ in one setting, a
+    /// heat map of systems and cases
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
@@ -29,17 +29,27 @@ pub fn report(args: &Args) -> anyhow::Result<()> {
         write_file(file, demeter_report::html(&result).as_bytes())?;
     }
     if let Some(file) = &args.svg {
-        let systems = &result.systems;
-        let why = match &result.cases[..] {
-            [] => "nothing in it was measured over time; --html FILE draws what it has",
-            _ => "it has cases, and --svg draws a single run over time; --html FILE draws them all",
-        };
-        ensure!(
-            systems.iter().any(|system| !system.series.is_empty()),
-            "result file {}: {why}",
-            args.result.display()
-        );
-        write_file(file, demeter_report::throughput_svg(&result).as_bytes())?;
+        write_file(file, picture(args, &result)?.as_bytes())?;
     }
     output::print(demeter_report::table(&result))
+}
+
+/// The picture that stands for a result.
+fn picture(args: &Args, result: &RunResult) -> anyhow::Result<String> {
+    if let Some(maps) = demeter_report::maps_svg(result) {
+        return Ok(maps);
+    }
+    let why = match &result.cases[..] {
+        [] => "nothing in it was measured over time",
+        _ => "its cases differ in several settings at once or in numbers",
+    };
+    ensure!(
+        result
+            .systems
+            .iter()
+            .any(|system| !system.series.is_empty()),
+        "result file {}: {why}; --html FILE draws what it has",
+        args.result.display()
+    );
+    Ok(demeter_report::throughput_svg(result))
 }

@@ -89,7 +89,7 @@ fn a_failure_is_one_line_that_names_the_thing() {
         ),
         (
             &of_cases,
-            "cases.json: it has cases, and --svg draws a single run over time; --html FILE",
+            "cases.json: its cases differ in several settings at once or in numbers; --html FILE",
         ),
     ] {
         let output = run(args);

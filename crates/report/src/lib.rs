@@ -18,6 +18,7 @@ mod page;
 mod shape;
 mod text;
 
+pub use draw::field::maps_svg;
 pub use draw::lines::throughput_svg;
 pub use export::csv::csv;
 pub use export::parquet::parquet;

@@ -7,7 +7,7 @@ use common::{empty, pictures};
 use demeter_outcome::{
     Case, Point, Published, Repeats, RunResult, Speed, SystemResult, Tail, Unit, WorkloadResult,
 };
-use demeter_report::{html, table, throughput_svg};
+use demeter_report::{html, maps_svg, table, throughput_svg};
 
 fn system(name: &str, elapsed_s: f64) -> SystemResult {
     SystemResult {
@@ -165,13 +165,19 @@ fn more_systems_than_bars_can_tell_apart_make_one_heat_map() {
         };
         case(&[("workload", kind)], (0..14).map(rate).collect())
     };
-    let page = html(&result(vec![at("gups", 1.0), at("silo", 7.0)]));
+    let both = result(vec![at("gups", 1.0), at("silo", 7.0)]);
+    let page = html(&both);
     let map = pictures(&page)[0];
     // Thirteen systems beside the baseline; two programs and their mean.
     assert_eq!(map.matches("<rect").count(), 13 * 3);
     // As multiples of the baseline programs can be compared, and the best is strongest.
     assert!(map.contains("workload silo, system s13: 14.0"), "{map}");
     assert_eq!(map.matches("class=\"h8\"").count() % 3, 0);
+    // The same as a picture of its own, with its ground and its colours.
+    let picture = maps_svg(&both).unwrap();
+    assert_eq!(picture.matches("<rect").count(), 1 + 13 * 3);
+    assert!(picture.contains("multiples of none") && picture.contains("<style>"));
+    assert_eq!(maps_svg(&result(vec![])), None);
 }
 
 #[test]

@@ -71,17 +71,20 @@ impl Shades {
 }
 
 impl Heat {
+    /// Height of its picture.
+    pub(crate) fn height(&self) -> f64 {
+        HEAD + self.y.1.len() as f64 * CELL_HEIGHT + FOOT
+    }
+
     /// Draws the map in a picture of the given width.
     pub(crate) fn plot(&self, shades: &Shades, width: f64) -> String {
-        let (columns, rows) = (self.x.1.len().max(1), self.y.1.len());
+        let columns = self.x.1.len().max(1);
         let label_chars = self.y.1.iter().map(|label| label.chars().count()).max();
         let left = 14.0 + label_chars.unwrap_or(0) as f64 * CHAR_WIDTH;
         let cell = ((width - left - 4.0) / columns as f64).clamp(4.0, CELL_WIDTH_MAX);
-        let bottom = HEAD + rows as f64 * CELL_HEIGHT;
-        let size = Size {
-            width,
-            height: bottom + FOOT,
-        };
+        let height = self.height();
+        let bottom = height - FOOT;
+        let size = Size { width, height };
         let mut svg = Svg::new(size, &self.title);
         svg.text("note", (0.0, HEAD - 9.0), &format!("{} ↓", self.y.0));
         for (row, (label, cells)) in self.y.1.iter().zip(&self.cells).enumerate() {

@@ -3,6 +3,7 @@
 pub(crate) mod axis;
 pub(crate) mod bars;
 pub(crate) mod curves;
+pub(crate) mod field;
 pub(crate) mod frame;
 pub(crate) mod grouped;
 pub(crate) mod heat;

@@ -100,6 +100,14 @@ impl Svg {
         ));
     }
 
+    /// Another picture, so far below the top.
+    pub(crate) fn place(&mut self, top: f64, picture: &str) {
+        let top = Px(top);
+        self.push(format_args!(
+            "<g transform=\"translate(0 {top})\">\n{picture}</g>\n"
+        ));
+    }
+
     /// The picture's text.
     pub(crate) fn finish(mut self) -> String {
         self.0.push_str("</svg>\n");

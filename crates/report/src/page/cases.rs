@@ -4,8 +4,9 @@ use demeter_outcome::{Case, RunResult, SystemResult};
 use maud::{Markup, html};
 
 use super::{plot, section};
-use crate::draw::bars::{Bar, Bars, Cluster};
+use crate::draw::bars::Bars;
 use crate::draw::curves::{self, Curve, Curves, Spot};
+use crate::draw::field;
 use crate::draw::grouped::{self, Grouped};
 use crate::draw::heat::{Heat, Shades};
 use crate::draw::legend::Legend;
@@ -21,13 +22,10 @@ const CURVES_HEIGHT: f64 = 320.0;
 /// More bars beside each other than can be told apart.
 const BARS_MAX: usize = 12;
 
-/// More systems than a map has rows for.
-const ROWS_MAX: usize = 64;
-
 /// The picture of each group of cases.
 pub(super) fn pictures(result: &RunResult) -> Markup {
     // A map needs no colours to tell systems apart.
-    let (legend, of_map) = (&Legend::of(result), &Legend::first(ROWS_MAX, result));
+    let (legend, of_map) = (&Legend::of(result), &Legend::first(field::ROWS_MAX, result));
     html! {
         @for group in &Group::all(result) {
             @match group.shape() {
@@ -77,14 +75,12 @@ pub(super) fn curves(curves: &Curves) -> Markup {
 
 fn bars_of(group: &Group, axis: &Setting, legend: &Legend) -> Markup {
     let Grouped { baseline, bars } = grouped::by_case(group, axis, legend);
-    let unit = match baseline {
-        Some(baseline) => format!(
-            "multiples of {} (the dashed line), more is better",
-            clean::name(baseline)
-        ),
+    let is_crowded = bars.clusters.iter().any(|c| c.bars.len() > BARS_MAX);
+    let unit = match baseline.map(clean::name) {
+        Some(baseline) if is_crowded => format!("multiples of {baseline}, more is better"),
+        Some(baseline) => format!("multiples of {baseline} (the dashed line), more is better"),
         None => group.measure().unit(),
     };
-    let is_crowded = bars.clusters.iter().any(|c| c.bars.len() > BARS_MAX);
     html! {
         (section(&bars.title, &note(group, &unit, &[axis])))
         @if is_crowded {
@@ -95,29 +91,10 @@ fn bars_of(group: &Group, axis: &Setting, legend: &Legend) -> Markup {
     }
 }
 
-/// Many systems in many cases, as one heat map: a row for each system.
+/// Many systems in many cases, as one heat map.
 fn field_of(bars: &Bars, axis: &Setting, less_is_better: bool) -> Markup {
-    let value = |bar: &Bar| bar.parts.iter().map(|part| part.amount).sum::<f64>();
-    let all = bars.clusters.iter().flat_map(|cluster| &cluster.bars);
-    let Some(shades) = Shades::over(all.clone().map(value), less_is_better) else {
+    let Some((heat, shades)) = field::map_of(bars, axis, less_is_better) else {
         return Markup::default();
-    };
-    let mut names: Vec<String> = vec![];
-    for bar in all {
-        if !names.contains(&bar.name) {
-            names.push(bar.name.clone());
-        }
-    }
-    let row = |name: &String| {
-        let of_it = |cluster: &Cluster| cluster.bars.iter().find(|b| b.name == *name).map(value);
-        bars.clusters.iter().map(of_it).collect()
-    };
-    let headings = bars.clusters.iter().map(|cluster| cluster.heading.clone());
-    let heat = Heat {
-        title: bars.title.clone(),
-        x: (axis.title(), headings.collect()),
-        cells: names.iter().map(row).collect(),
-        y: ("system".into(), names),
     };
     html! {
         (scale(&shades))

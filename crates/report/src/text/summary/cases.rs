@@ -2,7 +2,8 @@
 
 use super::{Context, Figures, ROWS_MAX};
 use super::{
-    add_tail, extremes, hot_in_fast, is_none, is_oracle, mib, of_oracle, seconds, times_none,
+    add_tail, extremes, has_overhead, hot_in_fast, is_none, is_oracle, mib, of_oracle,
+    overhead_mib, seconds, times_none,
 };
 
 use demeter_outcome::{RunResult, SystemResult};
@@ -93,6 +94,9 @@ fn figures(group: &Group) -> Figures {
     figures.add("moved", "MiB", |_, s| {
         Some(mib(s.bytes_promoted?.saturating_add(s.bytes_demoted?)))
     });
+    if any(has_overhead) {
+        figures.add("overhead", "MiB", overhead_mib);
+    }
     if any(|s| s.tail.is_some()) {
         add_tail(&mut figures);
     }

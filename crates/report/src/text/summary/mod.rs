@@ -78,6 +78,10 @@ const EXPLANATION: &str = "The end (steady) is the last third of the run; an ora
      set was there; management CPU is the VM's system time plus the agent's user time, less the system \
      time of none, in seconds and in % of one CPU.";
 
+/// Stands behind the explanation where a table tells it.
+const OVERHEAD: &str = " Overhead is the most memory that a system had for itself: histories, counters, \
+     filters, queues, second copies.";
+
 /// The tables of a result, of its systems and of each group of its cases (at least one), and how
 /// to read them.
 pub(crate) fn tables(result: &RunResult) -> (Vec<Table>, String) {
@@ -88,9 +92,11 @@ pub(crate) fn tables(result: &RunResult) -> (Vec<Table>, String) {
     }
     let of_systems = Some(of_systems).filter(|_| !result.systems.is_empty());
     let of_cases = groups.iter().map(|group| cases::table(result, group));
+    let cases = groups.iter().flat_map(|group| &group.cases);
+    let told = told_of_overhead(cases.flat_map(|case| &case.systems));
     (
         of_systems.into_iter().chain(of_cases).collect(),
-        cases::EXPLANATION.into(),
+        format!("{}{told}", cases::EXPLANATION),
     )
 }
 
@@ -113,7 +119,17 @@ fn of_systems(result: &RunResult) -> (Table, String) {
         left_out: systems.len().saturating_sub(ROWS_MAX),
     };
     let notes = marks::notes(systems, |system| of_oracle(&context, system));
-    (table, format!("{explanation}{notes}"))
+    let told = told_of_overhead(systems.iter());
+    (table, format!("{explanation}{told}{notes}"))
+}
+
+/// What a reader must know of the figure, where a table has it.
+fn told_of_overhead<'a>(mut systems: impl Iterator<Item = &'a SystemResult>) -> &'static str {
+    if systems.any(has_overhead) {
+        OVERHEAD
+    } else {
+        ""
+    }
 }
 
 /// A system's share of the oracle's performance over the last third: 1 is as good as the oracle.
@@ -177,6 +193,9 @@ fn figures(context: &Context, shifts: bool) -> Figures {
     figures.add("kswapd", "scanned", |_, s| Some(count(s.kswapd_scanned)));
     figures.add("moved MiB", "up", |_, s| s.bytes_promoted.map(mib));
     figures.add("moved MiB", "down", |_, s| s.bytes_demoted.map(mib));
+    if any(has_overhead) {
+        figures.add("overhead", "MiB", overhead_mib);
+    }
     if any(|s| s.verify_errors.is_some()) {
         figures.add("wrong", "words", |_, s| s.verify_errors.map(count));
     }
@@ -238,6 +257,16 @@ pub(crate) fn workloads(systems: &[SystemResult]) -> Vec<&str> {
 
 fn hot_in_fast(_: &Context, system: &SystemResult) -> Option<String> {
     system.hot_in_fast_final.map(percent)
+}
+
+/// Whether it is known to have memory for itself.
+fn has_overhead(system: &SystemResult) -> bool {
+    system.memory_overhead_bytes.is_some_and(|bytes| bytes > 0)
+}
+
+fn overhead_mib(_: &Context, system: &SystemResult) -> Option<String> {
+    let bytes = system.memory_overhead_bytes?;
+    Some(short(bytes as f64 / f64::from(1 << 20)))
 }
 
 /// How long single operations took.

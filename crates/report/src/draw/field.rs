@@ -1,0 +1,91 @@
+//! Many systems in many cases, as a heat map with a row for each system.
+
+use demeter_outcome::RunResult;
+
+use crate::draw::bars::{Bar, Bars, Cluster};
+use crate::draw::grouped::{self, Grouped};
+use crate::draw::heat::{Heat, Shades};
+use crate::draw::legend::Legend;
+use crate::draw::palette;
+use crate::draw::svg::{Size, Svg};
+use crate::shape::{Group, Setting, Shape};
+use crate::text::clean;
+
+/// More systems than a map has rows for.
+pub(crate) const ROWS_MAX: usize = 64;
+
+/// Width of a picture of its own, room above the first map, and for a line above each.
+const WIDTH: f64 = 880.0;
+const TOP: f64 = 40.0;
+const LINE: f64 = 24.0;
+
+/// The map of these bars; none where they have no values.
+pub(crate) fn map_of(bars: &Bars, axis: &Setting, less_is_better: bool) -> Option<(Heat, Shades)> {
+    let value = |bar: &Bar| bar.parts.iter().map(|part| part.amount).sum::<f64>();
+    let all = bars.clusters.iter().flat_map(|cluster| &cluster.bars);
+    let shades = Shades::over(all.clone().map(value), less_is_better)?;
+    let mut names: Vec<String> = vec![];
+    for bar in all {
+        if !names.contains(&bar.name) {
+            names.push(bar.name.clone());
+        }
+    }
+    let row = |name: &String| {
+        let of_it = |cluster: &Cluster| cluster.bars.iter().find(|b| b.name == *name).map(value);
+        bars.clusters.iter().map(of_it).collect()
+    };
+    let headings = bars.clusters.iter().map(|cluster| cluster.heading.clone());
+    let heat = Heat {
+        title: bars.title.clone(),
+        x: (axis.title(), headings.collect()),
+        cells: names.iter().map(row).collect(),
+        y: ("system".into(), names),
+    };
+    Some((heat, shades))
+}
+
+/// A picture of its own of a result whose cases differ in one setting, such as the workload: a map for each group of
+/// them, one below the other. Nothing for a result of another shape.
+pub fn maps_svg(result: &RunResult) -> Option<String> {
+    let legend = Legend::first(ROWS_MAX, result);
+    let (mut maps, mut unit) = (vec![], String::new());
+    for group in &Group::all(result) {
+        let Shape::Bars(axis) = group.shape() else {
+            continue;
+        };
+        let Grouped { baseline, bars } = grouped::by_case(group, axis, &legend);
+        unit = match baseline {
+            Some(baseline) => format!("multiples of {}", clean::name(baseline)),
+            None => group.measure().unit(),
+        };
+        let is_time = group.measure().less_is_better() && baseline.is_none();
+        let map = map_of(&bars, axis, is_time);
+        maps.extend(map.map(|(heat, shades)| (group.common(), heat, shades)));
+    }
+    let heights = maps.iter().map(|(_, heat, _)| LINE + heat.height());
+    let title = format!(
+        "{}: {} ({unit})",
+        clean::name(&result.scenario),
+        maps.first()?.1.title
+    );
+    let size = Size {
+        width: WIDTH,
+        height: TOP + heights.sum::<f64>(),
+    };
+    let mut svg = Svg::new(size, &title);
+    svg.style(&palette::css());
+    let whole: [(&str, &dyn std::fmt::Display); 3] = [
+        ("class", &"ground"),
+        ("width", &"100%"),
+        ("height", &"100%"),
+    ];
+    svg.element("rect", &whole, None);
+    svg.text("title", (16.0, 27.0), &title);
+    let mut top = TOP;
+    for (common, heat, shades) in &maps {
+        svg.text("note", (16.0, top + LINE - 6.0), common);
+        svg.place(top + LINE, &heat.plot(shades, WIDTH));
+        top += LINE + heat.height();
+    }
+    Some(svg.finish())
+}
