@@ -1,9 +1,13 @@
 //! `docs/src/systems.md`: the designs, and what they come to beside published figures.
 
-use std::fs;
+use std::cmp::Reverse;
+use std::fs::{self, File};
 use std::io::Write;
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
@@ -24,6 +28,9 @@ pub struct Args {
     /// Run these only (`paper-colloid`), changed or not, and write no page
     names: Vec<String>,
 }
+
+/// Experiments that run side by side: the last runs of one leave cores to the next.
+const AT_A_TIME: usize = 2;
 
 /// What the names of experiments begin with.
 const KINDS: [&str; 2] = ["paper-", "seed-"];
@@ -54,6 +61,11 @@ impl Experiment {
         format!("{RESULTS}/{}.json", self.name)
     }
 
+    /// What its run says.
+    fn log(&self) -> String {
+        format!("{RESULTS}/{}.log", self.name)
+    }
+
     fn made(&self) -> PathBuf {
         shell::root().join(format!("{RESULTS}/{}.made.json", self.name))
     }
@@ -69,17 +81,59 @@ impl Experiment {
         self.kept.as_ref().is_none_or(|kept| kept.0 != self.source)
     }
 
-    /// Runs it, and keeps the result.
-    fn run(&self) -> anyhow::Result<()> {
+    /// Seconds that it took last time, if it was run.
+    fn known_s(&self) -> Option<u64> {
+        Some(self.kept.as_ref()?.1)
+    }
+
+    /// Runs it, as many runs at a time as there are jobs, and keeps the result. Tells how many seconds it took.
+    fn run(&self, jobs: usize) -> anyhow::Result<u64> {
         let (name, result, made) = (&self.name, self.result(), self.made());
+        let log = shell::root().join(self.log());
+        let log = File::create(&log).with_context(|| format!("cannot make {}", self.log()))?;
         let demeter = shell::root().join("target/release/demeter");
-        let run = format!("run scenarios/{name}.toml --on sim --json {result}");
+        let run = format!("run scenarios/{name}.toml --on sim --jobs {jobs} --json {result}");
+        let mut command = shell::program(demeter, &run);
+        command.stderr(log.try_clone()?).stdout(log);
         let began = Instant::now();
-        shell::run(shell::program(demeter, &run))?;
+        let status = command.status().context("cannot run demeter")?;
+        ensure!(
+            status.success(),
+            "demeter {run}: {status}, see {}",
+            self.log()
+        );
         let took_s = began.elapsed().as_secs();
         let text = json!({ "source": self.source, "took_s": took_s }).to_string();
-        fs::write(&made, text).with_context(|| format!("cannot write {}", made.display()))
+        fs::write(&made, text).with_context(|| format!("cannot write {}", made.display()))?;
+        Ok(took_s)
     }
+}
+
+/// Runs experiments side by side, in this order. After one has failed none begins.
+fn run_all(experiments: &[&Experiment]) -> anyhow::Result<()> {
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    let at_a_time = AT_A_TIME.min(cores);
+    let next = AtomicUsize::new(0);
+    let work = || -> anyhow::Result<()> {
+        while let Some(experiment) = experiments.get(next.fetch_add(1, Relaxed)) {
+            let name = &experiment.name;
+            eprintln!("{name} begins");
+            let took_s = experiment.run(cores / at_a_time).inspect_err(|_| {
+                next.store(experiments.len(), Relaxed);
+            })?;
+            eprintln!("{name} is done, {took_s} s");
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..at_a_time).map(|_| scope.spawn(work)).collect();
+        workers
+            .into_iter()
+            .try_for_each(|worker| match worker.join() {
+                Ok(done) => done,
+                Err(panic) => std::panic::resume_unwind(panic),
+            })
+    })
 }
 
 /// Runs each experiment on the simulator whose result may have changed, and writes the page.
@@ -97,8 +151,10 @@ pub fn systems(args: &Args) -> anyhow::Result<()> {
         true => e.has_changed(),
         false => args.names.contains(&e.name),
     };
-    let due: Vec<&Experiment> = all.iter().filter(is_due).collect();
-    let known_s: u64 = due.iter().filter_map(|e| Some(e.kept.as_ref()?.1)).sum();
+    let mut due: Vec<&Experiment> = all.iter().filter(is_due).collect();
+    // The longest first, and before these what may be long.
+    due.sort_by_key(|e| Reverse(e.known_s().unwrap_or(u64::MAX)));
+    let known_s: u64 = due.iter().filter_map(|e| e.known_s()).sum();
     eprintln!(
         "{} of {} experiments to run; {} of them took {} min last time",
         due.len(),
@@ -109,10 +165,9 @@ pub fn systems(args: &Args) -> anyhow::Result<()> {
     build::build()?;
     fs::create_dir_all(shell::root().join(RESULTS))
         .with_context(|| format!("cannot make {RESULTS}"))?;
-    for (i, experiment) in due.iter().enumerate() {
-        eprintln!("experiment {} of {}: {}", i + 1, due.len(), experiment.name);
-        experiment.run()?;
-    }
+    let began = Instant::now();
+    run_all(&due)?;
+    eprintln!("all in {:.1} min", began.elapsed().as_secs_f64() / 60.0);
     if args.names.is_empty() {
         write_page(&all)?;
     }
@@ -156,34 +211,37 @@ fn names() -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
-/// A name for the scenario's and the model's files as they are now, committed or not.
+/// A name for the scenario and the model's files as they are now, committed or not.
 fn source(name: &str) -> anyhow::Result<String> {
-    let scenarios = scenarios(name)?.join(" ");
-    let files = git(
-        &format!("ls-files --cached --others --exclude-standard -- {scenarios} {MODEL}"),
-        b"",
-    )?;
+    let scenario = scenario(name)?;
+    let files = format!("ls-files --cached --others --exclude-standard -- {MODEL}");
+    let files = git(&files, b"")?;
     let contents = git("hash-object --stdin-paths", &files)?;
-    let source = git("hash-object --stdin", &[files, contents].concat())?;
+    let all = [scenario.into_bytes(), files, contents].concat();
+    let source = git("hash-object --stdin", &all)?;
     Ok(String::from_utf8_lossy(&source).trim().to_owned())
 }
 
-/// The scenario's file, that which it extends, and so on.
-fn scenarios(name: &str) -> anyhow::Result<Vec<String>> {
-    let mut files = vec![format!("scenarios/{name}.toml")];
+/// What the scenario says, and that which it extends, and so on. Remarks change no figure.
+fn scenario(name: &str) -> anyhow::Result<String> {
+    let mut all = String::new();
+    let mut next = Some(format!("{name}.toml"));
     // More than one after the other can be; none extends itself, or it would not run.
-    while let Some(file) = files.last().filter(|_| files.len() < 8) {
-        let text = fs::read_to_string(shell::root().join(file));
-        let text = text.with_context(|| format!("cannot read {file}"))?;
-        let extended = text
-            .lines()
-            .find_map(|line| line.strip_prefix("extends = \"")?.strip_suffix('"'));
-        match extended {
-            Some(extended) => files.push(format!("scenarios/{extended}")),
-            None => break,
+    for _ in 0..8 {
+        let Some(file) = next.take() else {
+            break;
+        };
+        let path = shell::root().join("scenarios").join(&file);
+        let text = fs::read_to_string(&path);
+        let text = text.with_context(|| format!("cannot read scenarios/{file}"))?;
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            all.push_str(line);
+            all.push('\n');
+            let extended = line.strip_prefix("extends = \"");
+            next = next.or(extended.and_then(|e| Some(e.strip_suffix('"')?.to_owned())));
         }
     }
-    Ok(files)
+    Ok(all)
 }
 
 /// What git says when it is told something.
