@@ -33,12 +33,25 @@ pub(crate) struct SharedDamon {
     root: PathBuf,
     /// Who may come.
     vms: Vec<VmName>,
-    taken: Mutex<Weak<Vec<Kdamond>>>,
+    taken: Mutex<Weak<Kdamonds>>,
+}
+
+/// The kdamonds of all VMs.
+struct Kdamonds {
+    list: Vec<Kdamond>,
+    /// Held while one is switched: the kernel says that DAMON is busy to whoever comes meanwhile.
+    switching: Mutex<()>,
+}
+
+impl fmt::Debug for Kdamonds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} kdamonds", self.list.len())
+    }
 }
 
 /// One VM's kdamond.
 pub(crate) struct Mine {
-    all: Arc<Vec<Kdamond>>,
+    all: Arc<Kdamonds>,
     index: usize,
 }
 
@@ -65,13 +78,16 @@ impl SharedDamon {
         let all = match taken.upgrade() {
             Some(all) => all,
             None => {
-                let kdamonds = Kdamond::claim(&self.root, self.vms.len())?;
-                Arc::new(kdamonds)
+                let list = Kdamond::claim(&self.root, self.vms.len())?;
+                Arc::new(Kdamonds {
+                    list,
+                    switching: Mutex::default(),
+                })
             }
         };
         *taken = Arc::downgrade(&all);
         let index = self.vms.iter().position(|known| known == vm);
-        let index = index.filter(|&index| index < all.len());
+        let index = index.filter(|&index| index < all.list.len());
         let index = index.ok_or_else(|| DamonError::Unavailable {
             why: format!("no kdamond is set aside for VM {vm}"),
             mend: "restart the controller".into(),
@@ -82,7 +98,17 @@ impl SharedDamon {
 
 impl Mine {
     fn kdamond(&self) -> &Kdamond {
-        &self.all[self.index]
+        &self.all.list[self.index]
+    }
+
+    /// Switches the kdamond while no other VM's is switched.
+    fn switch<T>(
+        &self,
+        how: impl FnOnce(&Kdamond) -> Result<T, DamonError>,
+    ) -> Result<T, DamonError> {
+        let switching = self.all.switching.lock();
+        let _switching = switching.unwrap_or_else(PoisonError::into_inner);
+        how(self.kdamond())
     }
 }
 
@@ -94,7 +120,7 @@ impl fmt::Debug for Mine {
 
 impl Drop for Mine {
     fn drop(&mut self) {
-        if let Err(error) = self.kdamond().stop() {
+        if let Err(error) = self.switch(Kdamond::stop) {
             tracing::warn!(%error, "a kdamond goes on");
         }
     }
@@ -179,14 +205,14 @@ impl AccessBits for DamonBits {
         window: Duration,
         accessed: &mut Vec<GuestVirtAddr>,
     ) -> Result<Duration, DamonError> {
-        let kdamond = self.damon.kdamond();
-        let thread = kdamond.start(&Pass {
+        let pass = Pass {
             interval: window,
             looks: 1,
-        })?;
+        };
+        let thread = self.damon.switch(|kdamond| kdamond.start(&pass))?;
         let listened = self.listen(thread, window, accessed);
         let spent = cpu::of(&self.root, thread).unwrap_or_default();
-        kdamond.stop()?;
+        self.damon.switch(Kdamond::stop)?;
         listened.map(|()| spent)
     }
 }

@@ -149,6 +149,21 @@ impl Vm {
         out == [demeter_linux::pages::PageState::On(TIERS.fast)]
     }
 
+    /// Waits until it is told that so much is used again and again.
+    async fn uses(&mut self, bytes: ByteCount) {
+        let deadline = soon();
+        loop {
+            let usage = self.reports.borrow_and_update().usage.clone();
+            let nodes = usage.iter().flat_map(|usage| &usage.nodes);
+            let set = nodes.map(|node| node.working_set.0).sum();
+            if usage.is_some() && ByteCount(set) == bytes {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{usage:?}");
+            let _ = timeout_at(deadline, self.reports.changed()).await;
+        }
+    }
+
     /// Waits until all of these lie in fast memory.
     async fn promotes(&mut self, blocks: std::ops::Range<u64>) {
         let deadline = soon();
@@ -170,20 +185,27 @@ async fn hot_memory_takes_the_place_of_cold_memory_within_what_the_vm_may_have()
     let on_fast = vm.pages.lock().on(VMM, TIERS.fast);
     assert!(on_fast <= blocks(0..IN_FAST), "{on_fast}");
     // And it is told how much the VM uses again and again.
-    let deadline = soon();
-    loop {
-        let report = vm.reports.borrow_and_update().clone();
-        let usage = report.usage.expect("told with the first turn");
-        let set: u64 = usage.nodes.iter().map(|node| node.working_set.0).sum();
-        if ByteCount(set) == blocks(30..38) {
-            break;
-        }
-        assert!(Instant::now() < deadline, "{usage:?}");
-        let _ = timeout_at(deadline, vm.reports.changed()).await;
-    }
+    vm.uses(blocks(30..38)).await;
     // When another part gets hot, that takes its place.
     vm.guest.lock().unwrap().accessed = (20..30).collect();
     vm.promotes(20..30).await;
+}
+
+#[tokio::test]
+async fn a_vm_that_falls_asleep_uses_nothing_until_it_wakes() {
+    let mut vm = start(30..38, 100).unwrap();
+    vm.uses(blocks(30..38)).await;
+    vm.guest.lock().unwrap().accessed.clear();
+    // The last looks find nothing accessed, which says nothing; then the CPU's clock stands still.
+    vm.uses(ByteCount(0)).await;
+    let usage = vm.reports.borrow().usage.clone().unwrap();
+    assert!(usage.fast_hit.is_some(), "it is known, and nothing");
+    {
+        let mut guest = vm.guest.lock().unwrap();
+        guest.accessed = (30..38).collect();
+        run_for(vm.root.path(), &mut guest, 200);
+    }
+    vm.uses(blocks(30..38)).await;
 }
 
 #[tokio::test]

@@ -1,7 +1,8 @@
 //! The thread that looks at one VM's memory and moves it.
 //!
 //! It turns each time the busiest virtual CPU has run for an interval, so that a VM that sleeps costs
-//! nothing and forgets nothing; less often where looking takes more than [`CPU_PERCENT`] of a CPU.
+//! nothing and forgets nothing; less often where looking takes more than [`CPU_PERCENT`] of a CPU. What a sleeping VM
+//! remembers it does not use: it reports no working set, and the policy may give its fast memory to others.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -33,6 +34,13 @@ const COUNT_EVERY: Duration = Duration::from_secs(2);
 
 /// The least pause: a virtual CPU's run time is told no finer.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
+
+/// Time between two reports. As an agent's they come whether or not something has changed: who hears them smooths what
+/// they say from one to the next.
+const REPORT_EVERY: Duration = Duration::from_millis(500);
+
+/// A VM sleeps whose CPUs have not run for an interval in so long.
+const SLEEPS_AFTER: Duration = Duration::from_secs(2);
 
 /// What is asked of the thread.
 #[derive(Debug)]
@@ -82,6 +90,10 @@ pub(super) struct Worker {
     /// What the engine was told to make room for.
     shortage: ByteCount,
     counted: Instant,
+    /// When its memory was last looked at.
+    looked: Instant,
+    /// When it was last told how the VM uses it.
+    reported: Option<Instant>,
     /// Run time of each virtual CPU when its memory was last looked at.
     run_times: Vec<Duration>,
     started: Instant,
@@ -140,6 +152,8 @@ impl Worker {
             usage: TierBytes::default(),
             shortage: ByteCount(0),
             counted: now,
+            looked: now,
+            reported: None,
             run_times: vec![Duration::ZERO; memory.vcpus.len()],
             started: now,
             memory,
@@ -199,9 +213,13 @@ impl Worker {
                 self.count()?;
                 self.epoch()?;
             }
+            if self.looked.elapsed() >= SLEEPS_AFTER {
+                self.report(true);
+            }
             return Ok(left.max(PAUSE_MIN));
         }
         self.run_times = run_times;
+        self.looked = Instant::now();
         let before = cpu::of_this_thread();
         self.moving = Duration::ZERO;
         self.accessed.clear();
@@ -211,7 +229,7 @@ impl Worker {
             self.count()?;
         }
         self.epoch()?;
-        self.report();
+        self.report(false);
         let spent = cpu::of_this_thread().saturating_sub(before) + kernel;
         let rest = spent.saturating_sub(self.moving) * (100 / CPU_PERCENT - 1);
         Ok(rest.max(PAUSE_MIN))
@@ -357,11 +375,21 @@ impl Worker {
         Ok(())
     }
 
-    fn report(&self) {
+    /// Says how the VM uses its memory, if that is due.
+    fn report(&mut self, sleeps: bool) {
+        if self.reported.is_some_and(|at| at.elapsed() < REPORT_EVERY) {
+            return;
+        }
+        self.reported = Some(Instant::now());
         let engine = &self.engine;
-        let set = self
-            .strategy
-            .working_set(engine.ranking(), engine.residency());
+        let (set, fast_hit) = if sleeps {
+            // Nothing is accessed, and nothing of it in slow memory.
+            (Placement::default(), Some(1000))
+        } else {
+            let residency = engine.residency();
+            let set = self.strategy.working_set(engine.ranking(), residency);
+            (set, engine.working_set().fast_hit_permille)
+        };
         let node = |node, used: ByteCount, working_set| NodeStats {
             node,
             total: used,
@@ -373,7 +401,7 @@ impl Worker {
             psi_some: Permille::new(0),
             psi_full: Permille::new(0),
             // Of looks that found something accessed, since bits do not tell how often.
-            fast_hit: engine.working_set().fast_hit_permille.map(Permille::new),
+            fast_hit: fast_hit.map(Permille::new),
             relocation: None,
             oom_returned: ByteCount(0),
             nodes: vec![
@@ -381,10 +409,7 @@ impl Worker {
                 node(self.nodes.slow, self.usage.slow, set.slow),
             ],
         };
-        self.reports.send_if_modified(|report| {
-            let is_new = report.usage.as_ref() != Some(&stats);
-            report.usage = Some(stats);
-            is_new
-        });
+        self.reports
+            .send_modify(|report| report.usage = Some(stats));
     }
 }
