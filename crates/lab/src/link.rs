@@ -34,9 +34,6 @@ pub const HOST_CONFIG_PATH: &str = "/etc/demeter/host.toml";
 /// The controller's socket in a host.
 pub const HOST_SOCKET_PATH: &str = "/run/demeter/host.sock";
 
-/// Where a host's guest has its QMP socket.
-pub const GUEST_QMP_PATH: &str = "/run/demeter/guest.qmp";
-
 /// The agent's socket in the VM.
 pub const AGENT_SOCKET_PATH: &str = "/run/demeter/guest.sock";
 
@@ -86,10 +83,10 @@ pub enum Level {
     /// On the emulator, and the workload runs in it.
     #[default]
     Alone,
-    /// On the emulator, as the host of a guest in which the workload runs.
+    /// On the emulator, as the host of guests in which the workload runs.
     Host {
-        /// What starts the guest, whose standard input and output are its link.
-        guest: Vec<String>,
+        /// The guests.
+        guests: Vec<GuestStart>,
     },
     /// In such a host, which sends [`GO`] after [`VmMessage::Filled`] and [`VmMessage::Start`]. It sees nothing of the
     /// emulator's plugin.
@@ -97,6 +94,16 @@ pub enum Level {
         /// Whether it has a node of each of the host's tiers, or one only.
         is_tiered: bool,
     },
+}
+
+/// How a host starts a guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GuestStart {
+    /// Its name, also in results.
+    pub name: String,
+    /// What starts it; its standard input and output are its link.
+    pub command: Vec<String>,
 }
 
 impl Level {
@@ -255,6 +262,26 @@ pub struct Totals {
     /// VM does not know; its host puts it in.
     #[serde(default)]
     pub lag_s: f64,
+}
+
+impl Totals {
+    /// Those of two VMs together.
+    #[must_use]
+    pub(crate) fn plus(mut self, other: Self) -> Self {
+        let sum = |a: Option<u64>, b: Option<u64>| a?.checked_add(b?);
+        self.system_s += other.system_s;
+        self.lag_s += other.lag_s;
+        for (cause, cpu_s) in other.cpu_s {
+            *self.cpu_s.entry(cause).or_default() += cpu_s;
+        }
+        for (name, count) in other.vmstat {
+            let known = self.vmstat.entry(name).or_default();
+            *known = known.saturating_add(count);
+        }
+        self.promoted_bytes = sum(self.promoted_bytes, other.promoted_bytes);
+        self.demoted_bytes = sum(self.demoted_bytes, other.demoted_bytes);
+        self
+    }
 }
 
 impl VmMessage {

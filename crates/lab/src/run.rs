@@ -67,8 +67,10 @@ pub fn run(
 ) -> LabRun {
     let mut systems = vec![];
     let ended = refuse_the_simulated(scenario).and_then(|()| match &scenario.provision {
-        Some(provision) => provision::run(scenario, provision, lab, stop, progress, &mut systems),
-        None => run_systems(
+        Some(provision) if scenario.machine.place.is_guest() => {
+            provision::run(scenario, provision, lab, stop, progress, &mut systems)
+        }
+        _ => run_systems(
             scenario,
             repetition,
             progress,

@@ -154,21 +154,14 @@ struct Reading {
     fast_bytes: Option<u64>,
 }
 
-/// Of one of our own programs what it says itself; else the figures of real programs.
+/// Of our own programs what they say together, which has no name; then the figures of each of several.
 fn readings(rate: Option<Rate>, programs: Vec<ProgramFigure>) -> Vec<Reading> {
-    let own = rate.map(|rate| {
-        let (unit, value) = match rate {
-            Rate::Mops(value) => (Unit::MOPS, value),
-            Rate::LatencyNs(value) => (Unit::NS, value),
-            Rate::RequestsPerS(value) => (Unit::new("requests/s"), value),
-        };
-        Reading {
-            name: String::new(),
-            unit,
-            value: Some(value),
-            is_elapsed: false,
-            fast_bytes: None,
-        }
+    let own = rate.map(|rate| Reading {
+        name: String::new(),
+        unit: rate.unit(),
+        value: Some(rate.value()),
+        is_elapsed: false,
+        fast_bytes: None,
     });
     let programs = programs.into_iter().map(|program| Reading {
         name: program.name,

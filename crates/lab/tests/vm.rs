@@ -180,6 +180,54 @@ fn every_vcpu_is_sampled_and_a_rival_runs_as_it_was_set_up() {
     }
 }
 
+/// Histories from the host, then agents in the guests. The emulator's virtualization ends some guests, whatever
+/// manages memory: twice at the most.
+#[test]
+fn two_guests_share_a_host_with_agents_and_without() {
+    let mut scenario = shipped("nested-shares.toml");
+    scenario.systems = vec![System::HHistory, System::DemeterDamon];
+    scenario.duration_s = 10;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let lab = Lab {
+        programs: root.join("target/release"),
+        ..Lab::from_env().unwrap()
+    };
+    let stop = AtomicBool::new(false);
+    let attempt = || {
+        let run = demeter_lab::run(
+            &scenario,
+            Repetition::default(),
+            &lab,
+            &stop,
+            &mut |system, report| eprintln!("{system}: {report:?}"),
+        );
+        run.whole()
+    };
+    let result = attempt().or_else(|_| attempt());
+    let result = result.unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(result.systems.len(), 2);
+    for system in &result.systems {
+        assert_eq!(system.verify_errors, Some(0), "{}", system.name);
+        assert!(system.counters["kvm_exits"] > 0, "{system:?}");
+        let names: Vec<&str> = system.workloads.iter().map(|w| &w.name[..]).collect();
+        assert_eq!(names, ["three", "one"]);
+        for guest in &system.workloads {
+            let last = guest.series.last().unwrap();
+            assert!(last.fast_bytes > Some(0), "{guest:?}");
+        }
+        // Together they do what each does.
+        let sum: f64 = system
+            .workloads
+            .iter()
+            .filter_map(|w| w.speed.as_ref()?.mean)
+            .sum();
+        assert!(
+            (sum / system.mean().unwrap() - 1.0).abs() < 0.1,
+            "{system:?}"
+        );
+    }
+}
+
 /// Takes two minutes and more for each system: `cargo test -p demeter-lab --test vm -- --ignored a_host`, after `make`.
 #[test]
 #[ignore = "nested emulation: minutes, see its comment"]

@@ -41,7 +41,8 @@ pub struct Timeline {
 /// What is measured of a workload.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Meter {
-    /// Its name; of interest where there are several.
+    /// Its name; of interest where there are several. The first of several may have none: it is then of all of
+    /// them together.
     pub name: String,
     /// What its speed is told in; nothing where nobody counts.
     pub unit: Option<Unit>,
@@ -125,7 +126,9 @@ impl Timeline {
             .collect();
         let ends = workloads.iter().map(|workload| workload.elapsed_s);
         let elapsed_s = ends.reduce(|a, b| Some(f64::max(a?, b?))).flatten();
-        let only = (workloads.len() == 1).then(|| workloads.remove(0));
+        let is_of_all = |first: &WorkloadResult| workloads.len() == 1 || first.name.is_empty();
+        let of_all = workloads.first().is_some_and(is_of_all);
+        let only = of_all.then(|| workloads.remove(0));
         let shift_ps = self.shift_ps.unwrap_or(u64::MAX);
         Some(SystemResult {
             name: name.into(),

@@ -10,6 +10,10 @@ use crate::{Gups, Phase};
 /// sum of both tiers in each node and sized from outside before the workload starts.
 ///
 /// There is one run for each provisioner, policy and way to the VMs.
+///
+/// Where `machine` is a host, `vms` are its guests. Each is booted with all its memory, and they share
+/// `machine`'s fast tier: by the policy under `h-history`, by their shares where they have a node of each tier, else as it
+/// comes. There is one run for each system.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Provision {

@@ -5,11 +5,14 @@ use demeter_policy::provision::{Policy, ProvisionerKind};
 use crate::check::{is_plain_name, unique};
 use crate::fault::{at_least_one, refuse_if, within};
 use crate::{
-    Crashes, Provision, Provisioner, ResizeCycle, Scenario, Soak, System, Through, Vm, Workload,
+    Crashes, MachinePlace, Provision, Provisioner, ResizeCycle, Scenario, Soak, System, Through,
+    Vm, Workload,
 };
 
 /// Most VMs side by side.
 const VMS_MAX: usize = 16;
+/// Most guests of a host.
+const GUESTS_MAX: usize = 3;
 /// Most crashes.
 const CYCLES_MAX: u32 = 100_000;
 
@@ -19,6 +22,10 @@ pub(crate) fn check_provision(scenario: &Scenario) -> Result<(), String> {
         return Ok(());
     };
     check_lists(provision)?;
+    if scenario.machine.place == MachinePlace::Host {
+        check_guests(provision)?;
+        return check_vms(provision, scenario);
+    }
     check_ways(provision)?;
     check_policies(provision, &scenario.systems)?;
     if let Some(cycle) = &provision.resize_cycle {
@@ -31,6 +38,25 @@ pub(crate) fn check_provision(scenario: &Scenario) -> Result<(), String> {
         check_soak(soak, provision, scenario)?;
     }
     check_vms(provision, scenario)
+}
+
+/// A host's guests are booted with all their memory, and share the host's fast tier by one policy.
+fn check_guests(provision: &Provision) -> Result<(), String> {
+    let is_apt = provision.provisioners == [Provisioner::Static]
+        && provision.policies.len() == 1
+        && provision.through == [Through::Qmp]
+        && provision.resize_cycle.is_none()
+        && !provision.runs_rounds();
+    refuse_if(!is_apt, || {
+        "provision: with machine.place = \"host\" it needs provisioners = [\"static\"] and one policy, no \
+         libvirt, no resize_cycle, no crashes, no soak"
+            .into()
+    })?;
+    within(
+        "provision.vms with machine.place = \"host\"",
+        provision.vms.len(),
+        1..=GUESTS_MAX,
+    )
 }
 
 fn check_soak(soak: &Soak, provision: &Provision, scenario: &Scenario) -> Result<(), String> {
@@ -218,6 +244,24 @@ mod tests {
 
     fn provision(scenario: &mut Scenario) -> &mut Provision {
         scenario.provision.as_mut().unwrap()
+    }
+
+    #[test]
+    fn a_hosts_guests_have_one_policy_and_need_no_agent() {
+        let said = |change: &dyn Fn(&mut Scenario)| {
+            let mut scenario: Scenario = toml::from_str(SCENARIO).unwrap();
+            scenario.machine.place = MachinePlace::Host;
+            scenario.systems = vec![System::None, System::HHistory];
+            provision(&mut scenario).provisioners = vec![Provisioner::Static];
+            provision(&mut scenario).policies = vec![Policy::Wss];
+            change(&mut scenario);
+            scenario.check().map_err(|error| error.to_string())
+        };
+        said(&|_| ()).unwrap();
+        let two = said(&|s| provision(s).policies.push(Policy::Static)).unwrap_err();
+        assert!(two.contains("one policy"), "{two}");
+        let none = said(&|s| provision(s).vms.clear()).unwrap_err();
+        assert!(none.contains("provision.vms"), "{none}");
     }
 
     #[test]

@@ -81,7 +81,8 @@ pub enum MachinePlace {
     /// The VM that the workload runs in.
     #[default]
     Guest,
-    /// A host with KVM, one guest of which runs the workload. The tiers are the host's.
+    /// A host with KVM, whose guest runs the workload; several guests, those of `provision.vms`. The tiers are the
+    /// host's.
     Host,
 }
 

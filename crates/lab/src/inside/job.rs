@@ -60,8 +60,8 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
         loopback::up().map_err(Fault::io("switch on", "the loopback interface"))?;
     }
     let rival = rivals::start(&bed, &job.settings)?;
-    if let Level::Host { guest } = &job.level {
-        return nested::watch(link, &bed, guest, rival);
+    if let Level::Host { guests } = &job.level {
+        return nested::watch(link, &bed, guests, rival);
     }
     let mut workload = Workload::new(&bed, job)?;
     let outcome = course(link, &bed, job, &mut workload, relay, rival);

@@ -5,7 +5,7 @@
 //! that names it; what it printed last is kept for the person.
 
 mod ask;
-mod cgroup;
+pub(crate) mod cgroup;
 mod family;
 mod heard;
 mod launch;

@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use demeter_outcome::Unit;
 use serde::{Deserialize, Serialize};
 
 use super::Error;
@@ -108,6 +109,34 @@ impl Rate {
         } else {
             length_s * 1e9 / ops as f64
         })
+    }
+}
+
+impl Rate {
+    /// What it is told in.
+    pub(crate) fn unit(self) -> Unit {
+        match self {
+            Self::Mops(_) => Unit::MOPS,
+            Self::LatencyNs(_) => Unit::NS,
+            Self::RequestsPerS(_) => Unit::new("requests/s"),
+        }
+    }
+
+    /// The figure.
+    pub(crate) fn value(self) -> f64 {
+        match self {
+            Self::Mops(value) | Self::LatencyNs(value) | Self::RequestsPerS(value) => value,
+        }
+    }
+
+    /// Of workloads side by side, together; nothing where one of them says nothing, and where they have no sum.
+    pub(crate) fn sum(rates: &[Option<Self>]) -> Option<Self> {
+        let add = |sum: Option<Self>, rate: Option<Self>| match (sum?, rate?) {
+            (Self::Mops(a), Self::Mops(b)) => Some(Self::Mops(a + b)),
+            (Self::RequestsPerS(a), Self::RequestsPerS(b)) => Some(Self::RequestsPerS(a + b)),
+            _ => None,
+        };
+        rates.iter().copied().reduce(add).flatten()
     }
 }
 

@@ -134,6 +134,7 @@ fn a_clock_that_is_a_little_late_is_in_time() {
 #[test]
 fn several_workloads_have_figures_of_their_own() {
     let mut both = timeline([0.0; 10]);
+    both.meters[0].name = "gups".into();
     both.meters[0].elapsed_s = Some(9.0);
     both.meters.push(Meter {
         name: "search".into(),
