@@ -198,7 +198,7 @@ pub fn watch(
 }
 
 fn hot_in_fast(observer: &mut Option<Observer>) -> Result<Option<f64>, Fault> {
-    observer.as_mut().map(Observer::hot_in_fast).transpose()
+    observer.as_mut().map(Observer::in_fast).transpose()
 }
 
 pub(super) fn read_totals(counters: &Counters, rival: &mut dyn Rival) -> Result<Totals, Fault> {

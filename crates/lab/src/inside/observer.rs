@@ -1,4 +1,4 @@
-//! Where a process's hot set lies, asked of the kernel for a fixed sample of its pages.
+//! Where a range of a process's memory lies, asked of the kernel for a fixed sample of its pages.
 
 use std::io;
 
@@ -8,10 +8,10 @@ use demeter_policy::{GuestVirtAddr, NodeId, PAGE_SIZE, Pid, VirtRange};
 use super::fault::Fault;
 
 /// Most addresses asked for at a time: the price of a look stays a few milliseconds, whatever
-/// the size of the hot set. One call of the kernel takes as many.
+/// the size of the range. One call of the kernel takes as many.
 const SAMPLES_MAX: u64 = 1600;
 
-/// Watches one hot set.
+/// Watches one range: a hot set, a guest's memory.
 #[derive(Debug)]
 pub struct Observer {
     pid: Pid,
@@ -22,9 +22,9 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Watches `hot` of process `pid`; `fast` is the node of the fast tier.
-    pub fn new(pid: Pid, hot: VirtRange, fast: NodeId) -> Self {
-        let pages: Vec<_> = sampled_pages(hot).map(GuestVirtAddr).collect();
+    /// Watches `range` of process `pid`; `fast` is the node of the fast tier.
+    pub fn new(pid: Pid, range: VirtRange, fast: NodeId) -> Self {
+        let pages: Vec<_> = sampled_pages(range).map(GuestVirtAddr).collect();
         Self {
             pid,
             fast,
@@ -34,12 +34,12 @@ impl Observer {
         }
     }
 
-    /// Share of the hot set in fast memory, 0 to 1. A page that is not mapped is not in it.
-    pub fn hot_in_fast(&mut self) -> Result<f64, Fault> {
+    /// Share of the range in fast memory, 0 to 1. A page that is not mapped is not in it.
+    pub fn in_fast(&mut self) -> Result<f64, Fault> {
         self.states.clear();
         let asked = self.kernel.locate(self.pid, &self.pages, &mut self.states);
         asked.map_err(|error| Fault::Io {
-            what: format!("see where the hot set of process {} lies", self.pid),
+            what: format!("see where memory of process {} lies", self.pid),
             source: io::Error::other(error),
         })?;
         let in_fast = |state: &&PageState| **state == PageState::On(self.fast);
@@ -48,10 +48,10 @@ impl Observer {
     }
 }
 
-/// Page addresses spread evenly over `hot`, at most [`SAMPLES_MAX`].
-fn sampled_pages(hot: VirtRange) -> impl Iterator<Item = u64> {
-    let first = hot.start().0 / PAGE_SIZE;
-    let pages = (hot.end().0.div_ceil(PAGE_SIZE)) - first;
+/// Page addresses spread evenly over `range`, at most [`SAMPLES_MAX`].
+fn sampled_pages(range: VirtRange) -> impl Iterator<Item = u64> {
+    let first = range.start().0 / PAGE_SIZE;
+    let pages = (range.end().0.div_ceil(PAGE_SIZE)) - first;
     let stride = pages.div_ceil(SAMPLES_MAX);
     (0..pages.div_ceil(stride)).map(move |i| (first + i * stride) * PAGE_SIZE)
 }
@@ -89,13 +89,12 @@ mod tests {
             NodeId(0),
         );
         // On a machine with several nodes this test may run on any of them.
-        match observer.hot_in_fast() {
+        match observer.in_fast() {
             Ok(share) => assert!((0.0..=1.0).contains(&share)),
-            Err(fault) => assert!(fault.to_string().contains("hot set")),
+            Err(fault) => assert!(fault.to_string().contains("lies")),
         }
         let never_mapped = range(PAGE_SIZE, PAGE_SIZE);
-        if let Ok(share) =
-            Observer::new(Pid(std::process::id()), never_mapped, NodeId(0)).hot_in_fast()
+        if let Ok(share) = Observer::new(Pid(std::process::id()), never_mapped, NodeId(0)).in_fast()
         {
             assert_eq!(share, 0.0);
         }

@@ -63,6 +63,12 @@ impl NodeSizes {
         }
         Self { fast_mib, slow_mib }
     }
+
+    /// The size of each node that has memory, bytes.
+    pub fn bytes(self) -> Vec<u64> {
+        let mib = [self.fast_mib, self.slow_mib].into_iter();
+        mib.filter(|&mib| mib > 0).map(|mib| mib << 20).collect()
+    }
 }
 
 /// Fails when this machine has too little memory available for a VM with so much of its own

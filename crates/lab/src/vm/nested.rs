@@ -89,6 +89,7 @@ pub fn into_host(
             .map(|guest| GuestStart {
                 name: guest.name.clone(),
                 command: command(&host.scenario, guest),
+                node_bytes: guest.sizes.bytes(),
             })
             .collect(),
     };

@@ -1,20 +1,17 @@
 //! A guest's emulator: started, heard, told to go on, and gone with its value.
 
 use std::io::Write;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::Sender;
 
-use demeter_policy::{NodeId, Pid};
+use demeter_guest::maps::{Vma, read_maps};
+use demeter_policy::{NodeId, Pid, VirtRange};
 
 use super::Fault;
+use crate::inside::observer::Observer;
 use crate::link::{GO, GuestStart, LineReader, VmMessage};
-use crate::program::cgroup::{self, OwnCgroup};
 use crate::vm::dies_with_this_thread;
-
-/// Where a guest's cgroup is.
-const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// What was heard of a guest, by its number: a report, or nothing more since its link has closed.
 pub type Heard = (usize, Option<Result<VmMessage, Fault>>);
@@ -29,13 +26,8 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Starts it in its cgroup. A thread hears it, as number `index`, until its link closes.
-    pub fn start(
-        start: &GuestStart,
-        cgroup: Option<&OwnCgroup>,
-        index: usize,
-        heard: &Sender<Heard>,
-    ) -> Result<Self, Fault> {
+    /// Starts it. A thread hears it, as number `index`, until its link closes.
+    pub fn start(start: &GuestStart, index: usize, heard: &Sender<Heard>) -> Result<Self, Fault> {
         let [program, args @ ..] = &start.command[..] else {
             return Err(Fault::Guest(format!("{} has no command", start.name)));
         };
@@ -45,10 +37,6 @@ impl Guest {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         dies_with_this_thread(&mut command);
-        if let Some(procs) = cgroup.map(OwnCgroup::open).transpose()? {
-            // SAFETY: between fork and exec one async-signal-safe call is made.
-            unsafe { command.pre_exec(move || cgroup::join(&procs)) };
-        }
         let mut child = command.spawn().map_err(Fault::io("start", program))?;
         let (Some(orders), Some(reports)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(Fault::Guest(format!("{} has no pipes", start.name)));
@@ -107,14 +95,53 @@ impl Drop for Guest {
     }
 }
 
-/// A cgroup for a guest, so that the kernel counts what it has of each node.
-pub fn own_cgroup(root: &Path, name: &str, fast: NodeId) -> Result<OwnCgroup, Fault> {
-    OwnCgroup::make(root, &Path::new(CGROUPS).join(name), fast)
+/// A guest's memory as its emulator maps it, without what the emulator has for itself.
+#[derive(Debug)]
+pub struct GuestMemory {
+    /// One for each of its nodes, with its size in bytes.
+    nodes: Vec<(Observer, u64)>,
+}
+
+impl GuestMemory {
+    /// Finds the mappings of nodes of these sizes in process `pid`; `fast` is the node of the fast tier.
+    pub fn find(root: &Path, pid: Pid, node_bytes: &[u64], fast: NodeId) -> Result<Self, Fault> {
+        let maps = read_maps(root, pid)
+            .map_err(|error| Fault::Guest(format!("has no memory to be seen: {error}")))?;
+        let nodes = nodes_among(&maps, node_bytes)?.into_iter();
+        let nodes = nodes.map(|range| (Observer::new(pid, range, fast), range.len().0));
+        Ok(Self {
+            nodes: nodes.collect(),
+        })
+    }
+
+    /// How much of it lies in fast memory, bytes, by a sample of its pages.
+    pub fn fast_bytes(&mut self) -> Result<u64, Fault> {
+        self.nodes.iter_mut().try_fold(0, |sum, (node, bytes)| {
+            Ok(sum + (node.in_fast()? * *bytes as f64) as u64)
+        })
+    }
+}
+
+/// The mappings that are nodes of these sizes.
+fn nodes_among(maps: &[Vma], node_bytes: &[u64]) -> Result<Vec<VirtRange>, Fault> {
+    let ranges = maps.iter().map(|vma| vma.range);
+    let nodes: Vec<_> = ranges
+        .filter(|range| node_bytes.contains(&range.len().0))
+        .collect();
+    match nodes.len() == node_bytes.len() {
+        true => Ok(nodes),
+        false => Err(Fault::Guest(format!(
+            "has nodes of {node_bytes:?} bytes, and its emulator {} mappings of such sizes",
+            nodes.len()
+        ))),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
+
+    use demeter_guest::maps::parse_maps;
 
     use super::*;
 
@@ -123,8 +150,9 @@ mod tests {
         let start = GuestStart {
             name: "a".into(),
             command: ["sh", "-c", script].map(String::from).into(),
+            node_bytes: vec![],
         };
-        (Guest::start(&start, None, 7, &heard).unwrap(), inbox)
+        (Guest::start(&start, 7, &heard).unwrap(), inbox)
     }
 
     #[test]
@@ -140,6 +168,22 @@ mod tests {
             said.contains("a ended early") && said.contains('3'),
             "{said}"
         );
+    }
+
+    #[test]
+    fn a_guests_memory_is_what_has_the_size_of_a_node() {
+        let maps = parse_maps(
+            "10000-14000 rw-p 00000000 00:00 0 [heap]\n20000-28000 rw-p 00000000 00:00 0\n\
+             30000-32000 rw-p 00000000 00:00 0\n40000-42000 ---p 00000000 00:00 0\n",
+        );
+        let starts = |node_bytes: &[u64]| {
+            let nodes = nodes_among(&maps, node_bytes).map_err(|fault| fault.to_string())?;
+            Ok::<_, String>(nodes.iter().map(|node| node.start().0).collect::<Vec<_>>())
+        };
+        assert_eq!(starts(&[0x8000]), Ok(vec![0x20000]));
+        assert_eq!(starts(&[0x8000, 0x4000]), Ok(vec![0x10000, 0x20000]));
+        assert!(starts(&[0x2000]).unwrap_err().contains("2 mappings"));
+        assert!(starts(&[0x9000]).unwrap_err().contains("0 mappings"));
     }
 
     #[test]

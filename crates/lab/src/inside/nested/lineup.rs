@@ -77,25 +77,22 @@ impl Lineup {
     }
 }
 
-/// One report of several guests with these names, which have so much fast memory. A single guest's is its own.
-pub fn merge(
-    names: &[&str],
-    fast_bytes: &[Option<u64>],
-    mut reports: Vec<VmMessage>,
-) -> Option<VmMessage> {
+/// One report of several guests with these names, which have so much fast memory as far as that is known. A single
+/// guest's is its own.
+pub fn merge(names: &[&str], fast_bytes: &[u64], mut reports: Vec<VmMessage>) -> Option<VmMessage> {
     if reports.len() < 2 {
         return reports.pop();
     }
     let figures = |rates: &[Option<Rate>]| {
-        let each = names.iter().zip(fast_bytes).zip(rates);
-        each.map(|((name, fast_bytes), rate)| ProgramFigure {
+        let each = names.iter().zip(rates).enumerate();
+        each.map(|(index, (name, rate))| ProgramFigure {
             name: (*name).into(),
             unit: rate
                 .map(|rate| rate.unit().name().into())
                 .unwrap_or_default(),
             value: rate.map(Rate::value),
             is_elapsed: false,
-            fast_bytes: *fast_bytes,
+            fast_bytes: fast_bytes.get(index).copied(),
         })
         .collect()
     };
@@ -236,7 +233,7 @@ mod tests {
     #[test]
     fn speeds_and_counters_add_up_and_each_guest_has_its_figure() {
         let reports = vec![interval(1.0, 1.0, 0.5), interval(1.25, 2.0, 0.25)];
-        let merged = merge(&["a", "b"], &[Some(7), None], reports).unwrap();
+        let merged = merge(&["a", "b"], &[7], reports).unwrap();
         let VmMessage::Interval(merged) = merged else {
             panic!("{merged:?}")
         };
@@ -263,10 +260,9 @@ mod tests {
     #[test]
     fn a_single_guests_reports_are_its_own() {
         let report = interval(1.0, 1.0, 0.5);
-        assert_eq!(merge(&["vm"], &[None], vec![report.clone()]), Some(report));
+        assert_eq!(merge(&["vm"], &[], vec![report.clone()]), Some(report));
         let logs = ["x", "y"].map(|text| VmMessage::AgentLog { text: text.into() });
-        let Some(VmMessage::AgentLog { text }) = merge(&["a", "b"], &[None, None], logs.into())
-        else {
+        let Some(VmMessage::AgentLog { text }) = merge(&["a", "b"], &[], logs.into()) else {
             panic!()
         };
         assert_eq!(text, "== a\nx\n== b\ny\n");

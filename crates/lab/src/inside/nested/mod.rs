@@ -21,8 +21,7 @@ use super::kernel;
 use super::rivals::Rival;
 use super::testbed::Testbed;
 use crate::link::{GuestStart, Totals, VmMessage};
-use crate::program::cgroup::OwnCgroup;
-use guest::{Guest, Heard};
+use guest::{Guest, GuestMemory, Heard};
 use lineup::{Lineup, merge};
 
 /// Boots, as long as a guest has not filled its memory: its kernel panics in some, with an interrupt that comes
@@ -104,10 +103,11 @@ fn relay(
 
 /// Guests side by side.
 struct Guests<'a> {
+    bed: &'a Testbed<'a>,
     starts: &'a [GuestStart],
     running: Vec<Guest>,
-    /// What counts the memory of each, where there are several. Behind the guests, who go first.
-    cgroups: Vec<OwnCgroup>,
+    /// The memory of each, where there are several, once all have filled theirs.
+    memories: Vec<GuestMemory>,
     /// How often each was booted.
     boots: Vec<u32>,
     heard: Sender<Heard>,
@@ -117,20 +117,17 @@ struct Guests<'a> {
 }
 
 impl<'a> Guests<'a> {
-    fn start(bed: &Testbed<'_>, starts: &'a [GuestStart]) -> Result<Self, Fault> {
+    fn start(bed: &'a Testbed<'a>, starts: &'a [GuestStart]) -> Result<Self, Fault> {
         let (heard, inbox) = mpsc::channel();
-        let is_fleet = starts.len() > 1;
-        let fleet = starts.iter().filter(|_| is_fleet);
-        let cgroups = fleet.map(|start| guest::own_cgroup(&bed.root, &start.name, bed.fast));
-        let cgroups: Vec<OwnCgroup> = cgroups.collect::<Result<_, _>>()?;
         let numbered = starts.iter().enumerate();
         let running = numbered
-            .map(|(index, start)| Guest::start(start, cgroups.get(index), index, &heard))
+            .map(|(index, start)| Guest::start(start, index, &heard))
             .collect::<Result<_, _>>()?;
         Ok(Self {
+            bed,
             starts,
             running,
-            cgroups,
+            memories: vec![],
             boots: vec![1; starts.len()],
             heard,
             inbox,
@@ -144,10 +141,13 @@ impl<'a> Guests<'a> {
         loop {
             if let Some(reports) = self.lineup.next()? {
                 let names: Vec<&str> = self.starts.iter().map(|start| &start.name[..]).collect();
-                let fast = self.cgroups.iter().map(OwnCgroup::fast_bytes);
-                let fast: Vec<Option<u64>> = fast.collect();
+                let fast = self.memories.iter_mut().map(GuestMemory::fast_bytes);
+                let fast: Vec<u64> = fast.collect::<Result<_, _>>()?;
                 if let Some(report) = merge(&names, &fast, reports) {
-                    self.has_filled |= report == VmMessage::Filled;
+                    if report == VmMessage::Filled {
+                        self.has_filled = true;
+                        self.find_memories()?;
+                    }
                     return Ok(report);
                 }
             }
@@ -175,8 +175,22 @@ impl<'a> Guests<'a> {
         }
         self.lineup.forget(index);
         self.boots[index] += 1;
-        let cgroup = self.cgroups.get(index);
-        self.running[index] = Guest::start(&self.starts[index], cgroup, index, &self.heard)?;
+        self.running[index] = Guest::start(&self.starts[index], index, &self.heard)?;
+        Ok(())
+    }
+
+    fn find_memories(&mut self) -> Result<(), Fault> {
+        let is_fleet = self.starts.len() > 1;
+        let fleet = self.starts.iter().zip(&self.running).filter(|_| is_fleet);
+        let memories = fleet.map(|(start, guest)| {
+            GuestMemory::find(
+                &self.bed.root,
+                guest.pid(),
+                &start.node_bytes,
+                self.bed.fast,
+            )
+        });
+        self.memories = memories.collect::<Result<_, _>>()?;
         Ok(())
     }
 
