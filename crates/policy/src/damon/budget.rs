@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// While the agent is calm, these parts of the share are used: to look at all memory, and to watch what is hot.
 const CALM_PART: f64 = 0.15;
-const WATCH_PART: f64 = 0.1;
+const WATCH_PART: f64 = 0.12;
 
 /// CPU time that may be saved: a round of all passes where a look costs the most, two elsewhere, so that what a
 /// first round finds is confirmed soon. More would cost a program that nothing helps more than it may.

@@ -22,7 +22,8 @@
 //! there were looks that found an access, colder ones fewer by their rates, and no region more than it had
 //! such looks. A long pass that contradicts those before silences all until as many agree as are
 //! needed, and each contradiction doubles that number: a program that sweeps through its memory
-//! moves nothing. The policy forgets half of its samples in each epoch: [`Exposures::samples`]
+//! moves nothing. A long pass that finds hardly anything twice has seen something come by, and contradicts
+//! by itself: two of them may find the same memory by chance. The policy forgets half of its samples in each epoch: [`Exposures::samples`]
 //! tops up what it still holds to what was seen, and what was seen is forgotten by halves, too, as new
 //! looks come.
 //!
@@ -42,7 +43,7 @@
 //! - Nothing accessed yields nothing; without new looks the policy holds what was seen, to within a
 //!   sample a region, and no more.
 //! - What the last long pass did not find accessed has no sightings, and nothing has that it did not look at.
-//! - While passes contradict each other the policy is told nothing.
+//! - While passes contradict each other the policy is told nothing, nor of what only comes by.
 //! - Regions to look at again are in order and disjoint, whatever layouts passes had.
 //! - There are never more regions than [`REGIONS_KEPT`] in an exposure.
 
@@ -71,6 +72,12 @@ const SATURATED_PART: f64 = 0.05;
 /// Part of older evidence that is kept when new looks come, and when they contradict it.
 const KEPT: f64 = 0.5;
 const SURPRISED_KEPT: f64 = 0.125;
+
+/// A pass of fewer looks cannot tell what came by from what stays.
+const FLEETING_LOOKS_MIN: u32 = 3;
+
+/// Less than this part of what was found is in regions that were found accessed more than once: something came by.
+const STAYING_MIN: f64 = 0.2;
 
 /// Less than this part of the accesses that were expected where memory was hot contradicts that.
 const CONTRADICTION: f64 = 0.5;
@@ -171,6 +178,19 @@ fn is_missed<'a>(looks: u32, regions: impl Iterator<Item = (&'a Seen, &'a Region
         found += f64::from(region.accesses.min(looks)) * seen.share();
     }
     expected >= EXPECTED_MIN && found < CONTRADICTION * expected
+}
+
+/// Whether the looks of a pass found something that only came by, as a sweep does: no region most of the time, and
+/// hardly any twice. Independent accesses seldom do that: at one in ten looks a quarter is found in regions that are
+/// found again.
+fn is_fleeting(looks: u32, regions: &[Region]) -> bool {
+    let found = || regions.iter().map(|region| region.accesses.min(looks));
+    let all: u64 = found().map(u64::from).sum();
+    let again: u64 = found().filter(|&n| n > 1).map(u64::from).sum();
+    looks >= FLEETING_LOOKS_MIN
+        && all as f64 >= EXPECTED_MIN
+        && (again as f64) < STAYING_MIN * all as f64
+        && found().all(|n| n * 2 <= looks)
 }
 
 /// Entries of the page tables that map it, if anybody knows.
@@ -278,7 +298,8 @@ impl Exposures {
         self.restate(regions);
         let exposure = &mut self.exposures[rung];
         exposure.interval = interval.max(Duration::from_micros(1));
-        let is_surprise = exposure.is_contradicted_by(looks, regions);
+        let is_surprise = exposure.is_contradicted_by(looks, regions)
+            || (rung == 0 && is_fleeting(looks, regions));
         let kept = if is_surprise { SURPRISED_KEPT } else { KEPT };
         for seen in exposure.seen.values_mut() {
             seen.looks *= kept;

@@ -25,7 +25,7 @@ use budget::Budget;
 pub use exposure::Exposures;
 
 /// The most that looking may take of one CPU, %, if nobody says otherwise.
-pub const CPU_PERCENT: f64 = 3.0;
+pub const CPU_PERCENT: f64 = 2.5;
 
 /// How a pass looks at regions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

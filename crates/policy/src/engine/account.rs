@@ -11,7 +11,8 @@
 //! - *Cost* is what the driver has measured for each batch; what a byte costs is a mean of the last
 //!   batches by their bytes, for each direction, so that small pages are as dear as they are, and a
 //!   small batch that the kernel was slow with says little. What was measured long ago is
-//!   forgotten: a price at which nothing is worth moving would not be measured again.
+//!   forgotten: a price at which nothing is worth moving would not be measured again. Batches are small
+//!   while the price is a guess.
 //! - *Benefit* is what is sampled in memory that was moved, until its trial is judged and can be undone: a sample
 //!   in promoted memory brings the loads that it stands for times the difference of the tiers'
 //!   latencies, a sample in demoted memory takes as much. Memory that came back to where it
@@ -43,7 +44,9 @@
 //! come after, which had no part in making it. If each of them finds that it would pay for itself within the horizon,
 //! for at least [`REHEARSAL_TICKS`], the trial may spend what that would have brought; else the next plan is noted. Each
 //! loss doubles the time and the looks that it takes, until a trial has gained.
-//! A sweep and a window that moves on are elsewhere by then.
+//! A sweep and a window that moves on are elsewhere by then. What moves cost is a guess until some were made: where the
+//! first batch shows that the plan costs more than it was found to bring, the rest is given up, and plans are rehearsed at
+//! the price that is known now.
 //!
 //! # Properties
 //! - Moves cost no more than the stakes, with what was lent on each, twice (to undo them), and what
@@ -53,7 +56,7 @@
 //! - Whatever is sampled, a loss is no more than the stake and a hundredth of the time, but for the
 //!   trial that is under way. So on a sweep moves die out.
 //! - Under a tracker that does not know what a sample stands for, a trial moves nothing before the looks after a plan
-//!   agree that it pays.
+//!   agree that it pays, and gives the rest of it up once its price turns out too high for that.
 //! - A stable hot set comes into fast memory; a hot set that has moved is followed.
 //! - Total: nothing that is told overflows.
 
@@ -79,7 +82,7 @@ const CREDIT_MAX_NS: i64 = 500_000_000;
 
 /// The most that is lent on a rehearsal, and on what looks agree on: all that it brings within the horizon, since both
 /// have been confirmed.
-const CREDIT_CONFIRMED_MAX_NS: i64 = 2_000_000_000;
+const CREDIT_CONFIRMED_MAX_NS: i64 = 1_000_000_000;
 
 /// Ticks for which a plan has to be found right before it is carried out, where it is rehearsed; each loss doubles them,
 /// and the looks that have to find it right, which is one at first.
@@ -113,7 +116,8 @@ pub(super) const REST_EPOCHS: u32 = 4;
 const NS_PER_MS: u64 = 1_000_000;
 
 /// Part of the time that all samples of an epoch together are taken to be worth, where nobody knows
-/// what one stands for: assumed, a program that waits for memory most of its time.
+/// what one stands for: assumed, a program that waits for memory most of its time. With less, a hot set of most of fast memory
+/// does not pay for its moves within the horizon.
 const SHARE_OF_TIME: f64 = 0.4;
 
 /// One tick of exposure.
@@ -201,19 +205,22 @@ pub(super) struct Account {
     /// The first tick after the rest; 0 while there is none.
     rest_until: u32,
     rest: Rest,
-    /// There while plans are only noted.
+    /// There while plans are only noted, and then until the first look after that.
     rehearsal: Option<Rehearsal>,
 }
 
 /// A plan that is not carried out, but looked at. All zero: there is none yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Rehearsal {
-    /// What its moves would cost.
-    cost_ns: u64,
+    /// What it would move, bytes.
+    promoted: u64,
+    demoted: u64,
     /// For how long it would have paid.
     ticks: u32,
     /// Looks that have found that.
     looks: u32,
+    /// Whether these were enough: plans are carried out.
+    is_over: bool,
 }
 
 /// What an access brings in memory that was moved to this tier.
@@ -290,7 +297,7 @@ impl Account {
 
     /// Whether plans are noted only.
     pub(super) fn is_rehearsing(&self) -> bool {
-        self.rehearsal.is_some()
+        self.rehearsal.is_some_and(|rehearsal| !rehearsal.is_over)
     }
 
     /// Whether a plan is to be noted: there is none, and somebody has just looked.
@@ -300,23 +307,34 @@ impl Account {
 
     /// Takes note of a plan that promotes and demotes so many bytes.
     pub(super) fn rehearse(&mut self, promoted: ByteCount, demoted: ByteCount) {
-        let cost_ns = |direction: Direction, bytes: ByteCount| {
-            let ps = u128::from(self.prices[direction as usize].ps_per_byte());
-            ps * u128::from(bytes.0) / 1000
-        };
-        let cost_ns =
-            cost_ns(Direction::Promotion, promoted) + cost_ns(Direction::Demotion, demoted);
-        let cost_ns = cost_ns.min(TOTAL_MAX_NS.into()) as u64;
         self.rehearsal = Some(Rehearsal {
-            cost_ns,
+            promoted: promoted.0,
+            demoted: demoted.0,
             ..Rehearsal::default()
         });
     }
 
-    /// A look has found what a plan would have brought for each tick since the last one.
-    fn end_rehearsal(&mut self, of: Rehearsal, income_ns: i64, ticks: u32) {
+    /// Whether a plan that brings so much for each tick pays for its moves within the horizon.
+    fn pays(&self, of: &Rehearsal, income_ns: i64) -> bool {
+        let cost_ns = |direction: Direction, bytes: u64| {
+            let ps = u128::from(self.prices[direction as usize].ps_per_byte());
+            ps * u128::from(bytes) / 1000
+        };
+        let cost_ns =
+            cost_ns(Direction::Promotion, of.promoted) + cost_ns(Direction::Demotion, of.demoted);
         let hoped_ns = income_ns.saturating_mul(self.horizon_ticks().into());
-        if of.cost_ns == 0 || hoped_ns < of.cost_ns as i64 {
+        cost_ns > 0 && u128::try_from(hoped_ns).is_ok_and(|hoped_ns| hoped_ns >= cost_ns)
+    }
+
+    fn begin_rehearsal(&mut self) {
+        self.rehearsal = Some(Rehearsal::default());
+        self.income_ns = 0;
+        self.steady_ns = 0;
+    }
+
+    /// A look has found what a plan would have brought for each tick since the last one.
+    fn rehearsed(&mut self, of: Rehearsal, income_ns: i64, ticks: u32) {
+        if !self.pays(&of, income_ns) {
             self.rehearsal = Some(Rehearsal::default());
             return;
         }
@@ -331,8 +349,8 @@ impl Account {
         };
         let looks = self.looks_wanted();
         let is_over = of.ticks >= REHEARSAL_TICKS * looks && of.looks >= looks;
-        self.rehearsal = (!is_over).then_some(of);
-        if self.rehearsal.is_none() {
+        self.rehearsal = Some(Rehearsal { is_over, ..of });
+        if is_over {
             self.steady_ns = self.income_ns;
         }
     }
@@ -417,9 +435,10 @@ impl Account {
         };
         let most = TOTAL_MAX_NS as i64;
         let income_ns = (found_ns as i64 / i64::from(ticks.max(1))).clamp(-most, most);
-        if let Some(rehearsal) = self.rehearsal {
-            return self.end_rehearsal(rehearsal, income_ns, ticks);
+        if let Some(rehearsal) = self.rehearsal.take_if(|it| !it.is_over) {
+            return self.rehearsed(rehearsal, income_ns, ticks);
         }
+        self.rehearsal = None;
         let benefit_ns = match self.gain.loads_per_sample {
             Some(_) => found_ns as i64,
             // One look may find by chance what a sweep is at, or come just after a hot set has moved.
@@ -463,9 +482,7 @@ impl Account {
     fn begin_trial(&mut self) {
         self.rest_until = 0;
         if self.rehearses() {
-            self.rehearsal = Some(Rehearsal::default());
-            self.income_ns = 0;
-            self.steady_ns = 0;
+            self.begin_rehearsal();
         }
         // Neither what came in meanwhile nor a debt counts: chance would make either.
         self.balance_ns = self.trial_ns;
@@ -499,7 +516,7 @@ impl Account {
         self.is_resting() && self.rest == Rest::PutBack
     }
 
-    /// Pays for a batch. Whether there is something left.
+    /// Pays for a batch. Whether moves may go on: something is left, and what was rehearsed still pays.
     pub(super) fn pay(&mut self, direction: Direction, tried: ByteCount, took_ns: u64) -> bool {
         let took_ns = took_ns.min(TOTAL_MAX_NS / 2);
         self.cost_ns = (self.cost_ns + took_ns).min(TOTAL_MAX_NS);
@@ -507,7 +524,16 @@ impl Account {
         self.balance_ns = self.balance_ns.saturating_sub(took_ns as i64).max(least);
         self.trial_cost_ns = (self.trial_cost_ns + took_ns).min(TOTAL_MAX_NS);
         self.prices[direction as usize].pay(tried.0, took_ns);
-        !self.is_kept || self.left_ns() > 0
+        let carried_out = self.rehearsal.filter(|it| it.is_over && !self.is_resting());
+        if carried_out.is_some_and(|it| !self.pays(&it, self.steady_ns)) {
+            self.begin_rehearsal();
+        }
+        !self.is_kept || (self.left_ns() > 0 && !self.is_rehearsing())
+    }
+
+    /// Whether it has been measured, not long ago, what a move costs in each direction.
+    pub(super) fn knows_prices(&self) -> bool {
+        self.prices.iter().all(Price::is_known)
     }
 
     /// What may be spent: what there is, and what steady income lends.
@@ -625,11 +651,14 @@ impl Account {
         to.extend([self.broke_ticks, self.rest_until].map(u64::from));
         to.extend([self.rest_ms, self.cap_ns as u64]);
         let Rehearsal {
-            cost_ns,
+            promoted,
+            demoted,
             ticks,
             looks,
+            is_over,
         } = self.rehearsal.unwrap_or_default();
-        to.extend([self.is_rehearsing().into(), cost_ns]);
+        to.extend([self.rehearsal.is_some(), is_over].map(u64::from));
+        to.extend([promoted, demoted]);
         to.extend([ticks, looks].map(u64::from));
     }
 
@@ -660,13 +689,15 @@ impl Account {
         self.rest_ms = from.next(REST_MAX_MS)?;
         from.known((self.rest_ms >= REST_MIN_MS).then_some(()))?;
         self.cap_ns = from.next(TOTAL_MAX_NS)? as i64;
-        let is_rehearsing = from.next(1)? > 0;
-        let cost_ns = from.next(TOTAL_MAX_NS)?;
+        let (is_there, is_over) = (from.next(1)? > 0, from.next(1)? > 0);
+        let (promoted, demoted) = (from.next(u64::MAX)?, from.next(u64::MAX)?);
         let (ticks, looks) = (from.next_u32()?, from.next_u32()?);
-        self.rehearsal = is_rehearsing.then_some(Rehearsal {
-            cost_ns,
+        self.rehearsal = is_there.then_some(Rehearsal {
+            promoted,
+            demoted,
             ticks,
             looks,
+            is_over,
         });
         Ok(())
     }

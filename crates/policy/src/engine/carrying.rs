@@ -1,6 +1,6 @@
 //! How a plan is carried out, from its first batch to sleep.
 
-use super::moves::Moves;
+use super::moves::{BATCH_BLOCKS, FIRST_BATCH_BLOCKS, Moves};
 use super::protocol::{Direction, Misuse};
 use super::{CALM_MAX, Engine, State, Strategy, check};
 use crate::{ByteCount, Placement, Plan};
@@ -37,6 +37,14 @@ impl<S: Strategy> Engine<S> {
         }
     }
 
+    /// The most blocks of the next batch.
+    pub(super) fn blocks_max(&self) -> usize {
+        match self.account.knows_prices() {
+            true => BATCH_BLOCKS,
+            false => FIRST_BATCH_BLOCKS,
+        }
+    }
+
     /// Goes on with the moves, or to sleep.
     pub(super) fn proceed(&mut self) {
         self.moves.end_batch();
@@ -46,7 +54,7 @@ impl<S: Strategy> Engine<S> {
             State::Room
         } else {
             // Without promotions it does not matter how much room there is.
-            self.moves.advance(ByteCount(0), 0);
+            self.moves.advance(ByteCount(0), self.blocks_max(), 0);
             State::Move
         };
     }

@@ -265,7 +265,10 @@ impl<S: Strategy> Engine<S> {
             }
             (Input::Nodes(facts), State::Room) => {
                 let usable = bounded_facts(facts)?.fast.usable();
-                self.state = match self.moves.advance(usable, S::RECLAIMS_MAX) {
+                self.state = match self
+                    .moves
+                    .advance(usable, self.blocks_max(), S::RECLAIMS_MAX)
+                {
                     Next::Batch => State::Move,
                     Next::Reclaim => State::Reclaim,
                     Next::Done => State::Asleep,

@@ -19,6 +19,9 @@ use crate::{Block, ByteCount, Pid, Plan, Relocation};
 /// The most blocks in one batch of moves: 16 MiB.
 pub const BATCH_BLOCKS: usize = 8;
 
+/// The most of them as long as nobody knows what a move costs.
+pub(super) const FIRST_BATCH_BLOCKS: usize = 2;
+
 /// What is left of a plan, or of several.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Moves {
@@ -102,9 +105,14 @@ impl Moves {
         self.demotions.retain(|r| r.pid != pid);
     }
 
-    /// Makes the next batch, now that so much fast memory is usable. Where neither a promotion
-    /// fits nor a demotion is left, promotions wait for up to `reclaims_max` reclaims.
-    pub(super) fn advance(&mut self, usable: ByteCount, reclaims_max: u32) -> Next {
+    /// Makes the next batch, of `blocks_max` blocks at the most, now that so much fast memory is usable. Where neither a
+    /// promotion fits nor a demotion is left, promotions wait for up to `reclaims_max` reclaims.
+    pub(super) fn advance(
+        &mut self,
+        usable: ByteCount,
+        blocks_max: usize,
+        reclaims_max: u32,
+    ) -> Next {
         self.batch.clear();
         let mut room = usable.0.saturating_sub(self.level.0);
         let fits = |r: &Relocation| {
@@ -112,10 +120,10 @@ impl Moves {
             room -= if fits { r.bytes.0 } else { 0 };
             fits
         };
-        take_batch(&mut self.promotions, &mut self.batch, fits);
+        take_batch(&mut self.promotions, &mut self.batch, blocks_max, fits);
         self.direction = Direction::Promotion;
         if self.batch.is_empty() {
-            take_batch(&mut self.demotions, &mut self.batch, |_| true);
+            take_batch(&mut self.demotions, &mut self.batch, blocks_max, |_| true);
             self.direction = Direction::Demotion;
         }
         if !self.batch.is_empty() {
@@ -137,9 +145,10 @@ impl Moves {
 fn take_batch(
     from: &mut VecDeque<Relocation>,
     batch: &mut Vec<Relocation>,
+    blocks_max: usize,
     mut fits: impl FnMut(&Relocation) -> bool,
 ) {
-    while batch.len() < BATCH_BLOCKS
+    while batch.len() < blocks_max
         && let Some(next) = from.front()
         && batch.first().is_none_or(|first| first.pid == next.pid)
         && fits(next)

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::conformance::{EpochScript, PID, Plain, Script, WORTH_MUCH, hot_set};
 use super::{
     BATCH_BLOCKS, Config, Direction, Engine, Input, Misuse, NodeFacts, Ranges, Request, Stage,
+    moves::FIRST_BATCH_BLOCKS,
 };
 use crate::{
     BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, PerTier, Pid, Placement, Sample, Tuning, VirtRange,
@@ -446,7 +447,11 @@ proptest! {
                 let level = *level.get_or_insert(free.min(reserve.max(4 << 20)));
                 match plain.engine.request() {
                     Request::Move { direction, blocks, .. } => {
-                        prop_assert!((1..=BATCH_BLOCKS).contains(&blocks.len()));
+                        let most = match plain.engine.account.knows_prices() {
+                            true => BATCH_BLOCKS,
+                            false => FIRST_BATCH_BLOCKS,
+                        };
+                        prop_assert!((1..=most).contains(&blocks.len()));
                         for r in blocks {
                             prop_assert!(tried.insert(r.block), "{:?} is tried twice", r.block);
                         }

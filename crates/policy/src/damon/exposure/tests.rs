@@ -80,6 +80,32 @@ fn what_is_saturated_in_all_exposures_lies_between_lukewarm_and_hot() {
 }
 
 proptest! {
+    /// What passes find once is nothing to the policy; that a few blocks are found again makes no difference, that one is
+    /// found most of the time does.
+    #[test]
+    fn what_only_comes_by_is_not_told(
+        passes in prop::collection::vec(0u64..150, 1..20), again in 0u64..4, staying in 0u64..3,
+    ) {
+        let mut exposures = Exposures::default();
+        for &from in &passes {
+            let found = |b: u64| match b {
+                200.. => 3,
+                _ if (from..from + again).contains(&b) => 2,
+                _ => u32::from((from..from + 50).contains(&b)),
+            };
+            let regions: Vec<_> = (0..200 + staying).map(|b| block(b, found(b), PAGE_SIZE)).collect();
+            exposures.add(0, LONG, 4, &regions);
+            if staying == 0 {
+                prop_assert!(!exposures.is_settled());
+                prop_assert_eq!(samples_of(&mut exposures), vec![]);
+            }
+        }
+        let is_first = passes.len() == 1;
+        prop_assert!(staying == 0 || !is_first || exposures.is_settled());
+    }
+}
+
+proptest! {
     #[test]
     fn only_what_the_last_long_pass_confirms_is_sighted(
         passes in prop::collection::vec(prop::collection::vec(prop::option::of(0u32..5), 8), 1..6),

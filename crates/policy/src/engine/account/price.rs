@@ -5,7 +5,7 @@ use crate::MIB;
 /// What moving a byte is taken to cost before it is measured, picoseconds: one millisecond a MiB; and
 /// the bytes that this counts for.
 const FIRST_PS: u64 = 1_000;
-const FIRST_BYTES: u64 = 8 * MIB;
+const FIRST_BYTES: u64 = 2 * MIB;
 
 /// A price is that of the last so many bytes, about.
 pub(super) const PRICE_BYTES: u64 = 64 * MIB;
@@ -30,6 +30,11 @@ impl Price {
         while self.bytes > PRICE_BYTES {
             self.age();
         }
+    }
+
+    /// Whether what was measured counts for more than the guess.
+    pub fn is_known(&self) -> bool {
+        self.bytes > FIRST_BYTES
     }
 
     /// Half of what is known counts no longer.

@@ -244,6 +244,36 @@ proptest! {
     }
 }
 
+proptest! {
+    #[test]
+    fn a_plan_that_no_longer_pays_at_its_true_price_is_given_up(
+        net in 1u32..100, blocks in 1u64..200, block_us in 1u64..100_000,
+    ) {
+        let gain = Gain { loads_per_sample: None, ..GAIN };
+        let mut account = Account::new(gain, STAKE_NS, 500, true);
+        let bytes = ByteCount(blocks * BLOCK_SIZE);
+        let look = |account: &mut Account| {
+            account.take_sighting(net, Some(Tier::Fast));
+            account.take_sighting(100 - net, None);
+            account.end_samples(REHEARSAL_TICKS, false);
+        };
+        look(&mut account);
+        account.rehearse(bytes, bytes);
+        look(&mut account);
+        prop_assume!(!account.is_rehearsing());
+        let may_go_on = account.pay(Direction::Demotion, ByteCount(BLOCK_SIZE), block_us * 1000);
+        let pays = 20 * account.steady_ns >= cost_of(&account, bytes);
+        prop_assert_eq!(account.is_rehearsing(), !pays);
+        prop_assert!(pays || !may_go_on);
+        // A look after it has no say: what it finds is income.
+        if pays {
+            look(&mut account);
+            account.pay(Direction::Demotion, ByteCount(BLOCK_SIZE), 10_000_000_000);
+            prop_assert!(!account.is_rehearsing());
+        }
+    }
+}
+
 /// What it costs to promote and to demote so much.
 fn cost_of(account: &Account, bytes: ByteCount) -> i64 {
     let budget = account.budget();
