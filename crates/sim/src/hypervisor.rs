@@ -159,6 +159,8 @@ impl Hypervisor {
                 let has_room = self.nodes[first].usable() > 0;
                 let frame = has_room.then(|| self.nodes[first].take_page()).flatten();
                 let frame = frame.or_else(|| self.nodes[second].take_page());
+                // The watermark gives way before a guest does.
+                let frame = frame.or_else(|| self.nodes[first].take_page());
                 (PageSize::Base, frame.ok_or(HostFull)?)
             }
         };

@@ -15,7 +15,7 @@ use crate::machine::cpu::{CpuModel, ICE_LAKE_SP, SANDY_BRIDGE, ZEN_3, emulator};
 use crate::machine::flat::Flat;
 use crate::machine::flush::FlushCounts;
 use crate::machine::memory::Memory;
-use crate::machine::radix::{INDEX_MAX, PageSize, table_bytes};
+use crate::machine::radix::{INDEX_MAX, PageSize, table_bytes, touched_table_bytes};
 use crate::machine::sampler::Sampling;
 use crate::machine::tier::{LINE_BYTES, TierModel};
 use crate::machine::walk::Space;
@@ -187,6 +187,13 @@ impl Setup {
         };
         let guest_tables = table_bytes(fast.0 + slow.0).next_multiple_of(BLOCK_SIZE);
         let host_tables = table_bytes(guest_tables + fast.0 + slow.0 + BLOCK_SIZE);
+        // What a hypervisor that tiers has left of memory for tables would be a present to its guest.
+        let backed_tables = match (needs.tiering, &self.translation) {
+            (Tiering::Hypervisor, None) => {
+                touched_table_bytes(fast.0 + slow.0, 1 << self.page_bits())
+            }
+            _ => guest_tables,
+        };
         // Through which pages go from VM to VM.
         let spare = match needs.tiering {
             Tiering::Hardware => BLOCK_SIZE,
@@ -195,7 +202,7 @@ impl Setup {
         let (hypervisor, fast_end) = Hypervisor::new(
             self.page_bits(),
             ByteCount(count * host_tables),
-            ByteCount(count * (guest_tables + host_fast.0 + spare)),
+            ByteCount(count * (backed_tables + host_fast.0 + spare)),
             ByteCount(count * (host_slow.0 + spare)),
             needs.watermarks,
         );

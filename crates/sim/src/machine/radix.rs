@@ -185,6 +185,17 @@ pub(crate) fn table_bytes(bytes: u64) -> u64 {
     (u64::from(UPPER_MAX) + (bytes >> HUGE_BITS) + 2) * 4096
 }
 
+/// Tables beside those that the bytes of a dense address space need: of each mapping's first and last part.
+const PARTIAL_TABLES: u64 = 64;
+
+/// The same where tables are touched as they are needed, in pages of so many bytes: of the room that [`table_bytes`] leaves for
+/// scattered address spaces nearly nothing.
+pub(crate) fn touched_table_bytes(bytes: u64, page_bytes: u64) -> u64 {
+    let tables = [bytes >> (HUGE_BITS + 9), bytes >> HUGE_BITS];
+    let touched = tables.map(|n| ((n + PARTIAL_TABLES) * 4096).next_multiple_of(page_bytes));
+    touched.iter().sum()
+}
+
 /// Byte offset of the entry for an address in its 4 KiB table.
 #[inline(always)]
 pub(crate) fn entry_offset(level: u32, addr: impl Address) -> u64 {

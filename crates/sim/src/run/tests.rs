@@ -199,6 +199,28 @@ fn scale_leaves_figures_as_they_are() {
     assert!((large / small - 1.0).abs() < 0.05, "{small} and {large}");
 }
 
+/// vTMM looks for the first time after a second: until then its guest is one that nobody manages. Pages are small,
+/// since a guest takes huge ones from its fast node only.
+#[test]
+fn a_hypervisor_that_tiers_has_no_more_fast_memory_than_a_guest() {
+    let text = r#"
+        name = "uniform"
+        duration_s = 1
+        systems = ["none", "vtmm"]
+        machine = { vcpus = 1, thp = "never", fast = { usable_mib = 128, latency_ns = 80, bandwidth_gbps = 100 }, slow = { usable_mib = 512, latency_ns = 400, bandwidth_gbps = 20 } }
+        workload = { kind = "mix", parts = [{ size_mib = 512 }] }
+        sim = { scale_bits = 3, host_thp = "never" }
+    "#;
+    let scenario: Scenario = toml::from_str(text).unwrap();
+    let speed = |system| {
+        let result = run(&scenario, system, 1, &|_| Ok(()));
+        result.unwrap().mean().unwrap()
+    };
+    let (guest, hypervisor) = (speed(System::None), speed(System::Vtmm));
+    let more = hypervisor / guest - 1.0;
+    assert!(more.abs() < 0.02, "{more}");
+}
+
 #[test]
 fn vms_side_by_side_share_bandwidth_only() {
     let one = simulated(&scenario(1, "scale_bits = 6"), System::None);
