@@ -200,7 +200,8 @@ impl<'a> Guests<'a> {
 }
 
 /// The host's counters, and its guests' of the same moment where agents manage memory: bytes moved in either,
-/// and the CPU time of agents, which to the host is the guests' own.
+/// and the CPU time of agents, which to the host is the guests' own. The kernel counts a guest's time by ticks, and in some
+/// runs half of it as its emulator's system time: all of that is the guest's here, also what faults and hints cost.
 fn totals_of_host(
     counters: &Counters,
     rival: &mut dyn Rival,
@@ -214,7 +215,9 @@ fn totals_of_host(
     let of_agent = |(cause, s): (&String, &f64)| MANAGEMENT.contains(&&cause[..]).then_some(*s);
     let agent_s: f64 = guests.cpu_s.iter().filter_map(of_agent).sum();
     *totals.cpu_s.entry("agent_user".into()).or_default() += agent_s;
-    *totals.cpu_s.entry("workload_user".into()).or_default() -= agent_s;
+    let system_s = totals.cpu_s.remove("workload_system").unwrap_or_default();
+    totals.system_s -= system_s;
+    *totals.cpu_s.entry("workload_user".into()).or_default() += system_s - agent_s;
     Ok(totals)
 }
 
