@@ -144,8 +144,8 @@ pub fn watch(
     say: &mut dyn FnMut(VmMessage) -> Result<(), Fault>,
 ) -> Result<(), Fault> {
     let root = &bed.root;
-    let watched = |hot| Observer::new(workload.target(), hot, bed.fast);
-    let mut observer = hot.map(watched);
+    let watched = |target, hot| Observer::new(target, hot, bed.fast);
+    let mut observer = hot.map(|hot| watched(workload.target(), hot));
     let mut counters = Counters::new(root);
     counters.follow(Pid(std::process::id()), "observer");
     counters.follow_workload(&workload.pids());
@@ -181,7 +181,8 @@ pub fn watch(
                 }))?;
             }
             Next::Shift(t_s, hot) => {
-                observer = Some(Observer::new(workload.target(), hot, bed.fast));
+                // Where nobody can see where the first hot set lies, nobody sees the next one.
+                observer = observer.map(|_| watched(workload.target(), hot));
                 say(VmMessage::Shift { t_s })?;
             }
             Next::Done(t_s, speed) => break (t_s, speed),

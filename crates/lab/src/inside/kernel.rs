@@ -35,8 +35,13 @@ pub fn forget_accesses(root: &Path, pid: Pid) -> Result<(), Fault> {
 
 /// Switches the kernel's own tiering on or off.
 pub fn set_tiering(root: &Path, on: bool) -> Result<(), Fault> {
-    write(root, NUMA_BALANCING, if on { "2" } else { "0" })?;
+    set_balancing(root, on)?;
     write(root, DEMOTION, if on { "1" } else { "0" })
+}
+
+/// Switches only what promotes on or off.
+pub fn set_balancing(root: &Path, on: bool) -> Result<(), Fault> {
+    write(root, NUMA_BALANCING, if on { "2" } else { "0" })
 }
 
 /// Writes one of the kernel's settings below `root`.

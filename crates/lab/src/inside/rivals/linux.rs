@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use demeter_policy::PAGE_SIZE;
+use demeter_policy::{PAGE_SIZE, Pid};
 use demeter_scenario::Settings;
 
-use super::{Fault, Rival, Totals};
+use super::{Fault, Rival, Testbed, Totals};
 use crate::inside::kernel;
 
 /// The memory tiers that the kernel made of the nodes.
@@ -44,6 +44,35 @@ impl Linux {
         }
         kernel::set_tiering(root, true)?;
         Ok(Self(root.into()))
+    }
+}
+
+/// The same in the host of guests: it promotes from when they have filled their memory. What it marks of a
+/// process's mapping it decides in its first scans of it; a kernel that has it on from boot (6.12) scans an emulator's memory
+/// while that is empty, and marked nothing of it in the minutes after that.
+#[derive(Debug)]
+pub struct HLinux(Linux);
+
+impl HLinux {
+    /// Switches demotion on.
+    pub fn start(root: &Path, settings: &Settings) -> Result<Self, Fault> {
+        let linux = Linux::start(root, settings)?;
+        kernel::set_balancing(root, false)?;
+        Ok(Self(linux))
+    }
+}
+
+impl Rival for HLinux {
+    fn begin(&mut self, bed: &Testbed<'_>, _guest: Pid) -> Result<(), Fault> {
+        kernel::set_balancing(&bed.root, true)
+    }
+
+    fn moved_bytes(&mut self, totals: &Totals) -> Option<(u64, u64)> {
+        self.0.moved_bytes(totals)
+    }
+
+    fn stop(self: Box<Self>) -> Result<(), Fault> {
+        Box::new(self.0).stop()
     }
 }
 
@@ -110,6 +139,21 @@ mod tests {
     fn the_kernels_tiering_is_on_only_while_it_runs() {
         let root = tiered(&["0\n", "1\n"]);
         let linux = Box::new(Linux::start(root.path(), &as_it_is()).unwrap());
+        assert_eq!(tiering(root.path()), ("2".into(), "1".into()));
+        linux.stop().unwrap();
+        assert_eq!(tiering(root.path()), ("0".into(), "0".into()));
+    }
+
+    #[test]
+    fn a_host_promotes_once_its_guests_have_filled_their_memory() {
+        let root = tiered(&["0\n", "1\n"]);
+        let mut linux = Box::new(HLinux::start(root.path(), &as_it_is()).unwrap());
+        assert_eq!(tiering(root.path()), ("0".into(), "1".into()));
+        let bed = Testbed {
+            root: root.path().into(),
+            ..Testbed::vm()
+        };
+        linux.begin(&bed, Pid(1)).unwrap();
         assert_eq!(tiering(root.path()), ("2".into(), "1".into()));
         linux.stop().unwrap();
         assert_eq!(tiering(root.path()), ("0".into(), "0".into()));

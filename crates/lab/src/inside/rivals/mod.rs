@@ -23,7 +23,7 @@ use crate::link::Totals;
 use damon::Damon;
 use demeter::Demeter;
 use h_history::HHistory;
-use linux::Linux;
+use linux::{HLinux, Linux};
 use unmanaged::Unmanaged;
 
 /// A system that is switched on.
@@ -58,9 +58,8 @@ type Start = fn(&Testbed<'_>, &Settings) -> Result<Box<dyn Rival>, Fault>;
 fn starter(system: System) -> Option<Start> {
     Some(match system {
         System::None | System::Oracle => |_, _| Ok(Box::new(Unmanaged)),
-        System::Linux | System::HLinux => {
-            |bed, settings| Ok(Box::new(Linux::start(&bed.root, settings)?))
-        }
+        System::Linux => |bed, settings| Ok(Box::new(Linux::start(&bed.root, settings)?)),
+        System::HLinux => |bed, settings| Ok(Box::new(HLinux::start(&bed.root, settings)?)),
         System::Damon | System::HDamon => {
             |bed, settings| Ok(Box::new(Damon::start(&bed.root, settings)?))
         }
