@@ -42,7 +42,7 @@
 //! What such moves bring shows late. But what a plan would bring can be seen before it costs anything: under such a
 //! tracker each trial begins with a *rehearsal*. A plan is only noted; its blocks count as moved for the looks that
 //! come after, which had no part in making it. If each of them finds that it would pay for itself within the horizon,
-//! for at least [`REHEARSAL_TICKS`], the trial may spend what that would have brought; else the next plan is noted. Each
+//! for two ticks at least, the trial may spend what that would have brought; else the next plan is noted. Each
 //! loss doubles the time and the looks that it takes, until a trial has gained.
 //! A sweep and a window that moves on are elsewhere by then. What moves cost is a guess until some were made: where the
 //! first batch shows that the plan costs more than it was found to bring, the rest is given up, and plans are rehearsed at
@@ -61,11 +61,13 @@
 //! - Total: nothing that is told overflows.
 
 mod price;
+mod rehearsal;
 
 use super::protocol::Direction;
 use super::snapshot::{NotAState, Numbers};
 use crate::{Budget, ByteCount, PerTier, Tier};
 use price::{PRICE_BYTES, Price};
+use rehearsal::Rehearsal;
 
 /// Time within which a move has to pay for itself.
 pub const HORIZON_MS: u64 = 10_000;
@@ -83,10 +85,6 @@ const CREDIT_MAX_NS: i64 = 500_000_000;
 /// The most that is lent on a rehearsal, and on what looks agree on: all that it brings within the horizon, since both
 /// have been confirmed.
 const CREDIT_CONFIRMED_MAX_NS: i64 = 1_000_000_000;
-
-/// Ticks for which a plan has to be found right before it is carried out, where it is rehearsed; each loss doubles them,
-/// and the looks that have to find it right, which is one at first.
-const REHEARSAL_TICKS: u32 = 2;
 
 /// The most that is kept for later, or the stake if that is more; and where looks come now and then only: moves that wait
 /// for what the first ones have brought wait for long, so that a hot set that has moved is to be paid for at once.
@@ -209,20 +207,6 @@ pub(super) struct Account {
     rehearsal: Option<Rehearsal>,
 }
 
-/// A plan that is not carried out, but looked at. All zero: there is none yet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Rehearsal {
-    /// What it would move, bytes.
-    promoted: u64,
-    demoted: u64,
-    /// For how long it would have paid.
-    ticks: u32,
-    /// Looks that have found that.
-    looks: u32,
-    /// Whether these were enough: plans are carried out.
-    is_over: bool,
-}
-
 /// What an access brings in memory that was moved to this tier.
 fn sign(moved: Option<Tier>) -> i64 {
     match moved {
@@ -307,21 +291,12 @@ impl Account {
 
     /// Takes note of a plan that promotes and demotes so many bytes.
     pub(super) fn rehearse(&mut self, promoted: ByteCount, demoted: ByteCount) {
-        self.rehearsal = Some(Rehearsal {
-            promoted: promoted.0,
-            demoted: demoted.0,
-            ..Rehearsal::default()
-        });
+        self.rehearsal = Some(Rehearsal::new(promoted, demoted));
     }
 
     /// Whether a plan that brings so much for each tick pays for its moves within the horizon.
     fn pays(&self, of: &Rehearsal, income_ns: i64) -> bool {
-        let cost_ns = |direction: Direction, bytes: u64| {
-            let ps = u128::from(self.prices[direction as usize].ps_per_byte());
-            ps * u128::from(bytes) / 1000
-        };
-        let cost_ns =
-            cost_ns(Direction::Promotion, of.promoted) + cost_ns(Direction::Demotion, of.demoted);
+        let cost_ns = of.cost_ns(&self.prices);
         let hoped_ns = income_ns.saturating_mul(self.horizon_ticks().into());
         cost_ns > 0 && u128::try_from(hoped_ns).is_ok_and(|hoped_ns| hoped_ns >= cost_ns)
     }
@@ -342,15 +317,9 @@ impl Account {
             0 => income_ns,
             _ => income_ns.min(self.income_ns),
         };
-        let of = Rehearsal {
-            ticks: of.ticks.saturating_add(ticks),
-            looks: of.looks.saturating_add(1),
-            ..of
-        };
-        let looks = self.looks_wanted();
-        let is_over = of.ticks >= REHEARSAL_TICKS * looks && of.looks >= looks;
-        self.rehearsal = Some(Rehearsal { is_over, ..of });
-        if is_over {
+        let of = of.confirmed(ticks, self.looks_wanted());
+        self.rehearsal = Some(of);
+        if of.is_over {
             self.steady_ns = self.income_ns;
         }
     }
@@ -650,16 +619,7 @@ impl Account {
         to.extend(ticks.map(u64::from));
         to.extend([self.broke_ticks, self.rest_until].map(u64::from));
         to.extend([self.rest_ms, self.cap_ns as u64]);
-        let Rehearsal {
-            promoted,
-            demoted,
-            ticks,
-            looks,
-            is_over,
-        } = self.rehearsal.unwrap_or_default();
-        to.extend([self.rehearsal.is_some(), is_over].map(u64::from));
-        to.extend([promoted, demoted]);
-        to.extend([ticks, looks].map(u64::from));
+        Rehearsal::save(self.rehearsal, to);
     }
 
     /// Takes over what was saved.
@@ -689,16 +649,7 @@ impl Account {
         self.rest_ms = from.next(REST_MAX_MS)?;
         from.known((self.rest_ms >= REST_MIN_MS).then_some(()))?;
         self.cap_ns = from.next(TOTAL_MAX_NS)? as i64;
-        let (is_there, is_over) = (from.next(1)? > 0, from.next(1)? > 0);
-        let (promoted, demoted) = (from.next(u64::MAX)?, from.next(u64::MAX)?);
-        let (ticks, looks) = (from.next_u32()?, from.next_u32()?);
-        self.rehearsal = is_there.then_some(Rehearsal {
-            promoted,
-            demoted,
-            ticks,
-            looks,
-            is_over,
-        });
+        self.rehearsal = Rehearsal::restore(from)?;
         Ok(())
     }
 }

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::rehearsal::REHEARSAL_TICKS;
 use super::*;
 use crate::engine::conformance::{EpochScript, Plain, Script, hot_set};
 use crate::engine::{BATCH_BLOCKS, Config, Engine, Ranges, Stage};
