@@ -244,7 +244,49 @@ fn moved(status: &str) -> Option<(u64, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixListener;
+
     use super::*;
+
+    /// A process in an agent's place.
+    fn agent(script: &str, socket: &Path) -> AgentProcess {
+        AgentProcess {
+            child: Command::new("sh").args(["-c", script]).spawn().unwrap(),
+            socket: socket.into(),
+            moved_bytes: None,
+            quiet: 0,
+        }
+    }
+
+    #[test]
+    fn an_agent_is_up_when_it_answers() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("guest.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let server = std::thread::spawn(move || {
+            // Who comes first is sent away, as by an agent that is busy.
+            drop(listener.accept().unwrap());
+            let (mut asked, _) = listener.accept().unwrap();
+            let mut request = [0; 1024];
+            let _ = asked.read(&mut request).unwrap();
+            let status = "{\"promoted_bytes\": 1, \"demoted_bytes\": 2}";
+            let length = status.len();
+            write!(
+                asked,
+                "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{status}"
+            )
+            .unwrap();
+        });
+        agent("exec sleep 60", &socket).await_up().unwrap();
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn an_agent_that_ends_is_not_waited_for() {
+        let mut agent = agent("exit 3", Path::new("/nonexistent/guest.sock"));
+        assert!(matches!(agent.await_up(), Err(Fault::AgentDied(_))));
+    }
 
     #[test]
     fn figures_come_from_a_status_only() {
