@@ -54,11 +54,7 @@ fn run(scenario: &str, change: impl FnOnce(&mut Scenario)) -> Provisioning {
     let mut scenario = Scenario::load(&root.join("scenarios").join(scenario)).unwrap();
     scenario.provision.as_mut().unwrap().through = vec![Through::Libvirt];
     change(&mut scenario);
-    // An emulated CPU needs optimised programs: `make test` has built them.
-    let lab = Lab {
-        programs: root.join("target/release"),
-        ..Lab::from_env().unwrap()
-    };
+    let lab = Lab::of_tree(&root).unwrap();
     let stop = AtomicBool::new(false);
     let run = demeter_lab::run(
         &scenario,

@@ -18,11 +18,9 @@ fn shipped(scenario: &str) -> Scenario {
 
 fn run(scenario: &Scenario, keep_logs: Option<PathBuf>) -> RunResult {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    // An emulated CPU needs optimised programs: `make test` has built them.
     let lab = Lab {
-        programs: root.join("target/release"),
         keep_logs,
-        ..Lab::from_env().unwrap()
+        ..Lab::of_tree(&root).unwrap()
     };
     let stop = AtomicBool::new(false);
     let run = demeter_lab::run(
@@ -71,10 +69,7 @@ fn memory_is_taken_given_and_taken_again_and_no_data_is_lost() {
 fn real_programs_run_side_by_side_and_each_has_its_figure() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let scenario = shipped("ci-program.toml");
-    let lab = Lab {
-        programs: root.join("target/release"),
-        ..Lab::from_env().unwrap()
-    };
+    let lab = Lab::of_tree(&root).unwrap();
     let mut means = vec![];
     let stop = AtomicBool::new(false);
     let run = demeter_lab::run(
@@ -188,10 +183,7 @@ fn two_guests_share_a_host_with_agents_and_without() {
     scenario.systems = vec![System::HHistory, System::DemeterDamon];
     scenario.duration_s = 10;
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let lab = Lab {
-        programs: root.join("target/release"),
-        ..Lab::from_env().unwrap()
-    };
+    let lab = Lab::of_tree(&root).unwrap();
     let stop = AtomicBool::new(false);
     let attempt = || {
         let run = demeter_lab::run(

@@ -320,10 +320,7 @@ fn passes_in_a_vm(test: &str) {
          env = {{ {IN_VM} = \"1\" }}\ncgroup = {{}}"
     );
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let lab = Lab {
-        programs: root.join("target/release"),
-        ..Lab::from_env().unwrap()
-    };
+    let lab = Lab::of_tree(&root).unwrap();
     let scenario = toml::from_str(&scenario).unwrap();
     let (once, stop) = (Repetition::default(), AtomicBool::new(false));
     let ran = demeter_lab::run(&scenario, once, &lab, &stop, &mut |_, _| ());

@@ -228,6 +228,20 @@ async fn a_vm_that_sleeps_gives_memory_back_and_gets_more() {
     drop(vm.root);
 }
 
+/// All but the reserve of 4 MiB.
+#[tokio::test]
+async fn a_vm_keeps_what_it_may_have_when_it_gets_less() {
+    let mut vm = start(30..38, 100).unwrap();
+    let less = blocks(0..10);
+    vm.tiering.set(Tier::Fast, less, soon()).await.unwrap();
+    for _ in 0..10 {
+        // Answered between two turns.
+        vm.tiering.actual(soon()).await.unwrap();
+        let on_fast = vm.pages.lock().on(VMM, TIERS.fast);
+        assert!((blocks(0..8)..=less).contains(&on_fast), "{on_fast}");
+    }
+}
+
 #[tokio::test]
 async fn memory_that_does_not_move_is_told_in_time() {
     let mut vm = start([], 100).unwrap();

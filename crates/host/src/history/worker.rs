@@ -248,15 +248,18 @@ impl Worker {
         self.make_room()
     }
 
-    /// Has the engine demote what the VM has beyond what it may have.
+    /// Has the engine demote what the VM has beyond what it may have, and tells it at once what is left of that: an
+    /// epoch that still had the old figure would demote as much again.
     fn make_room(&mut self) -> Result<(), HistoryError> {
-        let shortage = ByteCount(self.usage.fast.0.saturating_sub(self.grant.0));
-        if shortage != self.shortage {
+        loop {
+            let shortage = ByteCount(self.usage.fast.0.saturating_sub(self.grant.0));
+            if shortage == self.shortage {
+                return Ok(());
+            }
             self.shortage = shortage;
             self.engine.push(Input::BalloonWants(shortage))?;
             self.act()?;
         }
-        Ok(())
     }
 
     /// Does what the engine asks for, until it sleeps.

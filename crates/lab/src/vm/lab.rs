@@ -49,6 +49,14 @@ pub struct Lab {
 }
 
 impl Lab {
+    /// The same with the programs that a source tree has built: an emulated CPU needs optimised ones.
+    pub fn of_tree(root: &Path) -> Result<Self, Error> {
+        Ok(Self {
+            programs: root.join("target/release"),
+            ..Self::from_env()?
+        })
+    }
+
     /// The usual places: `DEMETER_QEMU`, `DEMETER_KERNEL`, the person's cache folder, and the
     /// programs beside the one that runs.
     pub fn from_env() -> Result<Self, Error> {
