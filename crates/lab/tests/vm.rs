@@ -182,6 +182,16 @@ fn two_guests_share_a_host_with_agents_and_without() {
     let mut scenario = shipped("nested-shares.toml");
     scenario.systems = vec![System::HHistory, System::DemeterDamon];
     scenario.duration_s = 10;
+    // As small as it can be: memory is filled by an emulated machine in an emulated machine.
+    scenario.machine.fast.usable_mib = 288;
+    scenario.machine.slow.usable_mib = 720;
+    let Workload::Gups(gups) = &mut scenario.workload else {
+        panic!("{:?}", scenario.workload)
+    };
+    gups.size_mib = 240;
+    for vm in &mut scenario.provision.as_mut().unwrap().vms {
+        vm.hot_mib = 150;
+    }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let lab = Lab::of_tree(&root).unwrap();
     let stop = AtomicBool::new(false);
