@@ -284,6 +284,31 @@ fn percentiles_are_drawn_by_powers_of_ten() {
 }
 
 #[test]
+fn what_kvm_counted_is_shown_where_there_was_one() {
+    let mut history = system("h-history", 20.0);
+    let counted = [
+        ("kvm_exits", 42),
+        ("kvm_tlb_flush", 7),
+        ("pgmigrate_success", 9),
+    ];
+    history.counters = counted.map(|(name, n)| (name.to_owned(), n)).into();
+    let result = RunResult {
+        systems: vec![system("none", 10.0), history],
+        ..empty()
+    };
+    let text = table(&result);
+    let (_, text) = text.split_once("KVM and kernel counted\n").unwrap();
+    let rows: Vec<Vec<&str>> = text
+        .lines()
+        .map(|l| l.split_whitespace().collect())
+        .collect();
+    assert_eq!(rows[1], ["h-history", "42", "-", "-", "7", "9"], "{text}");
+    assert_eq!(rows.len(), 2, "{text}");
+    assert!(sections(&html(&result)).contains(&"What the host's KVM and kernel counted"));
+    assert!(!table(&empty()).contains("KVM"));
+}
+
+#[test]
 fn invalidations_are_counted_by_kind() {
     let mut ours = system("demeter", 20.0);
     ours.counters = [

@@ -50,6 +50,7 @@ pub fn html(result: &RunResult) -> String {
                     (spent::tail(result))
                     (spent::cpu(result))
                     (spent::flushes(result))
+                    (spent::kvm(result))
                     (tables::figures(result))
                     (tables::published(result))
                     (facts(result))

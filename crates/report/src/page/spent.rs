@@ -14,6 +14,7 @@ use crate::measure::Measure;
 use crate::shape::Side;
 use crate::text::clean;
 use crate::text::flushes::flush_table;
+use crate::text::kvm::{KVM, kvm_table};
 
 /// Most cases of a picture of bars.
 const SIDES_MAX: usize = 12;
@@ -107,6 +108,18 @@ pub(super) fn flushes(result: &RunResult) -> Markup {
                     (tables::table("", &table))
                 }
             }
+        }
+    }
+}
+
+/// What a nested host's KVM counted.
+pub(super) fn kvm(result: &RunResult) -> Markup {
+    let table = kvm_table(&Side::all(result));
+    html! {
+        @if let Some(table) = table {
+            (section(KVM, "Exits of virtual CPUs, faults in second-level tables, flushes of a VM's translations that \
+                were asked for and made, and pages that the host's kernel has moved."))
+            (tables::table("", &table))
         }
     }
 }

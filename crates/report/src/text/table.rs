@@ -7,6 +7,7 @@ use crate::shape::Side;
 use crate::text::agreement::Agreement;
 use crate::text::flushes::flush_table;
 use crate::text::grid::{Table, wrap};
+use crate::text::kvm::{KVM, kvm_table};
 use crate::text::summary;
 
 /// The result as lines of text: its figures, a sentence that explains them, and those that others
@@ -17,8 +18,12 @@ pub fn table(result: &RunResult) -> String {
     parts.push(wrap(&explanation));
     // Of cases, the page has it.
     let sides = Some(Side::all(result)).filter(|_| result.cases.is_empty());
-    if let Some(table) = sides.and_then(|sides| flush_table(&sides)) {
-        parts.push(format!("{FLUSHES}\n{}", table.text()));
+    if let Some(sides) = sides {
+        let tables = [(FLUSHES, flush_table(&sides)), (KVM, kvm_table(&sides))];
+        let there = tables
+            .into_iter()
+            .filter_map(|(title, table)| Some((title, table?)));
+        parts.extend(there.map(|(title, table)| format!("{title}\n{}", table.text())));
     }
     if let Some(agreement) = Agreement::of(result) {
         parts.push(agreement.table.text());
