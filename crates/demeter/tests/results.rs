@@ -2,7 +2,7 @@
 //!
 //! A result is `results/NAME.json`: the command that made it, the commit, the machine, and the result file
 //! without its series, or what another command printed. A document has it between `<!-- result NAME -->` and
-//! `<!-- end -->`; behind the name may stand which of a result file's tables: `published` or `worst-first`.
+//! `<!-- end -->`; behind the name may stand which of a result file's tables: `published`, `worst-first` or `kvm`.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -2,8 +2,10 @@
 
 use demeter_outcome::RunResult;
 
+use crate::shape::Side;
 use crate::text::agreement::Agreement;
 use crate::text::grid::Table;
+use crate::text::kvm::kvm_table;
 use crate::text::{summary, worst_first};
 
 /// Which tables of a result.
@@ -16,6 +18,8 @@ pub enum Part {
     Published,
     /// Of a folder of scenarios, a line for each, that in which we are slowest first.
     WorstFirst,
+    /// What a nested host's KVM counted.
+    Kvm,
 }
 
 /// These tables of the result as lines of text; empty where there is nothing to put in one.
@@ -33,6 +37,9 @@ pub fn part(result: &RunResult, part: Part) -> String {
             [] => String::new(),
             _ => worst_first::figures(result).text(),
         },
+        Part::Kvm => kvm_table(&Side::all(result))
+            .map(|table| table.text())
+            .unwrap_or_default(),
     }
 }
 
@@ -51,6 +58,10 @@ mod tests {
         assert!(crate::table(&result).starts_with(&figures));
         assert_eq!(part(&result, Part::Published), "");
         assert_eq!(part(&result, Part::WorstFirst), "");
+        assert_eq!(part(&result, Part::Kvm), "");
+        result.systems[0].counters = [("kvm_exits".to_owned(), 3)].into();
+        let kvm = part(&result, Part::Kvm);
+        assert!(kvm.lines().count() == 2 && crate::table(&result).contains(&kvm));
         result.published.push(Published {
             figure: "mgmt_cpu_s".into(),
             system: "demeter".into(),
