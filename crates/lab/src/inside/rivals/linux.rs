@@ -47,9 +47,9 @@ impl Linux {
     }
 }
 
-/// The same in the host of guests: it promotes from when they have filled their memory. What it marks of a
-/// process's mapping it decides in its first scans of it; a kernel that has it on from boot (6.12) scans an emulator's memory
-/// while that is empty, and marked nothing of it in the minutes after that.
+/// The same in the host of guests: it promotes from when they have filled their memory. With it on from boot a kernel (6.12)
+/// marked not one page of an emulator's memory in the minutes after. The cause is not known; its first scans of
+/// that memory find it empty.
 #[derive(Debug)]
 pub struct HLinux(Linux);
 
