@@ -157,8 +157,9 @@ fn machine() -> anyhow::Result<String> {
         (key.trim() == "model name").then(|| model.trim().to_owned())
     });
     let model = model.context("/proc/cpuinfo names no model; give --machine")?;
-    let cores = std::thread::available_parallelism()?;
-    Ok(format!("{model}, {cores} cores"))
+    // Not those that this process may use.
+    let cores = text.lines().filter(|line| line.starts_with("processor"));
+    Ok(format!("{model}, {} cores", cores.count()))
 }
 
 /// What a program says.
