@@ -127,6 +127,13 @@ catalogue! {
         runs_on: &[P::Host],
         color: Some(C::Orange),
     }
+    GLinux {
+        name: "g-linux",
+        about: "Linux's own in the guest, with a node of each tier",
+        source: "Linux 6.7",
+        runs_on: &[P::Host],
+        color: Some(C::Vermilion),
+    }
     GTpp {
         name: "g-tpp",
         about: "TPP in the guest's kernel: hint faults, early demotion",

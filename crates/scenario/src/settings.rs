@@ -77,7 +77,7 @@ impl Settings {
                 self.name
             )
         })?;
-        let linux = matches!(self.system, System::Linux | System::HLinux);
+        let linux = matches!(self.system, System::Linux | System::HLinux | System::GLinux);
         let damon = matches!(self.system, System::Damon | System::HDamon);
         let knobs = [
             (

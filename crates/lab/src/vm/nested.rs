@@ -1,7 +1,7 @@
 //! What a host needs to run guests: KVM's modules, an emulator with its firmware, the guests' kernel, and
 //! of each guest an initramfs and a command line.
 //!
-//! The guests of a system that works in the guest (`demeter`), and of the oracle, have a node of each tier, backed by
+//! The guests of a system that works in the guest (`demeter-damon`, `g-linux`), and of the oracle, have a node of each tier, backed by
 //! the host's node of that tier; they divide the fast one by their shares. For all others a guest's memory is one
 //! node, backed where the host likes.
 
@@ -46,7 +46,7 @@ const MEND: &str = "apt-get install qemu-system-x86, or set DEMETER_QEMU to a qe
 
 /// Whether `system` works in the guest, and not in the host; the oracle does.
 fn is_of_guest(system: System) -> bool {
-    system == System::Oracle || system.has_agent()
+    matches!(system, System::Oracle | System::GLinux) || system.has_agent()
 }
 
 /// Puts into a host's initramfs what its guests need. `host` comes as the job of a VM in

@@ -1,7 +1,7 @@
 //! When looking may go on, so that it keeps within a share of one CPU.
 //!
-//! What is not spent is saved, up to a bound: at the start, and when memory that was hot is no
-//! longer, passes follow one another at once. Afterwards each is paid for by a rest.
+//! Something is there at the start, and what is not spent is saved, up to a bound: at the start, and when memory that was
+//! hot is no longer, passes follow one another at once. Afterwards each is paid for by a rest.
 //!
 //! Property: in any time t no more is spent than share x t, what may be saved, and one pass.
 
@@ -11,8 +11,12 @@ use std::time::Duration;
 const CALM_PART: f64 = 0.15;
 const WATCH_PART: f64 = 0.12;
 
-/// CPU time that may be saved: a round of all passes where a look costs the most, two elsewhere, so that what a
-/// first round finds is confirmed soon. More would cost a program that nothing helps more than it may.
+/// CPU time that is there at the start: a round of all passes where a look costs the most, and elsewhere a second one, so
+/// that what the first finds is confirmed soon. More would cost a program that nothing helps more than it may.
+const SAVED_AT_FIRST: Duration = Duration::from_millis(350);
+
+/// CPU time that may be saved later: two rounds where a look costs the most, so that a hot set that has moved is found
+/// and confirmed at once.
 const SAVED_MAX: Duration = Duration::from_millis(500);
 
 /// The longest rest of a calm agent from looks at all memory: after it one is due, whatever the last one cost.
@@ -34,11 +38,11 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// A full budget of so much of one CPU.
+    /// Of so much of one CPU, with what there is at the start.
     pub(super) fn new(percent: f64, now: Duration) -> Self {
         Self {
             share: (percent / 100.0).max(1e-3),
-            saved_s: SAVED_MAX.as_secs_f64(),
+            saved_s: SAVED_AT_FIRST.as_secs_f64(),
             saved_at: now,
             calm_until: now,
             watched_until: now,

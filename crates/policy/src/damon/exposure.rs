@@ -32,7 +32,8 @@
 //! asks for the size of what a look found untouched; it is taken to be as before.
 //!
 //! What is known of a region is older than the last look, so it cannot tell what came of a move. Sightings can: a
-//! region's samples, as far as the last long pass alone confirms them.
+//! region's samples by the last round of passes alone. A plan is made of what was found before, partly by chance; what is
+//! to confirm it must owe nothing to that.
 //!
 //! # Properties
 //! - A region has at most as many samples as it had looks that found an access; samples lie inside it.
@@ -42,7 +43,8 @@
 //!   is as hot as it was.
 //! - Nothing accessed yields nothing; without new looks the policy holds what was seen, to within a
 //!   sample a region, and no more.
-//! - What the last long pass did not find accessed has no sightings, and nothing has that it did not look at.
+//! - What the last long pass did not find accessed has no sightings, and nothing has that it did not look at. Where the
+//!   last round tells how hot everything is, sightings owe nothing to what was found before.
 //! - While passes contradict each other the policy is told nothing, nor of what only comes by.
 //! - Regions to look at again are in order and disjoint, whatever layouts passes had.
 //! - There are never more regions than [`REGIONS_KEPT`] in an exposure.
@@ -113,13 +115,28 @@ struct Seen {
     /// For so many more passes it counts as saturated in the shortest exposure: what is so by chance
     /// must not be hot in one pass and cold in the next.
     saturated_for: u32,
-    /// Share of the last pass's looks that found an access.
-    last_share: f64,
+    /// The last pass's looks, and those of them that found an access.
+    last_looks: f64,
+    last_found: f64,
 }
 
 impl Seen {
     fn share(&self) -> f64 {
         self.found / self.looks
+    }
+
+    /// What the last pass alone has found, if it has looked.
+    fn last(&self) -> Option<Self> {
+        let last = Self {
+            looks: self.last_looks,
+            found: self.last_found,
+            ..*self
+        };
+        let saturated_for = u32::from(last.share() >= SATURATED);
+        (last.looks > 0.0).then_some(Self {
+            saturated_for,
+            ..last
+        })
     }
 
     /// The square of the true share, without bias: where few looks found an access, the square of
@@ -153,6 +170,8 @@ impl Seen {
 #[derive(Debug, Clone, Default)]
 struct Exposure {
     interval: Duration,
+    /// Whether it was looked at since the last long pass began.
+    is_of_this_round: bool,
     seen: BTreeMap<Key, Seen>,
 }
 
@@ -296,7 +315,13 @@ impl Exposures {
             self.exposures.resize_with(rung + 1, Exposure::default);
         }
         self.restate(regions);
+        if rung == 0 {
+            for exposure in &mut self.exposures {
+                exposure.is_of_this_round = false;
+            }
+        }
         let exposure = &mut self.exposures[rung];
+        exposure.is_of_this_round = true;
         exposure.interval = interval.max(Duration::from_micros(1));
         let is_surprise = exposure.is_contradicted_by(looks, regions)
             || (rung == 0 && is_fleeting(looks, regions));
@@ -304,7 +329,8 @@ impl Exposures {
         for seen in exposure.seen.values_mut() {
             seen.looks *= kept;
             seen.found *= kept;
-            seen.last_share = 0.0;
+            seen.last_looks = 0.0;
+            seen.last_found = 0.0;
         }
         exposure.seen.retain(|_, seen| seen.looks >= LOOKS_MIN);
         for region in regions {
@@ -317,12 +343,14 @@ impl Exposures {
                 looks: 0.0,
                 found: 0.0,
                 saturated_for: 0,
-                last_share: 0.0,
+                last_looks: 0.0,
+                last_found: 0.0,
             });
             seen.entries = entries_of(region).unwrap_or(seen.entries);
-            seen.looks += f64::from(looks.max(1));
-            seen.found += f64::from(region.accesses.min(looks));
-            seen.last_share = f64::from(region.accesses.min(looks)) / f64::from(looks.max(1));
+            seen.last_looks = f64::from(looks.max(1));
+            seen.last_found = f64::from(region.accesses.min(looks));
+            seen.looks += seen.last_looks;
+            seen.found += seen.last_found;
             seen.saturated_for = match seen.share() >= SATURATED {
                 true => SATURATED_FOR,
                 // No chance.
@@ -347,7 +375,7 @@ impl Exposures {
 
     /// Restates what is known of regions whose pages are known to have another size now.
     fn restate(&mut self, regions: &[Region]) {
-        for Exposure { interval, seen } in &mut self.exposures {
+        for Exposure { interval, seen, .. } in &mut self.exposures {
             for region in regions {
                 let Some(entries) = entries_of(region) else {
                     continue;
@@ -388,7 +416,7 @@ impl Exposures {
     pub(super) fn saturated(&self, rung: usize) -> Regions {
         let exposure = self.exposures.get(rung);
         let seen = exposure.into_iter().flat_map(|e| &e.seen);
-        let saturated = seen.filter(|(_, seen)| seen.last_share > 0.0 && seen.share() >= SATURATED);
+        let saturated = seen.filter(|(_, seen)| seen.last_found > 0.0 && seen.share() >= SATURATED);
         disjoint(saturated.map(|(key, _)| *key))
     }
 
@@ -396,7 +424,7 @@ impl Exposures {
     pub(super) fn accessed(&self) -> usize {
         let long = self.exposures.first().map(|e| e.seen.values());
         let seen = long.into_iter().flatten();
-        seen.filter(|seen| seen.last_share > 0.0).count()
+        seen.filter(|seen| seen.last_found > 0.0).count()
     }
 
     /// Whether there is any region of which the policy holds samples.
@@ -409,7 +437,7 @@ impl Exposures {
     pub(super) fn hottest(&self, most: usize) -> Regions {
         let long = self.exposures.first();
         let is_accessed =
-            |key: &Key| long.is_some_and(|e| e.seen.get(key).is_some_and(|s| s.last_share > 0.0));
+            |key: &Key| long.is_some_and(|e| e.seen.get(key).is_some_and(|s| s.last_found > 0.0));
         let due = self.due.iter();
         let mut due: Vec<_> = due
             .filter(|due| due.wanted >= 1.0 && is_accessed(&due.key))
@@ -455,21 +483,25 @@ impl Exposures {
         }
     }
 
-    /// Appends at most `max` sightings to `out`: the last long pass's part in what is known of each region. As many as
-    /// it has samples if that pass found it accessed as often as those before, none if it did not at all.
+    /// Appends at most `max` sightings to `out`: the samples that each region would have if nobody had looked before this
+    /// round's passes. Only where these cannot tell how hot a region is, because all its looks found an access and no
+    /// shorter ones followed, what was known before does. None of a region that the long pass did not find accessed.
     pub fn sightings(&self, max: usize, out: &mut Vec<Sample>) {
         let Some(long) = self.exposures.first() else {
             return;
         };
-        let heats = self.heats();
+        let heats = self.heats_by(|exposure, seen| match exposure.is_of_this_round {
+            true => seen.last().unwrap_or(*seen),
+            false => *seen,
+        });
         let per_access = samples_per_access(&heats);
         let mut rounding = Rounding::new(max);
         for (key, heat) in &heats {
-            let Some(seen) = long.seen.get(key).filter(|seen| seen.last_share > 0.0) else {
+            if long.seen.get(key).is_none_or(|seen| seen.last_found == 0.0) {
                 continue;
-            };
-            let known = (heat.rate * per_access).min(heat.found);
-            let count = rounding.take(known * seen.last_share / seen.share(), f64::INFINITY);
+            }
+            let sighted = (heat.rate * per_access).min(heat.found);
+            let count = rounding.take(sighted, f64::INFINITY);
             out.extend(spread(key, count as u64));
         }
     }
@@ -500,15 +532,21 @@ impl Exposures {
 
     /// Every region's heat, by the longest exposure that is not saturated.
     fn heats(&self) -> BTreeMap<Key, Heat> {
+        self.heats_by(|_, seen| *seen)
+    }
+
+    /// The same, of what `part` takes of the looks.
+    fn heats_by(&self, part: impl Fn(&Exposure, &Seen) -> Seen) -> BTreeMap<Key, Heat> {
         let mut heats: BTreeMap<Key, Heat> = BTreeMap::new();
-        for (rung, Exposure { interval, seen }) in self.exposures.iter().enumerate() {
+        for (rung, exposure) in self.exposures.iter().enumerate() {
             let is_shortest = rung + 1 == self.exposures.len();
-            for (&key, seen) in seen {
+            for (&key, seen) in &exposure.seen {
+                let seen = part(exposure, seen);
                 let is_saturated = match is_shortest {
                     true => seen.saturated_for > 0,
                     false => seen.share() >= SATURATED,
                 };
-                let rate = seen.rate(*interval);
+                let rate = seen.rate(exposure.interval);
                 let heat = heats.entry(key).or_insert(Heat {
                     rate: 0.0,
                     found: 0.0,

@@ -263,14 +263,18 @@ fn a_sweep_moves_next_to_nothing() {
 
 #[test]
 fn a_hot_set_that_never_stays_moves_next_to_nothing() {
-    for (seed, (total, pages)) in (1..).zip(MACHINES) {
-        let mut machine = Machine::new(seed, pages);
-        machine.run(240, |e, b| {
-            let at = e as usize / 4 * 50 % 350;
-            gups(total, at..at + 50)(b)
+    const SEEDS: u64 = 5;
+    for (number, (total, pages)) in (1..).zip(MACHINES) {
+        let moved_mib = (1..=SEEDS).map(|seed| {
+            let mut machine = Machine::new(number * SEEDS + seed, pages);
+            machine.run(240, |e, b| {
+                let at = e as usize / 4 * 50 % 350;
+                gups(total, at..at + 50)(b)
+            });
+            machine.moved_mib()
         });
-        // 60 times 100 MiB went there and back if all were followed.
-        let moved = machine.moved_mib();
-        assert!(moved < 200, "machine {seed}: {moved} MiB");
+        // 60 times 100 MiB went there and back if all were followed. By chance one is, in one run of four.
+        let moved_mib = moved_mib.sum::<u64>() / SEEDS;
+        assert!(moved_mib < 100, "machine {number}: {moved_mib} MiB");
     }
 }

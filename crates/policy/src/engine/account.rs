@@ -31,7 +31,8 @@
 //!   is judged again in each epoch of the rest.
 //! - After a pause the engine tries again with a small stake. A pause is so long that what the
 //!   trial has lost is a hundredth of it ([`LOSS_SHARE`]), and twice as long as the one before it,
-//!   up to a bound. A trial that has gained makes it short again.
+//!   up to a bound. A trial that has gained makes it short again; if it has lost by the end of that pause, since memory that it
+//!   has moved serves the program worse now, it is judged then.
 //!
 //! A tracker may not know what a sample stands for. The samples of an epoch together
 //! are then taken to be worth [`SHARE_OF_TIME`] of it. Such a tracker looks now and then only, and repeats in
@@ -75,7 +76,7 @@ pub const HORIZON_MS: u64 = 10_000;
 /// What an engine starts with: a fifth of a second of moves.
 pub(super) const STAKE_NS: u64 = 200_000_000;
 
-/// A further trial gets this part of the stake.
+/// A further trial gets this part of the stake, and so does a first one that comes late.
 const TRIAL_PART: i64 = 2;
 
 /// Ticks of income that are lent, and the most that is.
@@ -234,6 +235,8 @@ enum Rest {
     Pause,
     /// Likewise, after what the trial has moved is back.
     PutBack,
+    /// A better time, after a trial that had gained when it ended; what it has moved may still lose.
+    Gained,
 }
 
 impl Account {
@@ -296,9 +299,19 @@ impl Account {
 
     /// Whether a plan that brings so much for each tick pays for its moves within the horizon.
     fn pays(&self, of: &Rehearsal, income_ns: i64) -> bool {
-        let cost_ns = of.cost_ns(&self.prices);
+        let cost_ns = of.cost_ns(self.prices_ps());
         let hoped_ns = income_ns.saturating_mul(self.horizon_ticks().into());
         cost_ns > 0 && u128::try_from(hoped_ns).is_ok_and(|hoped_ns| hoped_ns >= cost_ns)
+    }
+
+    /// What moving a byte costs in each direction, picoseconds. A direction that was not measured is no cheaper than the
+    /// other one, as far as anybody can tell.
+    fn prices_ps(&self) -> [u64; 2] {
+        let [a, b] = &self.prices;
+        [(a, b), (b, a)].map(|(it, other)| match other.is_known() && !it.is_known() {
+            true => it.ps_per_byte().max(other.ps_per_byte()),
+            false => it.ps_per_byte(),
+        })
     }
 
     fn begin_rehearsal(&mut self) {
@@ -367,6 +380,10 @@ impl Account {
         self.tick = self.tick.saturating_add(epochs);
         if self.tick / self.horizon_ticks() > horizons {
             self.prices.iter_mut().for_each(Price::age);
+            // A hot set shows in seconds. What first shows after a horizon is more often chance.
+            if self.cost_ns == 0 {
+                self.balance_ns = self.balance_ns.min(self.trial_ns);
+            }
         }
         self.exposure = self.exposure / 2 + epochs * EXPOSURE_ONE;
         let elapsed_ns = (self.epoch_ms * u64::from(epochs)) as f64 * 1e6;
@@ -442,8 +459,9 @@ impl Account {
             // Not before somebody has looked.
             Rest::Watch if is_over && !is_repeat => self.judge(),
             // What was kept has turned out to bring nothing.
-            Rest::Pause if self.has_failed() => self.judge(),
-            Rest::Pause | Rest::PutBack if is_over => self.begin_trial(),
+            Rest::Pause | Rest::Gained if self.has_failed() => self.judge(),
+            Rest::Gained if is_over && self.trial_gain_ns() < 0 => self.judge(),
+            _ if is_over && self.rest != Rest::Watch => self.begin_trial(),
             _ => {}
         }
     }
@@ -520,7 +538,8 @@ impl Account {
         if !self.is_kept {
             return Budget::NONE;
         }
-        let price = |d: Direction| self.prices[d as usize].ps_per_byte();
+        let prices_ps = self.prices_ps();
+        let price = |d: Direction| prices_ps[d as usize];
         let ticks = f64::from(self.horizon_ticks());
         let exposure = f64::from(self.exposure.max(EXPOSURE_ONE)) / f64::from(EXPOSURE_ONE);
         Budget {
@@ -558,7 +577,11 @@ impl Account {
             self.begin_trial();
         } else if self.broke_ticks >= self.patience() {
             self.broke_ticks = 0;
-            self.rest = if has_gained { Rest::Pause } else { Rest::Watch };
+            self.rest = if has_gained {
+                Rest::Gained
+            } else {
+                Rest::Watch
+            };
             if has_gained {
                 self.rest_ms = REST_MIN_MS;
             }
@@ -632,7 +655,7 @@ impl Account {
         self.income_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
         self.steady_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
         self.trial_cost_ns = from.next(TOTAL_MAX_NS)?;
-        let rests = [Rest::Watch, Rest::Pause, Rest::PutBack];
+        let rests = [Rest::Watch, Rest::Pause, Rest::PutBack, Rest::Gained];
         let rest = from.next(u64::MAX)?;
         self.rest = from.known(rests.into_iter().find(|&r| r as u64 == rest))?;
         for price in &mut self.prices {

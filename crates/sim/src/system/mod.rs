@@ -59,8 +59,8 @@ pub(crate) fn build(system: System) -> Build {
         System::Oracle => |_| Box::new(Unmanaged::hot_set_first()),
         System::Linux => |managed| Box::new(HintFaultTiering::linux(managed)),
         System::Damon => |managed| Box::new(Damon::new(managed)),
-        // A host's are refused before anything is built: `run_jobs`.
-        System::HLinux | System::HDamon | System::HHistory => {
+        // Those of a host and its guests are refused before anything is built: `run_jobs`.
+        System::HLinux | System::GLinux | System::HDamon | System::HHistory => {
             |_| Box::new(Unmanaged::first_touch())
         }
         System::GTpp => |managed| Box::new(HintFaultTiering::tpp(managed)),

@@ -58,7 +58,9 @@ type Start = fn(&Testbed<'_>, &Settings) -> Result<Box<dyn Rival>, Fault>;
 fn starter(system: System) -> Option<Start> {
     Some(match system {
         System::None | System::Oracle => |_, _| Ok(Box::new(Unmanaged)),
-        System::Linux => |bed, settings| Ok(Box::new(Linux::start(&bed.root, settings)?)),
+        System::Linux | System::GLinux => {
+            |bed, settings| Ok(Box::new(Linux::start(&bed.root, settings)?))
+        }
         System::HLinux => |bed, settings| Ok(Box::new(HLinux::start(&bed.root, settings)?)),
         System::Damon | System::HDamon => {
             |bed, settings| Ok(Box::new(Damon::start(&bed.root, settings)?))

@@ -2,7 +2,6 @@
 
 use super::super::protocol::Direction;
 use super::super::snapshot::{NotAState, Numbers};
-use super::price::Price;
 use crate::ByteCount;
 
 /// Ticks for which a plan has to be found right before it is carried out; each loss doubles them, and the looks that
@@ -33,11 +32,10 @@ impl Rehearsal {
         }
     }
 
-    /// What its moves cost, nanoseconds.
-    pub fn cost_ns(&self, prices: &[Price; 2]) -> u128 {
+    /// What its moves cost, nanoseconds, where a byte costs so many picoseconds in each direction.
+    pub fn cost_ns(&self, prices_ps: [u64; 2]) -> u128 {
         let cost_ns = |direction: Direction, bytes: u64| {
-            let ps = u128::from(prices[direction as usize].ps_per_byte());
-            ps * u128::from(bytes) / 1000
+            u128::from(prices_ps[direction as usize]) * u128::from(bytes) / 1000
         };
         cost_ns(Direction::Promotion, self.promoted) + cost_ns(Direction::Demotion, self.demoted)
     }

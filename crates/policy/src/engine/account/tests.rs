@@ -275,6 +275,26 @@ proptest! {
     }
 }
 
+#[test]
+fn a_direction_that_was_not_measured_is_no_cheaper_than_the_other() {
+    let mut account = Account::new(GAIN, STAKE_NS, 500, true);
+    account.pay(Direction::Demotion, ByteCount(8 * MIB), 80_000_000);
+    let Budget {
+        promotion_ps,
+        demotion_ps,
+        ..
+    } = account.budget();
+    assert!(demotion_ps > 7_000 && promotion_ps == demotion_ps);
+    // What was measured counts.
+    account.pay(Direction::Promotion, ByteCount(8 * MIB), 8_000_000);
+    let Budget {
+        promotion_ps,
+        demotion_ps,
+        ..
+    } = account.budget();
+    assert!(promotion_ps < 1_500 && demotion_ps > 7_000);
+}
+
 /// What it costs to promote and to demote so much.
 fn cost_of(account: &Account, bytes: ByteCount) -> i64 {
     let budget = account.budget();
