@@ -85,7 +85,7 @@ const CREDIT_MAX_NS: i64 = 500_000_000;
 
 /// The most that is lent on a rehearsal, and on what looks agree on: all that it brings within the horizon, since both
 /// have been confirmed.
-const CREDIT_CONFIRMED_MAX_NS: i64 = 1_000_000_000;
+const CREDIT_CONFIRMED_MAX_NS: i64 = 2_000_000_000;
 
 /// The most that is kept for later, or the stake if that is more; and where looks come now and then only: moves that wait
 /// for what the first ones have brought wait for long, so that a hot set that has moved is to be paid for at once.
