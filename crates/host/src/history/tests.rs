@@ -192,6 +192,19 @@ async fn hot_memory_takes_the_place_of_cold_memory_within_what_the_vm_may_have()
 }
 
 #[tokio::test]
+async fn what_a_vm_uses_is_not_known_before_anything_can_be_hot() {
+    let mut vm = start(30..38, 100).unwrap();
+    let is_known = |state: &HistoryState| {
+        let usage = state.usage.as_ref();
+        usage.is_some_and(|usage| usage.fast_hit.is_some())
+    };
+    let first = timeout_at(soon(), vm.reports.wait_for(is_known)).await;
+    let usage = first.unwrap().unwrap().usage.clone().unwrap();
+    let set: u64 = usage.nodes.iter().map(|node| node.working_set.0).sum();
+    assert_eq!(ByteCount(set), blocks(30..38));
+}
+
+#[tokio::test]
 async fn a_vm_that_falls_asleep_uses_nothing_until_it_wakes() {
     let mut vm = start(30..38, 100).unwrap();
     vm.uses(blocks(30..38)).await;

@@ -98,6 +98,8 @@ pub(super) struct Worker {
     run_times: Vec<Duration>,
     started: Instant,
     accessed: Vec<GuestVirtAddr>,
+    /// Looks that have found something accessed, up to as many as make a block hot.
+    telling_looks: u32,
     /// Time that this turn has spent on moves.
     moving: Duration,
 }
@@ -158,6 +160,7 @@ impl Worker {
             started: now,
             memory,
             accessed: vec![],
+            telling_looks: 0,
             moving: Duration::ZERO,
         };
         worker.count()?;
@@ -225,6 +228,9 @@ impl Worker {
         self.accessed.clear();
         let kernel = self.bits.look(self.window.now(), &mut self.accessed)?;
         self.window.looked(self.accessed.len() as u64, self.grant);
+        if !self.accessed.is_empty() && self.telling_looks < self.strategy.hot_ones {
+            self.telling_looks += 1;
+        }
         if self.counted.elapsed() >= COUNT_EVERY {
             self.count()?;
         }
@@ -391,7 +397,10 @@ impl Worker {
         } else {
             let residency = engine.residency();
             let set = self.strategy.working_set(engine.ranking(), residency);
-            (set, engine.working_set().fast_hit_permille)
+            // Nothing can be hot before: that is not known to be unused.
+            let is_known = self.telling_looks >= self.strategy.hot_ones;
+            let fast_hit = engine.working_set().fast_hit_permille;
+            (set, fast_hit.filter(|_| is_known))
         };
         let node = |node, used: ByteCount, working_set| NodeStats {
             node,
