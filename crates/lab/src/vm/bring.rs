@@ -183,20 +183,28 @@ pub fn in_place(
     let unpacked = BIN_DIRS.iter().filter_map(|dir| in_tree(dir));
     let path = unpacked.chain(BIN_DIRS.iter().map(PathBuf::from));
     let path: Vec<String> = path.map(|dir| dir.display().to_string()).collect();
+    // What the system has, its loader finds by itself.
+    let of_packages = |libraries: Vec<PathBuf>| -> Vec<String> {
+        let tree = finder.tree.as_ref();
+        let of_tree = |library: &PathBuf| tree.is_some_and(|tree| tree.place(library).is_some());
+        let of_tree = libraries.into_iter().filter(of_tree);
+        let dirs = of_tree.filter_map(|library| Some(library.parent()?.display().to_string()));
+        dirs.collect()
+    };
+    // A command may be a shell that starts other programs of its packages.
+    let mut dirs_of_all = BTreeSet::new();
+    if let Some(tree) = &finder.tree {
+        for file in tree.dynamic_programs()? {
+            let needed = elf::needed(&file, &finder.library_dirs()?)?;
+            dirs_of_all.extend(of_packages(needed.files));
+        }
+    }
     let mut launches = vec![];
     for program in &programs.programs {
-        let mut dirs = BTreeSet::new();
+        let mut dirs = dirs_of_all.clone();
         let mut resolve = |word: &str| -> Result<PathBuf, Error> {
             let file = finder.find(program, word)?;
-            // What the system has, its loader finds by itself.
-            let of_packages = finder
-                .needed(program, &file)?
-                .into_iter()
-                .filter(|library| {
-                    let tree = finder.tree.as_ref();
-                    tree.is_some_and(|tree| tree.place(library).is_some())
-                });
-            dirs.extend(of_packages.filter_map(|l| Some(l.parent()?.display().to_string())));
+            dirs.extend(of_packages(finder.needed(program, &file)?));
             Ok(file)
         };
         let file = resolve(&program.command[0])?;
@@ -369,5 +377,32 @@ mod tests {
         let again = folder.path().join("again");
         let said = in_place(&finder, &scenario, &programs, &again).unwrap_err();
         assert!(said.to_string().contains("there is no file"), "{said}");
+    }
+
+    #[test]
+    fn in_place_a_shell_starts_other_programs_of_its_packages() {
+        let needs = |file: &str| elf::needed(Path::new(file), &[]).unwrap().files;
+        let of_shell = needs("/bin/sh");
+        // One that a shell does not need.
+        let library = needs("/bin/ls")
+            .into_iter()
+            .find(|library| !of_shell.contains(library))
+            .unwrap();
+        let root = tempfile::tempdir().unwrap();
+        let [programs_dir, libraries_dir] = ["usr/bin", "usr/lib"].map(|dir| root.path().join(dir));
+        fs::create_dir_all(&programs_dir).unwrap();
+        fs::create_dir_all(&libraries_dir).unwrap();
+        fs::copy("/bin/ls", programs_dir.join("ls")).unwrap();
+        let name = library.file_name().unwrap();
+        fs::copy(&library, libraries_dir.join(name)).unwrap();
+        let (scenario, programs) =
+            scenario("[[workload.program]]\ncommand = [\"sh\", \"-c\", \"exec ls\"]\n");
+        let finder = Finder {
+            own: root.path(),
+            tree: Some(Tree::at(root.path())),
+        };
+        let launches = in_place(&finder, &scenario, &programs, &root.path().join("work")).unwrap();
+        let env = &launches[0].env;
+        assert_eq!(env["LD_LIBRARY_PATH"], libraries_dir.display().to_string());
     }
 }
