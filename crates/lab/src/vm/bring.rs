@@ -94,6 +94,17 @@ impl<'a> Finder<'a> {
         self.tree.as_ref().map_or(Ok(vec![]), Tree::library_dirs)
     }
 
+    /// Those of all programs of the packages: a command may be a shell that starts others.
+    fn needed_by_all(&self) -> Result<Vec<PathBuf>, Error> {
+        let mut libraries = vec![];
+        if let Some(tree) = &self.tree {
+            for file in tree.dynamic_programs()? {
+                libraries.extend(elf::needed(&file, &self.library_dirs()?)?.files);
+            }
+        }
+        Ok(libraries)
+    }
+
     /// Loader and libraries of a program's file.
     fn needed(&self, program: &Program, file: &Path) -> Result<Vec<PathBuf>, Error> {
         let needed = elf::needed(file, &self.library_dirs()?)?;
@@ -121,14 +132,10 @@ pub fn into_vm(
     for (name, text) in TEXTS {
         initramfs.add_text(name, text.into());
     }
-    let mut libraries = BTreeSet::new();
+    let mut libraries: BTreeSet<PathBuf> = finder.needed_by_all()?.into_iter().collect();
     if let Some(tree) = &finder.tree {
         for file in tree.files()? {
             add_as_it_is(initramfs, tree, &file)?;
-        }
-        for file in tree.dynamic_programs()? {
-            let needed = elf::needed(&file, &finder.library_dirs()?)?;
-            libraries.extend(needed.files);
         }
     }
     let mut launches = vec![];
@@ -191,14 +198,7 @@ pub fn in_place(
         let dirs = of_tree.filter_map(|library| Some(library.parent()?.display().to_string()));
         dirs.collect()
     };
-    // A command may be a shell that starts other programs of its packages.
-    let mut dirs_of_all = BTreeSet::new();
-    if let Some(tree) = &finder.tree {
-        for file in tree.dynamic_programs()? {
-            let needed = elf::needed(&file, &finder.library_dirs()?)?;
-            dirs_of_all.extend(of_packages(needed.files));
-        }
-    }
+    let dirs_of_all: BTreeSet<String> = of_packages(finder.needed_by_all()?).into_iter().collect();
     let mut launches = vec![];
     for program in &programs.programs {
         let mut dirs = dirs_of_all.clone();
