@@ -104,6 +104,8 @@ pub struct GuestStart {
     pub name: String,
     /// What starts it; its standard input and output are its link.
     pub command: Vec<String>,
+    /// Whether it is given the sampling unit of the host's own emulator, which has one reader.
+    pub has_unit: bool,
     /// The size of each of its nodes that has memory, bytes: its emulator maps each as one range of that length.
     pub node_bytes: Vec<u64>,
 }

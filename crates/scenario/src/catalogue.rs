@@ -271,7 +271,7 @@ catalogue! {
         name: "demeter",
         about: "Demeter on hardware's samples",
         source: "this project",
-        runs_on: &[P::Sim, P::Lab, P::Here, P::Live],
+        runs_on: &[P::Sim, P::Lab, P::Host, P::Here, P::Live],
         color: Some(C::Blue),
     }
     DemeterDamon {

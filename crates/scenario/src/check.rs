@@ -106,6 +106,12 @@ impl Scenario {
                 "systems: \"{system}\" does not run under machine.place = \"host\": leave it out"
             ));
         }
+        let is_fleet = self.vms().len() > 1;
+        refuse_if(is_fleet && self.systems.contains(&System::Demeter), || {
+            "systems: \"demeter\" does not run in several guests of a host, whose emulator has one sampling unit: use \
+             \"demeter-damon\""
+                .into()
+        })?;
         let own = matches!(
             self.workload,
             Workload::Gups(_) | Workload::Memlat(_) | Workload::Mix(_)
@@ -293,6 +299,13 @@ mod tests {
         );
         let guest = refused(&|s| s.machine.place = MachinePlace::Guest);
         assert!(guest.contains("\"h-linux\" runs on hosts only"), "{guest}");
+        let fleet = refused(&|s| {
+            s.systems.push(System::Demeter);
+            let text = "provisioners = [\"static\"]\npolicies = [\"static\"]\n\
+                        vms = [{ name = \"a\", hot_mib = 1 }, { name = \"b\", hot_mib = 1 }]\n";
+            s.provision = Some(toml::from_str(text).unwrap());
+        });
+        assert!(fleet.contains("one sampling unit"), "{fleet}");
         let varied = refused(&|s| s.vary = vec![toml::Table::new()]);
         assert!(varied.contains("does not go with vary"), "{varied}");
     }

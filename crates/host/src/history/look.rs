@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use demeter_linux::cpu;
-use demeter_linux::damon::{Aggregations, DamonError, Kdamond, Pass, Region};
-use demeter_policy::{Block, GuestVirtAddr, PAGE_SIZE, Pid, VirtRange};
+use demeter_linux::damon::{DamonError, Kdamond, Pass, Region, Tracepoint};
+use demeter_policy::{Block, GuestVirtAddr, Pid, VirtRange};
 
 use super::VmMemory;
 use crate::VmName;
@@ -134,7 +134,7 @@ const RING_BYTES_MIN: usize = 256 << 10;
 
 /// How long a look may take beyond its window, and how often its ring is looked at.
 const PATIENCE: Duration = Duration::from_secs(2);
-const POLL: Duration = Duration::from_millis(1);
+const POLL: Duration = Duration::from_millis(5);
 
 /// Access bits through a kdamond with a region for each block. One look is one sampling interval that is also
 /// an aggregation interval: what it finds of a huge page is exact; of small pages it looks at one of each
@@ -142,6 +142,7 @@ const POLL: Duration = Duration::from_millis(1);
 pub(super) struct DamonBits {
     root: PathBuf,
     damon: Mine,
+    tracepoint: Tracepoint,
     process: Pid,
     ring_bytes: usize,
     batch: Batch,
@@ -155,11 +156,10 @@ impl DamonBits {
         damon.kdamond().set_regions(&of_process)?;
         let ring_bytes = (regions.len() * RECORD_BYTES).max(RING_BYTES_MIN);
         let ring_bytes = ring_bytes.next_power_of_two();
-        // Proves that we may listen, before anything depends on it.
-        Aggregations::open(root, Pid(std::process::id()), PAGE_SIZE as usize)?;
         Ok(Self {
             root: root.into(),
             damon,
+            tracepoint: Tracepoint::on(root)?,
             process: memory.process,
             ring_bytes,
             batch: Batch::new(&regions),
@@ -173,7 +173,7 @@ impl DamonBits {
         window: Duration,
         accessed: &mut Vec<GuestVirtAddr>,
     ) -> Result<(), DamonError> {
-        let aggregations = Aggregations::open(&self.root, thread, self.ring_bytes)?;
+        let aggregations = self.tracepoint.listen(thread, self.ring_bytes)?;
         let deadline = Instant::now() + window + PATIENCE;
         std::thread::sleep(window);
         let mut batch = self.batch;

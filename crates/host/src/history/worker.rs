@@ -1,8 +1,8 @@
 //! The thread that looks at one VM's memory and moves it.
 //!
 //! It turns each time the busiest virtual CPU has run for an interval, so that a VM that sleeps costs
-//! nothing and forgets nothing; less often where looking takes more than [`CPU_PERCENT`] of a CPU. What a sleeping VM
-//! remembers it does not use: it reports no working set, and the policy may give its fast memory to others.
+//! nothing and forgets nothing; less often where a [`Pace`] says that looking would take too much of a CPU. What a sleeping
+//! VM remembers it does not use: it reports no working set, and the policy may give its fast memory to others.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -14,7 +14,7 @@ use demeter_linux::nodes::NodeMemory;
 use demeter_linux::pages::Pages;
 use demeter_linux::prober::{Prober, Tiers};
 use demeter_policy::engine::{self, Engine, Gain, Input, NodeFacts, Request};
-use demeter_policy::history::{ByHistory, Window};
+use demeter_policy::history::{ByHistory, Histories, Pace, Window};
 use demeter_policy::{
     Block, ByteCount, FillThreshold, GuestVirtAddr, NodeId, PerTier, Placement, Sample, TierBytes,
     Tuning, VirtRange,
@@ -26,9 +26,6 @@ use super::look::AccessBits;
 use super::{HistoryError, VmMemory};
 use crate::config::VmConfig;
 
-/// The most that looking at a VM may take of one CPU, in the mean. Moving comes on top.
-const CPU_PERCENT: u32 = 5;
-
 /// How often it is counted where all of the memory lies: the guest takes memory by itself.
 const COUNT_EVERY: Duration = Duration::from_secs(2);
 
@@ -37,7 +34,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(1);
 
 /// Time between two reports. As an agent's they come whether or not something has changed: who hears them smooths what
 /// they say from one to the next.
-const REPORT_EVERY: Duration = Duration::from_millis(500);
+const REPORT_EVERY: Duration = Duration::from_millis(100);
 
 /// A VM sleeps whose CPUs have not run for an interval in so long.
 const SLEEPS_AFTER: Duration = Duration::from_secs(2);
@@ -83,6 +80,7 @@ pub(super) struct Worker {
     mover: Mover,
     interval: Duration,
     window: Window,
+    pace: Pace,
     /// Fast memory that the VM may have.
     grant: ByteCount,
     /// What it has of each tier.
@@ -98,8 +96,6 @@ pub(super) struct Worker {
     run_times: Vec<Duration>,
     started: Instant,
     accessed: Vec<GuestVirtAddr>,
-    /// Looks that have found something accessed, up to as many as make a block hot.
-    telling_looks: u32,
     /// Time that this turn has spent on moves.
     moving: Duration,
 }
@@ -150,6 +146,7 @@ impl Worker {
             mover: Mover::new(tiers, false),
             interval,
             window: Window::new(interval),
+            pace: Pace::default(),
             grant: ByteCount(0),
             usage: TierBytes::default(),
             shortage: ByteCount(0),
@@ -160,7 +157,6 @@ impl Worker {
             started: now,
             memory,
             accessed: vec![],
-            telling_looks: 0,
             moving: Duration::ZERO,
         };
         worker.count()?;
@@ -222,23 +218,29 @@ impl Worker {
             return Ok(left.max(PAUSE_MIN));
         }
         self.run_times = run_times;
+        let after = self.looked.elapsed();
         self.looked = Instant::now();
         let before = cpu::of_this_thread();
         self.moving = Duration::ZERO;
         self.accessed.clear();
         let kernel = self.bits.look(self.window.now(), &mut self.accessed)?;
         self.window.looked(self.accessed.len() as u64, self.grant);
-        if !self.accessed.is_empty() && self.telling_looks < self.strategy.hot_ones {
-            self.telling_looks += 1;
-        }
         if self.counted.elapsed() >= COUNT_EVERY {
             self.count()?;
         }
         self.epoch()?;
         self.report(false);
-        let spent = cpu::of_this_thread().saturating_sub(before) + kernel;
-        let rest = spent.saturating_sub(self.moving) * (100 / CPU_PERCENT - 1);
+        // Moving comes on top of what looking may take.
+        let spent = cpu::of_this_thread().saturating_sub(before + self.moving) + kernel;
+        let histories = self.histories();
+        let is_contradicted = histories.is_some_and(Histories::are_contradicted);
+        let rest = self.pace.looked(spent, after, is_contradicted);
         Ok(rest.max(PAUSE_MIN))
+    }
+
+    /// Of the VM's memory.
+    fn histories(&self) -> Option<&Histories> {
+        self.engine.classifier(self.memory.process)
     }
 
     /// Of each virtual CPU; all of the time where the kernel does not tell.
@@ -398,7 +400,8 @@ impl Worker {
             let residency = engine.residency();
             let set = self.strategy.working_set(engine.ranking(), residency);
             // Nothing can be hot before: that is not known to be unused.
-            let is_known = self.telling_looks >= self.strategy.hot_ones;
+            let looks = self.histories().map_or(0, Histories::looks);
+            let is_known = looks >= self.strategy.hot_ones;
             let fast_hit = engine.working_set().fast_hit_permille;
             (set, fast_hit.filter(|_| is_known))
         };

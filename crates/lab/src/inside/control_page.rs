@@ -47,7 +47,7 @@ pub struct ControlPage {
 impl ControlPage {
     /// Finds and maps it.
     pub fn map(root: &Path) -> Result<Self, Fault> {
-        let path = find_device(root)?.join("resource2");
+        let path = shared_memory(root)?;
         let file = File::options()
             .read(true)
             .write(true)
@@ -116,6 +116,11 @@ impl Drop for ControlPage {
         // SAFETY: the mapping was made in `map` and nothing refers to it any more.
         unsafe { libc::munmap(self.page.cast(), CONTROL_BYTES) };
     }
+}
+
+/// The file of the memory that the plugin shares: the control page and the rings of samples behind it.
+pub fn shared_memory(root: &Path) -> Result<PathBuf, Fault> {
+    Ok(find_device(root)?.join("resource2"))
 }
 
 /// The ivshmem device's folder in sysfs.

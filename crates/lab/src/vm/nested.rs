@@ -77,6 +77,7 @@ pub fn into_host(
         initramfs_mib = size.len().div_ceil(1 << 20).max(initramfs_mib);
         initramfs.add_file(&initramfs_path(name), &archive);
     }
+    let has_unit = host.settings.system == System::Demeter;
     if is_tiered {
         host.settings = Settings::new(System::None, &host.settings.name);
     }
@@ -89,6 +90,7 @@ pub fn into_host(
             .map(|guest| GuestStart {
                 name: guest.name.clone(),
                 command: command(&host.scenario, guest),
+                has_unit,
                 node_bytes: guest.sizes.bytes(),
             })
             .collect(),
@@ -333,6 +335,8 @@ mod tests {
     fn fleet(policy: &str) -> Scenario {
         let mut scenario = scenario();
         scenario.settings.clear();
+        // The unit has one reader.
+        scenario.systems.retain(|&system| system != System::Demeter);
         scenario.machine.slow.usable_mib = 1200;
         let text = format!(
             "provisioners = [\"static\"]\npolicies = [\"{policy}\"]\n\

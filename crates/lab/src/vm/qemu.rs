@@ -24,12 +24,11 @@ const VERSION_MIN: Version = Version(7, 0);
 /// plugin/shared_page.h.
 const SHARED_MIB: u64 = 4;
 
-/// What the kernel is told. A panic ends the VM, as `-no-reboot` says; `nokaslr` keeps the kernel
-/// in the same node every time; `init_on_alloc=0` because Debian's kernels clear every page that
-/// is allocated, those that a balloon takes and gives away unread as well; `no_timer_check` because
-/// on a busy host the emulated timer looks broken to it; behind `--` stands the first process's own
-/// argument.
-pub const KERNEL_ARGS: &str = "console=ttyS0 loglevel=5 panic=-1 nokaslr init_on_alloc=0 \
+/// What the kernel is told. An oops is a panic, since half a kernel would wait for the other half; a panic ends the VM, as
+/// `-no-reboot` says; `nokaslr` keeps the kernel in the same node every time; `init_on_alloc=0` because Debian's kernels
+/// clear every page that is allocated, those that a balloon takes and gives away unread as well; `no_timer_check`
+/// because on a busy host the emulated timer looks broken to it; behind `--` stands the first process's own argument.
+pub const KERNEL_ARGS: &str = "console=ttyS0 loglevel=5 oops=panic panic=-1 nokaslr init_on_alloc=0 \
                            no_timer_check rdinit=/bin/demeter -- lab-init";
 
 /// The model of the CPUs, one without "enhanced rep movsb": a kernel that copies and clears pages

@@ -7,7 +7,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use demeter_policy::{GuestVirtAddr, Pid, VirtRange};
 
@@ -35,6 +35,43 @@ pub struct Reported {
     pub rejected: u64,
 }
 
+/// The tracepoint, kept on: while nobody listens, the kernel takes it out of its code, and patches that again for the
+/// next listener. That costs more than a short pass, and an interrupt to every CPU. On, it costs nothing as long as no
+/// kdamond works.
+#[derive(Debug)]
+pub struct Tracepoint {
+    root: PathBuf,
+    id: u64,
+    format: Format,
+    /// Listens to this process, which is no kdamond.
+    _on: OwnedFd,
+}
+
+impl Tracepoint {
+    /// Switches it on, which proves that we may listen.
+    ///
+    /// # Errors
+    /// When the kernel has no such tracepoint, or the right to it is missing.
+    pub fn on(root: &Path) -> Result<Self, DamonError> {
+        let (id, format) = tracepoint(root)?;
+        Ok(Self {
+            root: root.into(),
+            id,
+            format,
+            _on: event(root, id, Pid(std::process::id()))?,
+        })
+    }
+
+    /// Listens to a kdamond's thread, through a ring of so many bytes: a power of two of pages.
+    ///
+    /// # Errors
+    /// When the thread has ended, or the ring cannot be had.
+    pub fn listen(&self, kdamond: Pid, ring_bytes: usize) -> Result<Aggregations, DamonError> {
+        let event = event(&self.root, self.id, kdamond)?;
+        Aggregations::of(event, self.format, ring_bytes)
+    }
+}
+
 /// The tracepoint's records of one kdamond.
 #[derive(Debug)]
 pub struct Aggregations {
@@ -45,38 +82,8 @@ pub struct Aggregations {
 }
 
 impl Aggregations {
-    /// Listens to a kdamond's thread, through a ring of so many bytes: a power of two of pages.
-    pub fn open(root: &Path, kdamond: Pid, ring_bytes: usize) -> Result<Self, DamonError> {
-        let (id, format) = tracepoint(root)?;
-        let attr = Attr {
-            kind: TYPE_TRACEPOINT,
-            size: size_of::<Attr>() as u32,
-            config: id,
-            sample_period: 1,
-            sample_type: sample::TIME | sample::RAW,
-            flags: flag::USE_CLOCKID,
-            clockid: libc::CLOCK_MONOTONIC,
-            ..Attr::default()
-        };
-        let event =
-            sys::open(&attr, Scope::Thread(kdamond), None).map_err(|error| match error.kind() {
-                io::ErrorKind::PermissionDenied => DamonError::Unavailable {
-                    why: format!("the kernel refuses the tracepoint damon_aggregated: {error}"),
-                    mend: match paranoia(root) {
-                        Some(level) if level > PARANOIA_MAX => format!(
-                            "kernel.perf_event_paranoid is {level}, as Debian has it, and leaves that to \
-                             CAP_SYS_ADMIN; sysctl kernel.perf_event_paranoid={PARANOIA_MAX}"
-                        ),
-                        _ => "run Demeter as root (CAP_PERFMON and CAP_SYS_PTRACE)".into(),
-                    },
-                },
-                _ => to_error("listen to damon_aggregated", error),
-            })?;
-        Self::on(event, format, ring_bytes)
-    }
-
     /// Reads the ring of a given event.
-    pub fn on(event: OwnedFd, format: Format, ring_bytes: usize) -> Result<Self, DamonError> {
+    pub fn of(event: OwnedFd, format: Format, ring_bytes: usize) -> Result<Self, DamonError> {
         let ring = Ring::map(&event, ring_bytes)
             .map_err(|error| to_error("map the ring of damon_aggregated", error))?;
         Ok(Self {
@@ -111,6 +118,33 @@ impl Aggregations {
         }
         Ok(reported)
     }
+}
+
+/// An event of each record of the tracepoint in a thread.
+fn event(root: &Path, id: u64, thread: Pid) -> Result<OwnedFd, DamonError> {
+    let attr = Attr {
+        kind: TYPE_TRACEPOINT,
+        size: size_of::<Attr>() as u32,
+        config: id,
+        sample_period: 1,
+        sample_type: sample::TIME | sample::RAW,
+        flags: flag::USE_CLOCKID,
+        clockid: libc::CLOCK_MONOTONIC,
+        ..Attr::default()
+    };
+    sys::open(&attr, Scope::Thread(thread), None).map_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied => DamonError::Unavailable {
+            why: format!("the kernel refuses the tracepoint damon_aggregated: {error}"),
+            mend: match paranoia(root) {
+                Some(level) if level > PARANOIA_MAX => format!(
+                    "kernel.perf_event_paranoid is {level}, as Debian has it, and leaves that to \
+                     CAP_SYS_ADMIN; sysctl kernel.perf_event_paranoid={PARANOIA_MAX}"
+                ),
+                _ => "run Demeter as root (CAP_PERFMON and CAP_SYS_PTRACE)".into(),
+            },
+        },
+        _ => to_error("listen to damon_aggregated", error),
+    })
 }
 
 fn to_error(what: &str, source: io::Error) -> DamonError {

@@ -4,7 +4,7 @@ mod admin;
 mod aggregations;
 
 pub use admin::Kdamond;
-pub use aggregations::{Aggregations, Format, Reported};
+pub use aggregations::{Aggregations, Format, Reported, Tracepoint};
 pub use demeter_policy::damon::{Pass, Region};
 
 #[cfg(any(test, feature = "testing"))]

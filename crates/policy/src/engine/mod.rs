@@ -323,6 +323,11 @@ impl<S: Strategy> Engine<S> {
         self.processes.get(&pid).map_or(&[], |p| &p.space)
     }
 
+    /// What is known of how a process accesses its memory; nothing of one that is not known.
+    pub fn classifier(&self, pid: Pid) -> Option<&S::Classifier> {
+        self.processes.get(&pid).map(|p| &p.classifier)
+    }
+
     /// The processes looked after.
     pub fn processes(&self) -> impl Iterator<Item = ProcessFigures> {
         let figures = |(&pid, p): (&Pid, &Process<_>)| p.figures(pid, &self.residency);

@@ -135,7 +135,54 @@ fn a_window_finds_what_tells_a_hot_eighth() {
     assert!(cold_ones < 10.0, "{cold_ones} after {:?}", window.now());
 }
 
+/// Histories of blocks that are accessed in a look by chance, each with a probability that `of` tells.
+fn looked(
+    histories: &mut Histories,
+    dice: &mut impl FnMut() -> f64,
+    count: u64,
+    of: impl Fn(u64) -> f64,
+) {
+    let accessed: Vec<_> = (0..count).filter(|&block| dice() < of(block)).collect();
+    look(histories, accessed);
+}
+
+/// Numbers from 0 to 1 that look like chance.
+fn dice(mut seed: u64) -> impl FnMut() -> f64 {
+    move || {
+        // Vigna's splitmix64.
+        seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = seed;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
 proptest! {
+    #[test]
+    fn chance_hardly_ever_contradicts_histories_and_a_change_does(
+        seed: u64,
+        background in 0.02f64..0.35,
+        hot in 20u64..60,
+        count in 150u64..400,
+    ) {
+        let mut dice = dice(seed);
+        let mut histories = Histories::default();
+        histories.set_space(&[blocks(0, count)]);
+        let first = |block: u64| if block < hot { 0.97 } else { background };
+        let mut contradicted = 0;
+        for _ in 0..132 {
+            looked(&mut histories, &mut dice, count, first);
+            contradicted += u32::from(histories.are_contradicted());
+        }
+        prop_assert!(contradicted <= 4, "{contradicted} of 100");
+        let other = |block: u64| if block >= count - hot { 0.97 } else { background };
+        for _ in 0..LATEST {
+            looked(&mut histories, &mut dice, count, other);
+        }
+        prop_assert!(histories.are_contradicted());
+    }
+
     #[test]
     fn a_history_counts_the_last_looks(bits in prop::collection::vec(any::<bool>(), 1..100)) {
         let mut history = History::default();

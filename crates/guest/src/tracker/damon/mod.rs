@@ -5,11 +5,11 @@
 //! kdamond of our own. Between passes there is no kdamond at work.
 
 use std::num::NonZero;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use demeter_linux::cpu;
-use demeter_linux::damon::{Aggregations, DamonError, Kdamond};
+use demeter_linux::damon::{Aggregations, DamonError, Kdamond, Tracepoint};
 use demeter_linux::page_size::PageSizes;
 use demeter_policy::damon::{Look, Observer, PASSES, Regions, region_bounds};
 use demeter_policy::{GuestVirtAddr, Pid, Sample};
@@ -42,7 +42,8 @@ const START_ATTEMPTS: u32 = 5;
 /// Several epochs' worth of records of about 64 bytes.
 const RING_BYTES: usize = 256 << 10;
 
-type Listen = fn(&Path, Pid) -> Result<Aggregations, DamonError>;
+/// Listens to a kdamond's thread.
+type Listen = Box<dyn Fn(Pid) -> Result<Aggregations, DamonError> + Send>;
 
 impl From<DamonError> for TrackerError {
     fn from(error: DamonError) -> Self {
@@ -97,17 +98,14 @@ struct Running {
 impl DamonTracker {
     /// Takes DAMON, if nobody else has it; observes nothing before targets are set.
     pub fn new(settings: &Settings) -> Result<Self, TrackerError> {
-        Self::with_listener(settings, |root, kdamond| {
-            Aggregations::open(root, kdamond, RING_BYTES)
-        })
+        let kdamond = Kdamond::claim(&settings.root, 1)?.remove(0);
+        let tracepoint = Tracepoint::on(&settings.root)?;
+        let listen = move |kdamond| tracepoint.listen(kdamond, RING_BYTES);
+        Ok(Self::with(settings, kdamond, Box::new(listen)))
     }
 
-    fn with_listener(settings: &Settings, listen: Listen) -> Result<Self, TrackerError> {
-        let mut kdamonds = Kdamond::claim(&settings.root, 1)?;
-        let kdamond = kdamonds.remove(0);
-        // Proves that we may listen, to ourselves while there is no kdamond yet.
-        listen(&settings.root, Pid(std::process::id()))?;
-        Ok(Self {
+    fn with(settings: &Settings, kdamond: Kdamond, listen: Listen) -> Self {
+        Self {
             root: settings.root.clone(),
             kdamond,
             listen,
@@ -120,7 +118,7 @@ impl DamonTracker {
             unpaid: Duration::ZERO,
             topped_up: None,
             paused: false,
-        })
+        }
     }
 
     fn stop(&mut self) -> Result<(), TrackerError> {
@@ -143,7 +141,7 @@ impl DamonTracker {
             let started = targets.and_then(|targets| {
                 let kdamond = self.kdamond.start(&look.pass)?;
                 let started_ns = cpu::monotonic_ns();
-                let aggregations = (self.listen)(&self.root, kdamond)?;
+                let aggregations = (self.listen)(kdamond)?;
                 Ok((kdamond, started_ns, aggregations, targets))
             });
             match started {

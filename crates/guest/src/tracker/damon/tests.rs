@@ -1,4 +1,5 @@
 use std::fs::{self, File, OpenOptions};
+use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use demeter_linux::damon::testing::{FORMAT, record};
@@ -116,10 +117,11 @@ pub(in crate::tracker) fn tracker(root: &Path) -> Result<DamonTracker, TrackerEr
         epoch: Duration::from_secs(3600),
         ..Settings::default()
     };
-    DamonTracker::with_listener(&settings, |root, _kdamond| {
-        let format = Format::parse(FORMAT).unwrap();
-        Aggregations::on(open_ring(root).into(), format, RING_BYTES)
-    })
+    let kdamond = Kdamond::claim(root, 1)?.remove(0);
+    let format = Format::parse(FORMAT).unwrap();
+    let root = root.to_owned();
+    let listen = move |_kdamond| Aggregations::of(open_ring(&root).into(), format, RING_BYTES);
+    Ok(DamonTracker::with(&settings, kdamond, Box::new(listen)))
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! A guest's emulator: started, heard, told to go on, and gone with its value.
 
+use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -9,6 +10,7 @@ use demeter_guest::maps::{Vma, read_maps};
 use demeter_policy::{NodeId, Pid, VirtRange};
 
 use super::Fault;
+use crate::inside::control_page::shared_memory;
 use crate::inside::observer::Observer;
 use crate::link::{GO, GuestStart, LineReader, VmMessage};
 use crate::vm::dies_with_this_thread;
@@ -27,15 +29,21 @@ pub struct Guest {
 
 impl Guest {
     /// Starts it. A thread hears it, as number `index`, until its link closes.
-    pub fn start(start: &GuestStart, index: usize, heard: &Sender<Heard>) -> Result<Self, Fault> {
+    pub fn start(
+        root: &Path,
+        start: &GuestStart,
+        index: usize,
+        heard: &Sender<Heard>,
+    ) -> Result<Self, Fault> {
         let [program, args @ ..] = &start.command[..] else {
             return Err(Fault::Guest(format!("{} has no command", start.name)));
         };
         let mut command = Command::new(program);
-        command
-            .args(args)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
+        command.args(args);
+        if start.has_unit {
+            command.args(unit_args(&shared_memory(root)?)?);
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         dies_with_this_thread(&mut command);
         let mut child = command.spawn().map_err(Fault::io("start", program))?;
         let (Some(orders), Some(reports)) = (child.stdin.take(), child.stdout.take()) else {
@@ -95,6 +103,21 @@ impl Drop for Guest {
     }
 }
 
+/// What gives a guest the memory of the host's sampling unit, in a device like the host's own: records have
+/// guest-virtual addresses, which are the guest's own while it runs.
+fn unit_args(shared: &Path) -> Result<[String; 4], Fault> {
+    let bytes = fs::metadata(shared)
+        .map_err(Fault::io("read", shared))?
+        .len();
+    let path = shared.display();
+    Ok([
+        "-object".into(),
+        format!("memory-backend-file,id=unit,mem-path={path},size={bytes},share=on"),
+        "-device".into(),
+        "ivshmem-plain,memdev=unit".into(),
+    ])
+}
+
 /// A guest's memory as its emulator maps it, without what the emulator has for itself.
 #[derive(Debug)]
 pub struct GuestMemory {
@@ -144,15 +167,20 @@ mod tests {
     use demeter_guest::maps::parse_maps;
 
     use super::*;
+    use crate::inside::control_page::tests::machine_with_plugin;
 
     fn start(script: &str) -> (Guest, mpsc::Receiver<Heard>) {
         let (heard, inbox) = mpsc::channel();
         let start = GuestStart {
             name: "a".into(),
             command: ["sh", "-c", script].map(String::from).into(),
+            has_unit: false,
             node_bytes: vec![],
         };
-        (Guest::start(&start, 7, &heard).unwrap(), inbox)
+        (
+            Guest::start(Path::new("/"), &start, 7, &heard).unwrap(),
+            inbox,
+        )
     }
 
     #[test]
@@ -168,6 +196,16 @@ mod tests {
             said.contains("a ended early") && said.contains('3'),
             "{said}"
         );
+    }
+
+    #[test]
+    fn a_guest_is_given_the_whole_memory_of_the_unit() {
+        let (root, memory) = machine_with_plugin();
+        let bytes = fs::metadata(memory).unwrap().len();
+        let args = unit_args(&shared_memory(root.path()).unwrap()).unwrap();
+        let backend = args[1].split(',').collect::<Vec<_>>();
+        assert!(backend.contains(&&format!("size={bytes}")[..]), "{args:?}");
+        assert!(backend.contains(&"share=on"), "{args:?}");
     }
 
     #[test]

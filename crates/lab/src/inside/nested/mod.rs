@@ -121,7 +121,7 @@ impl<'a> Guests<'a> {
         let (heard, inbox) = mpsc::channel();
         let numbered = starts.iter().enumerate();
         let running = numbered
-            .map(|(index, start)| Guest::start(start, index, &heard))
+            .map(|(index, start)| Guest::start(&bed.root, start, index, &heard))
             .collect::<Result<_, _>>()?;
         Ok(Self {
             bed,
@@ -175,7 +175,8 @@ impl<'a> Guests<'a> {
         }
         self.lineup.forget(index);
         self.boots[index] += 1;
-        self.running[index] = Guest::start(&self.starts[index], index, &self.heard)?;
+        self.running[index] =
+            Guest::start(&self.bed.root, &self.starts[index], index, &self.heard)?;
         Ok(())
     }
 
