@@ -11,13 +11,10 @@ use std::time::Duration;
 const CALM_PART: f64 = 0.15;
 const WATCH_PART: f64 = 0.12;
 
-/// CPU time that is there at the start: a round of all passes where a look costs the most, and elsewhere a second one, so
-/// that what the first finds is confirmed soon. More would cost a program that nothing helps more than it may.
-const SAVED_AT_FIRST: Duration = Duration::from_millis(350);
-
-/// CPU time that may be saved later: two rounds where a look costs the most, so that a hot set that has moved is found
-/// and confirmed at once.
-const SAVED_MAX: Duration = Duration::from_millis(500);
+/// CPU time that may be saved, and is there at the start: a round of all passes where a look costs the most, and
+/// elsewhere a second one, so that what the first finds is confirmed soon. More would cost a program that nothing helps more
+/// than it may: all of it is spent each time that chance wakes an agent.
+const SAVED_MAX: Duration = Duration::from_millis(250);
 
 /// The longest rest of a calm agent from looks at all memory: after it one is due, whatever the last one cost.
 const CALM_REST_MAX: Duration = Duration::from_secs(20);
@@ -42,7 +39,7 @@ impl Budget {
     pub(super) fn new(percent: f64, now: Duration) -> Self {
         Self {
             share: (percent / 100.0).max(1e-3),
-            saved_s: SAVED_AT_FIRST.as_secs_f64(),
+            saved_s: SAVED_MAX.as_secs_f64(),
             saved_at: now,
             calm_until: now,
             watched_until: now,
