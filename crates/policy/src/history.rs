@@ -25,7 +25,8 @@
 //! - Nothing with fewer ones than `hot_ones` is promoted, and nothing is exchanged for what has
 //!   nearly as many.
 //! - A window stays within its bounds, and reaches them where looks always, or never, find too much.
-//! - Chance alone hardly ever contradicts histories; a VM that turns to other memory does within [`LATEST`] looks.
+//! - Chance alone hardly ever contradicts histories. A VM that turns to other memory does within four looks: to twenty
+//!   blocks or more, where a look finds no more than a third of the rest accessed.
 
 mod pace;
 
