@@ -10,6 +10,8 @@
 //! [`damon`] makes samples of accessed bits, where a guest has no sampling unit.
 
 mod addr;
+#[cfg(test)]
+mod chance;
 mod classifier;
 pub mod damon;
 pub mod engine;

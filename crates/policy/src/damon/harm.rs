@@ -4,6 +4,7 @@
 use std::num::NonZero;
 
 use super::{Exposures, PASSES, Region};
+use crate::chance::Chance;
 use crate::engine::{Config, Direction, Engine, Gain, Input, NodeFacts, Ranges, Request};
 use crate::{
     BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, MIB, PAGE_SIZE, PerTier, Pid, Placement, Tuning,
@@ -25,7 +26,7 @@ const MOVE_NS: [u64; 2] = [18_000_000, 4_800_000];
 struct Machine {
     in_fast: Vec<bool>,
     is_huge: Vec<bool>,
-    random: u64,
+    chance: Chance,
     moved: u64,
 }
 
@@ -35,16 +36,9 @@ impl Machine {
         Self {
             in_fast: (0..BLOCKS).map(|b| b < FAST).collect(),
             is_huge: (0..BLOCKS).map(is_huge).collect(),
-            random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+            chance: Chance::new(seed),
             moved: 0,
         }
-    }
-
-    fn chance(&mut self) -> f64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        (self.random >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// A pass over blocks that are accessed so often a second.
@@ -55,7 +49,9 @@ impl Machine {
             let entries = if self.is_huge[b] { 1.0 } else { 512.0 };
             let found = 1.0 - (-rate / entries * pass.interval.as_secs_f64()).exp();
             let page_bytes = if self.is_huge[b] { 2 * MIB } else { PAGE_SIZE };
-            let accesses = (0..pass.looks).filter(|_| self.chance() < found).count();
+            let accesses = (0..pass.looks)
+                .filter(|_| self.chance.draw() < found)
+                .count();
             let start = BASE + b as u64 * BLOCK_SIZE;
             let end = GuestVirtAddr(start + BLOCK_SIZE);
             regions.push(Region {

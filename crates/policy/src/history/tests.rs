@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::chance::Chance;
 use crate::engine::Strategy;
 use crate::{MIB, Pid, Placement, RankedRange, ResidencyMap, Room, rank};
 
@@ -136,26 +137,11 @@ fn a_window_finds_what_tells_a_hot_eighth() {
 }
 
 /// Histories of blocks that are accessed in a look by chance, each with a probability that `of` tells.
-fn looked(
-    histories: &mut Histories,
-    dice: &mut impl FnMut() -> f64,
-    count: u64,
-    of: impl Fn(u64) -> f64,
-) {
-    let accessed: Vec<_> = (0..count).filter(|&block| dice() < of(block)).collect();
+fn looked(histories: &mut Histories, chance: &mut Chance, count: u64, of: impl Fn(u64) -> f64) {
+    let accessed: Vec<_> = (0..count)
+        .filter(|&block| chance.draw() < of(block))
+        .collect();
     look(histories, accessed);
-}
-
-/// Numbers from 0 to 1 that look like chance.
-fn dice(mut seed: u64) -> impl FnMut() -> f64 {
-    move || {
-        // Vigna's splitmix64.
-        seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = seed;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
-    }
 }
 
 proptest! {
@@ -166,19 +152,19 @@ proptest! {
         hot in 20u64..60,
         count in 150u64..400,
     ) {
-        let mut dice = dice(seed);
+        let mut chance = Chance::new(seed);
         let mut histories = Histories::default();
         histories.set_space(&[blocks(0, count)]);
         let first = |block: u64| if block < hot { 0.97 } else { background };
         let mut contradicted = 0;
         for _ in 0..132 {
-            looked(&mut histories, &mut dice, count, first);
+            looked(&mut histories, &mut chance, count, first);
             contradicted += u32::from(histories.are_contradicted());
         }
         prop_assert!(contradicted <= 4, "{contradicted} of 100");
         let other = |block: u64| if block >= count - hot { 0.97 } else { background };
         for _ in 0..LATEST {
-            looked(&mut histories, &mut dice, count, other);
+            looked(&mut histories, &mut chance, count, other);
         }
         prop_assert!(histories.are_contradicted());
     }
