@@ -1,11 +1,57 @@
 //! One Demeter at a time per source of samples.
 
-use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::fs::{File, TryLockError};
 
-/// Takes a file's lock (flock(2)), if nobody has it. It ends with the file, so at the latest with
-/// the process, and leaves nothing behind.
-pub fn try_lock(file: &File) -> bool {
-    // SAFETY: flock takes a descriptor, which `file` keeps open, and touches no memory.
-    unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
+/// A file whose lock (flock(2)) is ours.
+///
+/// The lock ends with this value. Closing the file would not do: the lock is the open file's, and that
+/// lives on while anybody refers to it, be it a child before its exec or a reader of
+/// `/proc/PID/fd`. It ends with the process at the latest, and leaves nothing behind.
+#[derive(Debug)]
+pub struct LockedFile(File);
+
+impl LockedFile {
+    /// Takes the lock; `None` if somebody else has it.
+    pub fn try_new(file: File) -> Option<Self> {
+        match file.try_lock() {
+            Ok(()) => Some(Self(file)),
+            Err(TryLockError::WouldBlock | TryLockError::Error(_)) => None,
+        }
+    }
+
+    /// The file.
+    pub fn file(&self) -> &File {
+        &self.0
+    }
+}
+
+impl Drop for LockedFile {
+    fn drop(&mut self) {
+        // Fails for a descriptor that is not open only, and ours is.
+        let _ = self.0.unlock();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_at_a_time() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let open = || file.reopen().unwrap();
+        let first = LockedFile::try_new(open()).unwrap();
+        assert!(LockedFile::try_new(open()).is_none());
+        drop(first);
+        assert!(LockedFile::try_new(open()).is_some());
+    }
+
+    #[test]
+    fn a_lock_ends_though_somebody_keeps_its_file_open() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let first = LockedFile::try_new(file.reopen().unwrap()).unwrap();
+        let _same_open_file = first.file().try_clone().unwrap();
+        drop(first);
+        assert!(LockedFile::try_new(file.reopen().unwrap()).is_some());
+    }
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use demeter_policy::{Pid, VirtRange};
 
 use super::{DamonError, Pass};
-use crate::lock::try_lock;
+use crate::lock::LockedFile;
 
 const ADMIN_DIR: &str = "sys/kernel/mm/damon/admin/kdamonds";
 
@@ -40,8 +40,7 @@ const FIXED: &str = "fvaddr";
 #[derive(Debug)]
 struct Ownership {
     dir: PathBuf,
-    /// Locked.
-    _count: File,
+    _count: LockedFile,
 }
 
 /// A kdamond; dropping it stops it, and dropping the last one removes all.
@@ -70,9 +69,7 @@ impl Kdamond {
                 };
                 unavailable(format!("cannot open {}: {error}", path.display()), mend)
             })?;
-        if !try_lock(&count) {
-            return Err(DamonError::Taken);
-        }
+        let count = LockedFile::try_new(count).ok_or(DamonError::Taken)?;
         let there = read(&path)?;
         if there != "0" {
             if !are_ours(&dir, &there) {

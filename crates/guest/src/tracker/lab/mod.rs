@@ -6,11 +6,11 @@
 
 mod ring;
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use demeter_linux::lock::try_lock;
+use demeter_linux::lock::LockedFile;
 use demeter_linux::mapping::{Mapping, unread};
 use demeter_policy::{Pid, Sample};
 
@@ -32,8 +32,7 @@ const STRANGERS_SHARE: usize = 4;
 /// Reads the sample rings of the lab's emulator.
 pub struct LabTracker {
     memory: Mapping,
-    /// Locked.
-    _device: File,
+    _device: LockedFile,
     layout: Layout,
     period: u32,
     paused: bool,
@@ -67,21 +66,20 @@ impl LabTracker {
             .write(true)
             .open(path)
             .map_err(to_error)?;
-        if !try_lock(&file) {
-            return Err(TrackerError::Taken { tracker: NAME });
-        }
+        let device = LockedFile::try_new(file).ok_or(TrackerError::Taken { tracker: NAME })?;
+        let file = device.file();
         let len = file.metadata().map_err(to_error)?.len();
         if len < ring::CONTROL_BYTES as u64 {
             return Err(corrupt(format!("{len} bytes hold no control page")));
         }
         let mut control = Vec::new();
-        Mapping::new(&file, ring::CONTROL_BYTES)
+        Mapping::new(file, ring::CONTROL_BYTES)
             .map_err(to_error)?
             .copy(0..ring::control::BYTES, &mut control);
         let layout = Layout::parse(&control, len).map_err(corrupt)?;
         let mut tracker = Self {
-            memory: Mapping::new(&file, layout.bytes()).map_err(to_error)?,
-            _device: file,
+            memory: Mapping::new(file, layout.bytes()).map_err(to_error)?,
+            _device: device,
             layout,
             period: settings.period,
             paused: true,

@@ -1,3 +1,5 @@
+use std::fs::File;
+
 use demeter_policy::GuestVirtAddr;
 
 use super::*;
