@@ -63,12 +63,15 @@
 
 mod price;
 mod rehearsal;
+mod rests;
+mod saved;
 
 use super::protocol::Direction;
-use super::snapshot::{NotAState, Numbers};
 use crate::{Budget, ByteCount, PerTier, Tier};
-use price::{PRICE_BYTES, Price};
+use price::Price;
 use rehearsal::Rehearsal;
+pub(super) use rests::REST_EPOCHS;
+use rests::{REST_MIN_MS, Rest};
 
 /// Time within which a move has to pay for itself.
 pub const HORIZON_MS: u64 = 10_000;
@@ -91,28 +94,6 @@ const CREDIT_CONFIRMED_MAX_NS: i64 = 2_000_000_000;
 /// for what the first ones have brought wait for long, so that a hot set that has moved is to be paid for at once.
 const BALANCE_MAX_NS: i64 = 1_000_000_000;
 const BALANCE_CONFIRMED_MAX_NS: i64 = 2_000_000_000;
-
-/// Ticks for which nothing can be paid for before the engine rests, where samples tell of each
-/// epoch. A tracker that does not know what a sample stands for looks now and then; what moves have
-/// brought may show at the end of the horizon only.
-const BROKE_TICKS: u32 = 4;
-
-/// Time of the first rest, and of the longest that follows from doubling.
-const REST_MIN_MS: u64 = HORIZON_MS;
-const REST_MAX_MS: u64 = 32 * HORIZON_MS;
-
-/// A rest takes this many times what the trial before it has lost.
-const LOSS_SHARE: u64 = 100;
-
-/// What a trial that has lost has moved stays if it has brought this part of what it has cost:
-/// it will bring more.
-const KEEP_PART: i64 = 2;
-
-/// Epochs of which one is waited for while resting.
-pub(super) const REST_EPOCHS: u32 = 4;
-
-/// Nanoseconds in a millisecond.
-const NS_PER_MS: u64 = 1_000_000;
 
 /// Part of the time that all samples of an epoch together are taken to be worth, where nobody knows
 /// what one stands for: assumed, a program that waits for memory most of its time. With less, a hot set of most of fast memory
@@ -143,9 +124,7 @@ impl Gain {
         let loads = self.loads_per_sample?;
         Some(f64::from(loads) * f64::from(slow.saturating_sub(fast)))
     }
-}
 
-impl Gain {
     /// Part of the time that a program saves that does nothing but wait for slow memory.
     fn time_saved(&self) -> f64 {
         let PerTier { fast, slow } = self.latency_ns;
@@ -224,19 +203,6 @@ fn agreed(a: i64, b: i64) -> i64 {
         true => b,
         false => 0,
     }
-}
-
-/// What an engine that does not move anything waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Rest {
-    /// What its trial will have brought.
-    Watch,
-    /// A better time; what the trial has moved stays.
-    Pause,
-    /// Likewise, after what the trial has moved is back.
-    PutBack,
-    /// A better time, after a trial that had gained when it ended; what it has moved may still lose.
-    Gained,
 }
 
 impl Account {
@@ -451,58 +417,6 @@ impl Account {
         self.trial_benefit_ns - self.trial_cost_ns as i64
     }
 
-    /// Goes on with a rest, to its end.
-    fn rest(&mut self, is_repeat: bool) {
-        let is_over = self.tick >= self.rest_until;
-        match self.rest {
-            Rest::Watch if self.trial_gain_ns() >= 0 => self.begin_trial(),
-            // Not before somebody has looked.
-            Rest::Watch if is_over && !is_repeat => self.judge(),
-            // What was kept has turned out to bring nothing.
-            Rest::Pause | Rest::Gained if self.has_failed() => self.judge(),
-            Rest::Gained if is_over && self.trial_gain_ns() < 0 => self.judge(),
-            _ if is_over && self.rest != Rest::Watch => self.begin_trial(),
-            _ => {}
-        }
-    }
-
-    fn begin_trial(&mut self) {
-        self.rest_until = 0;
-        if self.rehearses() {
-            self.begin_rehearsal();
-        }
-        // Neither what came in meanwhile nor a debt counts: chance would make either.
-        self.balance_ns = self.trial_ns;
-        self.trial_benefit_ns = 0;
-        self.trial_cost_ns = 0;
-    }
-
-    /// Whether its moves are undone: it has brought little, and brings nothing steadily.
-    fn has_failed(&self) -> bool {
-        self.trial_benefit_ns < self.trial_cost_ns as i64 / KEEP_PART && self.steady_ns <= 0
-    }
-
-    /// A trial has lost: says for how long there is none, and whether its moves are undone.
-    fn judge(&mut self) {
-        let undoes = self.has_failed();
-        self.rest = if undoes { Rest::PutBack } else { Rest::Pause };
-        let undoing_ns = if undoes { self.trial_cost_ns as i64 } else { 0 };
-        let lost_ns = undoing_ns - self.trial_gain_ns();
-        let lost_ms = lost_ns.max(0).unsigned_abs() / NS_PER_MS;
-        self.rest_for(self.rest_ms.max(lost_ms.saturating_mul(LOSS_SHARE)));
-        self.rest_ms = (2 * self.rest_ms).min(REST_MAX_MS);
-    }
-
-    fn rest_for(&mut self, ms: u64) {
-        let ticks = u32::try_from((ms / self.epoch_ms).max(1)).unwrap_or(u32::MAX);
-        self.rest_until = self.tick.saturating_add(ticks);
-    }
-
-    /// Whether what the last trial has moved goes back.
-    pub(super) fn puts_back(&self) -> bool {
-        self.is_resting() && self.rest == Rest::PutBack
-    }
-
     /// Pays for a batch. Whether moves may go on: something is left, and what was rehearsed still pays.
     pub(super) fn pay(&mut self, direction: Direction, tried: ByteCount, took_ns: u64) -> bool {
         let took_ns = took_ns.min(TOTAL_MAX_NS / 2);
@@ -558,45 +472,6 @@ impl Account {
         }
     }
 
-    /// Takes note of a plan, `ticks` after the last one: whether it has anything, and whether there would
-    /// have been more if the account could have paid for it.
-    pub(super) fn planned(&mut self, is_empty: bool, is_short: bool, ticks: u32) {
-        // Who can pay for nothing has not been paid for what it has moved, whatever it wants now.
-        let is_broke = is_empty && (is_short || self.left_ns() <= 0);
-        if !is_broke || self.is_resting() || !self.is_kept {
-            self.broke_ticks = 0;
-            return;
-        }
-        self.broke_ticks = self.broke_ticks.saturating_add(ticks);
-        let has_gained = self.trial_gain_ns() >= 0;
-        let has_paid = has_gained && self.trial_benefit_ns > 0;
-        if has_paid && self.rehearses() && self.broke_ticks >= BROKE_TICKS {
-            // What was gained is spent, perhaps because a hot set has moved. Another rehearsal costs nothing.
-            self.broke_ticks = 0;
-            self.rest_ms = REST_MIN_MS;
-            self.begin_trial();
-        } else if self.broke_ticks >= self.patience() {
-            self.broke_ticks = 0;
-            self.rest = if has_gained {
-                Rest::Gained
-            } else {
-                Rest::Watch
-            };
-            if has_gained {
-                self.rest_ms = REST_MIN_MS;
-            }
-            self.rest_for(HORIZON_MS);
-        }
-    }
-
-    /// Ticks for which nothing can be paid for before the engine rests.
-    fn patience(&self) -> u32 {
-        match self.gain.loads_per_sample {
-            Some(_) => BROKE_TICKS,
-            None => self.horizon_ticks().max(BROKE_TICKS),
-        }
-    }
-
     /// Keeps no account from now on.
     pub(super) fn close(&mut self) {
         self.is_closed = true;
@@ -610,70 +485,12 @@ impl Account {
         self.is_closed
     }
 
-    pub(super) fn is_resting(&self) -> bool {
-        self.rest_until > 0
-    }
-
     pub(super) fn balance(&self) -> Balance {
         Balance {
             cost_ns: self.cost_ns,
             benefit_ns: self.benefit_ns,
             is_resting: self.is_resting(),
         }
-    }
-
-    /// Appends its state between two epochs.
-    pub(super) fn save(&self, to: &mut Vec<u64>) {
-        let signed = |ns: i64| ns.wrapping_add(TOTAL_MAX_NS as i64) as u64;
-        to.extend([
-            signed(self.balance_ns),
-            self.cost_ns,
-            signed(self.benefit_ns),
-        ]);
-        to.extend([self.trial_benefit_ns, self.income_ns, self.steady_ns].map(signed));
-        to.extend([self.trial_cost_ns, self.rest as u64]);
-        to.extend(
-            self.prices
-                .map(|price| [price.bytes, price.took_ns])
-                .concat(),
-        );
-        to.push(self.sample_ns.to_bits());
-        let ticks = [self.tick, self.unseen_ticks, self.exposure];
-        to.extend(ticks.map(u64::from));
-        to.extend([self.broke_ticks, self.rest_until].map(u64::from));
-        to.extend([self.rest_ms, self.cap_ns as u64]);
-        Rehearsal::save(self.rehearsal, to);
-    }
-
-    /// Takes over what was saved.
-    pub(super) fn restore(&mut self, from: &mut Numbers<'_>) -> Result<(), NotAState> {
-        let signed = |n: u64| n as i64 - TOTAL_MAX_NS as i64;
-        self.balance_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
-        self.cost_ns = from.next(TOTAL_MAX_NS)?;
-        self.benefit_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
-        self.trial_benefit_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
-        self.income_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
-        self.steady_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
-        self.trial_cost_ns = from.next(TOTAL_MAX_NS)?;
-        let rests = [Rest::Watch, Rest::Pause, Rest::PutBack, Rest::Gained];
-        let rest = from.next(u64::MAX)?;
-        self.rest = from.known(rests.into_iter().find(|&r| r as u64 == rest))?;
-        for price in &mut self.prices {
-            price.bytes = from.next(PRICE_BYTES)?;
-            price.took_ns = from.next(u64::MAX)?;
-        }
-        let sample_ns = f64::from_bits(from.next(u64::MAX)?);
-        self.sample_ns = from.known(Some(sample_ns).filter(|ns| (0.0..=1e20).contains(ns)))?;
-        self.tick = from.next_u32()?;
-        self.unseen_ticks = from.next((2 * self.horizon_ticks()).into())? as u32;
-        self.exposure = from.next((2 * (REST_EPOCHS + 1) * EXPOSURE_ONE).into())? as u32;
-        self.broke_ticks = from.next(self.patience().into())? as u32;
-        self.rest_until = from.next_u32()?;
-        self.rest_ms = from.next(REST_MAX_MS)?;
-        from.known((self.rest_ms >= REST_MIN_MS).then_some(()))?;
-        self.cap_ns = from.next(TOTAL_MAX_NS)? as i64;
-        self.rehearsal = Rehearsal::restore(from)?;
-        Ok(())
     }
 }
 

@@ -3,9 +3,10 @@
 use proptest::prelude::*;
 
 use super::rehearsal::REHEARSAL_TICKS;
+use super::rests::LOSS_SHARE;
 use super::*;
 use crate::engine::conformance::{EpochScript, Plain, Script, hot_set};
-use crate::engine::{BATCH_BLOCKS, Config, Engine, Ranges, Stage};
+use crate::engine::{BATCH_BLOCKS, Config, Engine, Numbers, Ranges, Stage};
 use crate::{BLOCK_SIZE, GuestVirtAddr, MIB};
 
 const BASE: GuestVirtAddr = GuestVirtAddr(1 << 40);
