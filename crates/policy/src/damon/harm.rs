@@ -269,8 +269,8 @@ fn a_hot_set_that_never_stays_moves_next_to_nothing() {
             });
             machine.moved_mib()
         });
-        // 60 times 100 MiB went there and back if all were followed. By chance one is, in one run of four.
+        // 60 times 100 MiB went there and back if all were followed. By chance one is, in one run of five.
         let moved_mib = moved_mib.sum::<u64>() / SEEDS;
-        assert!(moved_mib < 100, "machine {number}: {moved_mib} MiB");
+        assert!(moved_mib < 50, "machine {number}: {moved_mib} MiB");
     }
 }

@@ -11,8 +11,8 @@
 //! - *Cost* is what the driver has measured for each batch; what a byte costs is a mean of the last
 //!   batches by their bytes, for each direction, so that small pages are as dear as they are, and a
 //!   small batch that the kernel was slow with says little. What was measured long ago is
-//!   forgotten: a price at which nothing is worth moving would not be measured again. Batches are small
-//!   while the price is a guess.
+//!   forgotten, later after each loss: a price at which nothing is worth moving would not be measured again. Batches
+//!   are small while the price is a guess.
 //! - *Benefit* is what is sampled in memory that was moved, until its trial is judged and can be undone: a sample
 //!   in promoted memory brings the loads that it stands for times the difference of the tiers'
 //!   latencies, a sample in demoted memory takes as much. Memory that came back to where it
@@ -43,11 +43,11 @@
 //! What such moves bring shows late. But what a plan would bring can be seen before it costs anything: under such a
 //! tracker each trial begins with a *rehearsal*. A plan is only noted; its blocks count as moved for the looks that
 //! come after, which had no part in making it. If each of them finds that it would pay for itself within the horizon,
-//! for two ticks at least, the trial may spend what that would have brought; else the next plan is noted. Each
+//! for four ticks at least, the trial may spend what that would have brought; else the next plan is noted. Each
 //! loss doubles the time and the looks that it takes, until a trial has gained.
 //! A sweep and a window that moves on are elsewhere by then. What moves cost is a guess until some were made: where the
-//! first batch shows that the plan costs more than it was found to bring, the rest is given up, and plans are rehearsed at
-//! the price that is known now.
+//! first batch shows that the plan costs more than it was found to bring, the rest is given up, which counts as a loss, and
+//! plans are rehearsed at the price that is known now.
 //!
 //! # Properties
 //! - Moves cost no more than the stakes, with what was lent on each, twice (to undo them), and what
@@ -296,17 +296,11 @@ impl Account {
             0 => income_ns,
             _ => income_ns.min(self.income_ns),
         };
-        let of = of.confirmed(ticks, self.looks_wanted());
+        let of = of.confirmed(ticks, self.caution());
         self.rehearsal = Some(of);
         if of.is_over {
             self.steady_ns = self.income_ns;
         }
-    }
-
-    /// Looks that have to find a plan right: twice as many for each trial that has lost since one has gained. A sweep that
-    /// comes by in step with the looks passes one by chance, and many only if it is no chance.
-    fn looks_wanted(&self) -> u32 {
-        (self.rest_ms / REST_MIN_MS) as u32
     }
 
     /// Ticks within which a move has to pay for itself.
@@ -342,10 +336,13 @@ impl Account {
     /// Ends an epoch of `epochs` times the usual length. Its benefit comes in, unless its samples repeat what was
     /// seen before: that cannot tell what the moves since then have brought.
     pub(super) fn end_samples(&mut self, epochs: u32, is_repeat: bool) {
-        let horizons = self.tick / self.horizon_ticks();
+        let before = self.tick;
         self.tick = self.tick.saturating_add(epochs);
-        if self.tick / self.horizon_ticks() > horizons {
+        let has_passed = |ticks: u32| self.tick / ticks > before / ticks;
+        if has_passed(self.horizon_ticks().saturating_mul(self.caution())) {
             self.prices.iter_mut().for_each(Price::age);
+        }
+        if has_passed(self.horizon_ticks()) {
             // A hot set shows in seconds. What first shows after a horizon is more often chance.
             if self.cost_ns == 0 {
                 self.balance_ns = self.balance_ns.min(self.trial_ns);
@@ -427,6 +424,7 @@ impl Account {
         self.prices[direction as usize].pay(tried.0, took_ns);
         let carried_out = self.rehearsal.filter(|it| it.is_over && !self.is_resting());
         if carried_out.is_some_and(|it| !self.pays(&it, self.steady_ns)) {
+            self.lost();
             self.begin_rehearsal();
         }
         !self.is_kept || (self.left_ns() > 0 && !self.is_rehearsing())

@@ -4,9 +4,9 @@ use super::super::protocol::Direction;
 use super::super::snapshot::{NotAState, Numbers};
 use crate::ByteCount;
 
-/// Ticks for which a plan has to be found right before it is carried out; each loss doubles them, and the looks that
-/// have to find it right, which is one at first.
-pub(super) const REHEARSAL_TICKS: u32 = 2;
+/// Ticks for which a plan has to be found right before it is carried out: with fewer, memory that is hot for two
+/// seconds would be moved when it no longer is. Each loss doubles them, and the looks that have to find it right, which is one at first.
+pub(super) const REHEARSAL_TICKS: u32 = 4;
 
 /// A plan, and what the looks after it have found. All zero: there is none yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -121,7 +121,19 @@ impl Account {
         let lost_ns = undoing_ns - self.trial_gain_ns();
         let lost_ms = lost_ns.max(0).unsigned_abs() / NS_PER_MS;
         self.rest_for(self.rest_ms.max(lost_ms.saturating_mul(LOSS_SHARE)));
+        self.lost();
+    }
+
+    /// Takes note of a loss: the next rest is longer, and a plan is found right later.
+    pub(super) fn lost(&mut self) {
         self.rest_ms = (2 * self.rest_ms).min(REST_MAX_MS);
+    }
+
+    /// How many looks have to find a plan right, and how many horizons pass until half of what is known of prices is
+    /// forgotten: one at first, and twice as many for each loss since a trial has gained. A sweep that comes by in step with the
+    /// looks passes one by chance, and many only if it is no chance.
+    pub(super) fn caution(&self) -> u32 {
+        (self.rest_ms / REST_MIN_MS) as u32
     }
 
     fn rest_for(&mut self, ms: u64) {

@@ -267,6 +267,7 @@ proptest! {
         let pays = 20 * account.steady_ns >= cost_of(&account, bytes);
         prop_assert_eq!(account.is_rehearsing(), !pays);
         prop_assert!(pays || !may_go_on);
+        prop_assert_eq!(account.caution(), if pays { 1 } else { 2 });
         // A look after it has no say: what it finds is income.
         if pays {
             look(&mut account);
@@ -294,6 +295,22 @@ fn a_direction_that_was_not_measured_is_no_cheaper_than_the_other() {
         ..
     } = account.budget();
     assert!(promotion_ps < 1_500 && demotion_ps > 7_000);
+}
+
+proptest! {
+    #[test]
+    fn half_of_what_is_known_of_prices_is_forgotten_later_after_each_loss(losses in 0u32..4, epochs in 1u32..REST_EPOCHS) {
+        let mut account = Account::new(GAIN, STAKE_NS, 500, true);
+        (0..losses).for_each(|_| account.lost());
+        let bytes = 8 * MIB;
+        account.pay(Direction::Demotion, ByteCount(bytes), 80_000_000);
+        let ticks = account.horizon_ticks() << losses;
+        while account.tick() < ticks {
+            prop_assert_eq!(account.prices[Direction::Demotion as usize].bytes, bytes);
+            account.end_samples(epochs, true);
+        }
+        prop_assert_eq!(account.prices[Direction::Demotion as usize].bytes, bytes / 2);
+    }
 }
 
 /// What it costs to promote and to demote so much.
