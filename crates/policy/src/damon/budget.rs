@@ -1,11 +1,15 @@
 //! When looking may go on, so that it keeps within a share of one CPU.
 //!
 //! Something is there at the start, and what is not spent is saved, up to a bound: at the start, and when memory that was
-//! hot is no longer, passes follow one another at once. Afterwards each is paid for by a rest.
+//! hot is no longer, passes follow one another in haste. Afterwards each is paid for by a rest.
 //!
 //! Property: in any time t no more is spent than share x t, what may be saved, and one pass.
 
 use std::time::Duration;
+
+/// In haste looks take so many times the share: where they are dear, the second one shall not come before it can
+/// confirm what the first has found, and then leave nothing for one that can.
+const HASTE_PART: f64 = 3.0;
 
 /// While the agent is calm, these parts of the share are used: to look at all memory, and to watch what is hot.
 const CALM_PART: f64 = 0.15;
@@ -16,8 +20,8 @@ const WATCH_PART: f64 = 0.12;
 /// than it may: all of it is spent each time that chance wakes an agent.
 const SAVED_MAX: Duration = Duration::from_millis(250);
 
-/// The longest rest of a calm agent from looks at all memory: after it one is due, whatever the last one cost.
-const CALM_REST_MAX: Duration = Duration::from_secs(20);
+/// The longest rest from looks at all memory: after it one is due if something is saved, whatever the last one cost.
+const REST_MAX: Duration = Duration::from_secs(20);
 
 /// CPU time to spend.
 #[derive(Debug, Clone)]
@@ -28,9 +32,9 @@ pub(super) struct Budget {
     saved_s: f64,
     /// Until when saving is counted in.
     saved_at: Duration,
-    /// A calm agent does not look at all memory until then.
-    calm_until: Duration,
-    /// Nor watches what is hot.
+    /// All memory is not looked at until then.
+    rest_until: Duration,
+    /// Nor is watched what is hot.
     watched_until: Duration,
 }
 
@@ -41,14 +45,14 @@ impl Budget {
             share: (percent / 100.0).max(1e-3),
             saved_s: SAVED_MAX.as_secs_f64(),
             saved_at: now,
-            calm_until: now,
+            rest_until: now,
             watched_until: now,
         }
     }
 
     /// Whether all memory may be looked at.
     pub(super) fn allows(&mut self, now: Duration) -> bool {
-        self.has_saved(now) && now >= self.calm_until
+        self.has_saved(now) && now >= self.rest_until
     }
 
     /// Whether what is hot may be watched.
@@ -59,8 +63,8 @@ impl Budget {
     /// Pays for what was looked at since `started`.
     pub(super) fn spend(&mut self, started: Duration, spent: Duration, is_calm: bool) {
         self.saved_s -= spent.as_secs_f64();
-        let rest = spent.div_f64(self.share * CALM_PART).min(CALM_REST_MAX);
-        self.calm_until = if is_calm { started + rest } else { started };
+        let part = if is_calm { CALM_PART } else { HASTE_PART };
+        self.rest_until = started + spent.div_f64(self.share * part).min(REST_MAX);
     }
 
     /// Pays for what was watched since `started`.
@@ -71,7 +75,7 @@ impl Budget {
 
     /// The agent is no longer calm.
     pub(super) fn wake(&mut self) {
-        self.calm_until = self.saved_at;
+        self.rest_until = self.saved_at;
     }
 
     fn has_saved(&mut self, now: Duration) -> bool {
@@ -102,6 +106,19 @@ mod tests {
         budget.spend(start, Duration::from_millis(100), true);
         budget.wake();
         assert!(budget.allows(start + Duration::from_millis(13_500)));
+    }
+
+    #[test]
+    fn a_second_look_in_haste_comes_when_it_can_confirm_the_first() {
+        let start = Duration::from_secs(7);
+        let mut budget = Budget::new(2.5, start);
+        budget.spend(start, Duration::from_millis(150), false);
+        assert!(!budget.allows(start + Duration::from_millis(1_990)));
+        assert!(budget.allows(start + Duration::from_millis(2_010)));
+        // Cheap ones may follow at once.
+        let next = start + Duration::from_secs(3);
+        budget.spend(next, Duration::from_millis(5), false);
+        assert!(budget.allows(next + Duration::from_millis(70)));
     }
 
     proptest! {
