@@ -1,6 +1,6 @@
 //! One Demeter at a time per source of samples.
 
-use std::fs::{File, TryLockError};
+use std::fs::File;
 
 /// A file whose lock (flock(2)) is ours.
 ///
@@ -11,12 +11,10 @@ use std::fs::{File, TryLockError};
 pub struct LockedFile(File);
 
 impl LockedFile {
-    /// Takes the lock; `None` if somebody else has it.
+    /// Takes the lock; `None` if somebody else has it, or the file cannot be locked.
     pub fn try_new(file: File) -> Option<Self> {
-        match file.try_lock() {
-            Ok(()) => Some(Self(file)),
-            Err(TryLockError::WouldBlock | TryLockError::Error(_)) => None,
-        }
+        // Lazily: a value that was made would unlock the file when it is dropped.
+        file.try_lock().is_ok().then(|| Self(file))
     }
 
     /// The file.

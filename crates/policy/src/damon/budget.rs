@@ -3,7 +3,9 @@
 //! Something is there at the start, and what is not spent is saved, up to a bound: at the start, and when memory that was
 //! hot is no longer, passes follow one another in haste. Afterwards each is paid for by a rest.
 //!
-//! Property: in any time t no more is spent than share x t, what may be saved, and one pass.
+//! Properties:
+//! - In any time t no more is spent than share x t, what may be saved, and one pass.
+//! - After looks of an agent that is not calm, none begins before they are paid for at three times the share.
 
 use std::time::Duration;
 
@@ -108,17 +110,19 @@ mod tests {
         assert!(budget.allows(start + Duration::from_millis(13_500)));
     }
 
-    #[test]
-    fn a_second_look_in_haste_comes_when_it_can_confirm_the_first() {
-        let start = Duration::from_secs(7);
-        let mut budget = Budget::new(2.5, start);
-        budget.spend(start, Duration::from_millis(150), false);
-        assert!(!budget.allows(start + Duration::from_millis(1_990)));
-        assert!(budget.allows(start + Duration::from_millis(2_010)));
-        // Cheap ones may follow at once.
-        let next = start + Duration::from_secs(3);
-        budget.spend(next, Duration::from_millis(5), false);
-        assert!(budget.allows(next + Duration::from_millis(70)));
+    proptest! {
+        #[test]
+        fn a_second_look_in_haste_comes_when_it_can_confirm_the_first(
+            spent_ms in 1u64..150, percent in 0.5f64..10.0,
+        ) {
+            let start = Duration::from_secs(7);
+            let mut budget = Budget::new(percent, start);
+            let spent = Duration::from_millis(spent_ms);
+            budget.spend(start, spent, false);
+            let rest = spent.div_f64(percent / 100.0 * HASTE_PART).min(REST_MAX);
+            prop_assert!(!budget.allows(start + rest.mul_f64(0.99)));
+            prop_assert!(budget.allows(start + rest.mul_f64(1.01)));
+        }
     }
 
     proptest! {
