@@ -10,7 +10,8 @@
 //!
 //! - *Cost* is what the driver has measured for each batch; what a byte costs is a mean of the last
 //!   batches by their bytes, for each direction, so that small pages are as dear as they are, and a
-//!   small batch that the kernel was slow with says little. What was measured long ago is
+//!   small batch that the kernel was slow with says little. A quarter is charged on top: moves disturb caches and
+//!   TLBs, and benefit is an estimate. What was measured long ago is
 //!   forgotten, later after each loss: a price at which nothing is worth moving would not be measured again. Batches
 //!   are small while the price is a guess.
 //! - *Benefit* is what is sampled in memory that was moved, until its trial is judged and can be undone: a sample
@@ -25,7 +26,8 @@
 //!   first blocks at once.
 //! - When the account has been unable to pay for anything for [`BROKE_TICKS`], the engine *rests*: it
 //!   goes on to watch, less often, and looks nothing up. A trial that has not paid for itself until then has
-//!   another horizon to do so; it goes on as soon as it has. Else it has lost: what it moved goes back to
+//!   another horizon to do so; it goes on as soon as it has. Else, or once what it moved has brought nothing for
+//!   [`UNUSED_TICKS`](rests::UNUSED_TICKS), it has lost: what it moved goes back to
 //!   where it lay, unless it has brought most of its cost ([`KEEP_PART`]) or brings something steadily, since
 //!   memory that lies otherwise serves a program as well on the whole, but not at each moment. What stays
 //!   is judged again in each epoch of the rest.
@@ -52,7 +54,7 @@
 //! # Properties
 //! - Moves cost no more than the stakes, with what was lent on each, twice (to undo them), and what
 //!   moves have brought, but for one batch, whatever is sampled.
-//! - A trial that fails leaves memory where it lay.
+//! - A trial that fails leaves memory where it lay, soon after nothing uses what it moved.
 //! - Samples that repeat what was seen before bring nothing, nor does a look that the next one does not confirm.
 //! - Whatever is sampled, a loss is no more than the stake and a hundredth of the time, but for the
 //!   trial that is under way. So on a sweep moves die out.
@@ -80,7 +82,11 @@ pub const HORIZON_MS: u64 = 10_000;
 pub(super) const STAKE_NS: u64 = 200_000_000;
 
 /// A further trial gets this part of the stake, and so does a first one that comes late.
-const TRIAL_PART: i64 = 2;
+const TRIAL_PART: i64 = 4;
+
+/// A move is charged this part of its time on top: it drives a program's data out of caches and TLBs, and what it brings
+/// is an estimate. An account that broke even without it lost up to 7 % of a hot set that moves each two seconds.
+const DISTURBANCE_PART: u64 = 4;
 
 /// Ticks of income that are lent, and the most that is.
 const CREDIT_TICKS: u32 = 8;
@@ -179,6 +185,8 @@ pub(super) struct Account {
     /// Ticks that the counts of ranges are made of, decayed as they are; in [`EXPOSURE_ONE`] parts.
     exposure: u32,
     broke_ticks: u32,
+    /// Ticks for which what was moved has brought nothing.
+    unused_ticks: u32,
     rest_ms: u64,
     /// The first tick after the rest; 0 while there is none.
     rest_until: u32,
@@ -236,6 +244,7 @@ impl Account {
             tick: 0,
             exposure: 0,
             broke_ticks: 0,
+            unused_ticks: 0,
             rest_ms: REST_MIN_MS,
             rest_until: 0,
             rest: Rest::Pause,
@@ -395,6 +404,10 @@ impl Account {
         };
         self.steady_ns = income_ns.min(self.income_ns);
         self.income_ns = income_ns;
+        self.unused_ticks = match income_ns {
+            ..=0 => self.unused_ticks.saturating_add(ticks),
+            _ => 0,
+        };
         self.benefit_ns = self
             .benefit_ns
             .saturating_add(benefit_ns)
@@ -418,9 +431,10 @@ impl Account {
     pub(super) fn pay(&mut self, direction: Direction, tried: ByteCount, took_ns: u64) -> bool {
         let took_ns = took_ns.min(TOTAL_MAX_NS / 2);
         self.cost_ns = (self.cost_ns + took_ns).min(TOTAL_MAX_NS);
+        let charge_ns = took_ns + took_ns / DISTURBANCE_PART;
         let least = -(TOTAL_MAX_NS as i64);
-        self.balance_ns = self.balance_ns.saturating_sub(took_ns as i64).max(least);
-        self.trial_cost_ns = (self.trial_cost_ns + took_ns).min(TOTAL_MAX_NS);
+        self.balance_ns = self.balance_ns.saturating_sub(charge_ns as i64).max(least);
+        self.trial_cost_ns = (self.trial_cost_ns + charge_ns).min(TOTAL_MAX_NS);
         self.prices[direction as usize].pay(tried.0, took_ns);
         let carried_out = self.rehearsal.filter(|it| it.is_over && !self.is_resting());
         if carried_out.is_some_and(|it| !self.pays(&it, self.steady_ns)) {

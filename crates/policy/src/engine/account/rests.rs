@@ -7,6 +7,10 @@ use super::{Account, HORIZON_MS};
 /// brought may show at the end of the horizon only.
 const BROKE_TICKS: u32 = 4;
 
+/// A trial that has lost is judged before its horizon ends once what it has moved has brought nothing for so long: memory
+/// that went down for it is missed sooner or later.
+pub(super) const UNUSED_TICKS: u32 = 8;
+
 /// Time of the first rest, and of the longest that follows from doubling.
 pub(super) const REST_MIN_MS: u64 = HORIZON_MS;
 pub(super) const REST_MAX_MS: u64 = 32 * HORIZON_MS;
@@ -88,7 +92,7 @@ impl Account {
         match self.rest {
             Rest::Watch if self.trial_gain_ns() >= 0 => self.begin_trial(),
             // Not before somebody has looked.
-            Rest::Watch if is_over && !is_repeat => self.judge(),
+            Rest::Watch if !is_repeat && (is_over || self.is_of_no_use()) => self.judge(),
             // What was kept has turned out to bring nothing.
             Rest::Pause | Rest::Gained if self.has_failed() => self.judge(),
             Rest::Gained if is_over && self.trial_gain_ns() < 0 => self.judge(),
@@ -106,11 +110,17 @@ impl Account {
         self.balance_ns = self.trial_ns;
         self.trial_benefit_ns = 0;
         self.trial_cost_ns = 0;
+        self.unused_ticks = 0;
     }
 
     /// Whether its moves are undone: it has brought little, and brings nothing steadily.
     fn has_failed(&self) -> bool {
         self.trial_benefit_ns < self.trial_cost_ns as i64 / KEEP_PART && self.steady_ns <= 0
+    }
+
+    /// Whether nothing uses any more what it has moved.
+    fn is_of_no_use(&self) -> bool {
+        self.has_failed() && self.unused_ticks >= UNUSED_TICKS
     }
 
     /// A trial has lost: says for how long there is none, and whether its moves are undone.

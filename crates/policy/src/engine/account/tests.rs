@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::rehearsal::REHEARSAL_TICKS;
-use super::rests::LOSS_SHARE;
+use super::rests::{LOSS_SHARE, UNUSED_TICKS};
 use super::*;
 use crate::engine::conformance::{EpochScript, Plain, Script, hot_set};
 use crate::engine::{BATCH_BLOCKS, Config, Engine, Numbers, Ranges, Stage};
@@ -128,7 +128,7 @@ proptest! {
         prop_assert!(!plain.engine.balance().is_resting);
     }
 
-    /// As fast as without an account, but for two epochs.
+    /// As fast as without an account, but for three epochs.
     #[test]
     fn a_stable_hot_set_comes_soon(hot in 100u64..350) {
         let script = hot_set(100, 300, hot..hot + 50, 20);
@@ -142,7 +142,7 @@ proptest! {
         let free = epochs_of(&mut Plain::new(&script, BASE));
         let ours = epochs_of(&mut rig(&script, GAIN));
         let (free, ours) = (free.unwrap_or(99), ours.unwrap_or(99));
-        prop_assert!(ours <= free + 2, "{ours} epochs instead of {free}");
+        prop_assert!(ours <= free + 3, "{ours} epochs instead of {free}");
     }
 
     #[test]
@@ -412,6 +412,21 @@ fn what_was_kept_goes_back_when_it_has_lost_what_it_brought() {
         sampled(&mut account, Tier::Slow, 50_000_000);
     }
     assert!(account.puts_back());
+}
+
+proptest! {
+    #[test]
+    fn a_trial_that_lost_is_undone_once_nothing_uses_what_it_moved(used in 0u32..12) {
+        let mut account = Account::new(GAIN, STAKE_NS, 500, true);
+        account.pay(Direction::Promotion, ByteCount(50 * MIB), STAKE_NS);
+        while !account.puts_back() {
+            account.take_sample(1, (account.tick() < used).then_some(Tier::Fast));
+            account.end_samples(1, false);
+            account.planned(true, true, 1);
+            prop_assert!(account.tick() <= used + UNUSED_TICKS);
+        }
+        prop_assert_eq!(account.tick(), used + UNUSED_TICKS);
+    }
 }
 
 /// Also where nobody sees anything any more, or wants anything.
