@@ -177,6 +177,10 @@ pub struct Sim {
     /// Whether the time counts in which a program fills its memory, and whoever manages memory is
     /// at work by then: so it is where a program is timed as a whole.
     pub timed_fill: bool,
+    /// Whether `memtis` runs without the limit on fast memory that its authors set for a program: it then
+    /// demotes nothing, and promotes only what free memory takes.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub memtis_unlimited: bool,
     /// How addresses are translated, where all memory is reserved in one piece: direct segments, and
     /// pages of 1 GiB.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -199,6 +203,7 @@ impl Default for Sim {
             fast_others_gbps: 0,
             host_thp: Thp::Always,
             timed_fill: false,
+            memtis_unlimited: false,
             translation: None,
             dirty_logging: None,
         }

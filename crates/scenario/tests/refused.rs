@@ -67,6 +67,8 @@ workload = { kind = "btree", size_mib = 80, hot_mib = 1 } -> unknown field `hot_
 workload = { kind = "silo", size_mib = 80 } -> missing field `mix`
 workload = { kind = "silo", size_mib = 80, mix = "ycsb", drift_s = 0 } -> workload.drift_s = 0: must be at least 1
 workload = { kind = "silo", size_mib = 80, mix = "tpcc", drift_s = 1 } -> workload.drift_s: only mix = "ycsb" has it
+workload = { kind = "silo", size_mib = 80, mix = "ycsb", theta = 2.0 } -> workload.theta = 2: must be 0 to 1.5
+workload = { kind = "silo", size_mib = 80, mix = "tpcc", theta = 0.0 } -> workload.theta: only mix = "ycsb" has it
 workload = { kind = "memlat", size_mib = 0, cold_mib = 1 } -> workload.size_mib = 0: must be at least 1
 workload = { kind = "memlat", size_mib = 2, cold_mib = 9_000_000_000_000_000_000 } -> raise machine.slow.usable_mib or shrink the workload
 workload = { kind = "trace", file = "" } -> workload.file: name a trace

@@ -27,6 +27,7 @@ fn kinds() -> Vec<(&'static str, Kind)> {
             threads: 1,
             mix,
             drift_s: None,
+            theta: None,
         })
     };
     let gups = Gups {

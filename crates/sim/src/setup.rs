@@ -51,6 +51,7 @@ pub(crate) struct Setup {
     host_pages: PageSize,
     /// Whether filling memory is a part of the timed phase.
     pub(crate) timed_fill: bool,
+    memtis_unlimited: bool,
     /// Memory of each VM, where it is sized from outside, too.
     pub(crate) sizes: Sizes,
     /// Of each VM.
@@ -121,6 +122,7 @@ impl Setup {
                 Thp::Madvise | Thp::Never => PageSize::Base,
             },
             timed_fill: scenario.sim.timed_fill,
+            memtis_unlimited: scenario.sim.memtis_unlimited,
             vcpus: machine.vcpus,
             sizes: Sizes::new(scenario, nodes(usable), usable[0]),
             vms: vms_of(scenario),
@@ -288,6 +290,7 @@ impl Setup {
             threads: program.threads() as u64,
             load_ps: self.tiers[0].latency_ps.min(self.tiers[1].latency_ps),
             agent: self.agent,
+            memtis_unlimited: self.memtis_unlimited,
             settings: self.settings.as_ref(),
         }
     }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Parameters, app, one};
-use crate::fault::{at_least_one, refuse_if};
+use crate::fault::{at_least_one, refuse_if, within};
 
 /// Parameters of silo.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -22,6 +22,10 @@ pub struct Silo {
     /// With `ycsb`: seconds after which other keys become popular.
     #[serde(default)]
     pub drift_s: Option<u64>,
+    /// With `ycsb`: the exponent of popularity, 0.99 when left out. 0 makes all keys alike, as they are in
+    /// Silo's own YCSB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub theta: Option<f64>,
 }
 
 /// Silo's transactions.
@@ -48,6 +52,12 @@ impl Parameters for Silo {
             at_least_one("workload.drift_s", drift_s)?;
             refuse_if(self.mix == SiloMix::Tpcc, || {
                 "workload.drift_s: only mix = \"ycsb\" has it; orders move by themselves".into()
+            })?;
+        }
+        if let Some(theta) = self.theta {
+            within("workload.theta", theta, 0.0..=1.5)?;
+            refuse_if(self.mix == SiloMix::Tpcc, || {
+                "workload.theta: only mix = \"ycsb\" has it; recent orders are popular".into()
             })?;
         }
         app::check(self.size_mib, self.threads)

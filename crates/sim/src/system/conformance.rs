@@ -182,6 +182,18 @@ fn survives_a_guest_without_free_memory() {
     }
 }
 
+/// Nothing tells Memtis that a program has too much of fast memory.
+#[test]
+fn memtis_without_a_limit_demotes_nothing() {
+    let demoted = |sim| {
+        let scenario = scenario(COMFORTABLE_MIB, sim);
+        let result = run(&scenario, System::Memtis, 1, &|_| Ok(())).unwrap();
+        result.bytes_demoted.unwrap()
+    };
+    assert!(demoted("") > 0);
+    assert_eq!(demoted("memtis_unlimited = true"), 0);
+}
+
 #[test]
 fn is_deterministic() {
     let scenario = scenario(COMFORTABLE_MIB, "");

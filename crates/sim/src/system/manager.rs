@@ -31,6 +31,8 @@ pub(crate) struct Managed<'a> {
     pub(crate) load_ps: u64,
     /// What an agent is set to.
     pub(crate) agent: AgentSettings,
+    /// Whether Memtis has no limit on fast memory.
+    pub(crate) memtis_unlimited: bool,
     /// What a rival is set to; nothing for what it is by default.
     pub(crate) settings: Option<&'a Settings>,
 }

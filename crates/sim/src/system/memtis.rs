@@ -12,7 +12,9 @@
 //! counts are halved every so many more.
 //!
 //! One thread of the kernel takes samples, and samples less if that costs more than it may.
-//! Another moves pages, every half second: hot ones up, and for room the coldest ones down.
+//! Another moves pages, every half second: hot ones up, and for room the coldest ones down. That a
+//! program has too much of fast memory is told by a limit, which the authors' scripts set for each; a
+//! program without one is never demoted, and its hot pages are promoted as long as memory is free.
 //!
 //! # Properties
 //! - The histogram counts every sampled page once.
@@ -124,6 +126,8 @@ impl Histogram {
 pub(crate) struct Memtis {
     /// Loads that count: those that no cache had.
     threshold_ps: u64,
+    /// Whether the program has a limit on fast memory.
+    is_limited: bool,
     period_step: u32,
     /// Where memory begins; none before the first sample.
     base: Option<GuestVirtAddr>,
@@ -143,9 +147,10 @@ pub(crate) struct Memtis {
 
 impl Memtis {
     /// Nothing seen yet; loads of `threshold_ps` and more come from memory.
-    pub(crate) fn new(threshold_ps: u64) -> Self {
+    pub(crate) fn new(threshold_ps: u64, is_limited: bool) -> Self {
         Self {
             threshold_ps,
+            is_limited,
             period_step: 0,
             base: None,
             histogram: Histogram::default(),
@@ -210,9 +215,12 @@ impl Memtis {
             guest.migrate_pages(&batch, TierId::Fast, actor);
             return;
         }
-        let batch = take_batch(&mut self.down, guest, BATCH_BYTES);
+        let batch = match self.is_limited {
+            true => take_batch(&mut self.down, guest, BATCH_BYTES),
+            false => vec![],
+        };
         if guest.migrate_pages(&batch, TierId::Slow, actor) == 0 {
-            // Nothing is cold, or there is no room below.
+            // Nothing is to go down, or there is no room below.
             self.up.clear();
         }
     }
@@ -401,7 +409,7 @@ mod tests {
         /// Whatever sampling costs, the period stays in its bounds and follows the cost.
         #[test]
         fn the_period_follows_the_cost(milli in prop::collection::vec(0u64..1000, 1..80)) {
-            let mut memtis = Memtis::new(0);
+            let mut memtis = Memtis::new(0, true);
             memtis.look_due_ps = COST_PERIOD_PS;
             for (i, milli) in milli.into_iter().enumerate() {
                 let before = memtis.sampling(0).unwrap().period;

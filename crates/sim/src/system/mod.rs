@@ -67,7 +67,9 @@ pub(crate) fn build(system: System) -> Build {
         System::HTpp => |managed| Box::new(HypervisorTpp::new(managed, Ageing::Flushes)),
         System::HTpp613 => |managed| Box::new(HypervisorTpp::new(managed, Ageing::Locks)),
         System::HTpp615 => |managed| Box::new(HypervisorTpp::new(managed, Ageing::Lockless)),
-        System::Memtis => |managed| Box::new(Memtis::new(managed.load_ps)),
+        System::Memtis => {
+            |managed| Box::new(Memtis::new(managed.load_ps, !managed.memtis_unlimited))
+        }
         System::Nomad => |managed| Box::new(Nomad::new(managed)),
         System::Hemem => |managed| Box::new(Hemem::new(managed)),
         System::Colloid => |managed| Box::new(Colloid::new(managed)),

@@ -2,8 +2,8 @@
 //! contribute.
 //!
 //! Offsets, adjacency lists and scores are streamed; contributions are read at random, those of
-//! hubs most often. What is of vertices is allocated first, so that the hot part lands in fast
-//! memory by itself.
+//! hubs most often. As in GAP's program the graph is loaded before there are scores and
+//! contributions, so that it takes fast memory and the hot part comes last.
 
 use demeter_policy::MIB;
 use demeter_scenario as scenario;
@@ -15,9 +15,9 @@ use super::sweep::Sweep;
 use crate::{Batch, Region};
 
 const OFFSETS: usize = 0;
-const SCORES: usize = 1;
-const CONTRIBUTIONS: usize = 2;
-const ADJACENCY: usize = 3;
+const ADJACENCY: usize = 1;
+const SCORES: usize = 2;
+const CONTRIBUTIONS: usize = 3;
 
 /// Where a list begins.
 const OFFSET: u64 = 8;
@@ -73,9 +73,9 @@ impl Generator for Pagerank {
         let vertices = self.graph.vertices();
         vec![
             region("offsets", vertices * OFFSET),
+            region("adjacency", self.graph.edges() * VERTEX),
             region("scores", vertices * SCORE),
             region("contributions", vertices * SCORE),
-            region("adjacency", self.graph.edges() * VERTEX),
         ]
     }
 

@@ -75,7 +75,7 @@ impl Silo {
         let threads = u64::from(silo.threads);
         let mix = match silo.mix {
             SiloMix::Ycsb => Mix::Ycsb {
-                popularity: Zipf::new(records, YCSB_THETA),
+                popularity: Zipf::new(records, silo.theta.unwrap_or(YCSB_THETA)),
                 keys: Scatter::new(records, seed),
                 updates_below: bound(YCSB_UPDATES),
                 drift_ns: silo.drift_s.map(|s| s * 1_000_000_000),

@@ -26,6 +26,7 @@ fn silo(size_mib: u64, threads: u32, mix: SiloMix) -> Kind {
         threads,
         mix,
         drift_s: (mix == SiloMix::Ycsb).then_some(1),
+        theta: None,
     })
 }
 
