@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Read};
 
-use demeter_policy::provision::ProvisionerKind;
+use demeter_policy::provision::{Policy, ProvisionerKind};
 use demeter_scenario::{Scenario, Settings};
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +30,9 @@ pub const AGENT_CONFIG_PATH: &str = "/etc/demeter/demeter.toml";
 
 /// Where a host finds its controller's configuration.
 pub const HOST_CONFIG_PATH: &str = "/etc/demeter/host.toml";
+
+/// Where a host has the memory of guests with balloons, as files without a name.
+pub const GUESTS_MEMORY_DIR: &str = "/run/guests";
 
 /// The controller's socket in a host.
 pub const HOST_SOCKET_PATH: &str = "/run/demeter/host.sock";
@@ -87,6 +90,8 @@ pub enum Level {
     Host {
         /// The guests.
         guests: Vec<GuestStart>,
+        /// By what the controller divides fast memory in the timed phase, where guests have balloons.
+        policy: Option<Policy>,
     },
     /// In such a host, which sends [`GO`] after [`VmMessage::Filled`] and [`VmMessage::Start`]. It sees nothing of the
     /// emulator's plugin.

@@ -11,9 +11,10 @@ use crate::{Gups, Phase};
 ///
 /// There is one run for each provisioner, policy and way to the VMs.
 ///
-/// Where `machine` is a host, `vms` are its guests. Each is booted with all its memory, and they share
-/// `machine`'s fast tier: by the policy under `h-history`, by their shares where they have a node of each tier, else as it
-/// comes. There is one run for each system.
+/// Where `machine` is a host, `vms` are its guests, and they share `machine`'s fast tier. With `static` each is booted
+/// with all its memory: fast memory goes by the policy under `h-history`, by their shares where they have a node of each
+/// tier, else as it comes. With `demeter-balloon` a host controller divides it by the policy between guests with agents;
+/// until the timed phase they have it by their shares. There is one run for each system.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Provision {

@@ -23,7 +23,7 @@ pub(crate) fn check_provision(scenario: &Scenario) -> Result<(), String> {
     };
     check_lists(provision)?;
     if scenario.machine.place == MachinePlace::Host {
-        check_guests(provision)?;
+        check_guests(provision, &scenario.systems)?;
         return check_vms(provision, scenario);
     }
     check_ways(provision)?;
@@ -40,18 +40,27 @@ pub(crate) fn check_provision(scenario: &Scenario) -> Result<(), String> {
     check_vms(provision, scenario)
 }
 
-/// A host's guests are booted with all their memory, and share the host's fast tier by one policy.
-fn check_guests(provision: &Provision) -> Result<(), String> {
-    let is_apt = provision.provisioners == [Provisioner::Static]
+/// A host's guests share the host's fast tier by one policy. They are booted with all their memory, or have balloons that
+/// their agents serve.
+fn check_guests(provision: &Provision, systems: &[System]) -> Result<(), String> {
+    let balloon = Provisioner::Sized(ProvisionerKind::DemeterBalloon);
+    let has_balloons = provision.provisioners == [balloon];
+    let is_apt = (has_balloons || provision.provisioners == [Provisioner::Static])
         && provision.policies.len() == 1
         && provision.through == [Through::Qmp]
         && provision.resize_cycle.is_none()
         && !provision.runs_rounds();
     refuse_if(!is_apt, || {
-        "provision: with machine.place = \"host\" it needs provisioners = [\"static\"] and one policy, no \
-         libvirt, no resize_cycle, no crashes, no soak"
+        "provision: with machine.place = \"host\" it needs provisioners = [\"static\"] or \
+         [\"demeter-balloon\"] and one policy, no libvirt, no resize_cycle, no crashes, no soak"
             .into()
     })?;
+    if let Some(system) = systems.iter().find(|s| has_balloons && !s.has_agent()) {
+        return Err(format!(
+            "systems: \"{system}\" has no agent to serve demeter-balloon in a host's guests: leave it out, or use \
+             provisioners = [\"static\"]"
+        ));
+    }
     within(
         "provision.vms with machine.place = \"host\"",
         provision.vms.len(),
@@ -247,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hosts_guests_have_one_policy_and_need_no_agent() {
+    fn a_hosts_guests_have_one_policy_and_an_agent_where_they_have_balloons() {
         let said = |change: &dyn Fn(&mut Scenario)| {
             let mut scenario: Scenario = toml::from_str(SCENARIO).unwrap();
             scenario.machine.place = MachinePlace::Host;
@@ -262,6 +271,19 @@ mod tests {
         assert!(two.contains("one policy"), "{two}");
         let none = said(&|s| provision(s).vms.clear()).unwrap_err();
         assert!(none.contains("provision.vms"), "{none}");
+        let sized = |kind| {
+            said(&move |s| provision(s).provisioners = vec![Provisioner::Sized(kind)]).unwrap_err()
+        };
+        let balloon = sized(ProvisionerKind::DemeterBalloon);
+        assert!(balloon.contains("\"none\" has no agent"), "{balloon}");
+        let other = sized(ProvisionerKind::VirtioMem);
+        assert!(other.contains("[\"demeter-balloon\"]"), "{other}");
+        said(&|s| {
+            s.systems = vec![System::DemeterDamon];
+            let balloon = Provisioner::Sized(ProvisionerKind::DemeterBalloon);
+            provision(s).provisioners = vec![balloon];
+        })
+        .unwrap();
     }
 
     #[test]

@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use demeter_host::view::HostView;
 use demeter_policy::Pid;
 
 use super::fault::Fault;
 use super::init::Link;
 use super::testbed::Testbed;
-use crate::link::{AGENT_RECORDING_PATH, HOST_CONFIG_PATH, VmMessage, to_hex};
+use crate::link::{AGENT_RECORDING_PATH, HOST_CONFIG_PATH, HOST_SOCKET_PATH, VmMessage, to_hex};
 use crate::vm::dies_with_this_thread;
 
 /// How much of the end of the log reaches the host, bytes.
@@ -26,6 +27,9 @@ const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long a question to the agent may take.
 const STATUS_LIMIT: Duration = Duration::from_millis(500);
+
+/// How long a question to the controller may take.
+const ASK_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long the agent may take until it answers, and between two looks whether it does.
 const START_LIMIT: Duration = Duration::from_secs(20);
@@ -193,6 +197,18 @@ impl Drop for AgentProcess {
         }
         self.kill();
     }
+}
+
+/// Asks the controller of a host's guests.
+pub fn ask_controller(question: &str, body: &str) -> Result<String, Fault> {
+    let text = demeter_http::ask(Path::new(HOST_SOCKET_PATH), question, body, ASK_LIMIT);
+    text.map_err(|error| Fault::Guest(format!("has no controller: {error}")))
+}
+
+/// What that controller knows.
+pub fn controllers_view() -> Result<HostView, Fault> {
+    let text = ask_controller("GET /v1/vms", "")?;
+    serde_json::from_str(&text).map_err(|e| Fault::io("decode", "GET /v1/vms")(e.into()))
 }
 
 /// The end of the agent's log; empty when there is none.

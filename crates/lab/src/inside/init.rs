@@ -69,22 +69,27 @@ fn mount_all() -> Result<(), Fault> {
         ("tracefs", "/sys/kernel/tracing"),
         ("debugfs", "/sys/kernel/debug"),
     ] {
-        mount(kind, target).map_err(Fault::io("mount", target))?;
+        mount(kind, target, "")?;
     }
     fs::create_dir("/run/demeter").map_err(Fault::io("create", "/run/demeter"))
 }
 
-fn mount(kind: &str, target: &str) -> io::Result<()> {
-    let kind = CString::new(kind)?;
-    let target = CString::new(target)?;
-    // SAFETY: every pointer is a C string that outlives the call; no data is passed.
+/// Mounts a file system of this kind with these options of its own.
+pub fn mount(kind: &str, target: &str, options: &str) -> Result<(), Fault> {
+    mount_at(kind, target, options).map_err(Fault::io("mount", target))
+}
+
+fn mount_at(kind: &str, target: &str, options: &str) -> io::Result<()> {
+    let [kind, target, options] = [kind, target, options].map(CString::new);
+    let (kind, target, options) = (kind?, target?, options?);
+    // SAFETY: every pointer is a C string that outlives the call.
     let failed = unsafe {
         libc::mount(
             kind.as_ptr(),
             target.as_ptr(),
             kind.as_ptr(),
             0,
-            std::ptr::null(),
+            options.as_ptr().cast(),
         )
     };
     if failed != 0 {

@@ -16,7 +16,7 @@ use super::init::Link;
 use super::kernel;
 use super::loopback;
 use super::modules;
-use super::nested;
+use super::nested::{self, Balloons};
 use super::observer::Observer;
 use super::rivals::{self, Rival};
 use super::rounds;
@@ -42,7 +42,7 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
     let mut relay = has_driver
         .then(|| AgentProcess::start_relay(&bed))
         .transpose()?;
-    if !job.level.is_guest() {
+    if !job.level.is_guest() || job.provisioner.is_some() {
         link.send(&booted(&bed)?)?;
     }
     if job.provisioner.is_some() {
@@ -59,10 +59,14 @@ pub fn run(link: &mut Link, job: &Job) -> Result<(), Fault> {
     if !job.launches.is_empty() {
         loopback::up().map_err(Fault::io("switch on", "the loopback interface"))?;
     }
-    let rival = rivals::start(&bed, &job.settings)?;
-    if let Level::Host { guests } = &job.level {
+    if let Level::Host { guests, policy } = &job.level {
+        let rival: Box<dyn Rival> = match policy {
+            Some(policy) => Box::new(Balloons::start(&bed, *policy)?),
+            None => rivals::start(&bed, &job.settings)?,
+        };
         return nested::watch(link, &bed, guests, rival);
     }
+    let rival = rivals::start(&bed, &job.settings)?;
     let mut workload = Workload::new(&bed, job)?;
     let outcome = course(link, &bed, job, &mut workload, relay, rival);
     for log in workload.logs(&outcome) {

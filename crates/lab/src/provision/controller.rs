@@ -12,9 +12,8 @@ use demeter_host::view::{HostView, TierView};
 use demeter_policy::provision::Policy;
 use serde::Serialize;
 
-use super::setup::{CONFIG, Setup, socket};
 use crate::error::Error;
-use crate::vm::{NodeSizes, dies_with_this_thread};
+use crate::vm::{CONFIG, NodeSizes, Setup, dies_with_this_thread, socket};
 
 /// How long the controller may take until it answers.
 const START_LIMIT: Duration = Duration::from_secs(20);

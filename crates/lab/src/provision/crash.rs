@@ -12,11 +12,10 @@ use demeter_scenario::{Crashes, Settings, Through};
 use super::controller::Controller;
 use super::fleet::{NEAR_BYTES, Run};
 use super::life::Life;
-use super::setup::{Setup, VmEntry};
 use super::sizing::random_size;
 use crate::error::Error;
 use crate::link::VmMessage;
-use crate::vm::{DIMM_SLOTS, Elastic, Monitor};
+use crate::vm::{DIMM_SLOTS, Elastic, Monitor, Setup, VmEntry};
 use crate::workload::rng::{Rng, scale};
 
 /// The VM's name for the controller.

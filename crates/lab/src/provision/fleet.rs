@@ -17,12 +17,11 @@ use demeter_scenario::{Provision, Scenario, Settings, Through, Variant};
 
 use super::controller::Controller;
 use super::resize_cycle::CycleState;
-use super::setup::{Setup, VmEntry};
 use super::sizing::{self, Sizing};
 use crate::error::{Error, VmFault};
 use crate::link::VmMessage;
 use crate::timeline::VmTimeline;
-use crate::vm::{Daemon, Lab, NodeSizes, Orders, PreparedVm, check_host};
+use crate::vm::{Daemon, Lab, NodeSizes, Orders, PreparedVm, Setup, VmEntry, check_host};
 
 /// How often the conductor looks at the clock.
 const TICK: Duration = Duration::from_millis(50);

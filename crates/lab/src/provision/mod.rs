@@ -7,7 +7,6 @@ mod fleet;
 mod life;
 mod resize_cycle;
 mod result;
-mod setup;
 mod sizing;
 mod soak;
 
@@ -19,6 +18,7 @@ use demeter_scenario::{Provision, Scenario};
 use crate::error::Error;
 use crate::link::VmMessage;
 use crate::vm::Lab;
+pub use sizing::is_settled;
 
 /// Runs every variant of the scenario, one after the other; see [`crate::run()`]. What was measured
 /// is in `results` even when one fails.

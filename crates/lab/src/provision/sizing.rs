@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use demeter_host::view::{HostView, TierView};
+use demeter_host::view::{HostView, TierView, VmState, VmView};
 
 use super::backing::backed_bytes;
 use super::controller::Controller;
@@ -47,7 +47,7 @@ pub fn wait_until_settled(controller: &Controller, stop: &AtomicBool) -> Result<
     let deadline = Instant::now() + SETTLE_LIMIT;
     loop {
         let view = controller.view()?;
-        if view.vms.iter().all(|vm| is_near(vm.owned, vm.target)) {
+        if view.vms.iter().all(is_settled) {
             return Ok(());
         }
         check_stop(stop)?;
@@ -134,8 +134,10 @@ pub fn random_size(elastic: &Elastic, rng: &mut Rng) -> NodeSizes {
     }
 }
 
-fn is_near(owned: Option<TierView>, target: TierView) -> bool {
-    owned.is_some_and(|owned| owned.sum().abs_diff(target.sum()) <= 2 * NEAR_BYTES)
+/// Whether a VM has what it shall have.
+pub fn is_settled(vm: &VmView) -> bool {
+    let is_near = |owned: TierView| owned.sum().abs_diff(vm.target.sum()) <= 2 * NEAR_BYTES;
+    vm.state == VmState::Up && vm.owned.is_some_and(is_near)
 }
 
 fn check_stop(stop: &AtomicBool) -> Result<(), Error> {
@@ -147,7 +149,7 @@ fn check_stop(stop: &AtomicBool) -> Result<(), Error> {
 }
 
 fn unsettled(view: &HostView) -> Error {
-    let late = view.vms.iter().find(|vm| !is_near(vm.owned, vm.target));
+    let late = view.vms.iter().find(|vm| !is_settled(vm));
     let what = late.map_or("did not settle".into(), |vm| {
         let problem = vm.problem.as_deref().unwrap_or("no reason given");
         format!(

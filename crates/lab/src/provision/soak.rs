@@ -12,12 +12,11 @@ use demeter_scenario::{Scenario, Settings, Soak};
 use super::controller::Controller;
 use super::fleet::Run;
 use super::life::Life;
-use super::setup::{Setup, VmEntry};
 use super::sizing::random_size;
 use crate::error::Error;
 use crate::link::VmMessage;
 use crate::uses::Uses;
-use crate::vm::{Elastic, NodeSizes, PreparedVm, check_host};
+use crate::vm::{Elastic, NodeSizes, PreparedVm, Setup, VmEntry, check_host};
 use crate::workload::rng::{Rng, scale};
 
 /// Time between two looks at what is used.

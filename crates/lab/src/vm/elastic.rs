@@ -116,20 +116,10 @@ impl Elastic {
     /// The devices, as names and values of QEMU's options. Memory backends must follow those of
     /// the nodes. With `prealloc` what is plugged in is backed at once.
     pub fn options(&self, folder: &Path, prealloc: bool) -> Vec<(&'static str, String)> {
-        let socket = |path: PathBuf| format!("{},server=on,wait=off", super::qemu::quoted(&path));
-        let mut options = vec![
-            ("-qmp", format!("unix:{}", socket(qmp_socket(folder)))),
-            // A second one for ourselves.
-            ("-qmp", format!("unix:{}", socket(own_qmp_socket(folder)))),
-            (
-                "-chardev",
-                format!("socket,id=agent,path={}", socket(agent_socket(folder))),
-            ),
-            (
-                "-device",
-                "virtserialport,chardev=agent,name=org.demeter.0".into(),
-            ),
-        ];
+        let mut options = vec![control(&qmp_socket(folder))];
+        // A second one for ourselves.
+        options.push(control(&own_qmp_socket(folder)));
+        options.extend(agent_port(folder));
         if self.provisioner == ProvisionerKind::VirtioBalloon {
             options.push(("-device", "virtio-balloon-pci,id=balloon0".into()));
         }
@@ -174,6 +164,27 @@ pub fn module(provisioner: ProvisionerKind) -> Module {
         ProvisionerKind::VirtioMem => Module::Stock("drivers/virtio/virtio_mem"),
         ProvisionerKind::DemeterBalloon => Module::Balloon,
     }
+}
+
+/// The option that makes a control socket.
+pub fn control(socket: &Path) -> (&'static str, String) {
+    ("-qmp", format!("unix:{}", served(socket)))
+}
+
+/// The options that make the port of the VM's agent, and its socket in `folder`.
+pub fn agent_port(folder: &Path) -> [(&'static str, String); 2] {
+    let socket = served(&agent_socket(folder));
+    [
+        ("-chardev", format!("socket,id=agent,path={socket}")),
+        (
+            "-device",
+            "virtserialport,chardev=agent,name=org.demeter.0".into(),
+        ),
+    ]
+}
+
+fn served(socket: &Path) -> String {
+    format!("{},server=on,wait=off", super::qemu::quoted(socket))
 }
 
 /// The VM's control socket.

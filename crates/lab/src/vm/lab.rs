@@ -138,15 +138,8 @@ impl Lab {
             AGENT_CONFIG_PATH,
             agent_config(&job, self.keep_logs.is_some()),
         );
-        if let Some(module) = provisioner.map(elastic::module) {
-            let file = match module {
-                Module::Balloon => self.balloon_module()?,
-                Module::Stock(path) => {
-                    let [file] = self.stock_modules([path])?;
-                    file
-                }
-            };
-            initramfs.add_file(&format!("{MODULES_DIR}/driver.ko"), &file);
+        if let Some(provisioner) = provisioner {
+            self.add_driver(&mut initramfs, provisioner)?;
         }
         initramfs.write(&folder.path().join(INITRAMFS))?;
         let initramfs_mib = initramfs.size_bytes()?.div_ceil(1 << 20);
@@ -195,6 +188,23 @@ impl Lab {
     /// The balloon driver, built for that kernel.
     pub fn balloon_module(&self) -> Result<PathBuf, Error> {
         module::module(&self.cache, &self.kernel_image()?)
+    }
+
+    /// Puts the module that a provisioner needs into a VM, which loads it.
+    pub(super) fn add_driver(
+        &self,
+        initramfs: &mut Initramfs,
+        provisioner: ProvisionerKind,
+    ) -> Result<(), Error> {
+        let file = match elastic::module(provisioner) {
+            Module::Balloon => self.balloon_module()?,
+            Module::Stock(path) => {
+                let [file] = self.stock_modules([path])?;
+                file
+            }
+        };
+        initramfs.add_file(&format!("{MODULES_DIR}/driver.ko"), &file);
+        Ok(())
     }
 
     /// Modules of that kernel's own package, by their paths as `arch/x86/kvm/kvm`.

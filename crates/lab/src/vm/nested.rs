@@ -2,24 +2,30 @@
 //! of each guest an initramfs and a command line.
 //!
 //! The guests of a system that works in the guest (`demeter-damon`, `g-linux`), and of the oracle, have a node of each tier, backed by
-//! the host's node of that tier; they divide the fast one by their shares. For all others a guest's memory is one
-//! node, backed where the host likes.
+//! the host's node of that tier; they divide the fast one by their shares. With a balloon, a guest's fast node is as
+//! large as the whole fast tier, and the host's controller says how much of it is the guest's. For all others a
+//! guest's memory is one node, backed where the host likes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use demeter_host::config::{Config, Manage};
+use demeter_host::hypervisor::libvirt::Libvirt;
+use demeter_policy::provision::{Policy, ProvisionerKind};
 use demeter_scenario::{Scenario, Settings, System};
 
+use super::elastic::{agent_port, control, qmp_socket};
 use super::initramfs::Initramfs;
 use super::lab::{Lab, agent_config};
 use super::memory::NodeSizes;
 use super::qemu::{KERNEL_ARGS, numa};
+use super::setup::{Setup, VmEntry};
 use super::tool;
 use crate::error::Error;
 use crate::link::{
-    AGENT_CONFIG_PATH, GuestStart, HOST_CONFIG_PATH, HOST_SOCKET_PATH, JOB_PATH, Job, Level,
-    MODULES_DIR, PORT_NAME,
+    AGENT_CONFIG_PATH, GUESTS_MEMORY_DIR, GuestStart, HOST_CONFIG_PATH, HOST_SOCKET_PATH, JOB_PATH,
+    Job, Level, MODULES_DIR, PORT_NAME,
 };
 
 /// In the order that they need each other.
@@ -29,8 +35,11 @@ const MODULES: [&str; 3] = [
     "arch/x86/kvm/kvm-amd",
 ];
 
-/// Where a host has what its guest is made of.
+/// Where a host has what its guests are made of.
 const FOLDER: &str = "/guest";
+
+/// Where a host has a folder for each guest, with its initramfs and its sockets.
+const GUESTS: &str = "/guests";
 
 /// What the emulator of a guest loads beside it: the BIOS, what boots a kernel directly, and what
 /// speeds up its interrupts.
@@ -44,9 +53,39 @@ const SLACK_MIB: u64 = 48;
 
 const MEND: &str = "apt-get install qemu-system-x86, or set DEMETER_QEMU to a qemu-system-x86_64";
 
-/// Whether `system` works in the guest, and not in the host; the oracle does.
-fn is_of_guest(system: System) -> bool {
-    matches!(system, System::Oracle | System::GLinux) || system.has_agent()
+/// The memory that guests have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Memory {
+    /// One node.
+    Flat,
+    /// A node of each tier.
+    Tiered,
+    /// The same, and a balloon in each.
+    Sized,
+}
+
+impl Memory {
+    /// What a system needs that works in the guest, and not in the host; the oracle does.
+    fn of(system: System, scenario: &Scenario) -> Self {
+        match system {
+            System::Oracle | System::GLinux => Self::Tiered,
+            system if !system.has_agent() => Self::Flat,
+            _ if provisioner(scenario).is_some() => Self::Sized,
+            _ => Self::Tiered,
+        }
+    }
+}
+
+/// What sizes the guests, if anything.
+fn provisioner(scenario: &Scenario) -> Option<ProvisionerKind> {
+    scenario.provision.as_ref()?.provisioners.first()?.kind()
+}
+
+/// By what the controller divides fast memory.
+fn policy(scenario: &Scenario) -> Policy {
+    let provision = scenario.provision.as_ref();
+    let policy = provision.and_then(|p| p.policies.first().copied());
+    policy.unwrap_or_default()
 }
 
 /// Puts into a host's initramfs what its guests need. `host` comes as the job of a VM in
@@ -68,28 +107,30 @@ pub fn into_host(
     }
     initramfs.add_file(&format!("{FOLDER}/vmlinuz"), kernel);
 
-    let is_tiered = is_of_guest(host.settings.system);
+    let memory = Memory::of(host.settings.system, &host.scenario);
     let mut initramfs_mib = 0;
     let fleet = host.scenario.vms();
     for (name, scenario) in &fleet {
-        let archive = pack(lab, host, name, scenario, is_tiered, folder)?;
+        let archive = pack(lab, host, name, scenario, memory, folder)?;
         let size = fs::metadata(&archive).map_err(Error::io("read", &archive))?;
         initramfs_mib = size.len().div_ceil(1 << 20).max(initramfs_mib);
-        initramfs.add_file(&initramfs_path(name), &archive);
+        initramfs.add_file(&initramfs_path(name).to_string_lossy(), &archive);
     }
     let has_unit = host.settings.system == System::Demeter;
-    if is_tiered {
+    if memory != Memory::Flat {
         host.settings = Settings::new(System::None, &host.settings.name);
     }
-    let guests = guests(&host.scenario, is_tiered, initramfs_mib)?;
-    let config = controller_config(&host.scenario, &guests);
+    let guests = guests(&host.scenario, memory, initramfs_mib)?;
+    let config = controller_config(&host.scenario, memory, &guests)?;
+    let config = toml::to_string(&config).expect("a configuration is a table of plain values");
     initramfs.add_text(HOST_CONFIG_PATH, config);
     host.level = Level::Host {
+        policy: (memory == Memory::Sized).then(|| policy(&host.scenario)),
         guests: guests
             .iter()
             .map(|guest| GuestStart {
                 name: guest.name.clone(),
-                command: command(&host.scenario, guest),
+                command: command(&host.scenario, memory, guest),
                 has_unit,
                 node_bytes: guest.sizes.bytes(),
             })
@@ -104,22 +145,28 @@ fn pack(
     host: &Job,
     name: &str,
     scenario: &Scenario,
-    is_tiered: bool,
+    memory: Memory,
     folder: &Path,
 ) -> Result<PathBuf, Error> {
+    let is_tiered = memory != Memory::Flat;
     let settings = match is_tiered {
         true => host.settings.clone(),
         false => Settings::new(System::None, &host.settings.name),
     };
+    let provisioner = provisioner(scenario);
     let job = Job {
         level: Level::Guest { is_tiered },
         scenario: scenario.clone(),
         settings,
+        provisioner,
         ..host.clone()
     };
     let mut initramfs = Initramfs::default();
     for program in ["demeter", scenario.workload.kind()] {
         initramfs.add_program(&format!("bin/{program}"), &lab.programs.join(program))?;
+    }
+    if let Some(provisioner) = provisioner {
+        lab.add_driver(&mut initramfs, provisioner)?;
     }
     let text = serde_json::to_string(&job).map_err(|e| Error::io("encode", JOB_PATH)(e.into()))?;
     initramfs.add_text(JOB_PATH, text);
@@ -129,14 +176,14 @@ fn pack(
     Ok(archive)
 }
 
-/// Where a host has a guest's initramfs.
-fn initramfs_path(name: &str) -> String {
-    format!("{FOLDER}/{name}-initramfs")
+/// Where a host has what is a guest's own.
+fn folder_of(name: &str) -> PathBuf {
+    Path::new(GUESTS).join(name)
 }
 
-/// Where a host has a guest's QMP socket.
-fn qmp_path(name: &str) -> String {
-    format!("/run/demeter/{name}.qmp")
+/// Where a host has a guest's initramfs.
+fn initramfs_path(name: &str) -> PathBuf {
+    folder_of(name).join("initramfs")
 }
 
 /// A guest, as its host has it.
@@ -147,6 +194,8 @@ struct Guest {
     share: u32,
     /// Fast memory that it begins with, MiB: its part by its share.
     fast_mib: u64,
+    /// Fast memory that no policy takes from it, MiB.
+    guarantee_mib: u64,
     /// Memory of its nodes; the second has none where it has but one.
     sizes: NodeSizes,
 }
@@ -162,10 +211,11 @@ fn fast_mib(scenario: &Scenario, guests: usize) -> u64 {
 }
 
 /// The guests, and the memory of each.
-fn guests(scenario: &Scenario, is_tiered: bool, initramfs_mib: u64) -> Result<Vec<Guest>, Error> {
+fn guests(scenario: &Scenario, memory: Memory, initramfs_mib: u64) -> Result<Vec<Guest>, Error> {
     let fleet = scenario.vms();
     let count = fleet.len() as u64;
-    let vms = scenario.provision.as_ref().map_or(&[][..], |p| &p.vms);
+    let provision = scenario.provision.as_ref();
+    let vms = provision.map_or(&[][..], |p| &p.vms);
     let share = |index: usize| vms.get(index).map_or(1, |vm| vm.share);
     let shares: u64 = (0..fleet.len()).map(|index| u64::from(share(index))).sum();
     let (fast_mib, slow_mib) = (
@@ -174,31 +224,51 @@ fn guests(scenario: &Scenario, is_tiered: bool, initramfs_mib: u64) -> Result<Ve
     );
     let least = NodeSizes::with_usable([scenario.footprint_mib() + SLACK_MIB, 0], initramfs_mib);
     let least_mib = least.fast_mib + least.slow_mib;
+    let part_of_slow_mib = (slow_mib / count) & !1;
+    // A kernel cannot give back what is its own.
+    let kernel_mib = match memory {
+        Memory::Sized => {
+            let usable = [fast_mib, part_of_slow_mib];
+            NodeSizes::with_usable(usable, initramfs_mib).fast_mib - fast_mib
+        }
+        Memory::Flat | Memory::Tiered => 0,
+    };
+    let guarantee_mib = kernel_mib + provision.map_or(0, |p| p.fast_guarantee_mib);
     let guests: Vec<Guest> = fleet
         .into_iter()
         .enumerate()
         .map(|(index, (name, _))| {
             // Nodes begin at boundaries of huge pages.
             let part_mib = (fast_mib * u64::from(share(index)) / shares) & !1;
-            let sizes = match is_tiered {
-                true => NodeSizes {
-                    fast_mib: part_mib,
-                    slow_mib: (slow_mib / count) & !1,
-                },
-                false => NodeSizes {
-                    fast_mib: least_mib,
-                    slow_mib: 0,
-                },
+            let (fast_mib, slow_mib) = match memory {
+                Memory::Flat => (least_mib, 0),
+                Memory::Tiered => (part_mib, part_of_slow_mib),
+                Memory::Sized => (fast_mib & !1, part_of_slow_mib),
             };
             Guest {
                 name,
                 share: share(index),
                 fast_mib: part_mib,
-                sizes,
+                guarantee_mib,
+                sizes: NodeSizes { fast_mib, slow_mib },
             }
         })
         .collect();
-    let is_short = |guest: &Guest| guest.sizes.fast_mib + guest.sizes.slow_mib < least_mib;
+    let is_short = |guest: &Guest| match memory {
+        Memory::Flat => false,
+        Memory::Tiered | Memory::Sized => guest.fast_mib + guest.sizes.slow_mib < least_mib,
+    };
+    let is_poor = |guest: &&Guest| memory == Memory::Sized && guest.fast_mib < guarantee_mib;
+    if let Some(guest) = guests.iter().find(is_poor) {
+        return Err(Error::Missing {
+            what: format!(
+                "guest {} begins with {} MiB of fast memory, and is to have {guarantee_mib} MiB: {kernel_mib} MiB for its \
+                 kernel, and fast_guarantee_mib",
+                guest.name, guest.fast_mib
+            ),
+            mend: "raise machine.fast.usable_mib or the guest's share".into(),
+        });
+    }
     let is_short = guests.iter().any(is_short) || least_mib * count > fast_mib + slow_mib;
     if is_short || guests.iter().any(|guest| guest.fast_mib == 0) {
         return Err(Error::Missing {
@@ -213,37 +283,59 @@ fn guests(scenario: &Scenario, is_tiered: bool, initramfs_mib: u64) -> Result<Ve
     Ok(guests)
 }
 
-/// How the controller manages the guests, where it does: they have the whole fast tier, less what their emulators
-/// take of it.
-fn controller_config(scenario: &Scenario, guests: &[Guest]) -> String {
+/// What the controller is told, where it manages or sizes the guests: they have the whole fast tier, less what their
+/// emulators take of it.
+fn controller_config(
+    scenario: &Scenario,
+    memory: Memory,
+    guests: &[Guest],
+) -> Result<Config, Error> {
     let fast_mib = fast_mib(scenario, guests.len());
-    let memory_mib = |guest: &Guest| guest.sizes.fast_mib + guest.sizes.slow_mib;
-    let slow_mib: u64 = guests.iter().map(memory_mib).sum();
-    let provision = scenario.provision.as_ref();
-    let policy = provision.and_then(|p| p.policies.first().copied());
-    let policy = policy.unwrap_or_default();
-    let guarantee_mib = provision.map_or(0, |p| p.fast_guarantee_mib);
-    let vms = guests.iter().map(|guest| {
-        format!(
-            "[vm.{}]\nqmp = \"{}\"\nmanage = \"history\"\nshare = {}\n\
-             fast = {{ size_mib = {}, guarantee_mib = {guarantee_mib}, limit_mib = {fast_mib} }}\n\
-             slow = {{ size_mib = {} }}\n",
-            guest.name,
-            qmp_path(&guest.name),
-            guest.share,
-            guest.fast_mib,
-            memory_mib(guest)
-        )
-    });
-    let vms: String = vms.collect();
-    format!(
-        "socket = \"{HOST_SOCKET_PATH}\"\nstate = \"/run/demeter/host.json\"\npolicy = \"{policy}\"\n\
-         pool = {{ fast_mib = {fast_mib}, slow_mib = {slow_mib} }}\n{vms}"
-    )
+    let slow_mib = |guest: &Guest| match memory {
+        Memory::Sized => guest.sizes.slow_mib,
+        // All of its memory may come to lie there.
+        Memory::Flat | Memory::Tiered => guest.sizes.fast_mib + guest.sizes.slow_mib,
+    };
+    let entry = |guest: &Guest| VmEntry {
+        name: guest.name.clone(),
+        folder: folder_of(&guest.name),
+        domain: None,
+        size: NodeSizes {
+            fast_mib: guest.fast_mib,
+            slow_mib: slow_mib(guest),
+        },
+        limit: NodeSizes {
+            fast_mib,
+            slow_mib: slow_mib(guest),
+        },
+        fast_guarantee_mib: guest.guarantee_mib,
+        // Policies divide fast memory.
+        slow_guarantee_mib: slow_mib(guest),
+        share: guest.share,
+    };
+    let setup = Setup {
+        provisioner: ProvisionerKind::DemeterBalloon,
+        pool: NodeSizes {
+            fast_mib,
+            slow_mib: guests.iter().map(slow_mib).sum(),
+        },
+        libvirt: Libvirt::default(),
+        vms: guests.iter().map(entry).collect(),
+    };
+    let folder = Path::new(HOST_SOCKET_PATH).parent();
+    let mut config = setup.config(folder.unwrap_or(Path::new("/")))?;
+    if memory != Memory::Sized {
+        config.policy = policy(scenario);
+        for vm in config.vms.values_mut() {
+            (vm.manage, vm.agent) = (Manage::History, None);
+            (vm.fast.memdev, vm.slow.memdev) = (None, None);
+        }
+    }
+    Ok(config)
 }
 
 /// A guest's command line in the host.
-fn command(scenario: &Scenario, guest: &Guest) -> Vec<String> {
+fn command(scenario: &Scenario, memory: Memory, guest: &Guest) -> Vec<String> {
     let NodeSizes { fast_mib, slow_mib } = guest.sizes;
     let mut command = vec![format!("{FOLDER}/qemu")];
     let mut option = |name: &str, value: String| command.extend([name.to_owned(), value]);
@@ -252,7 +344,14 @@ fn command(scenario: &Scenario, guest: &Guest) -> Vec<String> {
     option("-cpu", "host".into());
     option("-smp", scenario.machine.vcpus.to_string());
     option("-m", format!("{}M", fast_mib + slow_mib));
-    let backend = |node: u32, mib: u64| format!("memory-backend-ram,id=node{node},size={mib}M");
+    // What a balloon gives up is a hole in a file. A memfd would lie anywhere, where KVM cannot map huge pages.
+    let kind = match memory {
+        Memory::Sized => {
+            format!("memory-backend-file,mem-path={GUESTS_MEMORY_DIR},share=on,align=2M")
+        }
+        Memory::Flat | Memory::Tiered => "memory-backend-ram".into(),
+    };
+    let backend = |node: u32, mib: u64| format!("{kind},id=node{node},size={mib}M");
     if slow_mib == 0 {
         option("-machine", "pc,memory-backend=node0".into());
         option("-object", backend(0, fast_mib));
@@ -271,20 +370,24 @@ fn command(scenario: &Scenario, guest: &Guest) -> Vec<String> {
         }
     }
     option("-kernel", format!("{FOLDER}/vmlinuz"));
-    option("-initrd", initramfs_path(&guest.name));
+    option("-initrd", initramfs_path(&guest.name).display().to_string());
     option("-append", KERNEL_ARGS.into());
     // The host's own console, so that its log tells of all.
     option("-serial", "file:/dev/ttyS0".into());
     option("-chardev", "stdio,id=link,signal=off".into());
     option("-device", "virtio-serial-pci".into());
     option(
-        "-qmp",
-        format!("unix:{},server=on,wait=off", qmp_path(&guest.name)),
-    );
-    option(
         "-device",
         format!("virtserialport,chardev=link,name={PORT_NAME}"),
     );
+    let folder = folder_of(&guest.name);
+    let (name, value) = control(&qmp_socket(&folder));
+    option(name, value);
+    if memory == Memory::Sized {
+        for (name, value) in agent_port(&folder) {
+            option(name, value);
+        }
+    }
     option("-display", "none".into());
     let flags = ["-nodefaults", "-no-user-config", "-no-reboot"];
     command.extend(flags.map(String::from));
@@ -321,7 +424,7 @@ fn firmware(qemu: &Path) -> Result<[PathBuf; FIRMWARE.len()], Error> {
 
 #[cfg(test)]
 mod tests {
-    use demeter_policy::provision::Policy;
+    use demeter_scenario::Provisioner;
 
     use super::*;
 
@@ -347,6 +450,17 @@ mod tests {
         scenario
     }
 
+    /// The same with balloons, and with fast memory for two kernels.
+    fn with_balloons() -> Scenario {
+        let mut scenario = fleet("shares");
+        scenario.machine.fast.usable_mib = 768;
+        scenario.systems = vec![System::DemeterDamon];
+        let balloon = Provisioner::Sized(ProvisionerKind::DemeterBalloon);
+        scenario.provision.as_mut().unwrap().provisioners = vec![balloon];
+        scenario.check().unwrap();
+        scenario
+    }
+
     fn memory_mib(guest: &Guest) -> u64 {
         guest.sizes.fast_mib + guest.sizes.slow_mib
     }
@@ -355,8 +469,8 @@ mod tests {
     fn guests_fit_into_their_host_and_hold_their_workload() {
         for (mut scenario, count) in [(scenario(), 1), (fleet("static"), 2)] {
             let host_mib = scenario.machine.fast.usable_mib + scenario.machine.slow.usable_mib;
-            for is_tiered in [false, true] {
-                let guests = guests(&scenario, is_tiered, 30).unwrap();
+            for memory in [Memory::Flat, Memory::Tiered] {
+                let guests = guests(&scenario, memory, 30).unwrap();
                 assert_eq!(guests.len() as u64, count);
                 let all_mib: u64 = guests.iter().map(memory_mib).sum();
                 assert!(all_mib + count * EMULATOR_MIB <= host_mib, "{guests:?}");
@@ -365,22 +479,58 @@ mod tests {
                         memory_mib(guest) > scenario.footprint_mib() + 30,
                         "{guests:?}"
                     );
-                    assert_eq!(guest.sizes.slow_mib > 0, is_tiered);
+                    assert_eq!(guest.sizes.slow_mib > 0, memory == Memory::Tiered);
                 }
             }
             scenario.machine.slow.usable_mib = 260;
-            let said = guests(&scenario, false, 30).unwrap_err().to_string();
+            let said = guests(&scenario, Memory::Flat, 30).unwrap_err().to_string();
             assert!(said.contains("raise machine.fast.usable_mib"), "{said}");
         }
     }
 
     #[test]
     fn guests_with_both_nodes_divide_fast_memory_by_their_shares() {
-        let guests = guests(&fleet("static"), true, 30).unwrap();
+        let guests = guests(&fleet("static"), Memory::Tiered, 30).unwrap();
         let [a, b] = &guests[..] else {
             panic!("{guests:?}")
         };
         assert_eq!((a.sizes.fast_mib, b.sizes.fast_mib), (84, 28));
+    }
+
+    #[test]
+    fn guests_with_balloons_may_each_have_the_whole_fast_tier_and_begin_with_their_part() {
+        let mut scenario = with_balloons();
+        let memory = Memory::of(System::DemeterDamon, &scenario);
+        assert_eq!(memory, Memory::Sized);
+        let guests = guests(&scenario, memory, 30).unwrap();
+        let pool_mib = 768 - 2 * EMULATOR_MIB;
+        let parts: Vec<u64> = guests.iter().map(|guest| guest.fast_mib).collect();
+        assert_eq!(parts, [480, 160]);
+        for guest in &guests {
+            assert_eq!(guest.sizes.fast_mib, pool_mib);
+            let command = command(&scenario, memory, guest);
+            let has = |part: &str| command.iter().any(|word| word.contains(part));
+            assert!(has("share=on,align=2M,id=node0") && has("name=org.demeter.0"));
+        }
+
+        let config = controller_config(&scenario, memory, &guests).unwrap();
+        config.check().unwrap();
+        // Until the timed phase.
+        assert_eq!(config.policy, Policy::Static);
+        let vm = &config.vms[&"b".parse().unwrap()];
+        assert_eq!(vm.agent, Some("/guests/b/agent.sock".into()));
+        assert_eq!(vm.fast.limit_mib, Some(pool_mib));
+        assert!(vm.fast.guarantee_mib > vm.fast.size_mib / 2, "{vm:?}");
+        assert_eq!(vm.slow.guarantee_mib, vm.slow.size_mib);
+
+        scenario.machine.fast.usable_mib = 500;
+        let said = super::guests(&scenario, memory, 30)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            said.contains("guest b begins with 92 MiB") && said.contains("raise"),
+            "{said}"
+        );
     }
 
     #[test]
@@ -390,12 +540,13 @@ mod tests {
                 name: "a".into(),
                 share: 1,
                 fast_mib: 100,
+                guarantee_mib: 16,
                 sizes: NodeSizes {
                     fast_mib: 100,
                     slow_mib,
                 },
             };
-            let command = command(&scenario(), &guest);
+            let command = command(&scenario(), Memory::Tiered, &guest);
             let backs = |part: &&String| part.contains("host-nodes=");
             command.iter().filter(backs).cloned().collect::<Vec<_>>()
         };
@@ -409,10 +560,10 @@ mod tests {
     #[test]
     fn the_controller_takes_its_configuration() {
         for (scenario, policy) in [(scenario(), Policy::Static), (fleet("wss"), Policy::Wss)] {
-            let guests = guests(&scenario, false, 30).unwrap();
-            let text = controller_config(&scenario, &guests);
-            let config: demeter_host::config::Config = toml::from_str(&text).unwrap();
+            let guests = guests(&scenario, Memory::Flat, 30).unwrap();
+            let config = controller_config(&scenario, Memory::Flat, &guests).unwrap();
             config.check().unwrap();
+            assert_eq!(config.socket, Path::new(HOST_SOCKET_PATH));
             assert_eq!((config.policy, config.vms.len()), (policy, guests.len()));
             for guest in &guests {
                 let vm = &config.vms[&guest.name.parse().unwrap()];

@@ -196,22 +196,19 @@ fn listen(
             totals.lag_s = counts::lag_s(folder)?;
         }
         if let VmMessage::AgentRecording { hex } = &report {
-            append(&folder.join(RECORDING), hex)?;
+            record(&folder.join(RECORDING), hex)?;
             continue;
         }
         serde_json::to_writer(&reports, &report).map_err(|e| VmFault::Log(e.into()))?;
         reports.write_all(b"\n").map_err(VmFault::Log)?;
         match report {
             VmMessage::AgentLog { text } => {
-                fs::write(folder.join("agent.log"), text).map_err(VmFault::Log)?;
+                // A host's guests have said theirs before.
+                append(&folder.join("agent.log"), &text)?;
             }
             VmMessage::Program(log) => {
-                let file = File::options()
-                    .create(true)
-                    .append(true)
-                    .open(folder.join("programs.log"));
-                file.and_then(|mut file| writeln!(file, "== {}\n{}", log.name, log.text))
-                    .map_err(VmFault::Log)?;
+                let text = format!("== {}\n{}\n", log.name, log.text);
+                append(&folder.join("programs.log"), &text)?;
                 on_report(VmMessage::Program(log))?;
             }
             VmMessage::Failed { what } => return Err(VmFault::Job(what)),
@@ -221,8 +218,15 @@ fn listen(
     }
 }
 
+/// Adds text to a log.
+fn append(path: &Path, text: &str) -> Result<(), VmFault> {
+    let file = File::options().create(true).append(true).open(path);
+    file.and_then(|mut file| file.write_all(text.as_bytes()))
+        .map_err(VmFault::Log)
+}
+
 /// Adds bytes to the agent's recording.
-fn append(path: &Path, hex: &str) -> Result<(), VmFault> {
+fn record(path: &Path, hex: &str) -> Result<(), VmFault> {
     let nonsense = || VmFault::Nonsense("a recording that is none".into());
     let bytes = from_hex(hex).ok_or_else(nonsense)?;
     let file = File::options().create(true).append(true).open(path);

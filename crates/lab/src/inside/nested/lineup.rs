@@ -37,6 +37,11 @@ impl Lineup {
         Ok(())
     }
 
+    /// Whether a guest has finished, and waits for others that have not.
+    pub fn has_finished(&self, guest: usize) -> bool {
+        self.said[guest].back() == Some(&VmMessage::Finished)
+    }
+
     /// A guest begins anew.
     pub fn forget(&mut self, guest: usize) {
         self.said[guest].clear();
@@ -212,8 +217,10 @@ mod tests {
             (0, VmMessage::Finished),
             (1, VmMessage::Finished),
         ] {
+            assert!(!lineup.has_finished(guest));
             lineup.push(guest, report).unwrap();
         }
+        assert!(lineup.has_finished(0));
         let both = lineup.next().unwrap().unwrap();
         assert_eq!(both, [VmMessage::Finished, VmMessage::Finished]);
     }

@@ -4,12 +4,15 @@
 //! link: it makes slow memory slow when all have filled their memory, lets them begin together, starts its own clock,
 //! puts its own counters in the place of theirs, and says what each has of fast memory.
 
+mod balloons;
 mod guest;
 mod lineup;
 
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use demeter_policy::Pid;
+
+pub use balloons::Balloons;
 
 use super::agent;
 use super::counters::Counters;
@@ -39,6 +42,7 @@ pub fn watch(
     let outcome = Guests::start(bed, starts).and_then(|guests| relay(link, bed, guests, rival));
     let text = agent::log_tail(bed);
     if !text.is_empty() {
+        let text = format!("== host\n{text}");
         link.send(&VmMessage::AgentLog { text })?;
     }
     outcome
@@ -54,7 +58,7 @@ fn relay(
     let mut delay = None;
     let mut first = true;
     loop {
-        let mut report = guests.next_report()?;
+        let mut report = guests.next_report(rival.as_mut())?;
         match &mut report {
             VmMessage::Filled => {
                 for guest in &guests.running {
@@ -137,12 +141,15 @@ impl<'a> Guests<'a> {
     }
 
     /// What all have reported next. The host's own time limit bounds the wait.
-    fn next_report(&mut self) -> Result<VmMessage, Fault> {
+    fn next_report(&mut self, rival: &mut dyn Rival) -> Result<VmMessage, Fault> {
         loop {
             if let Some(reports) = self.lineup.next()? {
                 let names: Vec<&str> = self.starts.iter().map(|start| &start.name[..]).collect();
-                let fast = self.memories.iter_mut().map(GuestMemory::fast_bytes);
-                let fast: Vec<u64> = fast.collect::<Result<_, _>>()?;
+                let fast = match reports.first() {
+                    Some(VmMessage::Interval(_) | VmMessage::Done { .. }) => self.fast_bytes()?,
+                    // After that a guest may be gone before another has finished.
+                    _ => vec![],
+                };
                 if let Some(report) = merge(&names, &fast, reports) {
                     if report == VmMessage::Filled {
                         self.has_filled = true;
@@ -158,10 +165,17 @@ impl<'a> Guests<'a> {
                     let name = &self.starts[index].name;
                     return Err(Fault::Guest(format!("{name} has failed: {what}")));
                 }
+                // A guest that is booted again is sized again.
+                Some(Ok(VmMessage::Booted { .. })) => {
+                    rival.size(&self.starts[index].name)?;
+                    self.running[index].go()?;
+                }
+                Some(Ok(VmMessage::Sized { .. })) => {}
                 // Each moves its own hot set: of all together that says nothing.
                 Some(Ok(VmMessage::Shift { .. })) if self.running.len() > 1 => {}
                 Some(Ok(report)) => self.lineup.push(index, report)?,
                 Some(Err(fault)) => return Err(fault),
+                None if self.lineup.has_finished(index) => {}
                 None => self.boot_again(index)?,
             }
         }
@@ -178,6 +192,12 @@ impl<'a> Guests<'a> {
         self.running[index] =
             Guest::start(&self.bed.root, &self.starts[index], index, &self.heard)?;
         Ok(())
+    }
+
+    /// Fast memory that each has, where there are several.
+    fn fast_bytes(&mut self) -> Result<Vec<u64>, Fault> {
+        let each = self.memories.iter_mut();
+        each.map(GuestMemory::fast_bytes).collect()
     }
 
     fn find_memories(&mut self) -> Result<(), Fault> {

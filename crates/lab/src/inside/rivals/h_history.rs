@@ -1,21 +1,15 @@
 //! `demeter host --manage`: the controller in the host, as its own process, for a guest without an agent.
 
-use std::path::Path;
-use std::time::Duration;
-
 use demeter_host::view::HostView;
 use demeter_policy::Pid;
 
 use super::{AgentProcess, Fault, Rival, Testbed, Totals};
+use crate::inside::agent::controllers_view;
 use crate::inside::kernel;
-use crate::link::HOST_SOCKET_PATH;
 
 /// Debian's kernels boot with 3, with which they refuse tracepoints to a process that has CAP_PERFMON alone, as the
 /// controller has.
 const PERF_EVENT_PARANOID: (&str, &str) = ("proc/sys/kernel/perf_event_paranoid", "2");
-
-/// How long a question to the controller may take.
-const ASK_LIMIT: Duration = Duration::from_secs(5);
 
 /// The controller, once there is a guest to manage.
 #[derive(Debug, Default)]
@@ -44,20 +38,14 @@ impl Rival for HHistory {
 
     /// Fails when the guest was left alone: that would pass for what this system does.
     fn stop(self: Box<Self>) -> Result<(), Fault> {
-        let text = demeter_http::ask(Path::new(HOST_SOCKET_PATH), "GET /v1/vms", "", ASK_LIMIT);
-        let is_managed = text.map_err(|error| Fault::Guest(format!("has no controller: {error}")));
-        is_managed.and_then(|text| check_managed(&text))?;
+        check_managed(&controllers_view()?)?;
         self.0.map_or(Ok(()), AgentProcess::stop)
     }
 }
 
 /// Fails when a controller that says this does not manage all its VMs by histories.
-fn check_managed(view: &str) -> Result<(), Fault> {
+fn check_managed(view: &HostView) -> Result<(), Fault> {
     let unmanaged = |why: String| Err(Fault::Guest(format!("was left alone: {why}")));
-    let view: HostView = match serde_json::from_str(view) {
-        Ok(view) => view,
-        Err(error) => return unmanaged(error.to_string()),
-    };
     let mut others = view
         .vms
         .iter()
@@ -87,10 +75,10 @@ mod tests {
                 vms: vec![vm],
                 ..HostView::default()
             };
-            check_managed(&serde_json::to_string(&view).unwrap()).map_err(|e| e.to_string())
+            check_managed(&view).map_err(|e| e.to_string())
         };
         assert_eq!(said(Some("history")), Ok(()));
         assert!(said(None).unwrap_err().contains("no DAMON"));
-        assert!(check_managed("nonsense").is_err());
+        assert!(check_managed(&HostView::default()).is_err());
     }
 }

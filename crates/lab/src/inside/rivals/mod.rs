@@ -28,6 +28,11 @@ use unmanaged::Unmanaged;
 
 /// A system that is switched on.
 pub trait Rival: fmt::Debug {
+    /// A host's guest is up, and waits for its size.
+    fn size(&mut self, _guest: &str) -> Result<(), Fault> {
+        Ok(())
+    }
+
     /// The timed phase begins; process `target`, with its descendants, is the workload.
     fn begin(&mut self, _bed: &Testbed<'_>, _target: Pid) -> Result<(), Fault> {
         Ok(())

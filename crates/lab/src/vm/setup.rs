@@ -6,8 +6,10 @@ use demeter_host::config::{Config, PoolConfig, TierConfig, VmConfig};
 use demeter_host::hypervisor::libvirt::Libvirt;
 use demeter_policy::provision::{Policy, ProvisionerKind};
 
+use super::elastic::{Elastic, agent_socket, qmp_socket};
+use super::memory::NodeSizes;
+use super::prepared::PreparedVm;
 use crate::error::Error;
-use crate::vm::{Elastic, NodeSizes, PreparedVm, agent_socket, qmp_socket};
 
 /// What the controller has to know of a VM.
 #[derive(Debug, Clone)]
@@ -76,7 +78,8 @@ impl Setup {
         std::fs::write(&path, text).map_err(Error::io("write", &path))
     }
 
-    fn config(&self, folder: &Path) -> Result<Config, Error> {
+    /// The controller's configuration, with its socket in this folder.
+    pub(super) fn config(&self, folder: &Path) -> Result<Config, Error> {
         let vms = self.vms.iter().map(|vm| {
             let tier = |memdev: &str, size_mib, limit_mib, guarantee_mib| TierConfig {
                 // libvirt has names of its own.
