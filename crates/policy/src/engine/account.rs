@@ -34,7 +34,8 @@
 //! - After a pause the engine tries again with a small stake. A pause is so long that what the
 //!   trial has lost is a hundredth of it ([`LOSS_SHARE`]), and twice as long as the one before it,
 //!   up to a bound. A trial that has gained makes it short again; if it has lost by the end of that pause, since memory that it
-//!   has moved serves the program worse now, it is judged then.
+//!   has moved serves the program worse now, it is judged then. Where much fast memory has come free a pause ends as soon
+//!   as its trial's loss is a hundredth of the time.
 //!
 //! A tracker may not know what a sample stands for. The samples of an epoch together
 //! are then taken to be worth [`SHARE_OF_TIME`] of it. Such a tracker looks now and then only, and repeats in
@@ -191,6 +192,8 @@ pub(super) struct Account {
     /// The first tick after the rest; 0 while there is none.
     rest_until: u32,
     rest: Rest,
+    /// The tick at which the last loss is a hundredth of the time since.
+    loss_paid_at: u32,
     /// There while plans are only noted, and then until the first look after that.
     rehearsal: Option<Rehearsal>,
 }
@@ -248,6 +251,7 @@ impl Account {
             rest_ms: REST_MIN_MS,
             rest_until: 0,
             rest: Rest::Pause,
+            loss_paid_at: 0,
             rehearsal: (is_kept && gain.loads_per_sample.is_none()).then(Rehearsal::default),
         }
     }

@@ -36,6 +36,9 @@ const RESERVE_PART: u64 = 128;
 const RESERVE_MIN: u64 = 4 * MIB;
 const RESERVE_MAX: u64 = 64 * MIB;
 
+/// Part of fast memory that must have come free to end a rest.
+const GIVEN_PART: u64 = 8;
+
 /// Part of the reserve below which blocks leave to restore it.
 const LOW_PART: u64 = 4;
 
@@ -107,8 +110,9 @@ impl<S: Strategy> Engine<S> {
     pub(super) fn look_up(&mut self, has_news: bool) {
         let spaces = self.processes.iter();
         self.ranking = rank(spaces.map(|(&pid, p)| (pid, p.classifier.ranges())));
-        if self.account.is_resting() && self.balloon_wants.0 == 0 {
-            return self.carry_out(self.put_back());
+        if self.rests() {
+            self.state = State::Plan;
+            return;
         }
         match self.strategy.look_ups(has_news, self.ranking.first()) {
             LookUps::NoPlan => return self.carry_out(Plan::default()),
@@ -185,6 +189,32 @@ impl<S: Strategy> Engine<S> {
             slow_free: facts.slow.usable(),
             batch: self.config.batch,
         }
+    }
+
+    /// Whether it rests. A balloon does not wait for the end of it.
+    fn rests(&self) -> bool {
+        self.account.is_resting() && self.balloon_wants.0 == 0
+    }
+
+    /// Takes in what the tiers have to give, and plans; while it rests, only if much fast memory has come free since: a host
+    /// has given some, or a program has ended.
+    pub(super) fn plan(&mut self, room: Room) {
+        if self.rests() {
+            let before = self.room.map_or(room.fast_free, |before| before.fast_free);
+            let given = room.fast_free.0.saturating_sub(before.0);
+            let is_much = given > self.config.fast_size.0 / GIVEN_PART;
+            if !is_much || !self.account.try_again() {
+                self.room = Some(Room {
+                    fast_free: before.min(room.fast_free),
+                    ..room
+                });
+                return self.carry_out(self.put_back());
+            }
+        }
+        self.room = Some(room);
+        let plan = self.draft(room);
+        let plan = self.rehearse(plan);
+        self.carry_out(plan);
     }
 
     /// What brings memory back to where it lay before a trial that has failed, if it shall.

@@ -258,10 +258,7 @@ impl<S: Strategy> Engine<S> {
             }
             (Input::Nodes(facts), State::Plan) => {
                 let room = self.room_of(bounded_facts(facts)?);
-                self.room = Some(room);
-                let plan = self.draft(room);
-                let plan = self.rehearse(plan);
-                self.carry_out(plan);
+                self.plan(room);
             }
             (Input::Nodes(facts), State::Room) => {
                 let usable = bounded_facts(facts)?.fast.usable();

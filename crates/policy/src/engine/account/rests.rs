@@ -130,7 +130,9 @@ impl Account {
         let undoing_ns = if undoes { self.trial_cost_ns as i64 } else { 0 };
         let lost_ns = undoing_ns - self.trial_gain_ns();
         let lost_ms = lost_ns.max(0).unsigned_abs() / NS_PER_MS;
-        self.rest_for(self.rest_ms.max(lost_ms.saturating_mul(LOSS_SHARE)));
+        let least_ms = REST_MIN_MS.max(lost_ms.saturating_mul(LOSS_SHARE));
+        self.loss_paid_at = self.tick_after(least_ms);
+        self.rest_for(self.rest_ms.max(least_ms));
         self.lost();
     }
 
@@ -147,8 +149,21 @@ impl Account {
     }
 
     fn rest_for(&mut self, ms: u64) {
+        self.rest_until = self.tick_after(ms);
+    }
+
+    fn tick_after(&self, ms: u64) -> u32 {
         let ticks = u32::try_from((ms / self.epoch_ms).max(1)).unwrap_or(u32::MAX);
-        self.rest_until = self.tick.saturating_add(ticks);
+        self.tick.saturating_add(ticks)
+    }
+
+    /// Ends a rest before its time, if no trial is to be judged and the last one's loss has been made up for. Whether it has.
+    pub(in crate::engine) fn try_again(&mut self) -> bool {
+        let may = self.rest != Rest::Watch && self.tick >= self.loss_paid_at;
+        if may {
+            self.begin_trial();
+        }
+        may
     }
 
     /// Whether what the last trial has moved goes back.

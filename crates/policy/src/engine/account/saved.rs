@@ -25,7 +25,15 @@ impl Account {
         to.push(self.sample_ns.to_bits());
         let ticks = [self.tick, self.unseen_ticks, self.exposure];
         to.extend(ticks.map(u64::from));
-        to.extend([self.broke_ticks, self.unused_ticks, self.rest_until].map(u64::from));
+        to.extend(
+            [
+                self.broke_ticks,
+                self.unused_ticks,
+                self.rest_until,
+                self.loss_paid_at,
+            ]
+            .map(u64::from),
+        );
         to.extend([self.rest_ms, self.cap_ns as u64]);
         Rehearsal::save(self.rehearsal, to);
     }
@@ -55,6 +63,7 @@ impl Account {
         self.broke_ticks = from.next(self.patience().into())? as u32;
         self.unused_ticks = from.next_u32()?;
         self.rest_until = from.next_u32()?;
+        self.loss_paid_at = from.next_u32()?;
         self.rest_ms = from.next(REST_MAX_MS)?;
         from.known((self.rest_ms >= REST_MIN_MS).then_some(()))?;
         self.cap_ns = from.next(TOTAL_MAX_NS)? as i64;

@@ -429,6 +429,42 @@ proptest! {
     }
 }
 
+/// A sweep never pays, and its rests get longer and longer. Then the host gives memory that a hot set fits in.
+#[test]
+fn who_is_given_fast_memory_tries_again_soon() {
+    let mut script = hot_set(100, 300, 350..400, 0);
+    script.epochs = (0..400).map(|n| window(n * 30, 40, 400, 300)).collect();
+    let mut plain = rig(&script, GAIN);
+    for epoch in &script.epochs {
+        plain.epoch(epoch);
+    }
+    let is_pausing =
+        |plain: &Plain| plain.engine.account.rest_until > plain.engine.account.tick() + 100;
+    let mut epochs = script.epochs.iter().cycle();
+    while !is_pausing(&plain) {
+        plain.epoch(epochs.next().expect("they go round"));
+    }
+    let hot = &hot_set(100, 300, 350..400, 1).epochs[0];
+    let wait = |plain: &mut Plain, epochs: usize| {
+        (0..epochs).position(|_| {
+            plain.epoch(hot);
+            !plain.engine.balance().is_resting
+        })
+    };
+    // What comes free by little ends no rest.
+    plain.kernel.free.fast += 8;
+    assert_eq!(wait(&mut plain, 5), None);
+    plain.kernel.free.fast += 52;
+    let paid_at = plain.engine.account.loss_paid_at;
+    let least = paid_at.saturating_sub(plain.engine.account.tick()) / REST_EPOCHS;
+    let waited = wait(&mut plain, 100).expect("it tries again");
+    assert!(
+        waited as u32 <= least + 1,
+        "{waited} epochs instead of {least}"
+    );
+    assert!(in_fast(&plain, 350..400) > 0, "there is room");
+}
+
 /// Also where nobody sees anything any more, or wants anything.
 #[test]
 fn who_can_pay_for_nothing_is_judged() {
