@@ -112,7 +112,7 @@ fn bad_files_are_named_with_offset_and_reason() {
         "x.rec, byte 0: this is no recording of an agent"
     );
     let mut other = bytes.clone();
-    for version in [1, 9] {
+    for version in [1, 10] {
         other[8] = version;
         let want = format!("x.rec, byte 8: the recording has format {version}");
         assert!(said(&other).starts_with(&want));

@@ -34,7 +34,7 @@ impl Account {
             ]
             .map(u64::from),
         );
-        to.extend([self.rest_ms, self.cap_ns as u64]);
+        to.extend([self.rest_ms, self.cap_ns as u64, self.trial_ns as u64]);
         Rehearsal::save(self.rehearsal, to);
     }
 
@@ -67,6 +67,7 @@ impl Account {
         self.rest_ms = from.next(REST_MAX_MS)?;
         from.known((self.rest_ms >= REST_MIN_MS).then_some(()))?;
         self.cap_ns = from.next(TOTAL_MAX_NS)? as i64;
+        self.trial_ns = from.next(TOTAL_MAX_NS)? as i64;
         self.rehearsal = Rehearsal::restore(from)?;
         Ok(())
     }
