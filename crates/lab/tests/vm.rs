@@ -213,10 +213,11 @@ fn two_guests_share_a_host_with_agents_and_without() {
         });
         let fast_bytes: Vec<f64> = fast_bytes.collect();
         assert!(fast_bytes.iter().all(|&bytes| bytes > 0.0));
-        // Balloons have seen to that before guests filled their memory; histories take longer than this run.
+        // Balloons have seen to that before guests filled their memory; histories take longer than this run. What
+        // the larger guest has not used yet is not backed, so that it is less than three times as much.
         if system.name != "h-history" {
             let ratio = fast_bytes[0] / fast_bytes[1];
-            assert!((2.7..3.3).contains(&ratio), "{ratio}");
+            assert!((2.0..3.3).contains(&ratio), "{ratio}");
         }
         // Together they do what each does.
         let sum: f64 = system
