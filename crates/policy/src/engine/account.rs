@@ -56,6 +56,7 @@
 //! - Moves cost no more than the stakes, with what was lent on each, twice (to undo them), and what
 //!   moves have brought, but for one batch, whatever is sampled.
 //! - A trial that fails leaves memory where it lay, soon after nothing uses what it moved.
+//! - A pause that ends early has lasted until its trial's loss is a hundredth of the time.
 //! - Samples that repeat what was seen before bring nothing, nor does a look that the next one does not confirm.
 //! - Whatever is sampled, a loss is no more than the stake and a hundredth of the time, but for the
 //!   trial that is under way. So on a sweep moves die out.

@@ -429,6 +429,31 @@ proptest! {
     }
 }
 
+proptest! {
+    #[test]
+    fn a_pause_that_ends_early_has_made_up_for_its_loss(cost_ms in 200u64..2_000, losses in 0u32..4) {
+        let mut account = Account::new(GAIN, STAKE_NS, 500, true);
+        (0..losses).for_each(|_| account.lost());
+        let cost_ns = cost_ms * 1_000_000;
+        account.pay(Direction::Promotion, ByteCount(50 * MIB), cost_ns);
+        while !account.puts_back() {
+            prop_assert!(!account.is_resting() || !account.try_again(), "its trial is to be judged");
+            account.end_samples(1, false);
+            account.planned(true, true, 1);
+        }
+        // It costs as much to undo it.
+        let lost_ns = 2 * (cost_ns + cost_ns / DISTURBANCE_PART);
+        let least_ms = LOSS_SHARE * (lost_ns / 1_000_000);
+        let (judged_at, rest_until) = (account.tick(), account.rest_until);
+        while !account.try_again() {
+            account.end_samples(1, false);
+        }
+        let waited_ms = u64::from(account.tick() - judged_at) * 500;
+        prop_assert!(waited_ms + 500 >= least_ms && waited_ms <= least_ms, "{} ms", waited_ms);
+        prop_assert!(account.tick() <= rest_until && !account.is_resting());
+    }
+}
+
 /// A sweep never pays, and its rests get longer and longer. Then the host gives memory that a hot set fits in.
 #[test]
 fn who_is_given_fast_memory_tries_again_soon() {
