@@ -77,7 +77,7 @@ pub struct TargetFinder {
 }
 
 impl TargetFinder {
-    /// A finder that never returns the agent itself.
+    /// A finder that never returns the agent itself, or processes of its own.
     pub fn new(root: &Path, spec: TargetSpec) -> Self {
         Self {
             root: root.into(),
@@ -123,8 +123,9 @@ impl TargetFinder {
             TargetSpec::All { resident_min } => resident_min,
             _ => ByteCount(PAGE_SIZE),
         };
+        let own = self.with_descendants(&[self.own_pid])?;
         let mut sized = vec![];
-        for pid in pids.into_iter().map(Pid).filter(|&pid| pid != self.own_pid) {
+        for pid in pids.difference(&own).copied().map(Pid) {
             match self.resident(pid)? {
                 Some(resident) if resident >= resident_min => sized.push((resident, pid)),
                 _ => {}

@@ -14,3 +14,4 @@ pub mod perf;
 pub mod prober;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod tlb_flusher;

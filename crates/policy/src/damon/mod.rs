@@ -10,8 +10,8 @@
 //! which costs little: it cannot tell what is hot, but when they no longer are all memory is looked at again at once.
 //! exposure.rs says what can be made of the looks.
 //!
-//! One thing stays hidden: the kernel clears accessed bits without flushing the TLB. A page that
-//! never leaves the TLB during a pass looks untouched.
+//! The kernel clears accessed bits without flushing the TLB: a page that never leaves it looks untouched. So the driver has CPUs
+//! flushed in the middle of each interval that is long enough for that. In the shortest passes such a page stays hidden.
 
 mod budget;
 mod exposure;
@@ -58,6 +58,11 @@ pub struct Look {
 }
 
 impl Look {
+    /// Whether CPUs have to forget which translations they hold, once in each interval.
+    pub fn is_flushed(&self) -> bool {
+        self.pass.interval >= FLUSHED_MIN
+    }
+
     /// Whether it can tell that what was hot no longer is, but not what is hot instead.
     pub fn is_watch(&self) -> bool {
         self.rung == 0 && self.at.is_some()
@@ -98,6 +103,10 @@ pub const PASSES: [Pass; 4] = [
         looks: 8,
     },
 ];
+
+/// Intervals from here on have a flush each. Who is to keep shorter times from user space would disturb more than it shows; and
+/// what is found accessed in these has been loaded into the TLB anew, as memory is that no TLB holds.
+const FLUSHED_MIN: Duration = Duration::from_millis(5);
 
 /// The first one of a calm agent: enough to see that memory which was hot no longer is. At half of the cost
 /// it comes twice as often.

@@ -188,6 +188,21 @@ impl Actor<'_> {
         self.flush_all();
     }
 
+    /// Processes that do nothing run for a moment on each virtual CPU, so many that it forgets the program's translations.
+    /// Returns what they have taken together.
+    pub(crate) fn crowd_out(&mut self) -> u64 {
+        let mut all_ps = 0;
+        for &core in self.placed {
+            self.cores[core].flush_space(self.space);
+        }
+        let spaces = self.cores.first().map_or(0, Core::spaces_to_flush);
+        for vcpu in &mut *self.vcpus {
+            vcpu.interrupt(Cause::Track, spaces, self.costs.switch_ps);
+            all_ps += spaces * self.costs.switch_ps;
+        }
+        all_ps
+    }
+
     /// The hypervisor forgets all that was cached from the VM's second-level tables, `times`
     /// over, one after the other: it asks the virtual CPUs to leave the guest for it and waits
     /// for them, with the lock of the VM's tables held.

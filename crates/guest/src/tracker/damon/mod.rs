@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use demeter_linux::cpu;
 use demeter_linux::damon::{Aggregations, DamonError, Kdamond, Tracepoint};
 use demeter_linux::page_size::PageSizes;
+use demeter_linux::tlb_flusher::TlbFlusher;
 use demeter_policy::damon::{Look, Observer, PASSES, Regions, region_bounds};
 use demeter_policy::{GuestVirtAddr, Pid, Sample};
 
@@ -29,6 +30,9 @@ const PASS_PATIENCE: u32 = 8;
 /// next, kdamond goes through all regions, and may have to wait for a CPU: a look may take twice as long as it should.
 const LOOK_PATIENCE: u32 = 3;
 const LOOK_PATIENCE_MIN: Duration = Duration::from_millis(100);
+
+/// Flushes are wanted for so many times a pass's length, if it has not ended before.
+const FLUSH_PATIENCE: u32 = LOOK_PATIENCE + 1;
 
 /// Between two looks at the ring of a pass that is waited for.
 const LOOK_WAIT: Duration = Duration::from_millis(5);
@@ -74,6 +78,8 @@ pub struct DamonTracker {
     /// The regions that kdamond has been told to look at, and still is.
     told: Option<Regions>,
     observer: Observer,
+    /// Nothing where there is no way: pages that stay in the TLB look untouched then.
+    flusher: Option<TlbFlusher>,
     /// What the observer's times count from.
     born: Instant,
     /// CPU time of the agent's own that the budget has not been charged with.
@@ -101,7 +107,11 @@ impl DamonTracker {
         let kdamond = Kdamond::claim(&settings.root, 1)?.remove(0);
         let tracepoint = Tracepoint::on(&settings.root)?;
         let listen = move |kdamond| tracepoint.listen(kdamond, RING_BYTES);
-        Ok(Self::with(settings, kdamond, Box::new(listen)))
+        let mut tracker = Self::with(settings, kdamond, Box::new(listen));
+        tracker.flusher = TlbFlusher::new()
+            .inspect_err(|error| tracing::info!(%error, "no TLB is flushed for DAMON: pages that stay there look untouched"))
+            .ok();
+        Ok(tracker)
     }
 
     fn with(settings: &Settings, kdamond: Kdamond, listen: Listen) -> Self {
@@ -114,6 +124,7 @@ impl DamonTracker {
             running: None,
             told: None,
             observer: Observer::new(settings.cpu_percent, Duration::ZERO),
+            flusher: None,
             born: Instant::now(),
             unpaid: Duration::ZERO,
             topped_up: None,
@@ -123,6 +134,7 @@ impl DamonTracker {
 
     fn stop(&mut self) -> Result<(), TrackerError> {
         self.running = None;
+        self.flusher.iter_mut().for_each(TlbFlusher::stop);
         Ok(self.kdamond.stop()?)
     }
 
@@ -146,6 +158,9 @@ impl DamonTracker {
             });
             match started {
                 Ok((kdamond, started_ns, aggregations, targets)) => {
+                    if let Some(flusher) = self.flusher.as_mut().filter(|_| look.is_flushed()) {
+                        flusher.flush_each(look.pass.interval, look.pass.looks * FLUSH_PATIENCE);
+                    }
                     self.running = Some(Running {
                         look,
                         started: Instant::now(),
@@ -234,12 +249,13 @@ impl DamonTracker {
         Ok(true)
     }
 
-    /// Ends a pass. Returns the CPU time that kdamond has spent in it.
+    /// Ends a pass. Returns the CPU time that kdamond and flushes have spent in it.
     fn end(&mut self) -> Result<Duration, TrackerError> {
         let kdamond = self.running.as_ref().map(|running| running.kdamond);
         let spent = kdamond.and_then(|pid| cpu::of(&self.root, pid));
         self.stop()?;
-        Ok(spent.unwrap_or_default())
+        let flushes = self.flusher.as_mut().map(TlbFlusher::take_spent);
+        Ok(spent.unwrap_or_default() + flushes.unwrap_or_default())
     }
 
     /// A pass, waited for: a short one, or that of a calm agent. Returns what kdamond has spent, nothing where nothing was found.
@@ -330,8 +346,8 @@ impl Tracker for DamonTracker {
         NAME
     }
 
-    /// DAMON clears access bits without flushing the TLB: what is hot and huge stays in the TLB,
-    /// sets no bit again and looks cold.
+    /// The shortest passes are not flushed: what is hot and huge stays in the TLB, sets no bit again and looks less
+    /// hot than it is.
     fn sees_huge_pages(&self) -> bool {
         false
     }

@@ -4,6 +4,9 @@
 //! A pass begins when the agent sleeps. Short passes, and those of a calm agent, are waited for when it
 //! wakes: it has no samples until they have ended.
 //!
+//! In each long interval the TLB is flushed by helpers, as a live agent has it: here right after bits are cleared, before
+//! the program goes on.
+//!
 //! What a kdamond takes to come and go, and the agent's own work in reading what it found, is left out.
 
 use std::num::NonZero;
@@ -44,6 +47,17 @@ struct Running {
     /// How long after its begin it first reported.
     reported_ps: Option<u64>,
     found: Vec<Region>,
+    /// What flushing has taken.
+    flushed_ps: u64,
+}
+
+impl Running {
+    /// An interval has begun.
+    fn flush(&mut self, actor: &mut Actor<'_>) {
+        if self.look.is_flushed() {
+            self.flushed_ps += actor.crowd_out();
+        }
+    }
 }
 
 impl DamonTracker {
@@ -108,6 +122,7 @@ impl DamonTracker {
             running.found.extend(found);
         }
         running.kdamond.go_on(guest, actor);
+        running.flush(actor);
     }
 
     /// The agent sleeps now; if it is calm, for longer.
@@ -215,14 +230,17 @@ impl DamonTracker {
                 Kdamond::start_at(ranges, attrs, self.passes, guest, actor)
             }
         };
-        self.running = Some(Running {
+        let mut running = Running {
             look,
             kdamond,
             began_ps,
             is_waited_for,
             reported_ps: None,
             found: vec![],
-        });
+            flushed_ps: 0,
+        };
+        running.flush(actor);
+        self.running = Some(running);
     }
 
     /// Takes what a pass has found. Returns the rung that follows at once, if any.
@@ -243,7 +261,7 @@ impl DamonTracker {
         }
         actor.charge(Cause::Track, asked * actor.costs.agent_lookup_ps);
         let (_, spent_ps) = self.round.get_or_insert((running.began_ps, 0));
-        *spent_ps += running.kdamond.spent_ps();
+        *spent_ps += running.kdamond.spent_ps() + running.flushed_ps;
         let elapsed = time(running.reported_ps.unwrap_or(0));
         let Running {
             look,

@@ -1,0 +1,128 @@
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use super::*;
+
+const PAGES: usize = 256;
+const PAGE_BYTES: usize = 4096;
+
+/// Small pages, few enough for a CPU to hold all their translations.
+struct Table(*mut u8);
+
+// SAFETY: the memory is reached through atomics only, and outlives the threads that use it.
+unsafe impl Sync for Table {}
+
+impl Table {
+    fn new() -> Self {
+        let len = PAGES * PAGE_BYTES;
+        // A page at each end that nobody may use keeps it apart from other mappings.
+        // SAFETY: a fresh mapping at an address of the kernel's choice, of which all but the ends is opened.
+        let base = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let all = len + 2 * PAGE_BYTES;
+            let first = libc::mmap(std::ptr::null_mut(), all, libc::PROT_NONE, flags, -1, 0);
+            assert_ne!(first, libc::MAP_FAILED);
+            let base = first.cast::<u8>().add(PAGE_BYTES);
+            let opened = libc::mprotect(base.cast(), len, libc::PROT_READ | libc::PROT_WRITE);
+            assert_eq!(opened, 0);
+            base
+        };
+        Self(base)
+    }
+
+    /// Uses every page once.
+    fn use_all(&self) {
+        for page in 0..PAGES {
+            // SAFETY: inside the mapping, and aligned.
+            let first = unsafe { AtomicBool::from_ptr(self.0.add(page * PAGE_BYTES).cast()) };
+            first.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Pages that were found accessed since this was last asked.
+    fn take_accessed(&self) -> usize {
+        let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
+        fs::write("/proc/self/clear_refs", "1").unwrap();
+        let own = smaps
+            .split_once(&format!("{:x}-", self.0 as usize))
+            .unwrap()
+            .1;
+        let line = own
+            .lines()
+            .find_map(|line| line.strip_prefix("Referenced:"));
+        let kib: usize = line
+            .unwrap()
+            .trim()
+            .trim_end_matches(" kB")
+            .parse()
+            .unwrap();
+        kib * 1024 / PAGE_BYTES
+    }
+}
+
+/// Ends the program, if the test fails, too.
+struct EndOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for EndOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn what_a_program_uses_is_found_accessed_after_a_flush() {
+    let (table, is_over) = (Table::new(), AtomicBool::new(false));
+    let mut flusher = match TlbFlusher::new() {
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => return,
+        flusher => flusher.unwrap(),
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                table.use_all();
+            }
+        });
+        let _end = EndOnDrop(&is_over);
+        flusher.flush_each(Duration::from_millis(2), u32::MAX);
+        let mut accessed: Vec<_> = (0..21)
+            .map(|_| {
+                table.take_accessed();
+                std::thread::sleep(Duration::from_millis(40));
+                table.take_accessed()
+            })
+            .collect();
+        accessed.sort_unstable();
+        // Without flushes a few at most are, now and then all where another process happens to come by.
+        assert_eq!(accessed[10], PAGES, "{accessed:?}");
+    });
+    assert!(flusher.take_spent() > Duration::ZERO);
+}
+
+#[test]
+fn no_helper_outlives_its_owner_or_holds_what_it_has_open() {
+    let Ok(flusher) = TlbFlusher::new() else {
+        return;
+    };
+    let pids: Vec<_> = flusher.helpers.iter().map(|helper| helper.pid).collect();
+    let proc = |pid: &libc::pid_t| Path::new("/proc").join(pid.to_string());
+    for pid in &pids {
+        let has_begun = || fs::read_to_string(proc(pid).join("comm")).unwrap() == "demeter-flush\n";
+        let began = Instant::now();
+        while !has_begun() && began.elapsed() < Duration::from_secs(20) {
+            std::thread::yield_now();
+        }
+        assert_eq!(fs::read_dir(proc(pid).join("fd")).unwrap().count(), 1);
+    }
+    drop(flusher);
+    assert!(pids.iter().all(|pid| !proc(pid).exists()));
+}
+
+#[test]
+fn an_order_arrives_as_it_was_given() {
+    let order = Order {
+        interval_ms: 80,
+        times: u32::MAX,
+    };
+    assert_eq!(Order::from_bytes(order.to_bytes()), order);
+}
