@@ -62,6 +62,8 @@ impl Order {
 #[derive(Debug)]
 pub struct TlbFlusher {
     helpers: Vec<Helper>,
+    /// What they were told last.
+    order: Order,
     /// What [`Self::take_spent`] has told.
     told: Duration,
 }
@@ -82,6 +84,7 @@ impl TlbFlusher {
         let cpus = cpus()?;
         let mut flusher = Self {
             helpers: vec![],
+            order: Order::default(),
             told: Duration::ZERO,
         };
         for _ in 0..helpers_wanted()? {
@@ -100,7 +103,9 @@ impl TlbFlusher {
 
     /// Flushes no more.
     pub fn stop(&mut self) {
-        self.order(Order::default());
+        if self.order != Order::default() {
+            self.order(Order::default());
+        }
     }
 
     /// CPU time that the helpers have spent since this was last asked.
@@ -113,7 +118,8 @@ impl TlbFlusher {
     }
 
     fn order(&mut self, order: Order) {
-        // A helper that somebody has ended is missed only if most are.
+        self.order = order;
+        // A helper that somebody has ended, or stopped until its pipe is full, is missed only if most are.
         self.helpers
             .retain_mut(|helper| helper.orders.write_all(&order.to_bytes()).is_ok());
     }
@@ -151,6 +157,10 @@ impl Helper {
     fn start(cpus: &libc::cpu_set_t) -> io::Result<Self> {
         let (reader, writer) = io::pipe()?;
         let (reader, writer) = (OwnedFd::from(reader), OwnedFd::from(writer));
+        // SAFETY: changes a flag of a descriptor of ours.
+        if unsafe { libc::fcntl(writer.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
         // SAFETY: the child calls only what is safe after a fork of a process with several threads: it allocates
         // nothing, takes no lock, and never returns.
         match unsafe { libc::fork() } {

@@ -126,3 +126,24 @@ fn an_order_arrives_as_it_was_given() {
     };
     assert_eq!(Order::from_bytes(order.to_bytes()), order);
 }
+
+#[test]
+fn a_helper_that_somebody_has_stopped_is_given_up() {
+    let Ok(mut flusher) = TlbFlusher::new() else {
+        return;
+    };
+    let first = flusher.helpers[0].pid;
+    // SAFETY: stops a child of ours.
+    assert_eq!(unsafe { libc::kill(first, libc::SIGSTOP) }, 0);
+    let helpers = flusher.helpers.len();
+    let is_there = |flusher: &TlbFlusher| flusher.helpers.iter().any(|it| it.pid == first);
+    // More orders than a pipe holds.
+    for _ in 0..1 << 20 {
+        flusher.flush_each(Duration::from_secs(3600), 1);
+        if !is_there(&flusher) {
+            break;
+        }
+    }
+    assert!(!is_there(&flusher) && flusher.helpers.len() < helpers);
+    assert!(!Path::new("/proc").join(first.to_string()).exists());
+}
