@@ -23,6 +23,9 @@ pub struct Zipf {
     /// Share of the accesses that store, 0 to 1.
     #[serde(default)]
     pub store_share: f64,
+    /// Whether an operation takes a whole page, line by line, instead of a word.
+    #[serde(default)]
+    pub whole_pages: bool,
 }
 
 fn default_theta() -> f64 {

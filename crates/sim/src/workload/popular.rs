@@ -1,4 +1,5 @@
-//! zipf: loads and stores of words by a law of popularity. The popular pages lie anywhere.
+//! zipf: loads and stores of words, or of whole pages, by a law of popularity. The popular pages lie
+//! anywhere.
 //!
 //! What is popular or not is a simulated page as a whole: pages that stand for many do so for as
 //! many that are alike.
@@ -7,7 +8,7 @@ use demeter_policy::{MIB, PAGE_SIZE};
 use demeter_scenario as scenario;
 
 use super::generator::Generator;
-use super::memory::{Extent, ProgramMemory, load, region, store};
+use super::memory::{Extent, LINE, ProgramMemory, load, region, store};
 use super::rng::{Rng, bound};
 use super::scatter::Scatter;
 use super::zipf::Zipf;
@@ -25,6 +26,7 @@ pub(crate) struct Popular {
     law: Zipf,
     /// Random numbers below this store.
     store_below: u64,
+    whole_pages: bool,
     rngs: Vec<Rng>,
 }
 
@@ -37,6 +39,7 @@ impl Popular {
             pages: Scatter::new(pages, seed),
             law: Zipf::new(pages, zipf.theta),
             store_below: bound(zipf.store_share),
+            whole_pages: zipf.whole_pages,
             rngs: Rng::for_threads(seed, zipf.threads),
         }
     }
@@ -54,12 +57,22 @@ impl Generator for Popular {
     fn next(&mut self, memory: &ProgramMemory, thread: usize, _now_ns: u64, out: &mut Batch) {
         let array = memory.base(ARRAY);
         let rng = &mut self.rngs[thread];
-        while out.room() > 0 {
+        // What an operation takes, and in how many steps.
+        let (bytes, step) = match self.whole_pages {
+            true => (PAGE_SIZE, LINE),
+            false => (WORD, WORD),
+        };
+        while out.room() as u64 >= bytes / step {
             let page = self.pages.at(self.law.rank(rng.next()));
-            let word = rng.below(self.page_bytes / WORD);
-            let at = array + page * self.page_bytes + word * WORD;
-            let stores = rng.next() < self.store_below;
-            out.push(if stores { store(at) } else { load(at) });
+            let piece = rng.below(self.page_bytes / bytes);
+            let start = array + page * self.page_bytes + piece * bytes;
+            let access = match rng.next() < self.store_below {
+                true => store,
+                false => load,
+            };
+            for at in (start..start + bytes).step_by(step as usize) {
+                out.push(access(at));
+            }
             out.ops += 1;
         }
     }
@@ -87,6 +100,7 @@ mod tests {
             threads: 1,
             theta: 0.99,
             store_share: 0.25,
+            whole_pages: false,
         };
         let mut popular = Popular::new(&zipf, 1, 2);
         let mut memory = ProgramMemory::new(0, popular.regions());
@@ -112,5 +126,32 @@ mod tests {
             .windows(2)
             .filter(|w| w[0].1.abs_diff(w[1].1) < 64);
         assert!(near.count() < 10);
+    }
+
+    #[test]
+    fn a_whole_page_is_taken_line_by_line() {
+        let zipf = scenario::Zipf {
+            size_mib: 64,
+            cold_mib: 0,
+            threads: 1,
+            theta: 0.99,
+            store_share: 0.5,
+            whole_pages: true,
+        };
+        let mut popular = Popular::new(&zipf, 1, 2);
+        let mut memory = ProgramMemory::new(0, popular.regions());
+        memory.place(&[GuestVirtAddr(0)]);
+        let mut batch = Batch::default();
+        popular.next(&memory, 0, 0, &mut batch);
+        let lines = (PAGE_SIZE / LINE) as usize;
+        assert_eq!(batch.accesses().len(), batch.ops as usize * lines);
+        for page in batch.accesses().chunks(lines) {
+            let first = page[0];
+            assert!(first.gva().0.is_multiple_of(PAGE_SIZE));
+            for (at, access) in (first.gva().0..).step_by(LINE as usize).zip(page) {
+                assert_eq!(access.gva().0, at);
+                assert_eq!(access.is_store(), first.is_store());
+            }
+        }
     }
 }
