@@ -339,6 +339,24 @@ mod tests {
     }
 
     #[test]
+    fn the_agent_and_its_own_processes_are_nobodys_targets() {
+        let p = FakeProc::new();
+        let own = std::process::id();
+        let [shell, program, helper] = [1, 2, 3].map(|n| own + n);
+        p.add(shell, "shell", 5, &format!("{own} {program}"));
+        p.add(program, "program", 5, "");
+        p.add(own, "demeter", 5, &helper.to_string());
+        p.add(helper, "demeter-flush", 5, "");
+        let resident_min = ByteCount(PAGE_SIZE);
+        for spec in [
+            TargetSpec::All { resident_min },
+            TargetSpec::Pids(vec![Pid(shell)]),
+        ] {
+            assert_eq!(p.find(spec), [shell, program]);
+        }
+    }
+
+    #[test]
     fn a_pid_that_is_gone_and_a_cgroup_that_is_not_there_are_errors() {
         let p = FakeProc::new();
         let find = |spec| {
