@@ -92,19 +92,25 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn few_pages_take_most_accesses_and_lie_apart() {
+    /// 64 MiB of pages that stand for four each.
+    fn popular(store_share: f64, whole_pages: bool) -> (Popular, ProgramMemory) {
         let zipf = scenario::Zipf {
             size_mib: 64,
             cold_mib: 0,
             threads: 1,
             theta: 0.99,
-            store_share: 0.25,
-            whole_pages: false,
+            store_share,
+            whole_pages,
         };
-        let mut popular = Popular::new(&zipf, 1, 2);
+        let popular = Popular::new(&zipf, 1, 2);
         let mut memory = ProgramMemory::new(0, popular.regions());
         memory.place(&[GuestVirtAddr(0)]);
+        (popular, memory)
+    }
+
+    #[test]
+    fn few_pages_take_most_accesses_and_lie_apart() {
+        let (mut popular, memory) = popular(0.25, false);
         let mut hits = vec![0u32; 64 * 64];
         let (mut batch, mut stores) = (Batch::default(), 0);
         for _ in 0..100 {
@@ -130,17 +136,7 @@ mod tests {
 
     #[test]
     fn a_whole_page_is_taken_line_by_line() {
-        let zipf = scenario::Zipf {
-            size_mib: 64,
-            cold_mib: 0,
-            threads: 1,
-            theta: 0.99,
-            store_share: 0.5,
-            whole_pages: true,
-        };
-        let mut popular = Popular::new(&zipf, 1, 2);
-        let mut memory = ProgramMemory::new(0, popular.regions());
-        memory.place(&[GuestVirtAddr(0)]);
+        let (mut popular, memory) = popular(0.5, true);
         let mut batch = Batch::default();
         popular.next(&memory, 0, 0, &mut batch);
         let lines = (PAGE_SIZE / LINE) as usize;
