@@ -104,9 +104,13 @@ pub const PASSES: [Pass; 4] = [
     },
 ];
 
-/// Intervals from here on have a flush each. Who is to keep shorter times from user space would disturb more than it shows; and
-/// what is found accessed in these has been loaded into the TLB anew, as memory is that no TLB holds.
+/// Intervals from here on have a flush each. Shorter times are hard to keep from user space.
 const FLUSHED_MIN: Duration = Duration::from_millis(5);
+
+/// Address spaces that have to run on a CPU until it holds no translation of another one, where it has PCIDs. Linux on x86 tells six
+/// apart on each CPU (`TLB_NR_DYN_ASIDS` in `arch/x86/mm/tlb.c`). Twice as many: the number that the next one takes may be that
+/// of one which has just run.
+pub const SPACES_TO_FLUSH: usize = 12;
 
 /// The first one of a calm agent: enough to see that memory which was hot no longer is. At half of the cost
 /// it comes twice as often.

@@ -11,6 +11,7 @@
 //! after one of the last misses is part of a stream, which prefetchers see coming: it costs its
 //! transfer only.
 
+use demeter_policy::damon::SPACES_TO_FLUSH;
 use demeter_policy::{GuestPhysAddr, GuestVirtAddr};
 
 use super::assoc::Assoc;
@@ -454,11 +455,10 @@ impl Core {
         self.host_walk.clear_space(space);
     }
 
-    /// Address spaces that have to run here for a moment until nothing is held of another one. Linux on x86 tells six apart on
-    /// each CPU (`TLB_NR_DYN_ASIDS`); the agent runs twice as many.
+    /// Address spaces that have to run here for a moment until nothing is held of another one.
     pub(crate) fn spaces_to_flush(&self) -> u64 {
         match self.kind {
-            TlbKind::Hardware => 12,
+            TlbKind::Hardware => SPACES_TO_FLUSH as u64,
             TlbKind::Soft => 1,
         }
     }
