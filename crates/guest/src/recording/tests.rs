@@ -12,7 +12,7 @@ use demeter_policy::{
 use proptest::prelude::*;
 
 use super::events::{Decoder, Encoder};
-use super::format::Bytes;
+use super::format::{Bytes, VERSION};
 use super::*;
 use crate::agent::conformance::AgentRig;
 
@@ -112,8 +112,8 @@ fn bad_files_are_named_with_offset_and_reason() {
         "x.rec, byte 0: this is no recording of an agent"
     );
     let mut other = bytes.clone();
-    for version in [1, 10] {
-        other[8] = version;
+    for version in [1, VERSION + 1] {
+        other[8..10].copy_from_slice(&version.to_le_bytes());
         let want = format!("x.rec, byte 8: the recording has format {version}");
         assert!(said(&other).starts_with(&want));
     }

@@ -30,7 +30,8 @@
 //!   [`UNUSED_TICKS`](rests::UNUSED_TICKS), it has lost: what it moved goes back to
 //!   where it lay, unless it has brought most of its cost ([`KEEP_PART`]) or brings something steadily, since
 //!   memory that lies otherwise serves a program as well on the whole, but not at each moment. What stays
-//!   is judged again in each epoch of the rest.
+//!   is judged again in each epoch of the rest. Where looks are few, chance makes one of two find nothing: there, moves are undone
+//!   if all looks of the trial together have found that they lose, or the last two alike.
 //! - After a pause the engine tries again with a small stake. A pause is so long that what the
 //!   trial has lost is a hundredth of it ([`LOSS_SHARE`]), and twice as long as the one before it,
 //!   up to a bound. A trial that has gained makes it short again; if it has lost by the end of that pause, since memory that it
@@ -49,8 +50,9 @@
 //! for four ticks at least, the trial may spend what that would have brought; else the next plan is noted. Each
 //! loss doubles the time and the looks that it takes, until a trial has gained.
 //! A sweep and a window that moves on are elsewhere by then. What moves cost is a guess until some were made: where the
-//! first batch shows that the plan costs more than it was found to bring, the rest is given up, which counts as a loss, and
-//! plans are rehearsed at the price that is known now.
+//! first batches show that the plan costs more than it was found to bring, the rest is given up. The trial has lost then, and
+//! what it has moved goes back: a few looks have found that cold, and a program that came back to 24 MiB of it ran at 0.6 of its
+//! speed.
 //!
 //! # Properties
 //! - Moves cost no more than the stakes, with what was lent on each, twice (to undo them), and what
@@ -61,7 +63,8 @@
 //! - Whatever is sampled, a loss is no more than the stake and a hundredth of the time, but for the
 //!   trial that is under way. So on a sweep moves die out.
 //! - Under a tracker that does not know what a sample stands for, a trial moves nothing before the looks after a plan
-//!   agree that it pays, and gives the rest of it up once its price turns out too high for that.
+//!   agree that it pays. Once its price turns out too high for that, it gives the rest up, and what it has moved goes back.
+//! - Under such a tracker nothing else goes back that looks have found no loss in.
 //! - A stable hot set comes into fast memory; a hot set that has moved is followed.
 //! - Total: nothing that is told overflows.
 
@@ -89,6 +92,9 @@ const TRIAL_PART: i64 = 4;
 /// A move is charged this part of its time on top: it drives a program's data out of caches and TLBs, and what it brings
 /// is an estimate. An account that broke even without it lost up to 7 % of a hot set that moves each two seconds.
 const DISTURBANCE_PART: u64 = 4;
+
+/// Horizons after which half of what is known of prices is forgotten, as long as nothing was lost.
+const PRICE_HORIZONS: u32 = 2;
 
 /// Ticks of income that are lent, and the most that is.
 const CREDIT_TICKS: u32 = 8;
@@ -173,6 +179,9 @@ pub(super) struct Account {
     /// What this trial has brought and what it has cost.
     trial_benefit_ns: i64,
     trial_cost_ns: u64,
+    /// What its looks have found that it brings, confirmed or not; and whether the last two agree that it loses.
+    trial_found_ns: i64,
+    is_losing: bool,
     /// Samples of this epoch in promoted memory, less those in demoted memory.
     net_samples: i64,
     /// Weight of all samples of this epoch.
@@ -240,6 +249,8 @@ impl Account {
             benefit_ns: 0,
             trial_benefit_ns: 0,
             trial_cost_ns: 0,
+            trial_found_ns: 0,
+            is_losing: false,
             net_samples: 0,
             all_samples: 0,
             net_sighted: 0,
@@ -277,9 +288,8 @@ impl Account {
         self.rehearsal = Some(Rehearsal::new(promoted, demoted));
     }
 
-    /// Whether a plan that brings so much for each tick pays for its moves within the horizon.
-    fn pays(&self, of: &Rehearsal, income_ns: i64) -> bool {
-        let cost_ns = of.cost_ns(self.prices_ps());
+    /// Whether a plan that brings so much for each tick pays for such a cost within the horizon.
+    fn pays(&self, cost_ns: u128, income_ns: i64) -> bool {
         let hoped_ns = income_ns.saturating_mul(self.horizon_ticks().into());
         cost_ns > 0 && u128::try_from(hoped_ns).is_ok_and(|hoped_ns| hoped_ns >= cost_ns)
     }
@@ -302,7 +312,8 @@ impl Account {
 
     /// A look has found what a plan would have brought for each tick since the last one.
     fn rehearsed(&mut self, of: Rehearsal, income_ns: i64, ticks: u32) {
-        if !self.pays(&of, income_ns) {
+        let cost_ns = of.cost_ns(self.prices_ps());
+        if !self.pays(cost_ns + cost_ns / u128::from(DISTURBANCE_PART), income_ns) {
             self.rehearsal = Some(Rehearsal::default());
             return;
         }
@@ -353,7 +364,8 @@ impl Account {
         let before = self.tick;
         self.tick = self.tick.saturating_add(epochs);
         let has_passed = |ticks: u32| self.tick / ticks > before / ticks;
-        if has_passed(self.horizon_ticks().saturating_mul(self.caution())) {
+        let forgets_after = self.horizon_ticks().saturating_mul(PRICE_HORIZONS);
+        if has_passed(forgets_after.saturating_mul(self.caution())) {
             self.prices.iter_mut().for_each(Price::age);
         }
         if has_passed(self.horizon_ticks()) {
@@ -402,11 +414,13 @@ impl Account {
             return self.rehearsed(rehearsal, income_ns, ticks);
         }
         self.rehearsal = None;
+        let agreed_ns = agreed(self.income_ns, income_ns);
         let benefit_ns = match self.gain.loads_per_sample {
             Some(_) => found_ns as i64,
             // One look may find by chance what a sweep is at, or come just after a hot set has moved.
-            None => agreed(self.income_ns, income_ns).saturating_mul(ticks.into()),
+            None => agreed_ns.saturating_mul(ticks.into()),
         };
+        self.is_losing = agreed_ns < 0;
         self.steady_ns = income_ns.min(self.income_ns);
         self.income_ns = income_ns;
         self.unused_ticks = match income_ns {
@@ -425,6 +439,10 @@ impl Account {
             .trial_benefit_ns
             .saturating_add(benefit_ns)
             .clamp(-most, most);
+        self.trial_found_ns = self
+            .trial_found_ns
+            .saturating_add(found_ns as i64)
+            .clamp(-most, most);
     }
 
     /// What this trial has brought, less what it has cost.
@@ -442,11 +460,11 @@ impl Account {
         self.trial_cost_ns = (self.trial_cost_ns + charge_ns).min(TOTAL_MAX_NS);
         self.prices[direction as usize].pay(tried.0, took_ns);
         let carried_out = self.rehearsal.filter(|it| it.is_over && !self.is_resting());
-        if carried_out.is_some_and(|it| !self.pays(&it, self.steady_ns)) {
-            self.lost();
-            self.begin_rehearsal();
+        let cost_ns = carried_out.map(|it| it.cost_ns(self.prices_ps()));
+        if cost_ns.is_some_and(|cost_ns| !self.pays(cost_ns, self.steady_ns)) {
+            self.give_up();
         }
-        !self.is_kept || (self.left_ns() > 0 && !self.is_rehearsing())
+        !self.is_kept || (self.left_ns() > 0 && !self.is_resting())
     }
 
     /// Whether it has been measured, not long ago, what a move costs in each direction.

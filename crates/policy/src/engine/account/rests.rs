@@ -35,7 +35,9 @@ pub(super) enum Rest {
     Watch,
     /// A better time; what the trial has moved stays.
     Pause,
-    /// Likewise, after what the trial has moved is back.
+    /// That what was begun of a plan that is given up ends.
+    GivenUp,
+    /// A better time, after what the trial has moved is back.
     PutBack,
     /// A better time, after a trial that had gained when it ended; what it has moved may still lose.
     Gained,
@@ -96,6 +98,7 @@ impl Account {
             // What was kept has turned out to bring nothing.
             Rest::Pause | Rest::Gained if self.has_failed() => self.judge(),
             Rest::Gained if is_over && self.trial_gain_ns() < 0 => self.judge(),
+            Rest::GivenUp => self.rest = Rest::PutBack,
             _ if is_over && self.rest != Rest::Watch => self.begin_trial(),
             _ => {}
         }
@@ -110,12 +113,17 @@ impl Account {
         self.balance_ns = self.trial_ns;
         self.trial_benefit_ns = 0;
         self.trial_cost_ns = 0;
+        self.trial_found_ns = 0;
+        self.is_losing = false;
         self.unused_ticks = 0;
     }
 
-    /// Whether its moves are undone: it has brought little, and brings nothing steadily.
+    /// Whether its moves are undone: it has brought little, and brings nothing steadily. Few looks say that by chance, too,
+    /// and to undo moves costs as much as they did: they must have found a loss.
     fn has_failed(&self) -> bool {
-        self.trial_benefit_ns < self.trial_cost_ns as i64 / KEEP_PART && self.steady_ns <= 0
+        let found_loss = !self.rehearses() || self.is_losing || self.trial_found_ns <= 0;
+        let kept_ns = self.trial_cost_ns as i64 / KEEP_PART;
+        self.trial_benefit_ns < kept_ns && self.steady_ns <= 0 && found_loss
     }
 
     /// Whether nothing uses any more what it has moved.
@@ -123,10 +131,22 @@ impl Account {
         self.has_failed() && self.unused_ticks >= UNUSED_TICKS
     }
 
-    /// A trial has lost: says for how long there is none, and whether its moves are undone.
+    /// A trial has lost: says whether its moves are undone.
     fn judge(&mut self) {
         let undoes = self.has_failed();
         self.rest = if undoes { Rest::PutBack } else { Rest::Pause };
+        self.pause(undoes);
+    }
+
+    /// A trial has lost that costs more than its plan was found to bring. Its moves are undone once it has ended.
+    pub(super) fn give_up(&mut self) {
+        self.rehearsal = None;
+        self.rest = Rest::GivenUp;
+        self.pause(true);
+    }
+
+    /// Says for how long there is no trial after one that has lost.
+    fn pause(&mut self, undoes: bool) {
         let undoing_ns = if undoes { self.trial_cost_ns as i64 } else { 0 };
         let lost_ns = undoing_ns - self.trial_gain_ns();
         let lost_ms = lost_ns.max(0).unsigned_abs() / NS_PER_MS;

@@ -15,8 +15,10 @@ impl Account {
             self.cost_ns,
             signed(self.benefit_ns),
         ]);
-        to.extend([self.trial_benefit_ns, self.income_ns, self.steady_ns].map(signed));
-        to.extend([self.trial_cost_ns, self.rest as u64]);
+        let trial = [self.trial_benefit_ns, self.trial_found_ns];
+        to.extend(trial.map(signed));
+        to.extend([self.income_ns, self.steady_ns].map(signed));
+        to.extend([self.trial_cost_ns, self.is_losing.into(), self.rest as u64]);
         to.extend(
             self.prices
                 .map(|price| [price.bytes, price.took_ns])
@@ -45,10 +47,18 @@ impl Account {
         self.cost_ns = from.next(TOTAL_MAX_NS)?;
         self.benefit_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
         self.trial_benefit_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
+        self.trial_found_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
         self.income_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
         self.steady_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
         self.trial_cost_ns = from.next(TOTAL_MAX_NS)?;
-        let rests = [Rest::Watch, Rest::Pause, Rest::PutBack, Rest::Gained];
+        self.is_losing = from.next(1)? > 0;
+        let rests = [
+            Rest::Watch,
+            Rest::Pause,
+            Rest::GivenUp,
+            Rest::PutBack,
+            Rest::Gained,
+        ];
         let rest = from.next(u64::MAX)?;
         self.rest = from.known(rests.into_iter().find(|&r| r as u64 == rest))?;
         for price in &mut self.prices {

@@ -228,7 +228,9 @@ proptest! {
             account.take_sighting(100 - net.unsigned_abs() as u32, None);
             account.end_samples(1, false);
             let income_ns = (net as f64 / 100.0 * 500e6 * SHARE_OF_TIME) as i64;
-            let pays = is_noted && 20 * income_ns >= cost_of(&account, bytes);
+            let cost_ns = cost_of(&account, bytes);
+            let charged_ns = cost_ns + cost_ns / DISTURBANCE_PART as i64;
+            let pays = is_noted && 20 * income_ns >= charged_ns;
             confirmed = if pays { (confirmed.0 + ticks, confirmed.1 + 1) } else { (0, 0) };
             least_ns = if pays { least_ns.min(income_ns) } else { i64::MAX };
             let is_over = confirmed.0 >= REHEARSAL_TICKS << losses && confirmed.1 >= 1 << losses;
@@ -248,7 +250,7 @@ proptest! {
 
 proptest! {
     #[test]
-    fn a_plan_that_no_longer_pays_at_its_true_price_is_given_up(
+    fn a_plan_that_no_longer_pays_at_its_true_price_is_given_up_and_goes_back(
         net in 1u32..100, blocks in 1u64..200, block_us in 1u64..100_000,
     ) {
         let gain = Gain { loads_per_sample: None, ..GAIN };
@@ -265,14 +267,16 @@ proptest! {
         prop_assume!(!account.is_rehearsing());
         let may_go_on = account.pay(Direction::Demotion, ByteCount(BLOCK_SIZE), block_us * 1000);
         let pays = 20 * account.steady_ns >= cost_of(&account, bytes);
-        prop_assert_eq!(account.is_rehearsing(), !pays);
+        prop_assert_eq!(account.is_resting(), !pays);
         prop_assert!(pays || !may_go_on);
         prop_assert_eq!(account.caution(), if pays { 1 } else { 2 });
+        prop_assert!(!account.puts_back(), "an exchange is not left half done");
+        look(&mut account);
+        prop_assert_eq!(account.puts_back(), !pays);
         // A look after it has no say: what it finds is income.
         if pays {
-            look(&mut account);
             account.pay(Direction::Demotion, ByteCount(BLOCK_SIZE), 10_000_000_000);
-            prop_assert!(!account.is_rehearsing());
+            prop_assert!(!account.is_resting());
         }
     }
 }
@@ -304,7 +308,7 @@ proptest! {
         (0..losses).for_each(|_| account.lost());
         let bytes = 8 * MIB;
         account.pay(Direction::Demotion, ByteCount(bytes), 80_000_000);
-        let ticks = account.horizon_ticks() << losses;
+        let ticks = (PRICE_HORIZONS * account.horizon_ticks()) << losses;
         while account.tick() < ticks {
             prop_assert_eq!(account.prices[Direction::Demotion as usize].bytes, bytes);
             account.end_samples(epochs, true);
@@ -336,7 +340,7 @@ fn a_slow_small_batch_does_not_stop_all_moves_for_ever() {
         account.pay(Direction::Promotion, ByteCount(MIB), 200_000_000);
     }
     assert!(promotion_ps(&account) > 20 * usual_ps);
-    for _ in 0..12 * account.horizon_ticks() {
+    for _ in 0..12 * PRICE_HORIZONS * account.horizon_ticks() {
         account.end_samples(1, false);
     }
     assert!(promotion_ps(&account) < usual_ps);
@@ -427,6 +431,47 @@ proptest! {
         }
         prop_assert_eq!(account.tick(), used + UNUSED_TICKS);
     }
+}
+
+/// Lets looks find what moves that have cost a lot bring, parts of a hundred of what is accessed, and returns those that were
+/// taken until the moves are undone, or all.
+fn looks_until_undone(looks: &[i64]) -> &[i64] {
+    let gain = Gain {
+        loads_per_sample: None,
+        ..GAIN
+    };
+    let mut account = Account::new(gain, STAKE_NS, 500, true);
+    account.rehearsal = None;
+    account.pay(Direction::Promotion, ByteCount(50 * MIB), 100 * STAKE_NS);
+    let is_undone = |&net: &i64| {
+        let tier = if net > 0 { Tier::Fast } else { Tier::Slow };
+        account.take_sighting(net.unsigned_abs() as u32, Some(tier));
+        account.take_sighting(100 - net.unsigned_abs() as u32, None);
+        account.end_samples(4, false);
+        account.planned(true, true, 4);
+        account.puts_back()
+    };
+    let undone_at = looks.iter().position(is_undone);
+    &looks[..undone_at.map_or(looks.len(), |at| at + 1)]
+}
+
+proptest! {
+    #[test]
+    fn nothing_goes_back_that_looks_have_found_no_loss_in(
+        looks in prop::collection::vec(-40i64..60, 2..40),
+    ) {
+        let taken = looks_until_undone(&looks);
+        prop_assume!(taken.len() < looks.len());
+        let agree = taken.iter().rev().take(2).all(|&net| net < 0);
+        prop_assert!(agree || taken.iter().sum::<i64>() <= 0, "{taken:?}");
+    }
+}
+
+#[test]
+fn what_looks_find_a_loss_in_by_turns_goes_back_if_it_loses_on_the_whole() {
+    let [gains, loses] = [[30, -20], [20, -30]].map(|two| two.repeat(30));
+    assert_eq!(looks_until_undone(&gains).len(), gains.len());
+    assert!(looks_until_undone(&loses).len() < 20);
 }
 
 proptest! {
