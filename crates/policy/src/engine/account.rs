@@ -30,7 +30,8 @@
 //!   [`UNUSED_TICKS`](rests::UNUSED_TICKS), it has lost: what it moved goes back to
 //!   where it lay, unless it has brought most of its cost ([`KEEP_PART`]) or brings something steadily, since
 //!   memory that lies otherwise serves a program as well on the whole, but not at each moment. What stays
-//!   is judged again in each epoch of the rest. Where looks are few, chance makes one of two find nothing: there, moves are undone
+//!   is judged again in each epoch of the rest, and goes back, too, once it has lost as much as that costs: a program that has
+//!   come back to what was demoted is not to wait until all that the trial had brought is gone. Where looks are few, chance makes one of two find nothing: there, moves are undone
 //!   if all looks of the trial together have found that they lose, or the last two alike.
 //! - After a pause the engine tries again with a small stake. A pause is so long that what the
 //!   trial has lost is a hundredth of it ([`LOSS_SHARE`]), and twice as long as the one before it,
@@ -58,6 +59,7 @@
 //! - Moves cost no more than the stakes, with what was lent on each, twice (to undo them), and what
 //!   moves have brought, but for one batch, whatever is sampled.
 //! - A trial that fails leaves memory where it lay, soon after nothing uses what it moved.
+//! - What a trial has moved goes back in the epoch in which it has lost as much as the moves have cost, whatever it had brought.
 //! - A pause that ends early has lasted until its trial's loss is a hundredth of the time.
 //! - Samples that repeat what was seen before bring nothing, nor does a look that the next one does not confirm.
 //! - Whatever is sampled, a loss is no more than the stake and a hundredth of the time, but for the
@@ -176,8 +178,9 @@ pub(super) struct Account {
     prices: [Price; 2],
     cost_ns: u64,
     benefit_ns: i64,
-    /// What this trial has brought and what it has cost.
+    /// What this trial has brought, the most that this ever was, and what it has cost.
     trial_benefit_ns: i64,
+    trial_best_ns: i64,
     trial_cost_ns: u64,
     /// What its looks have found that it brings, confirmed or not; and whether the last two agree that it loses.
     trial_found_ns: i64,
@@ -248,6 +251,7 @@ impl Account {
             cost_ns: 0,
             benefit_ns: 0,
             trial_benefit_ns: 0,
+            trial_best_ns: 0,
             trial_cost_ns: 0,
             trial_found_ns: 0,
             is_losing: false,
@@ -439,6 +443,7 @@ impl Account {
             .trial_benefit_ns
             .saturating_add(benefit_ns)
             .clamp(-most, most);
+        self.trial_best_ns = self.trial_best_ns.max(self.trial_benefit_ns);
         self.trial_found_ns = self
             .trial_found_ns
             .saturating_add(found_ns as i64)

@@ -112,23 +112,30 @@ impl Account {
         // Neither what came in meanwhile nor a debt counts: chance would make either.
         self.balance_ns = self.trial_ns;
         self.trial_benefit_ns = 0;
+        self.trial_best_ns = 0;
         self.trial_cost_ns = 0;
         self.trial_found_ns = 0;
         self.is_losing = false;
         self.unused_ticks = 0;
     }
 
-    /// Whether its moves are undone: it has brought little, and brings nothing steadily. Few looks say that by chance, too,
-    /// and to undo moves costs as much as they did: they must have found a loss.
+    /// Whether its moves are undone: it has brought little or lost much again, and brings nothing steadily. Few looks say that
+    /// by chance, too, and to undo moves costs as much as they did: they must have found a loss.
     fn has_failed(&self) -> bool {
+        let has_brought_little = self.trial_benefit_ns < self.trial_cost_ns as i64 / KEEP_PART;
         let found_loss = !self.rehearses() || self.is_losing || self.trial_found_ns <= 0;
-        let kept_ns = self.trial_cost_ns as i64 / KEEP_PART;
-        self.trial_benefit_ns < kept_ns && self.steady_ns <= 0 && found_loss
+        (has_brought_little || self.has_lost_again()) && self.steady_ns <= 0 && found_loss
+    }
+
+    /// Whether it has lost as much since its best time as it costs to undo its moves.
+    fn has_lost_again(&self) -> bool {
+        let cost_ns = self.trial_cost_ns as i64;
+        cost_ns > 0 && self.trial_best_ns - self.trial_benefit_ns >= cost_ns
     }
 
     /// Whether nothing uses any more what it has moved.
     fn is_of_no_use(&self) -> bool {
-        self.has_failed() && self.unused_ticks >= UNUSED_TICKS
+        self.has_failed() && (self.unused_ticks >= UNUSED_TICKS || self.has_lost_again())
     }
 
     /// A trial has lost: says whether its moves are undone.

@@ -15,7 +15,11 @@ impl Account {
             self.cost_ns,
             signed(self.benefit_ns),
         ]);
-        let trial = [self.trial_benefit_ns, self.trial_found_ns];
+        let trial = [
+            self.trial_benefit_ns,
+            self.trial_best_ns,
+            self.trial_found_ns,
+        ];
         to.extend(trial.map(signed));
         to.extend([self.income_ns, self.steady_ns].map(signed));
         to.extend([self.trial_cost_ns, self.is_losing.into(), self.rest as u64]);
@@ -47,6 +51,7 @@ impl Account {
         self.cost_ns = from.next(TOTAL_MAX_NS)?;
         self.benefit_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
         self.trial_benefit_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
+        self.trial_best_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
         self.trial_found_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
         self.income_ns = signed(from.next(2 * TOTAL_MAX_NS)?);
         self.steady_ns = signed(from.next(2 * TOTAL_MAX_NS)?);

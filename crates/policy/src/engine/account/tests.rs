@@ -420,6 +420,40 @@ fn what_was_kept_goes_back_when_it_has_lost_what_it_brought() {
 
 proptest! {
     #[test]
+    fn what_has_gained_goes_back_once_it_has_lost_as_much_as_that_costs(
+        cost_ms in 20u64..1_000, gained in 0u32..400, loss in 1u32..60,
+    ) {
+        let mut account = Account::new(GAIN, STAKE_NS, 500, true);
+        let sampled = |account: &mut Account, samples: u32, in_tier: Tier| {
+            account.take_sample(90, None);
+            account.take_sample(samples, Some(in_tier));
+            account.end_samples(REST_EPOCHS, false);
+        };
+        account.pay(Direction::Promotion, ByteCount(50 * MIB), cost_ms * 1_000_000);
+        let (cost_ns, mut left) = (account.trial_cost_ns as i64, gained);
+        while left > 0 {
+            let samples = left.min(40);
+            sampled(&mut account, samples, Tier::Fast);
+            left -= samples;
+        }
+        while !account.is_resting() {
+            account.planned(true, true, 1);
+        }
+        let best_ns = account.trial_benefit_ns;
+        let mut before_ns = best_ns;
+        while !account.puts_back() {
+            prop_assert!(best_ns - before_ns < cost_ns, "too late");
+            before_ns = account.trial_benefit_ns;
+            sampled(&mut account, loss, Tier::Slow);
+            prop_assume!(account.is_resting(), "a pause has ended before");
+        }
+        let has_lost_ns = best_ns - account.trial_benefit_ns;
+        prop_assert!(has_lost_ns >= cost_ns || account.trial_benefit_ns < cost_ns / 2, "too soon");
+    }
+}
+
+proptest! {
+    #[test]
     fn a_trial_that_lost_is_undone_once_nothing_uses_what_it_moved(used in 0u32..12) {
         let mut account = Account::new(GAIN, STAKE_NS, 500, true);
         account.pay(Direction::Promotion, ByteCount(50 * MIB), STAKE_NS);
