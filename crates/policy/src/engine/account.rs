@@ -431,23 +431,12 @@ impl Account {
             ..=0 => self.unused_ticks.saturating_add(ticks),
             _ => 0,
         };
-        self.benefit_ns = self
-            .benefit_ns
-            .saturating_add(benefit_ns)
-            .clamp(-most, most);
-        self.balance_ns = self
-            .balance_ns
-            .saturating_add(benefit_ns)
-            .clamp(-most, self.cap_ns);
-        self.trial_benefit_ns = self
-            .trial_benefit_ns
-            .saturating_add(benefit_ns)
-            .clamp(-most, most);
+        let add = |sum_ns: i64, ns: i64| sum_ns.saturating_add(ns).clamp(-most, most);
+        self.benefit_ns = add(self.benefit_ns, benefit_ns);
+        self.balance_ns = add(self.balance_ns, benefit_ns).min(self.cap_ns);
+        self.trial_benefit_ns = add(self.trial_benefit_ns, benefit_ns);
         self.trial_best_ns = self.trial_best_ns.max(self.trial_benefit_ns);
-        self.trial_found_ns = self
-            .trial_found_ns
-            .saturating_add(found_ns as i64)
-            .clamp(-most, most);
+        self.trial_found_ns = add(self.trial_found_ns, found_ns as i64);
     }
 
     /// What this trial has brought, less what it has cost.

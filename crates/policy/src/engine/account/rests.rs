@@ -168,7 +168,7 @@ impl Account {
         self.rest_ms = (2 * self.rest_ms).min(REST_MAX_MS);
     }
 
-    /// How many looks have to find a plan right, and how many horizons pass until half of what is known of prices is
+    /// How many looks have to find a plan right, and how many times as late as at first half of what is known of prices is
     /// forgotten: one at first, and twice as many for each loss since a trial has gained. A sweep that comes by in step with the
     /// looks passes one by chance, and many only if it is no chance.
     pub(super) fn caution(&self) -> u32 {
