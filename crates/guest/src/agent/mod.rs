@@ -561,7 +561,7 @@ impl Agent {
 fn facts(node: NodeMemory) -> NodeFacts {
     NodeFacts {
         free: node.free,
-        kept: node.high_watermark,
+        kept: node.low_watermark,
     }
 }
 

@@ -327,7 +327,7 @@ impl Worker {
             },
             slow: NodeFacts {
                 free: slow.free,
-                kept: slow.high_watermark,
+                kept: slow.low_watermark,
             },
         })
     }

@@ -46,6 +46,7 @@
 //! - What the last long pass did not find accessed has no sightings, and nothing has that it did not look at. Where the
 //!   last round tells how hot everything is, sightings owe nothing to what was found before.
 //! - While passes contradict each other the policy is told nothing, nor of what only comes by.
+//! - What stays as hot as it was seldom contradicts what was found before, however hot it is.
 //! - Regions to look at again are in order and disjoint, whatever layouts passes had.
 //! - There are never more regions than [`REGIONS_KEPT`] in an exposure.
 
@@ -94,6 +95,10 @@ const NEEDED_IN_VAIN: u32 = 8;
 
 /// A region with so many times as many page-table entries, or as few, has other pages.
 const OTHER_ENTRIES: f64 = 2.0;
+
+/// So many more looks are taken to have found nothing in a region that was always found accessed: of many regions that are
+/// found accessed at half of five looks, some are found at all of them.
+const DOUBTED_LOOKS: f64 = 4.0;
 
 /// Fewer expected accesses tell nothing.
 const EXPECTED_MIN: f64 = 8.0;
@@ -179,21 +184,27 @@ impl Exposure {
     /// Whether memory that was found accessed no longer is. Each region weighs as much as it was
     /// accessed: what is seldom accessed is now found and now not, and means nothing. What was always found
     /// accessed was perhaps a hundred times, and will be again: it must not outvote the rest, but what is missed
-    /// there counts.
+    /// there counts, with a doubt: it was picked for what may be chance.
     fn is_contradicted_by(&self, looks: u32, regions: &[Region]) -> bool {
         let known = |region| Some((self.seen.get(&key_of(region))?, region));
         let known = || regions.iter().filter_map(known);
         let is_saturated = |seen: &Seen| seen.share() >= SATURATED;
-        is_missed(looks, known().filter(|(seen, _)| !is_saturated(seen)))
-            || is_missed(looks, known().filter(|(seen, _)| is_saturated(seen)))
+        let doubted = |seen: &Seen| seen.share() * seen.found / (seen.looks + DOUBTED_LOOKS);
+        let [saturated, others] =
+            [true, false].map(|of| known().filter(move |(seen, _)| is_saturated(seen) == of));
+        is_missed(looks, others, Seen::share_squared) || is_missed(looks, saturated, doubted)
     }
 }
 
-/// Whether looks found far less than was known of each region.
-fn is_missed<'a>(looks: u32, regions: impl Iterator<Item = (&'a Seen, &'a Region)>) -> bool {
+/// Whether looks found far less than was known of each region, with such an estimate of the square of its share.
+fn is_missed<'a>(
+    looks: u32,
+    regions: impl Iterator<Item = (&'a Seen, &'a Region)>,
+    share_squared: impl Fn(&Seen) -> f64,
+) -> bool {
     let (mut expected, mut found) = (0.0, 0.0);
     for (seen, region) in regions {
-        expected += f64::from(looks) * seen.share_squared();
+        expected += f64::from(looks) * share_squared(seen);
         found += f64::from(region.accesses.min(looks)) * seen.share();
     }
     expected >= EXPECTED_MIN && found < CONTRADICTION * expected

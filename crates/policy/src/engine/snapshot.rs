@@ -90,9 +90,8 @@ where
         to.extend([self.calm.into(), self.balloon_wants.0, self.paused.into()]);
         to.push(self.room.is_some().into());
         if let Some(room) = self.room {
-            let amounts = [room.fast_free, room.fast_reserve, room.fast_low];
+            let amounts = [room.fast_free, room.fast_reserve, room.slow_free];
             to.extend(amounts.map(|bytes| bytes.0));
-            to.push(room.slow_free.0);
         }
         let turn = self.rechecks;
         to.extend([turn.next, turn.strays].map(u64::from));
@@ -158,7 +157,7 @@ where
             engine.room = Some(Room {
                 fast_free: bytes()?,
                 fast_reserve: bytes()?,
-                fast_low: bytes()?,
+                fast_wanted: engine.balloon_wants,
                 slow_free: bytes()?,
                 batch: config.batch,
             });

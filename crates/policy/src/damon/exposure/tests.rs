@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::addr::{MIB, PAGE_SIZE};
+use crate::chance::Chance;
 
 const LONG: Duration = Duration::from_millis(80);
 const SHORT: Duration = Duration::from_millis(10);
@@ -245,6 +246,23 @@ fn a_hot_set_that_jumps_is_a_surprise_and_chance_is_none() {
     let within = |b: u64| count(&samples, &block(b + 1, 0, PAGE_SIZE));
     let (old, new): (usize, usize) = ((0..50).map(within).sum(), (200..250).map(within).sum());
     assert!(new > 3 * old, "{new} {old}");
+}
+
+#[test]
+fn what_stays_as_hot_as_it_was_is_seldom_a_surprise() {
+    let mut passes = 0;
+    let mut surprises = 0;
+    for (seed, share) in (0..100).flat_map(|seed| [0.1, 0.3, 0.5, 0.7, 0.9].map(|p| (seed, p))) {
+        let mut chance = Chance::new(seed);
+        let mut exposures = Exposures::default();
+        for _ in 0..8 {
+            let mut accesses = || (0..5).filter(|_| chance.draw() < share).count() as u32;
+            let regions: Vec<_> = (1..=100).map(|b| block(b, accesses(), 2 * MIB)).collect();
+            passes += 1;
+            surprises += u32::from(exposures.add(1, SHORT, 5, &regions));
+        }
+    }
+    assert!(surprises * 500 <= passes, "{surprises} of {passes}");
 }
 
 fn any_regions() -> impl Strategy<Value = Vec<Region>> {
