@@ -234,17 +234,17 @@ impl NodeUsage {
 
 /// Free memory of one node, and how much of it the kernel wants left.
 ///
-/// The watermark holds, for each zone, what the zone keeps back for other kinds of allocation
-/// as well (`lowmem_reserve_ratio`), at most the zone's size: `free - low_watermark` is what
-/// programs can take before kswapd has anything to do. A node that programs have filled has nothing
-/// else left, since the kernel then takes memory from the next node; its high watermark, up to which a woken kswapd
-/// reclaims, is for nobody to restore.
+/// Both watermarks hold, for each zone, what the zone keeps back for other kinds of allocation
+/// as well (`lowmem_reserve_ratio`), at most the zone's size. A node that programs have filled stands at its low
+/// watermark, since the kernel then takes memory from the next node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NodeMemory {
     /// Free memory.
     pub free: ByteCount,
     /// Below this kswapd is woken.
     pub low_watermark: ByteCount,
+    /// Up to this a woken kswapd reclaims.
+    pub high_watermark: ByteCount,
 }
 
 impl NodeMemory {
@@ -265,9 +265,9 @@ impl NodeMemory {
         Ok(memory)
     }
 
-    /// What programs can take before kswapd has anything to do.
+    /// What programs can take while even a kswapd that is awake has nothing to do.
     pub fn usable(&self) -> ByteCount {
-        ByteCount(self.free.0.saturating_sub(self.low_watermark.0))
+        ByteCount(self.free.0.saturating_sub(self.high_watermark.0))
     }
 
     /// The same from the file's text; `None` if it lists no zone of the node.
@@ -279,6 +279,7 @@ impl NodeMemory {
             Self {
                 free: plus(sum.free, bytes(zone.free)),
                 low_watermark: plus(sum.low_watermark, kept(zone.low)),
+                high_watermark: plus(sum.high_watermark, kept(zone.high)),
             }
         };
         let zones = Zone::of_node(zoneinfo, node);

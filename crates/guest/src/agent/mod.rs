@@ -558,6 +558,7 @@ impl Agent {
     }
 }
 
+/// A node that programs have filled stands at its low watermark: to restore the high one would demote memory for nothing.
 fn facts(node: NodeMemory) -> NodeFacts {
     NodeFacts {
         free: node.free,

@@ -149,24 +149,18 @@ fn zones_are_summed_with_what_they_keep_back() {
     let node = NodeMemory::parse(ZONEINFO, NodeId(0)).unwrap();
     assert_eq!(node.free, ByteCount((3840 + 20000) * PAGE_SIZE));
     assert_eq!(node.low_watermark, ByteCount((1968 + 1350) * PAGE_SIZE));
-    assert_eq!(
-        node.usable(),
-        ByteCount((3840 + 20000 - 1968 - 1350) * PAGE_SIZE)
-    );
+    assert_eq!(node.high_watermark, ByteCount((1981 + 1600) * PAGE_SIZE));
     let other = NodeMemory::parse(ZONEINFO, NodeId(1)).unwrap();
-    assert_eq!(other.low_watermark, ByteCount(5 * PAGE_SIZE));
+    assert_eq!(other.high_watermark, ByteCount(6 * PAGE_SIZE));
     assert_eq!(NodeMemory::parse(ZONEINFO, NodeId(2)), None);
 }
 
 #[test]
 fn a_reserve_is_never_more_than_the_zone() {
-    let text = "Node 0, zone DMA\n pages free 10\n low 5\n managed 10\n \
+    let text = "Node 0, zone DMA\n pages free 10\n low 5\n high 6\n managed 10\n \
                 protection: (0, 99)\n";
     let node = NodeMemory::parse(text, NodeId(0)).unwrap();
-    assert_eq!(
-        (node.low_watermark, node.usable()),
-        (node.free, ByteCount(0))
-    );
+    assert_eq!(node.high_watermark, node.free);
 }
 
 #[test]
@@ -175,7 +169,7 @@ fn the_running_kernel_is_understood() {
     let topology = Topology::read(root).unwrap();
     let node = topology.with_memory().next().unwrap();
     let [memory] = NodeMemory::read_all(root, [node.id]).unwrap();
-    assert!(memory.low_watermark < node.total);
+    assert!(memory.low_watermark <= memory.high_watermark);
     assert!(memory.free.0 > 0 && memory.free <= node.total);
 }
 

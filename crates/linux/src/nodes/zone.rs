@@ -11,6 +11,8 @@ pub struct Zone {
     pub held_by_cpus: u64,
     /// The low watermark: below it kswapd is woken, and allocations are served elsewhere.
     pub low: u64,
+    /// The high watermark, up to which kswapd reclaims.
+    pub high: u64,
     /// The first page that it spans.
     pub first: u64,
     /// Pages that it spans, with holes.
@@ -46,6 +48,7 @@ impl Zone {
         match words.next() {
             Some("pages") if words.next() == Some("free") => self.free = number(words.next()),
             Some("low") => self.low = number(words.next()),
+            Some("high") => self.high = number(words.next()),
             Some("spanned") => self.spanned = number(words.next()),
             Some("managed") => self.managed = number(words.next()),
             Some("start_pfn:") => self.first = number(words.next()),

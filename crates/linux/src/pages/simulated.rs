@@ -178,7 +178,7 @@ impl SharedPages {
         let zone = |(node, free): (&NodeId, &u64)| {
             format!(
                 "Node {node}, zone   Normal\n  pages free     {}\n        low      10\n        \
-                 managed  99999\n",
+                 high     20\n        managed  99999\n",
                 free / PAGE_SIZE
             )
         };
