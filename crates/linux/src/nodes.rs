@@ -235,8 +235,8 @@ impl NodeUsage {
 /// Free memory of one node, and how much of it the kernel wants left.
 ///
 /// Both watermarks hold, for each zone, what the zone keeps back for other kinds of allocation
-/// as well (`lowmem_reserve_ratio`), at most the zone's size. A node that programs have filled stands at its low
-/// watermark, since the kernel then takes memory from the next node.
+/// as well (`lowmem_reserve_ratio`), at most the zone's size: `free - high_watermark` is what
+/// programs can take before kswapd has anything to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NodeMemory {
     /// Free memory.
@@ -265,7 +265,7 @@ impl NodeMemory {
         Ok(memory)
     }
 
-    /// What programs can take while even a kswapd that is awake has nothing to do.
+    /// What programs can take before kswapd has anything to do.
     pub fn usable(&self) -> ByteCount {
         ByteCount(self.free.0.saturating_sub(self.high_watermark.0))
     }

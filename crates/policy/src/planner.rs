@@ -8,9 +8,9 @@
 //! # Terms
 //! - *target*: the bytes of a range that belong into fast memory if the ranking is right: fast
 //!   capacity is dealt out from the hottest range on; the range on the border gets a part.
-//! - *reserve*: fast memory that stays free, so that moves do not wake the kernel's reclaim (kswapd);
-//!   filling stops there. What is missing of it is not restored: that moves memory for nothing, and a program that
-//!   has filled fast memory by itself had none either.
+//! - *reserve*: fast memory that stays free, so that the kernel's reclaim (kswapd) never wakes;
+//!   filling stops there. Only below *low*, a little less, do blocks leave to restore it: what
+//!   the kernel allocates and frees by itself moves nothing.
 //!
 //! # Approach
 //! Fill, then exchange. Walk the promotion candidates (slow blocks of ranges below their target,
@@ -25,9 +25,10 @@
 //! What is left is dealt out among all. An exchange that gives a group what is due to it, of memory that
 //! another group has beyond its part, is worth it without being hotter.
 //!
-//! While the balloon waits for fast memory, the coldest blocks leave without an exchange until there is enough,
-//! however little is known. What moves costs no more than the budget, and no range moves more blocks than it has
-//! samples.
+//! When free fast memory falls
+//! below low, the coldest blocks leave without an exchange until the reserve is restored, as far as
+//! they are certainly colder than the rest. What moves costs no more than the budget, and no
+//! range moves more blocks than it has samples.
 //!
 //! # Properties
 //! - Fast memory is never promised beyond its free part plus what is demoted, nor slow memory.
@@ -49,6 +50,9 @@ const EXCHANGE_RATIO: f64 = 1.5;
 /// An exchange needs this many squared standard deviations.
 const EXCHANGE_Z2: f64 = 16.0;
 
+/// To leave without an exchange a range needs this many squared standard deviations from the rest.
+const COLD_Z2: f64 = 9.0;
+
 /// Bytes of a block.
 const BLOCK: f64 = BLOCK_SIZE as f64;
 
@@ -62,8 +66,9 @@ pub struct Room {
     pub fast_free: ByteCount,
     /// Fast memory that filling leaves free.
     pub fast_reserve: ByteCount,
-    /// Fast memory that the balloon waits for, beside the reserve.
-    pub fast_wanted: ByteCount,
+    /// Below this much free fast memory blocks leave until the reserve is restored; at most the
+    /// reserve.
+    pub fast_low: ByteCount,
     /// Slow memory that can take demotions.
     pub slow_free: ByteCount,
     /// The most that may be promoted, and the most that may be demoted.
@@ -77,9 +82,10 @@ pub struct FillThreshold(pub f64);
 impl Room {
     /// Free fast memory that relocations leave free.
     pub fn level(&self) -> ByteCount {
-        match self.fast_wanted {
-            ByteCount(0) => self.fast_free.min(self.fast_reserve),
-            ByteCount(wanted) => ByteCount(self.fast_reserve.0 + wanted),
+        if self.fast_free < self.fast_low {
+            self.fast_reserve
+        } else {
+            self.fast_free.min(self.fast_reserve)
         }
     }
 }
@@ -133,6 +139,8 @@ pub struct Situation<'a> {
     pub fill: FillThreshold,
     /// What moves may cost, and when they pay.
     pub budget: Budget,
+    /// Whether the balloon waits for fast memory: then the coldest leave, however little is known.
+    pub balloon_waits: bool,
     /// Now.
     pub epoch: u32,
 }
@@ -193,7 +201,7 @@ pub fn plan(situation: &Situation<'_>) -> Plan {
         epoch,
         ..
     } = *situation;
-    let (short, spare) = deal(situation);
+    let (short, spare, whole) = deal(situation);
     let mut victims = Victims::new(&spare, residency, epoch);
     let mut ledger = Ledger::new(&room, &budget);
     let mut plan = Plan {
@@ -202,7 +210,8 @@ pub fn plan(situation: &Situation<'_>) -> Plan {
     };
 
     while ledger.below_level() {
-        let Some(victim) = victims.coldest().filter(|v| ledger.can_demote(v)) else {
+        let is_known = |range: &Dealt<'_>| situation.balloon_waits || whole.knows_cold(range);
+        let Some(victim) = victims.coldest(is_known).filter(|v| ledger.can_demote(v)) else {
             break;
         };
         ledger.demote(&victim);
@@ -256,9 +265,9 @@ pub fn plan(situation: &Situation<'_>) -> Plan {
 }
 
 /// Deals fast memory out from the hottest range on. Returns the ranges that have less than their
-/// target, hottest first, and those that have more, coldest first; of equals the largest is the
+/// target, hottest first, those that have more, coldest first, and all together; of equals the largest is the
 /// coldest, because its silence says most.
-fn deal<'a>(situation: &Situation<'a>) -> (Vec<Dealt<'a>>, Vec<Dealt<'a>>) {
+fn deal<'a>(situation: &Situation<'a>) -> (Vec<Dealt<'a>>, Vec<Dealt<'a>>, Whole) {
     let Situation {
         residency,
         room,
@@ -289,6 +298,10 @@ fn deal<'a>(situation: &Situation<'a>) -> (Vec<Dealt<'a>>, Vec<Dealt<'a>>) {
         let by_density = b.density.total_cmp(&a.density);
         by_density.then(a.resident.cmp(&b.resident))
     });
+    let whole = Whole {
+        count: all.iter().map(|(r, _)| r.range.count).sum(),
+        resident: all.iter().map(|(r, _)| r.resident as f64).sum(),
+    };
     let in_fast: u64 = all.iter().map(|(_, p)| p.fast.0).sum();
     let mut capacity = (in_fast + room.fast_free.0).saturating_sub(room.level().0);
     // Of each range what its group's part has room for, hottest first.
@@ -322,7 +335,7 @@ fn deal<'a>(situation: &Situation<'a>) -> (Vec<Dealt<'a>>, Vec<Dealt<'a>>) {
         }
     }
     spare.reverse();
-    (short, spare)
+    (short, spare, whole)
 }
 
 /// What each group may have of fast memory; empty where nobody has a share.
@@ -363,6 +376,23 @@ fn parts(
     }
     let (names, groups): (Vec<u32>, Vec<(Share, u64)>) = groups.into_iter().unzip();
     names.into_iter().zip(divide(capacity, &groups)).collect()
+}
+
+/// All ranges together.
+struct Whole {
+    count: f64,
+    resident: f64,
+}
+
+impl Whole {
+    /// Whether a range is certainly colder than the others: its silence is no accident.
+    fn knows_cold(&self, range: &Dealt<'_>) -> bool {
+        let (rest, size) = (self.count - range.range.count, range.resident as f64);
+        let rest_size = self.resident - size;
+        rest_size > 0.0
+            && rest / rest_size > range.density
+            && z_squared(rest, rest_size / BLOCK, range.range.count, size / BLOCK) >= COLD_Z2
+    }
 }
 
 /// The blocks that may be demoted, coldest range first.
@@ -409,9 +439,10 @@ impl<'a> Victims<'a> {
         }
     }
 
-    /// The coldest block that is left.
-    fn coldest(&mut self) -> Option<Relocation> {
-        self.offer(self.ranges.len(), |_| true)
+    /// The coldest block that is left, of a range of which enough is known.
+    fn coldest(&mut self, is_known: impl Fn(&Dealt<'_>) -> bool) -> Option<Relocation> {
+        let tried = self.ranges.len().min(self.first + VICTIMS_TRIED);
+        self.offer(tried, is_known)
     }
 
     /// The coldest block that is left and that `hot` is worth an exchange with.

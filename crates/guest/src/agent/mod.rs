@@ -558,11 +558,10 @@ impl Agent {
     }
 }
 
-/// A node that programs have filled stands at its low watermark: to restore the high one would demote memory for nothing.
 fn facts(node: NodeMemory) -> NodeFacts {
     NodeFacts {
         free: node.free,
-        kept: node.low_watermark,
+        kept: node.high_watermark,
     }
 }
 

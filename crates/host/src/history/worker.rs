@@ -315,8 +315,7 @@ impl Worker {
         }
     }
 
-    /// What the VM may still take of the nodes, above their high watermarks: down to the low one, a VM in the nested lab had 0.58 of
-    /// the oracle's speed instead of 0.95.
+    /// What the VM may still take of the nodes.
     fn facts(&self) -> Result<PerTier<NodeFacts>, HistoryError> {
         let nodes = [self.tiers.fast, self.tiers.slow];
         let [fast, slow] = NodeMemory::read_all(&self.root, nodes)?;

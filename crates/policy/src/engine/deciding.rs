@@ -39,6 +39,9 @@ const RESERVE_MAX: u64 = 64 * MIB;
 /// Part of fast memory that must have come free to end a rest.
 const GIVEN_PART: u64 = 8;
 
+/// Part of the reserve below which blocks leave to restore it.
+const LOW_PART: u64 = 4;
+
 impl<S: Strategy> Engine<S> {
     pub(super) fn begin_epoch(&mut self) {
         self.slept = self.pause_epochs();
@@ -173,10 +176,16 @@ impl<S: Strategy> Engine<S> {
     /// What the tiers have to give.
     pub(super) fn room_of(&self, facts: PerTier<NodeFacts>) -> Room {
         let reserve = self.config.fast_size.0 / RESERVE_PART;
+        let mut fast_reserve = ByteCount(reserve.clamp(RESERVE_MIN, RESERVE_MAX));
+        let mut fast_low = ByteCount(fast_reserve.0 / LOW_PART);
+        if self.balloon_wants.0 > 0 {
+            fast_reserve.0 += self.balloon_wants.0;
+            fast_low = fast_reserve;
+        }
         Room {
             fast_free: facts.fast.usable(),
-            fast_reserve: ByteCount(reserve.clamp(RESERVE_MIN, RESERVE_MAX)),
-            fast_wanted: self.balloon_wants,
+            fast_reserve,
+            fast_low,
             slow_free: facts.slow.usable(),
             batch: self.config.batch,
         }
@@ -279,6 +288,7 @@ impl<S: Strategy> Engine<S> {
                 true => self.account.rehearsal_budget(),
                 false => self.account.budget(),
             },
+            balloon_waits: self.balloon_wants.0 > 0,
             epoch: self.epoch,
         })
     }

@@ -90,8 +90,9 @@ where
         to.extend([self.calm.into(), self.balloon_wants.0, self.paused.into()]);
         to.push(self.room.is_some().into());
         if let Some(room) = self.room {
-            let amounts = [room.fast_free, room.fast_reserve, room.slow_free];
+            let amounts = [room.fast_free, room.fast_reserve, room.fast_low];
             to.extend(amounts.map(|bytes| bytes.0));
+            to.push(room.slow_free.0);
         }
         let turn = self.rechecks;
         to.extend([turn.next, turn.strays].map(u64::from));
@@ -157,7 +158,7 @@ where
             engine.room = Some(Room {
                 fast_free: bytes()?,
                 fast_reserve: bytes()?,
-                fast_wanted: engine.balloon_wants,
+                fast_low: bytes()?,
                 slow_free: bytes()?,
                 batch: config.batch,
             });

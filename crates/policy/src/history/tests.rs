@@ -58,12 +58,13 @@ fn planned(ones: &[u32], in_fast: &[bool], free_blocks: u64, hot_ones: u32) -> P
         room: Room {
             fast_free: ByteCount(free_blocks * BLOCK_SIZE),
             fast_reserve: ByteCount(0),
-            fast_wanted: ByteCount(0),
+            fast_low: ByteCount(0),
             slow_free: ByteCount(1 << 40),
             batch: ByteCount(1 << 40),
         },
         fill: crate::FillThreshold(0.0),
         budget: Budget::NONE,
+        balloon_waits: false,
         epoch: 1,
     })
 }

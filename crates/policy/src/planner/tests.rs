@@ -74,6 +74,7 @@ impl Machine {
             room: self.room,
             fill: FILL,
             budget: Budget::NONE,
+            balloon_waits: false,
             epoch: 0,
         })
     }
@@ -120,7 +121,7 @@ fn room(fast_free: u64, batch: u64) -> Room {
     Room {
         fast_free: blocks(fast_free),
         fast_reserve: blocks(4),
-        fast_wanted: blocks(0),
+        fast_low: blocks(2),
         slow_free: blocks(1000),
         batch: blocks(batch),
     }
@@ -150,16 +151,11 @@ fn cold_ranges_do_not_fill() {
 }
 
 #[test]
-fn the_coldest_leave_for_the_balloon_only() {
+fn below_low_the_coldest_leave_until_the_reserve_is_back() {
     let ranges = [(10, 10, 500.0), (10, 10, 0.0)];
-    let mut m = Machine::new(&ranges, room(1, 100));
-    assert!(
-        m.plan().is_empty(),
-        "what is missing of the reserve moves nothing"
-    );
-    m.room.fast_wanted = blocks(2);
-    let p = m.plan();
-    assert_eq!((p.promotions.len(), p.demotions.len()), (0, 5));
+    assert!(Machine::new(&ranges, room(2, 100)).plan().is_empty());
+    let p = Machine::new(&ranges, room(1, 100)).plan();
+    assert_eq!((p.promotions.len(), p.demotions.len()), (0, 3));
     assert!(
         p.demotions.iter().all(|r| r.block.0 >= 10),
         "a hot block left: {p:?}"
@@ -258,10 +254,9 @@ fn machines() -> impl Strategy<Value = Machine> {
 fn plain_machines() -> impl Strategy<Value = Machine> {
     let range = (1u64..40, 0u64..40, prop_oneof![Just(0.0), 0.0..2000.0f64]);
     let range = ((1u32..4).prop_map(Pid), range);
-    let wanted = prop_oneof![Just(0), 0u64..8];
-    let room = (0u64..50, 0u64..8, wanted, 0u64..60, 0u64..80);
+    let room = (0u64..50, 0u64..8, 0u64..8, 0u64..60, 0u64..80);
     (prop::collection::vec(range, 0..20), room).prop_map(
-        |(ranges, (free, reserve, wanted, slow, batch))| {
+        |(ranges, (free, reserve, low, slow, batch))| {
             let ranges: Vec<_> = ranges
                 .iter()
                 .map(|&(pid, (len, fast, n))| (pid, (len, fast.min(len), n)))
@@ -269,7 +264,7 @@ fn plain_machines() -> impl Strategy<Value = Machine> {
             let room = Room {
                 fast_free: blocks(free),
                 fast_reserve: blocks(reserve),
-                fast_wanted: blocks(wanted),
+                fast_low: blocks(low.min(reserve)),
                 slow_free: blocks(slow),
                 batch: blocks(batch),
             };
@@ -299,7 +294,7 @@ proptest! {
 
     #[test]
     fn promotions_and_demotions_are_equal_once_fast_memory_is_full(mut m in machines()) {
-        m.room.fast_free = m.room.level();
+        m.room.fast_free = m.room.fast_reserve;
         let p = m.plan();
         prop_assert_eq!(sum(&p.promotions), sum(&p.demotions));
     }
@@ -347,7 +342,7 @@ proptest! {
 
     #[test]
     fn a_promoted_range_is_hotter_than_a_demoted_one(mut m in plain_machines()) {
-        m.room.fast_free = m.room.level();
+        m.room.fast_free = m.room.fast_reserve;
         let p = m.plan();
         let density = |r: &Relocation| m.ranking.iter()
             .find(|x| x.pid == r.pid && x.range.contains(r.block.start())).unwrap().density();
