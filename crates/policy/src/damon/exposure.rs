@@ -130,6 +130,11 @@ impl Seen {
         self.found / self.looks
     }
 
+    /// Whether its rate cannot be told.
+    fn is_saturated(&self) -> bool {
+        self.share() >= SATURATED
+    }
+
     /// What the last pass alone has found, if it has looked.
     fn last(&self) -> Option<Self> {
         let last = Self {
@@ -137,7 +142,7 @@ impl Seen {
             found: self.last_found,
             ..*self
         };
-        let saturated_for = u32::from(last.share() >= SATURATED);
+        let saturated_for = u32::from(last.is_saturated());
         (last.looks > 0.0).then_some(Self {
             saturated_for,
             ..last
@@ -149,6 +154,11 @@ impl Seen {
     fn share_squared(&self) -> f64 {
         let variance = self.share() * (1.0 - self.share()) / (self.looks - 1.0).max(1.0);
         self.share() * self.share() - variance
+    }
+
+    /// The same of a saturated region, which was picked for what may be chance.
+    fn doubted_share_squared(&self) -> f64 {
+        self.share() * self.found / (self.looks + DOUBTED_LOOKS)
     }
 
     /// The same heat, found by looks of this `interval`, of a region with so many entries.
@@ -184,15 +194,14 @@ impl Exposure {
     /// Whether memory that was found accessed no longer is. Each region weighs as much as it was
     /// accessed: what is seldom accessed is now found and now not, and means nothing. What was always found
     /// accessed was perhaps a hundred times, and will be again: it must not outvote the rest, but what is missed
-    /// there counts, with a doubt: it was picked for what may be chance.
+    /// there counts, with a doubt.
     fn is_contradicted_by(&self, looks: u32, regions: &[Region]) -> bool {
         let known = |region| Some((self.seen.get(&key_of(region))?, region));
         let known = || regions.iter().filter_map(known);
-        let is_saturated = |seen: &Seen| seen.share() >= SATURATED;
-        let doubted = |seen: &Seen| seen.share() * seen.found / (seen.looks + DOUBTED_LOOKS);
-        let [saturated, others] =
-            [true, false].map(|of| known().filter(move |(seen, _)| is_saturated(seen) == of));
-        is_missed(looks, others, Seen::share_squared) || is_missed(looks, saturated, doubted)
+        let saturated = known().filter(|(seen, _)| seen.is_saturated());
+        let others = known().filter(|(seen, _)| !seen.is_saturated());
+        is_missed(looks, others, Seen::share_squared)
+            || is_missed(looks, saturated, Seen::doubted_share_squared)
     }
 }
 
@@ -362,7 +371,7 @@ impl Exposures {
             seen.last_found = f64::from(region.accesses.min(looks));
             seen.looks += seen.last_looks;
             seen.found += seen.last_found;
-            seen.saturated_for = match seen.share() >= SATURATED {
+            seen.saturated_for = match seen.is_saturated() {
                 true => SATURATED_FOR,
                 // No chance.
                 false if region.accesses.saturating_mul(2) <= looks => 0,
@@ -427,7 +436,7 @@ impl Exposures {
     pub(super) fn saturated(&self, rung: usize) -> Regions {
         let exposure = self.exposures.get(rung);
         let seen = exposure.into_iter().flat_map(|e| &e.seen);
-        let saturated = seen.filter(|(_, seen)| seen.last_found > 0.0 && seen.share() >= SATURATED);
+        let saturated = seen.filter(|(_, seen)| seen.last_found > 0.0 && seen.is_saturated());
         disjoint(saturated.map(|(key, _)| *key))
     }
 
@@ -555,7 +564,7 @@ impl Exposures {
                 let seen = part(exposure, seen);
                 let is_saturated = match is_shortest {
                     true => seen.saturated_for > 0,
-                    false => seen.share() >= SATURATED,
+                    false => seen.is_saturated(),
                 };
                 let rate = seen.rate(exposure.interval);
                 let heat = heats.entry(key).or_insert(Heat {
