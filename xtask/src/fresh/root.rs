@@ -24,13 +24,13 @@ const REGISTRY: &str = "root/.cargo/registry";
 
 /// Mounts what programs need, and runs the rest of the arguments in the root.
 const ENTER: &str = r#"
-root=$1 toolchain=$2 registry=$3
-shift 3
+root=$1 toolchain=$2 toolchain_at=$3 registry=$4 registry_at=$5
+shift 5
 mount -t proc proc "$root/proc"
 mount -t sysfs sysfs "$root/sys"
 mount --rbind /dev "$root/dev"
-mount --bind -o ro "$toolchain" "$root/opt/rust"
-mount --bind "$registry" "$root/root/.cargo/registry"
+mount --bind -o ro "$toolchain" "$root/$toolchain_at"
+mount --bind "$registry" "$root/$registry_at"
 trap 'exit 130' INT TERM
 chroot "$root" "$@" &
 wait $!
@@ -105,7 +105,9 @@ impl Root {
     pub fn run(&self, command: &str) -> anyhow::Result<()> {
         eprintln!("$ {command}");
         let mut enter = self.namespace(&["sh", "-euc", ENTER, "sh"]);
-        enter.args([self.path(), &self.toolchain, &self.registry]);
+        enter.arg(self.path());
+        enter.arg(&self.toolchain).arg(TOOLCHAIN);
+        enter.arg(&self.registry).arg(REGISTRY);
         enter.args(["sh", "-euc", command]).env_clear();
         let handed_on = |name: &str| {
             let name = name.to_lowercase();
