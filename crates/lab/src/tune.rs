@@ -45,6 +45,7 @@ const LINUX: &[&[Value]] = &[
         ("128 MiB/s", |s| s.rate_mib_per_s = Some(128)),
     ],
     WATERMARKS,
+    &[("two LRU lists", |s| s.multi_gen_lru = Some(false))],
 ];
 
 /// The knobs of DAMON.

@@ -67,7 +67,7 @@ pub struct Room {
     /// Fast memory that filling leaves free.
     pub fast_reserve: ByteCount,
     /// Below this much free fast memory blocks leave until the reserve is restored; at most the
-    /// reserve.
+    /// reserve, and nothing where only what pays shall move.
     pub fast_low: ByteCount,
     /// Slow memory that can take demotions.
     pub slow_free: ByteCount,

@@ -31,6 +31,10 @@ pub struct Settings {
     /// `vm.watermark_scale_factor`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub watermark_scale_factor: Option<u32>,
+    /// `linux`: whether reclaim ages memory by generations (the multi-gen LRU,
+    /// `/sys/kernel/mm/lru_gen/enabled`) or by two lists; as the kernel boots, if it is not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multi_gen_lru: Option<bool>,
     /// `linux`: memory that is marked for hint faults at once, MiB:
     /// `sched/numa_balancing/scan_size_mb` in debugfs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -59,6 +63,7 @@ impl Settings {
             system,
             thp: None,
             watermark_scale_factor: None,
+            multi_gen_lru: None,
             scan_size_mib: None,
             scan_period_min_ms: None,
             scan_period_max_ms: None,
@@ -114,6 +119,13 @@ impl Settings {
             })?;
             within(&key(name), value, 1..=most)?;
         }
+        refuse_if(self.multi_gen_lru.is_some() && !linux, || {
+            format!(
+                "{}: {} has no such knob; remove it",
+                key("multi_gen_lru"),
+                self.system
+            )
+        })?;
         let periods = self.scan_period_min_ms.zip(self.scan_period_max_ms);
         refuse_if(periods.is_some_and(|(min, max)| min > max), || {
             format!(

@@ -18,6 +18,7 @@ settings = [{ system = "linux", name = "" }] -> settings: name = "": give 1 to 8
 settings = [{ system = "linux", name = "a", scan_size_mib = 0 }] -> settings "a": scan_size_mib = 0: must be 1 to
 settings = [{ system = "linux", name = "a", sample_ms = 5 }] -> settings "a": sample_ms: linux has no such knob; remove it
 settings = [{ system = "damon", name = "a", scan_size_mib = 5 }] -> settings "a": scan_size_mib: damon has no such knob
+settings = [{ system = "damon", name = "a", multi_gen_lru = true }] -> settings "a": multi_gen_lru: damon has no such knob
 settings = [{ system = "linux", name = "a", scan_period_min_ms = 9, scan_period_max_ms = 8 }] -> is above scan_period_max_ms: swap them
 settings = [{ system = "linux", name = "a" }, { system = "linux", name = "a" }] -> settings: "a" of linux stands twice; rename one
 settings = [{ system = "linux", name = "a", thp = "maybe" }] -> unknown variant `maybe`

@@ -558,10 +558,12 @@ impl Agent {
     }
 }
 
+/// A node that programs have filled stands at its low watermark. Moves that kept to the high one would leave fast memory
+/// unused that programs had.
 fn facts(node: NodeMemory) -> NodeFacts {
     NodeFacts {
         free: node.free,
-        kept: node.high_watermark,
+        kept: node.low_watermark,
     }
 }
 

@@ -14,6 +14,8 @@ const NUMA_BALANCING: &str = "proc/sys/kernel/numa_balancing";
 const DEMOTION: &str = "sys/kernel/mm/numa/demotion_enabled";
 /// Free memory at which kswapd wakes and ends, ten-thousandths of a node.
 pub const WATERMARK_SCALE_FACTOR: &str = "proc/sys/vm/watermark_scale_factor";
+/// Whether reclaim ages memory by generations (Documentation/admin-guide/mm/multigen_lru.rst).
+pub const LRU_GEN: &str = "sys/kernel/mm/lru_gen/enabled";
 /// Mode of transparent huge pages.
 const THP: &str = "sys/kernel/mm/transparent_hugepage/enabled";
 

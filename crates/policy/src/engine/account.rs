@@ -89,7 +89,7 @@ pub const HORIZON_MS: u64 = 10_000;
 pub(super) const STAKE_NS: u64 = 200_000_000;
 
 /// A further trial gets this part of the stake, and so does a first one that comes late.
-const TRIAL_PART: i64 = 4;
+const TRIAL_PART: i64 = 6;
 
 /// A move is charged this part of its time on top: it drives a program's data out of caches and TLBs, and what it brings
 /// is an estimate. An account that broke even without it lost up to 7 % of a hot set that moves each two seconds.

@@ -177,7 +177,11 @@ impl<S: Strategy> Engine<S> {
     pub(super) fn room_of(&self, facts: PerTier<NodeFacts>) -> Room {
         let reserve = self.config.fast_size.0 / RESERVE_PART;
         let mut fast_reserve = ByteCount(reserve.clamp(RESERVE_MIN, RESERVE_MAX));
-        let mut fast_low = ByteCount(fast_reserve.0 / LOW_PART);
+        // Where moves have to pay, none is for a reserve alone: programs that filled fast memory left none.
+        let mut fast_low = match S::KEEPS_ACCOUNT {
+            true => ByteCount(0),
+            false => ByteCount(fast_reserve.0 / LOW_PART),
+        };
         if self.balloon_wants.0 > 0 {
             fast_reserve.0 += self.balloon_wants.0;
             fast_low = fast_reserve;

@@ -76,7 +76,7 @@ pub enum Input<'a> {
 pub struct NodeFacts {
     /// Free memory.
     pub free: ByteCount,
-    /// What of it the kernel wants left: its high watermark, with what zones keep back.
+    /// What of it is to be left to the kernel: one of its watermarks, with what zones keep back.
     pub kept: ByteCount,
 }
 

@@ -148,6 +148,15 @@ fn samples_astray_bring_the_next_refresh_forward() {
 }
 
 #[test]
+fn a_program_that_filled_fast_memory_keeps_it() {
+    let mut script = hot_set(100, 100, 0..50, 40);
+    script.fast_free = 0;
+    let mut plain = Plain::new(&script, BASE);
+    run(&mut plain, &script.epochs);
+    assert_eq!(plain.engine.figures().demoted, ByteCount(0));
+}
+
+#[test]
 fn room_for_the_balloon_is_made_at_once() {
     let script = hot_set(100, 300, 350..400, 20);
     let mut plain = Plain::new(&script, BASE);

@@ -36,6 +36,8 @@ pub(crate) struct HintFaultTiering {
     pace: Pace,
     cursor: Cursor<GuestVirtAddr>,
     watermarks: Watermarks,
+    /// Whether reclaim ages memory by generations, or by two lists.
+    multi_gen_lru: bool,
     /// Bytes that may be promoted in a second, if that is limited.
     rate: Option<u64>,
     /// The second that goes on, and bytes promoted in it.
@@ -77,6 +79,9 @@ impl HintFaultTiering {
             pace: Pace::with(scanning, managed.footprint.0, managed.threads, counts_all),
             cursor: Cursor::default(),
             watermarks: watermarks.scaled(managed.knob(|s| s.watermark_scale_factor)),
+            multi_gen_lru: managed
+                .knob(|s| s.multi_gen_lru)
+                .unwrap_or(kernel == Kernel::Linux),
             rate: rate_mib.map(|mib| u64::from(mib) * MIB),
             promoted: (0, 0),
         }
@@ -150,9 +155,9 @@ impl HintFaultTiering {
 
 impl Manager for HintFaultTiering {
     fn needs(&self) -> Needs {
-        let lists = match self.kernel {
-            Kernel::Linux => Lists::Generations(Generations::default()),
-            Kernel::Tpp => Lists::default(),
+        let lists = match self.multi_gen_lru {
+            true => Lists::Generations(Generations::default()),
+            false => Lists::default(),
         };
         Needs {
             watermarks: self.watermarks,

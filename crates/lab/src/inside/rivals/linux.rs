@@ -42,6 +42,9 @@ impl Linux {
                 kernel::write(root, &file, &value.to_string())?;
             }
         }
+        if let Some(on) = settings.multi_gen_lru {
+            kernel::write(root, kernel::LRU_GEN, if on { "y" } else { "n" })?;
+        }
         kernel::set_tiering(root, true)?;
         Ok(Self(root.into()))
     }
@@ -172,11 +175,19 @@ mod tests {
         let settings = Settings {
             scan_size_mib: Some(64),
             watermark_scale_factor: Some(100),
+            multi_gen_lru: Some(false),
             ..as_it_is()
         };
+        let lru_gen = root.path().join(kernel::LRU_GEN);
+        fs::create_dir_all(lru_gen.parent().unwrap()).unwrap();
         Linux::start(root.path(), &settings).unwrap();
         let watermarks = root.path().join(kernel::WATERMARK_SCALE_FACTOR);
-        for (path, value) in [(size, "64"), (watermarks, "100"), (period, "as booted")] {
+        for (path, value) in [
+            (size, "64"),
+            (watermarks, "100"),
+            (lru_gen, "n"),
+            (period, "as booted"),
+        ] {
             assert_eq!(fs::read_to_string(path).unwrap(), value);
         }
     }
