@@ -1,5 +1,6 @@
 //! The project's task runner: `make TARGET` or `cargo xtask TASK`.
 
+mod arm;
 mod build;
 mod deb;
 mod demo;
@@ -51,6 +52,12 @@ enum Task {
     /// bind-mounted; cloned is what is committed. Prints how long each step took and what was
     /// installed, and "skipped" where that cannot be: it needs root and the archive.
     Fresh(fresh::Args),
+    /// Cross-compile everything for Arm in a Debian 13 of its own, and run the tests there, emulated
+    ///
+    /// The root file system is made as by `fresh`; compiler and standard library are those of Debian's backports. Tested is what
+    /// is committed: the unit tests but for a few that emulation of single programs cannot run, and dirty logging under KVM in an
+    /// emulated machine. Takes about twenty minutes. "skipped" where that cannot be: it needs root and the archive.
+    Arm(arm::Args),
     /// Install the Debian packages in an emulated VM of a Debian with systemd, use them, remove them
     ///
     /// Makes the root file system with mmdebstrap from the archive that this machine's apt uses, boots it
@@ -71,6 +78,7 @@ fn main() -> ExitCode {
         Task::Fuzz(args) => fuzz::fuzz(&args),
         Task::Python => python::test(),
         Task::Systems(args) => systems::systems(&args),
+        Task::Arm(args) => arm::arm(&args),
         Task::Fresh(args) => fresh::fresh(&args),
         Task::PackageTest(args) => package_test::package_test(&args),
         Task::Bench => shell::run(shell::cargo(

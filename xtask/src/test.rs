@@ -44,7 +44,9 @@ fn check_for_arm() -> anyhow::Result<()> {
     let libraries = libraries.context("cannot run rustc")?.stdout;
     let libraries = String::from_utf8_lossy(&libraries);
     if !Path::new(libraries.trim()).is_dir() {
-        eprintln!("skipped: no standard library for Arm here; rustup target add {TARGET}");
+        eprintln!(
+            "skipped: no standard library for Arm here: rustup target add {TARGET}, or cargo xtask arm"
+        );
         return Ok(());
     }
     let mut check = shell::cargo("check --locked --workspace --all-targets --target");

@@ -4,9 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use kvm_bindings::{
-    KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE, KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES, KVM_CAP_BINARY_STATS_FD,
-    KVM_CAP_DIRTY_LOG_RING, KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
-    KVM_DIRTY_LOG_INITIALLY_SET, KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE,
+    KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES, KVM_CAP_BINARY_STATS_FD, KVM_CAP_DIRTY_LOG_RING,
+    KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_DIRTY_LOG_INITIALLY_SET,
+    KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE,
 };
 use kvm_ioctls::Kvm;
 use serde::Serialize;
@@ -62,8 +62,9 @@ impl Offer {
             let text = fs::read_to_string(root.join("sys/module").join(path)).ok()?;
             Some(matches!(text.trim(), "Y" | "1"))
         };
-        let eager_split = if bits(KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE) > 0 {
-            let sizes = bits(KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES);
+        // KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE tells what a VM is set to, so nothing here; the sizes came with it.
+        let sizes = bits(KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES);
+        let eager_split = if sizes > 0 {
             let sizes = (0..32).filter(|bit| sizes >> bit & 1 == 1);
             EagerSplit::Chunk {
                 sizes_kib: sizes.map(|bit| (1u64 << bit) >> 10).collect(),

@@ -213,7 +213,7 @@ impl Display for Report {
         writeln!(f, "{}", settings.line())?;
         writeln!(
             f,
-            "\nstep             ms    Mstores/s   worst wait us     faults       fast  flushes    huge  dirty pages"
+            "\nstep             ms    Mstores/s   worst wait us     faults       fast      exits  flushes    huge  dirty pages"
         )?;
         let blocks = settings.memory_bytes() / BLOCK_BYTES;
         for step in &self.steps {
@@ -224,19 +224,20 @@ impl Display for Report {
             let Counts {
                 faults,
                 faults_fast,
+                exits,
                 flushes,
                 huge_blocks,
-                ..
             } = step.counts;
             let huge = huge_blocks.map(|huge| huge.min(blocks) * 100 / blocks);
             writeln!(
                 f,
-                "{name:<10} {:>8.2} {:>12.3} {:>15.1} {:>10} {:>10} {:>8} {:>5} % {:>12}",
+                "{name:<10} {:>8.2} {:>12.3} {:>15.1} {:>10} {:>10} {:>10} {:>8} {:>5} % {:>12}",
                 step.ms,
                 step.speed.stores_per_s / 1e6,
                 step.speed.worst_wait_us,
                 known(faults),
                 known(faults_fast),
+                known(exits),
                 known(flushes),
                 known(huge),
                 step.dirty_pages

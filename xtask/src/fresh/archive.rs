@@ -24,6 +24,14 @@ impl Source {
     pub fn line(&self) -> String {
         format!("deb {} {} main", self.uri, self.suite)
     }
+
+    /// Another suite of the same archive.
+    pub fn other(&self, suite: &str) -> Self {
+        Self {
+            uri: self.uri.clone(),
+            suite: suite.to_owned(),
+        }
+    }
 }
 
 /// The sources of `release`: those that this machine has of Debian, renamed.

@@ -22,7 +22,7 @@ use root::Root;
 /// What a newcomer has to have before the clone, beside Rust.
 const NEEDED: &str = "git make ca-certificates";
 /// The clone, in the root.
-const CLONE: &str = "root/demeter";
+pub const CLONE: &str = "root/demeter";
 
 /// Options of `cargo xtask fresh`.
 #[derive(clap::Args)]
@@ -59,18 +59,32 @@ impl Release {
 
 /// Does it, and prints what it took.
 pub fn fresh(args: &Args) -> anyhow::Result<()> {
-    let release = args.release.codename();
+    in_root(args.release, &[], args.keep, |root, steps| {
+        newcomer(root, steps, args)
+    })
+}
+
+/// Makes a root file system of the release, with its archive and these other suites of it, for as long as `work` takes; or
+/// says why that cannot be.
+pub fn in_root(
+    release: Release,
+    suites: &[&str],
+    keep: bool,
+    work: impl FnOnce(&Root, &mut Steps) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let release = release.codename();
     if !root::is_root() {
-        println!(
-            "skipped: only root can make a root file system: sudo cargo xtask fresh {release}"
-        );
+        println!("skipped: only root can make a root file system; try again with sudo");
         return Ok(());
     }
-    let sources = archive::sources(release);
-    let Some(mirror) = sources.iter().find(|source| source.suite == release) else {
+    let mut sources = archive::sources(release);
+    let Some(mirror) = sources.iter().position(|source| source.suite == release) else {
         println!("skipped: this machine's apt knows no archive of Debian");
         return Ok(());
     };
+    let others = suites.iter().map(|suite| sources[mirror].other(suite));
+    let others: Vec<Source> = others.collect();
+    sources.extend(others);
     if !shell::succeeds(shell::program("which", "debootstrap unshare git")) {
         bail!(
             "missing: debootstrap, unshare or git; get them with: apt-get install debootstrap util-linux git"
@@ -81,8 +95,8 @@ pub fn fresh(args: &Args) -> anyhow::Result<()> {
         signal_hook::flag::register(signal, Arc::clone(&stop)).context("cannot catch signals")?;
     }
     let root = Root::new(stop)?;
-    let done = settle(&root, args, release, mirror, &sources);
-    if args.keep {
+    let done = settle(&root, &sources[mirror], &sources, work);
+    if keep {
         println!("kept: {}", root.keep().display());
     } else {
         root.remove()?;
@@ -93,10 +107,9 @@ pub fn fresh(args: &Args) -> anyhow::Result<()> {
 /// Everything from the empty root on.
 fn settle(
     root: &Root,
-    args: &Args,
-    release: &str,
     mirror: &Source,
     sources: &[Source],
+    work: impl FnOnce(&Root, &mut Steps) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let mut steps = Steps::default();
     let Some(()) = steps.time("debootstrap", || archive::debootstrap(root, mirror))? else {
@@ -104,6 +117,23 @@ fn settle(
         return Ok(());
     };
     archive::configure(root, sources)?;
+    work(root, &mut steps)
+}
+
+/// Clones what is committed into the root, at [`CLONE`].
+pub fn clone(root: &Root) -> anyhow::Result<()> {
+    if !shell::succeeds(shell::program("git", "diff --quiet HEAD")) {
+        eprintln!("what is not committed is not in the clone");
+    }
+    let mut clone = Command::new("git");
+    clone.args(["clone", "--quiet", "--no-hardlinks"]);
+    clone.arg(shell::root()).arg(root.path().join(CLONE));
+    shell::run(clone)
+}
+
+/// What a newcomer does, from a root in which there is nothing.
+fn newcomer(root: &Root, steps: &mut Steps, args: &Args) -> anyhow::Result<()> {
+    let release = args.release.codename();
     let bare = packages(root)?;
     let install = format!(
         "apt-get -qq update && apt-get -qq -y --no-install-recommends install {NEEDED} >/dev/null"
@@ -111,17 +141,7 @@ fn settle(
     steps.time(NEEDED, || root.run(&install))?;
     let prepared = packages(root)?;
 
-    steps.time("git clone", || {
-        if !shell::succeeds(shell::program("git", "diff --quiet HEAD")) {
-            eprintln!("what is not committed is not in the clone");
-        }
-        let mut clone = Command::new("git");
-        clone.args(["clone", "--quiet", "--no-hardlinks"]);
-        shell::run({
-            clone.arg(shell::root()).arg(root.path().join(CLONE));
-            clone
-        })
-    })?;
+    steps.time("git clone", || clone(root))?;
     steps.time("make demo", || {
         root.run(&format!("cd /{CLONE} && make demo"))
     })?;
@@ -162,10 +182,11 @@ fn settle(
 
 /// What was done and how long it took.
 #[derive(Default)]
-struct Steps(Vec<(&'static str, Duration)>);
+pub struct Steps(Vec<(&'static str, Duration)>);
 
 impl Steps {
-    fn time<T>(
+    /// Does a step, and notes how long it took.
+    pub fn time<T>(
         &mut self,
         name: &'static str,
         step: impl FnOnce() -> anyhow::Result<T>,

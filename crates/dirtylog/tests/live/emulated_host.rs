@@ -1,4 +1,4 @@
-//! A VM with KVM in it: the emulator has AMD's SVM with nested paging.
+//! A VM with KVM in it: the emulator has AMD's SVM with nested paging, and Arm's virtualization (EL2).
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -13,6 +13,7 @@ use demeter_lab::{Initramfs, Lab, dies_with_this_thread};
 use libtest_mimic::{Arguments, Failed};
 
 use crate::trials::trials;
+use machine::{CONSOLE, EAGER_SPLIT, MODULES, OPTIONS};
 
 /// What the VM says when everything holds.
 const VERDICT: &str = "dirty log: everything holds";
@@ -21,13 +22,37 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// Boots, if the emulated host's own kernel does not survive: it has panicked once in some ten boots, with a
 /// stack that somebody had written over, when virtual CPUs ended while others ran. Why is not known.
 const BOOTS: u32 = 3;
-/// In the order that they need each other.
-const MODULES: [&str; 3] = [
-    "virt/lib/irqbypass",
-    "arch/x86/kvm/kvm",
-    "arch/x86/kvm/kvm-amd",
-];
-const EAGER_SPLIT: &str = "/sys/module/kvm/parameters/eager_page_split";
+/// The machine, of the architecture that we run on.
+#[cfg(target_arch = "x86_64")]
+mod machine {
+    /// Without "enhanced rep movsb", with which a kernel clears memory byte by byte.
+    pub const OPTIONS: &[&str] = &["-machine", "pc", "-cpu", "max,erms=off"];
+    pub const CONSOLE: &str = "ttyS0";
+    /// KVM, in the order that its parts need each other.
+    pub const MODULES: [&str; 3] = [
+        "virt/lib/irqbypass",
+        "arch/x86/kvm/kvm",
+        "arch/x86/kvm/kvm-amd",
+    ];
+    /// What KVM's parameter is set to, in turn.
+    pub const EAGER_SPLIT: &[Option<&str>] = &[Some("Y"), Some("N")];
+}
+
+/// There KVM is a part of Debian's kernel, and a VM's creator says what is split.
+#[cfg(target_arch = "aarch64")]
+mod machine {
+    pub const OPTIONS: &[&str] = &[
+        "-machine",
+        "virt,virtualization=on,gic-version=3",
+        "-cpu",
+        "cortex-a76",
+    ];
+    pub const CONSOLE: &str = "ttyAMA0";
+    pub const MODULES: [&str; 0] = [];
+    pub const EAGER_SPLIT: &[Option<&str>] = &[None];
+}
+
+const EAGER_SPLIT_AT: &str = "/sys/module/kvm/parameters/eager_page_split";
 const HUGE_PAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
 
 /// Boots the VM and looks at what its console said.
@@ -51,21 +76,21 @@ pub fn boot() -> Result<(), Failed> {
 fn console_of_a_boot() -> Result<String, Failed> {
     let lab = Lab::from_env()?;
     let kernel = lab.kernel_image()?;
-    let modules = lab.stock_modules(MODULES)?;
     let folder = tempfile::tempdir()?;
     let mut initramfs = Initramfs::default();
     initramfs.add_program("init", &std::env::current_exe()?)?;
-    for (name, module) in MODULES.iter().zip(&modules) {
-        initramfs.add_file(&in_vm(name), module);
+    if !MODULES.is_empty() {
+        for (name, module) in MODULES.iter().zip(&lab.stock_modules(MODULES)?) {
+            initramfs.add_file(&in_vm(name), module);
+        }
     }
     let archive = folder.path().join("initramfs");
     initramfs.write(&archive)?;
     let console = folder.path().join("console");
     let mut vm = Command::new(&lab.qemu);
     dies_with_this_thread(&mut vm);
-    // Without "enhanced rep movsb", with which a kernel clears memory byte by byte.
-    vm.args(["-machine", "pc", "-accel", "tcg,thread=single"])
-        .args(["-cpu", "max,erms=off"])
+    vm.args(OPTIONS)
+        .args(["-accel", "tcg,thread=single"])
         .args(["-smp", "2", "-m", "2304M", "-serial"])
         .arg(format!("file:{}", console.display()))
         .arg("-kernel")
@@ -73,12 +98,14 @@ fn console_of_a_boot() -> Result<String, Failed> {
         .arg("-initrd")
         .arg(archive)
         .arg("-append")
-        .arg("console=ttyS0 loglevel=4 panic=-1 no_timer_check hugepagesz=1G hugepages=1 rdinit=/init")
+        .arg(format!(
+            "console={CONSOLE} loglevel=4 panic=-1 no_timer_check hugepagesz=1G hugepages=1 rdinit=/init"
+        ))
         .args(["-display", "none", "-nodefaults", "-no-user-config", "-no-reboot"])
         .stdin(Stdio::null());
     let mut vm = vm
         .spawn()
-        .map_err(|error| format!("QEMU is needed: apt-get install qemu-system-x86: {error}"))?;
+        .map_err(|error| format!("{} is needed: {error}", lab.qemu.display()))?;
     let deadline = Instant::now() + LIMIT;
     while vm.try_wait()?.is_none() && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(200));
@@ -115,8 +142,10 @@ fn measure() -> io::Result<bool> {
     }
     fs::write(HUGE_PAGES, "20")?;
     let mut holds = true;
-    for eager in ["Y", "N"] {
-        fs::write(EAGER_SPLIT, eager)?;
+    for eager in EAGER_SPLIT {
+        if let Some(eager) = eager {
+            fs::write(EAGER_SPLIT_AT, eager)?;
+        }
         let arguments = Arguments {
             test_threads: Some(1),
             ..Arguments::default()

@@ -9,10 +9,14 @@ use crate::error::Error;
 
 /// Series that are taken, the best first. 6.12 sorts memory into tiers by HMAT and has DAMON's
 /// migrate_hot; 6.1 boots, but `linux` and `damon` say there what they lack.
-const SERIES: [&str; 2] = [
-    r"^linux-image-6\.12\.[0-9.+a-z~-]*-cloud-amd64$",
-    r"^linux-image-6\.1\.[0-9.+a-z~-]*-cloud-amd64$",
-];
+const SERIES: [&str; 2] = [r"6\.12", r"6\.1"];
+
+/// How the names of Debian's kernels for virtual machines end, of the architecture that this program is for.
+const ENDING: &str = if cfg!(target_arch = "aarch64") {
+    "-cloud-arm64"
+} else {
+    "-cloud-amd64"
+};
 
 const MEND: &str = "run `apt-get update`, or set DEMETER_KERNEL to the vmlinuz of a kernel with \
                     virtio-pci and virtio-console built in";
@@ -29,7 +33,8 @@ fn newest_cached(cache: &Path) -> Result<Option<PathBuf>, Error> {
     let mut newest: Option<String> = None;
     for entry in fs::read_dir(cache).map_err(Error::io("list", cache))? {
         let name = entry.map_err(Error::io("list", cache))?.file_name();
-        let Some(name) = name.to_str().filter(|name| name.starts_with("vmlinuz-")) else {
+        let is_ours = |name: &&str| name.starts_with("vmlinuz-") && name.ends_with(ENDING);
+        let Some(name) = name.to_str().filter(is_ours) else {
             continue;
         };
         if newest
@@ -107,8 +112,9 @@ fn unpack(cache: &Path, package: &str) -> Result<tempfile::TempDir, Error> {
 
 fn newest_package() -> Result<String, Error> {
     for series in SERIES {
+        let names = format!(r"^linux-image-{series}\.[0-9.+a-z~-]*{ENDING}$");
         let found = tool::output(
-            Command::new("apt-cache").args(["search", "--names-only", series]),
+            Command::new("apt-cache").args(["search", "--names-only", &names]),
             "the lab takes its kernel from Debian; elsewhere set DEMETER_KERNEL to a vmlinuz",
         )?;
         let names = found
@@ -119,7 +125,7 @@ fn newest_package() -> Result<String, Error> {
         }
     }
     Err(Error::Missing {
-        what: "the package lists name no linux-image-6.12.*-cloud-amd64".into(),
+        what: format!("the package lists name no linux-image-6.12.*{ENDING}"),
         mend: MEND.into(),
     })
 }
@@ -170,18 +176,17 @@ mod tests {
     fn the_newest_cached_kernel_wins_by_number() {
         let cache = tempfile::tempdir().unwrap();
         assert_eq!(newest_cached(cache.path()).unwrap(), None);
+        let kernel = |version: &str| format!("vmlinuz-{version}{ENDING}");
         for name in [
-            "vmlinuz-6.12.99+deb12-cloud-amd64",
-            "vmlinuz-6.12.117+deb12-cloud-amd64",
-            "vmlinuz-6.1.0-50-cloud-amd64",
-            "plugin-1.so",
+            kernel("6.12.99+deb12"),
+            kernel("6.12.117+deb12"),
+            kernel("6.1.0-50"),
+            "vmlinuz-6.18.1-of-another-architecture".into(),
+            "plugin-1.so".into(),
         ] {
             fs::write(cache.path().join(name), "").unwrap();
         }
         let newest = newest_cached(cache.path()).unwrap().unwrap();
-        assert!(
-            newest.ends_with("vmlinuz-6.12.117+deb12-cloud-amd64"),
-            "{newest:?}"
-        );
+        assert!(newest.ends_with(kernel("6.12.117+deb12")), "{newest:?}");
     }
 }

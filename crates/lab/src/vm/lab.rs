@@ -73,7 +73,8 @@ impl Lab {
             })?;
         let this = std::env::current_exe().map_err(Error::io("find", "this program"))?;
         Ok(Self {
-            qemu: path("DEMETER_QEMU").unwrap_or_else(|| "qemu-system-x86_64".into()),
+            qemu: path("DEMETER_QEMU")
+                .unwrap_or_else(|| format!("qemu-system-{}", std::env::consts::ARCH).into()),
             kernel: path("DEMETER_KERNEL"),
             cache: cache.join("demeter"),
             programs: this.parent().unwrap_or(Path::new("/")).to_owned(),

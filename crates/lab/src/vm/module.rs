@@ -151,6 +151,10 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        ignore = "the module is built for kernels of x86"
+    )]
     fn compiler_and_sparse_have_nothing_to_say() {
         let lab = Lab::from_env().unwrap();
         let release = release(&lab.kernel_image().unwrap()).unwrap();

@@ -1,0 +1,70 @@
+//! The tests on Arm, in a Debian of their own: cross-compiled there, and run under emulation.
+//!
+//! rustup has the target's standard library, but not every machine reaches it. Debian's backports have one in a package,
+//! for the compiler that is beside it.
+
+use crate::fresh::{self, CLONE, Release, Steps, root::Root};
+
+/// Where there is a compiler that is new enough.
+const BACKPORTS: &str = "trixie-backports";
+/// That compiler, and the target's standard library.
+const COMPILER: &str = "cargo rustc libstd-rust-dev:arm64";
+/// What links for the target, and what runs its programs and its kernel.
+const TOOLS: &str = "ca-certificates git gcc libc6-dev gcc-aarch64-linux-gnu \
+    libc6-dev-arm64-cross qemu-user qemu-system-arm";
+
+/// Debian's cargo, not the one that the root has of this machine. A little optimised: most of the time goes to emulation.
+const CARGO: &str = "export PATH=/usr/bin:/bin:/usr/sbin CARGO_PROFILE_TEST_OPT_LEVEL=1 \
+    CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
+    CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=qemu-aarch64; \
+    cargo test --locked --workspace --exclude xtask --target aarch64-unknown-linux-gnu";
+
+/// What emulation of single programs cannot run: tests that need perf events, move_pages(2) or PAGEMAP_SCAN, that
+/// start themselves as another program, or that boot a VM of x86.
+const NOT_EMULATED: [&str; 9] = [
+    "tracker::conformance::perf_conforms_on_page_faults",
+    "tracker::perf::tests::a_child_is_a_stranger_until_it_is_a_target",
+    "tracker::perf::tests::a_thread_that_was_running_before_is_covered",
+    "tracker::perf::tests::faults_of_a_target_carry_their_addresses",
+    "pages::conformance::live_pages_conform",
+    "here::tests::a_workload_",
+    "page_size::tests::a_page_of_our_stack_is_small",
+    "run::world::nobody_is_hurt_by_vms_that_lie",
+    "hard_limit::tests::the_kernel_holds_a_process_to_what_it_owns",
+];
+
+/// Options of `cargo xtask arm`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Keep the root file system, and say where it is
+    #[arg(long)]
+    keep: bool,
+}
+
+/// Runs them.
+pub fn arm(args: &Args) -> anyhow::Result<()> {
+    fresh::in_root(Release::Trixie, &[BACKPORTS], args.keep, test)
+}
+
+fn test(root: &Root, steps: &mut Steps) -> anyhow::Result<()> {
+    let install = "apt-get -qq -y --no-install-recommends install";
+    steps.time("packages", || {
+        root.run(&format!(
+            "dpkg --add-architecture arm64 && apt-get -qq update \
+             && {install} {TOOLS} >/dev/null && {install} -t {BACKPORTS} {COMPILER} >/dev/null"
+        ))
+    })?;
+    steps.time("git clone", || fresh::clone(root))?;
+    let skipped = NOT_EMULATED.map(|test| format!(" --skip {test}")).concat();
+    steps.time("unit tests", || {
+        root.run(&format!(
+            "cd /{CLONE} && {CARGO} --no-fail-fast --lib --bins -- {skipped}"
+        ))
+    })?;
+    // The emulated host has a kernel and KVM of its own.
+    steps.time("dirty log", || {
+        root.run(&format!(
+            "cd /{CLONE} && {CARGO} --test live -- in_an_emulated_host"
+        ))
+    })
+}
