@@ -47,7 +47,7 @@ pub fn arm(args: &Args) -> anyhow::Result<()> {
 }
 
 fn test(root: &Root, steps: &mut Steps) -> anyhow::Result<()> {
-    let install = "apt-get -qq -y --no-install-recommends install";
+    let install = "DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install";
     steps.time("packages", || {
         root.run(&format!(
             "dpkg --add-architecture arm64 && apt-get -qq update \
