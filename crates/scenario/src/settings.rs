@@ -112,20 +112,17 @@ impl Settings {
             ),
             ("sample_ms", self.sample_ms, damon, INTERVAL_MAX_MS),
         ];
-        for (name, value, is_known, most) in knobs {
-            let Some(value) = value else { continue };
+        let has = |name, is_known: bool| {
             refuse_if(!is_known, || {
                 format!("{}: {} has no such knob; remove it", key(name), self.system)
-            })?;
+            })
+        };
+        for (name, value, is_known, most) in knobs {
+            let Some(value) = value else { continue };
+            has(name, is_known)?;
             within(&key(name), value, 1..=most)?;
         }
-        refuse_if(self.multi_gen_lru.is_some() && !linux, || {
-            format!(
-                "{}: {} has no such knob; remove it",
-                key("multi_gen_lru"),
-                self.system
-            )
-        })?;
+        has("multi_gen_lru", linux || self.multi_gen_lru.is_none())?;
         let periods = self.scan_period_min_ms.zip(self.scan_period_max_ms);
         refuse_if(periods.is_some_and(|(min, max)| min > max), || {
             format!(
