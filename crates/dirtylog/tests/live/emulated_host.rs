@@ -22,6 +22,7 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// Boots, if the emulated host's own kernel does not survive: it has panicked once in some ten boots, with a
 /// stack that somebody had written over, when virtual CPUs ended while others ran. Why is not known.
 const BOOTS: u32 = 3;
+
 /// The machine, of the architecture that we run on.
 #[cfg(target_arch = "x86_64")]
 mod machine {
@@ -79,10 +80,8 @@ fn console_of_a_boot() -> Result<String, Failed> {
     let folder = tempfile::tempdir()?;
     let mut initramfs = Initramfs::default();
     initramfs.add_program("init", &std::env::current_exe()?)?;
-    if !MODULES.is_empty() {
-        for (name, module) in MODULES.iter().zip(&lab.stock_modules(MODULES)?) {
-            initramfs.add_file(&in_vm(name), module);
-        }
+    for (name, module) in MODULES.iter().zip(&lab.stock_modules(MODULES)?) {
+        initramfs.add_file(&in_vm(name), module);
     }
     let archive = folder.path().join("initramfs");
     initramfs.write(&archive)?;
