@@ -56,7 +56,7 @@ enum Task {
     ///
     /// The root file system is made as by `fresh`; compiler and standard library are those of Debian's backports. Tested is what
     /// is committed: the unit tests but for a few that emulation of single programs cannot run, and dirty logging under KVM in an
-    /// emulated machine. Takes about twenty minutes. "skipped" where that cannot be: it needs root and the archive.
+    /// emulated machine. Took forty minutes of one core that did other work, too. "skipped" where that cannot be: it needs root and the archive.
     Arm(arm::Args),
     /// Install the Debian packages in an emulated VM of a Debian with systemd, use them, remove them
     ///

@@ -117,7 +117,11 @@ fn settle(
         return Ok(());
     };
     archive::configure(root, sources)?;
-    work(root, &mut steps)
+    work(root, &mut steps)?;
+    for (name, took) in &steps.0 {
+        println!("{name:26} {:6.0} s", took.as_secs_f64());
+    }
+    Ok(())
 }
 
 /// Clones what is committed into the root, at [`CLONE`].
@@ -154,9 +158,6 @@ fn newcomer(root: &Root, steps: &mut Steps, args: &Args) -> anyhow::Result<()> {
     }
 
     println!("\nOn a fresh {release}:");
-    for (name, took) in &steps.0 {
-        println!("{name:26} {:6.0} s", took.as_secs_f64());
-    }
     println!(
         "from the clone to the demo's table: {:.1} minutes",
         to_table.as_secs_f64() / 60.0
