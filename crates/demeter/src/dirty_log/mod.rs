@@ -19,8 +19,8 @@ const ROOT: &str = "/";
 ///
 /// Makes a VM of its own whose virtual CPUs store to slices of memory, switches KVM's log of dirty pages on, and reads
 /// it as a migration does. Other VMs are not touched, but share the machine with it: measure on a quiet one.
-/// Each row of the table is a step; `fast` are faults that only gave the right to write back, `huge` is how
-/// much is still mapped by huge pages.
+/// Each row of the table is a step; `fast` are faults that only gave the right to write back, `exits` is how often virtual CPUs
+/// left the guest for KVM, at each fault among others, and `huge` is how much is still mapped by huge pages.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
