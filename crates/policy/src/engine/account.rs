@@ -13,7 +13,7 @@
 //!   small batch that the kernel was slow with says little. A quarter is charged on top: moves disturb caches and
 //!   TLBs, and benefit is an estimate. What was measured long ago is
 //!   forgotten, later after each loss: a price at which nothing is worth moving would not be measured again. Batches
-//!   are small while the price is a guess.
+//!   are small while the price is a guess. What moves while the host wants memory back is neither charged nor measured.
 //! - *Benefit* is what is sampled in memory that was moved, until its trial is judged and can be undone: a sample
 //!   in promoted memory brings the loads that it stands for times the difference of the tiers'
 //!   latencies, a sample in demoted memory takes as much. Memory that came back to where it

@@ -84,7 +84,7 @@ impl<S: Strategy> Engine<S> {
             Direction::Demotion => self.figures.demoted.0 += moved,
         }
         let direction = *direction;
-        // What the host has ordered is not this agent's to pay back.
+        // Nothing is charged while the balloon wants memory: what the host has ordered is not this agent's to pay back.
         let may_go_on =
             self.balloon_wants.0 > 0 || self.account.pay(direction, ByteCount(tried), took_ns);
         // Not between a demotion and the promotions that it has made room for: half of an exchange
