@@ -13,7 +13,8 @@
 //!   small batch that the kernel was slow with says little. A quarter is charged on top: moves disturb caches and
 //!   TLBs, and benefit is an estimate. What was measured long ago is
 //!   forgotten, later after each loss: a price at which nothing is worth moving would not be measured again. Batches
-//!   are small while the price is a guess. What moves while the host wants memory back is neither charged nor measured.
+//!   are small while the price is a guess. What the host takes through the balloon is measured, but not
+//!   charged, nor judged, nor undone: it is no investment of the agent's.
 //! - *Benefit* is what is sampled in memory that was moved, until its trial is judged and can be undone: a sample
 //!   in promoted memory brings the loads that it stands for times the difference of the tiers'
 //!   latencies, a sample in demoted memory takes as much. Memory that came back to where it
@@ -61,6 +62,7 @@
 //! - A trial that fails leaves memory where it lay, soon after nothing uses what it moved.
 //! - What a trial has moved goes back in the epoch in which it has lost as much as the moves have cost, whatever it had brought.
 //! - A pause that ends early has lasted until its trial's loss is a hundredth of the time.
+//! - What the host takes through the balloon is not charged, judged or undone; promotions are charged meanwhile, too.
 //! - Samples that repeat what was seen before bring nothing, nor does a look that the next one does not confirm.
 //! - Whatever is sampled, a loss is no more than the stake and a hundredth of the time, but for the
 //!   trial that is under way. So on a sweep moves die out.
@@ -444,15 +446,20 @@ impl Account {
         self.trial_benefit_ns - self.trial_cost_ns as i64
     }
 
+    /// Takes note of what a batch took that this account does not pay for.
+    pub(super) fn learn_price(&mut self, direction: Direction, tried: ByteCount, took_ns: u64) {
+        self.prices[direction as usize].pay(tried.0, took_ns);
+    }
+
     /// Pays for a batch. Whether moves may go on: something is left, and what was rehearsed still pays.
     pub(super) fn pay(&mut self, direction: Direction, tried: ByteCount, took_ns: u64) -> bool {
         let took_ns = took_ns.min(TOTAL_MAX_NS / 2);
+        self.learn_price(direction, tried, took_ns);
         self.cost_ns = (self.cost_ns + took_ns).min(TOTAL_MAX_NS);
         let charge_ns = took_ns + took_ns / DISTURBANCE_PART;
         let least = -(TOTAL_MAX_NS as i64);
         self.balance_ns = self.balance_ns.saturating_sub(charge_ns as i64).max(least);
         self.trial_cost_ns = (self.trial_cost_ns + charge_ns).min(TOTAL_MAX_NS);
-        self.prices[direction as usize].pay(tried.0, took_ns);
         let carried_out = self.rehearsal.filter(|it| it.is_over && !self.is_resting());
         let cost_ns = carried_out.map(|it| it.cost_ns(self.prices_ps()));
         if cost_ns.is_some_and(|cost_ns| !self.pays(cost_ns, self.steady_ns)) {

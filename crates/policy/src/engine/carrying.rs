@@ -64,7 +64,15 @@ impl<S: Strategy> Engine<S> {
             batch, direction, ..
         } = &self.moves;
         check(placements, batch.len())?;
-        let (tick, ticks) = (self.account.tick(), self.account.watch_ticks());
+        let direction = *direction;
+        // What the host takes through the balloon is not this agent's to pay for, to be judged by or to undo.
+        let is_ordered = direction == Direction::Demotion && self.balloon_wants.0 > 0;
+        let ticks = if is_ordered {
+            0
+        } else {
+            self.account.watch_ticks()
+        };
+        let tick = self.account.tick();
         let (mut tried, mut moved) = (0, 0);
         for (r, placement) in batch.iter().zip(placements) {
             let left = direction.left(placement);
@@ -83,18 +91,23 @@ impl<S: Strategy> Engine<S> {
             Direction::Promotion => self.figures.promoted.0 += moved,
             Direction::Demotion => self.figures.demoted.0 += moved,
         }
-        let direction = *direction;
-        // Nothing is charged while the balloon wants memory: what the host has ordered is not this agent's to pay back.
-        let may_go_on =
-            self.balloon_wants.0 > 0 || self.account.pay(direction, ByteCount(tried), took_ns);
+        let tried = ByteCount(tried);
+        let may_go_on = if is_ordered {
+            self.account.learn_price(direction, tried, took_ns);
+            true
+        } else {
+            self.account.pay(direction, tried, took_ns)
+        };
         // Not between a demotion and the promotions that it has made room for: half of an exchange
         // cannot pay.
         let is_half = direction == Direction::Demotion && self.moves.wants_room();
-        let is_bound = !self.account.puts_back() && self.balloon_wants.0 == 0;
-        if !may_go_on && !is_half && is_bound {
-            self.moves.give_up();
+        if !may_go_on && !is_half && !self.account.puts_back() {
+            match self.balloon_wants {
+                ByteCount(0) => self.moves.give_up(),
+                _ => self.moves.give_up_promotions(),
+            }
         }
-        if direction == Direction::Promotion && moved * 2 < tried {
+        if direction == Direction::Promotion && moved * 2 < tried.0 {
             // More of the same would only cost time.
             self.moves.give_up_promotions();
         }

@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use super::rehearsal::REHEARSAL_TICKS;
 use super::rests::{LOSS_SHARE, UNUSED_TICKS};
 use super::*;
-use crate::engine::conformance::{EpochScript, Plain, Script, hot_set};
-use crate::engine::{BATCH_BLOCKS, Config, Engine, Numbers, Ranges, Stage};
+use crate::engine::conformance::{EpochScript, PID, Plain, Script, hot_set};
+use crate::engine::{BATCH_BLOCKS, Config, Engine, Input, Numbers, Ranges, Stage};
 use crate::{BLOCK_SIZE, GuestVirtAddr, MIB};
 
 const BASE: GuestVirtAddr = GuestVirtAddr(1 << 40);
@@ -68,9 +68,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
-    fn on_any_stream_moves_cost_no_more_than_stakes_and_what_they_brought(seed: u64) {
+    fn on_any_stream_moves_cost_no_more_than_stakes_and_what_they_brought(
+        seed: u64, wanted in prop_oneof![Just(0), 1u64..80],
+    ) {
         let script = Script::new(seed);
         let mut plain = rig(&script, GAIN);
+        // Also beside a balloon that never gets what it wants: it does not pay for promotions.
+        plain.engine.push(Input::BalloonWants(ByteCount(wanted * BLOCK_SIZE))).unwrap();
         let (mut rests, mut gross_ns, mut before) = (0, 0, plain.engine.balance());
         for epoch in script.epochs.iter().cycle().take(300) {
             plain.epoch(epoch);
@@ -80,7 +84,38 @@ proptest! {
             before = now;
             let bound_ns = stakes_ns(rests) + gross_ns;
             prop_assert!(now.cost_ns <= bound_ns, "{} > {bound_ns}", now.cost_ns);
+            let promoted = plain.engine.figures().promoted.0 / BLOCK_SIZE;
+            prop_assert!(now.cost_ns >= promoted * BLOCK_NS);
         }
+    }
+
+    /// A host that takes memory from an agent that has just started leaves it its stake.
+    #[test]
+    fn what_the_host_takes_is_not_charged_judged_or_undone(taken in 24u64..45) {
+        let mut script = hot_set(100, 300, 350..400, 40);
+        script.fast_free = 0;
+        let mut plain = rig(&script, GAIN);
+        plain.epoch(&EpochScript::default());
+        plain.engine.push(Input::BalloonWants(ByteCount(taken * BLOCK_SIZE))).unwrap();
+        while plain.engine.stage() != Stage::Asleep {
+            plain.answer(&script.epochs[0]);
+        }
+        prop_assert!(plain.kernel.free.fast >= taken);
+        prop_assert!(moved(&plain) * BLOCK_NS > STAKE_NS);
+        prop_assert_eq!(plain.engine.balance(), Balance::default());
+        // But measured.
+        let [_, demotion] = plain.engine.account.prices;
+        prop_assert!(demotion.is_known());
+        plain.kernel.free.fast -= taken;
+        plain.engine.push(Input::BalloonWants(ByteCount(0))).unwrap();
+        let (tick, epoch) = (plain.engine.account.tick(), plain.engine.epoch());
+        let to_undo = plain.engine.residency().moved_to(PID, Tier::Slow, tick, epoch);
+        prop_assert_eq!(to_undo.count(), 0);
+        for epoch in &script.epochs {
+            plain.epoch(epoch);
+            prop_assert!(!plain.engine.balance().is_resting);
+        }
+        prop_assert_eq!(in_fast(&plain, 350..400), 50);
     }
 
     /// Whatever its length and speed: also where it comes back within the horizon.
