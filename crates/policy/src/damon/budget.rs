@@ -75,6 +75,11 @@ impl Budget {
         self.watched_until = started + spent.div_f64(self.share * WATCH_PART);
     }
 
+    /// What the last watch has found is to be confirmed: the next one does not wait.
+    pub(super) fn watch_again(&mut self) {
+        self.watched_until = self.saved_at;
+    }
+
     /// The agent is no longer calm.
     pub(super) fn wake(&mut self) {
         self.rest_until = self.saved_at;

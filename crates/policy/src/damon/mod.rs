@@ -7,7 +7,8 @@
 //! small pages from cold ones; while many regions are always found accessed, as huge pages are,
 //! shorter passes over just those follow at once. Then there is a rest for as long as the CPU bound wants, and
 //! several times as long while the agent is calm. In between a calm agent *watches* a few of the hottest regions,
-//! which costs little: it cannot tell what is hot, but when they no longer are all memory is looked at again at once.
+//! which costs little: it cannot tell what is hot, but when two watches in a row find that they no longer are all memory is looked at
+//! again at once. The hottest regions have been picked for what is chance in part, so that one watch finds less now and then.
 //! exposure.rs says what can be made of the looks.
 //!
 //! The kernel clears accessed bits without flushing the TLB: a page that never leaves it looks untouched. So the driver has CPUs
@@ -122,6 +123,9 @@ const CALM_PASS: Pass = Pass {
 /// Regions that a calm agent watches: the hottest.
 const WATCHED_MAX: usize = 16;
 
+/// Watches in a row that find what was hot no longer so until it is believed.
+const SURPRISES_NEEDED: u32 = 2;
+
 /// An interval is taken to be no longer than so many times what was asked for, whatever a clock says.
 const STRETCH_MAX: u32 = 100;
 
@@ -145,8 +149,18 @@ pub struct Observer {
 enum Last {
     /// To see what is hot.
     Look,
-    /// To see whether what was hot still is: it is, or it is not.
-    Watch { is_surprise: bool },
+    /// To see whether what was hot still is. So many watches in a row have found that it is not.
+    Watch { surprises: u32 },
+}
+
+impl Last {
+    /// Watches in a row that have found what was hot no longer so.
+    fn surprises(self) -> u32 {
+        match self {
+            Self::Look => 0,
+            Self::Watch { surprises } => surprises,
+        }
+    }
 }
 
 impl Observer {
@@ -199,7 +213,10 @@ impl Observer {
         let exposures = &mut self.exposures;
         self.last = match look.is_watch() {
             true => Last::Watch {
-                is_surprise: exposures.are_contradicted_by(pass.looks, regions),
+                surprises: match exposures.are_contradicted_by(pass.looks, regions) {
+                    true => self.last.surprises().saturating_add(1),
+                    false => 0,
+                },
             },
             false => {
                 exposures.add(look.rung, interval, pass.looks, regions);
@@ -228,10 +245,12 @@ impl Observer {
         let is_at_rest = self.is_at_rest();
         match self.last {
             Last::Look => self.budget.spend(began, spent, is_at_rest),
-            Last::Watch { is_surprise } => {
+            Last::Watch { surprises } => {
                 self.budget.spend_on_watch(began, spent);
-                if is_surprise {
-                    self.budget.wake();
+                match surprises {
+                    0 => {}
+                    1..SURPRISES_NEEDED => self.budget.watch_again(),
+                    SURPRISES_NEEDED.. => self.budget.wake(),
                 }
             }
         }
@@ -254,7 +273,7 @@ impl Observer {
 
     /// Calm, and nothing was seen lately that the next pass has to confirm.
     fn is_at_rest(&self) -> bool {
-        let is_surprised = self.last == Last::Watch { is_surprise: true };
+        let is_surprised = self.last.surprises() >= SURPRISES_NEEDED;
         self.calm && !is_surprised && !self.exposures.is_urgent()
     }
 
@@ -353,9 +372,18 @@ mod tests {
         );
         assert!(!observer.may_look(now));
 
+        // One watch may find nothing by chance; the next one comes at once, and has to agree.
         now += Duration::from_secs(4);
         assert!(look(&mut observer, now, |_| 0).is_watch());
         assert!(observer.may_look(now));
+        assert!(look(&mut observer, now, hot).is_watch());
+        assert!(!observer.may_look(now));
+
+        now += Duration::from_secs(4);
+        for _ in 0..2 {
+            assert!(look(&mut observer, now, |_| 0).is_watch());
+            assert!(observer.may_look(now));
+        }
         assert_eq!(look(&mut observer, now, hot).at, None);
         assert!(observer.has_news());
     }
