@@ -137,6 +137,9 @@ fn refuse_the_simulated(scenario: &Scenario) -> Result<(), Error> {
     if !scenario.workload.is_real() {
         return Err(Error::SimOnly(scenario.workload.kind()));
     }
+    if scenario.workload.in_flight() > 1 {
+        return Err(Error::SimOnly("workload.in_flight above 1"));
+    }
     if scenario.machine.vcpus > VCPUS_MAX {
         return Err(Error::Vcpus(scenario.machine.vcpus));
     }
@@ -245,4 +248,26 @@ fn run_quietly(
         }
     }
     Ok(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use demeter_scenario::Workload;
+
+    use super::*;
+
+    #[test]
+    fn misses_that_overlap_are_for_the_simulator() {
+        let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/gups.toml");
+        let mut scenario = Scenario::load(&shipped).unwrap();
+        refuse_the_simulated(&scenario).unwrap();
+        let Workload::Gups(gups) = &mut scenario.workload else {
+            unreachable!()
+        };
+        gups.in_flight = 2;
+        let said = refuse_the_simulated(&scenario).unwrap_err().to_string();
+        assert!(said.contains("workload.in_flight") && said.contains("--on sim"));
+    }
 }

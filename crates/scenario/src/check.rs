@@ -278,6 +278,7 @@ mod tests {
             threads: 1,
             shift_at_s: Some(30),
             phases: vec![],
+            in_flight: 1,
         }
     }
 

@@ -56,6 +56,7 @@ workload.hot_mib = 200 -> workload.hot_mib = 200: must be below workload.size_mi
 workload.hot_weight = 1.01 -> workload.hot_weight = 1.01: must be 0 to 1
 workload.hot_weight = nan -> workload.hot_weight = NaN: must be 0 to 1
 workload.threads = 0 -> workload.threads = 0: must be 1 to 64
+workload.in_flight = 0 -> workload.in_flight = 0: must be 1 to 64
 workload.shift_at_s = 0 -> shift_at_s = 0: must be at least 1 and below duration_s = 20
 workload.shift_at_s = 20 -> shift_at_s = 20: must be at least 1 and below duration_s = 20
 workload.shift_at_s = 9 & workload.hot_mib = 101 -> workload.hot_mib = 101: with shift_at_s it must be at most half of size_mib = 200

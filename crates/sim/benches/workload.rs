@@ -38,6 +38,7 @@ fn kinds() -> Vec<(&'static str, Kind)> {
         threads: 1,
         shift_at_s: None,
         phases: vec![],
+        in_flight: 1,
     };
     let memlat = Memlat {
         size_mib: SIZE_MIB,

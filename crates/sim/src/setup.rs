@@ -95,7 +95,10 @@ impl Setup {
         };
         let usable = [&machine.fast, &machine.slow].map(|t| ByteCount(t.usable_mib * MIB));
         let setup = Self {
-            cpu,
+            cpu: CpuModel {
+                in_flight: scenario.workload.in_flight().into(),
+                ..cpu
+            },
             k: match scenario.sim.scale_bits {
                 Some(bits) => bits,
                 None => scale_for(scenario)?,

@@ -8,6 +8,9 @@ use crate::fault::{at_least_one, refuse_if, within};
 /// Most changes of a hot set's size.
 const PHASES_MAX: usize = 100;
 
+/// Most misses that a core has under way: more than any has buffers for.
+const IN_FLIGHT_MAX: u32 = 64;
+
 /// Parameters of gups.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -30,6 +33,10 @@ pub struct Gups {
     /// How the hot set's size changes, in order of time.
     #[serde(default)]
     pub phases: Vec<Phase>,
+    /// Misses that a core has under way at once: updates do not depend on each other. With 1 each is
+    /// waited for, as the lab's emulator does. Simulator only.
+    #[serde(default = "one")]
+    pub in_flight: u32,
 }
 
 /// From some moment on the hot set has another size; it keeps its end of the array.
@@ -55,6 +62,10 @@ impl Parameters for Gups {
         self.shift_at_s
     }
 
+    fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
     fn check(&self, duration_s: u64) -> Result<(), String> {
         let Self {
             size_mib, hot_mib, ..
@@ -66,6 +77,7 @@ impl Parameters for Gups {
         })?;
         within("workload.hot_weight", self.hot_weight, 0.0..=1.0)?;
         within("workload.threads", self.threads, 1..=THREADS_MAX)?;
+        within("workload.in_flight", self.in_flight, 1..=IN_FLIGHT_MAX)?;
         self.check_phases(duration_s)?;
         let Some(shift_at_s) = self.shift_at_s else {
             return Ok(());

@@ -53,6 +53,11 @@ pub(crate) trait Parameters {
         None
     }
 
+    /// Misses that a core has under way at once.
+    fn in_flight(&self) -> u32 {
+        1
+    }
+
     /// Checks what types alone cannot say.
     ///
     /// # Errors
@@ -157,6 +162,11 @@ impl Workload {
     /// When the hot set jumps, seconds into the timed phase.
     pub fn shift_at_s(&self) -> Option<u64> {
         self.parameters().shift_at_s()
+    }
+
+    /// Misses that a core has under way at once; with 1 each is waited for.
+    pub fn in_flight(&self) -> u32 {
+        self.parameters().in_flight()
     }
 
     /// What is wrong with its parameters in a timed phase of this length.

@@ -6,7 +6,9 @@
 //! most recent of their sets anyway, so that nothing is lost. Everything else is looked up. What
 //! an access costs is charged where its data, and each reference of its walk, are found.
 //!
-//! Loads wait for their data, and so do stores (they read the line first). A line that is written
+//! Loads wait for their data, and so do stores (they read the line first). Where a program's misses do not depend on
+//! each other each is charged a part of its latency, as others are under way meanwhile, or its transfer if that takes longer;
+//! walks come one after the other all the same. A line that is written
 //! right after it was read is written back later, which takes bandwidth only. A miss on the line
 //! after one of the last misses is part of a stream, which prefetchers see coming: it costs its
 //! transfer only.
@@ -228,6 +230,7 @@ pub(crate) struct Core {
     caches: Caches,
     tlb_second_ps: u64,
     bound_check_ps: u64,
+    in_flight: u64,
     kind: TlbKind,
     page_bits: u32,
     last: Last,
@@ -252,6 +255,7 @@ impl Core {
             },
             tlb_second_ps: cpu.tlb.l2_hit_ps,
             bound_check_ps: cpu.bound_check_ps,
+            in_flight: cpu.in_flight,
             kind: cpu.tlb.kind,
             page_bits,
             last: NO_LAST,
@@ -339,8 +343,26 @@ impl Core {
         if store {
             self.caches.write_back(memory);
         }
-        bill.charge(found.cause, found.ps);
+        let waited_ps = match self.in_flight {
+            1 => found.ps,
+            _ => self.overlapped_ps(&found, memory),
+        };
+        bill.charge(found.cause, waited_ps);
         Ok(!store && sampler.load(gva, ps + found.ps))
+    }
+
+    /// What a program waits for a line while others are under way.
+    #[cold]
+    #[inline(never)]
+    fn overlapped_ps(&self, found: &Found, memory: &Memory) -> u64 {
+        let id = match found.cause {
+            Cause::Fast => TierId::Fast,
+            Cause::Slow => TierId::Slow,
+            // A hit is hidden already.
+            _ => return found.ps,
+        };
+        let transfer_ps = memory.tiers[id as usize].stream_ps;
+        (found.ps / self.in_flight).max(transfer_ps.min(found.ps))
     }
 
     /// Finds the frame of `gva`; returns the time it took.

@@ -39,6 +39,7 @@ fn gups(size_mib: u64, hot_mib: u64, hot_weight: f64, threads: u32) -> Kind {
         threads,
         shift_at_s: Some(1),
         phases: vec![],
+        in_flight: 1,
     })
 }
 
@@ -132,6 +133,7 @@ fn a_hot_set_in_phases_keeps_its_end_and_gets_its_share() {
             threads: 1,
             shift_at_s: None,
             phases: phases.to_vec(),
+            in_flight: 1,
         });
         let (mut program, ranges) = placed(&kind, 3);
         for (second, hot_mib) in [(0, 20), (9, 20), (10, 60), (19, 60), (20, 5), (99, 5)] {
