@@ -41,6 +41,8 @@ const SCALE_MAX: u32 = 6;
 #[derive(Debug, Clone)]
 pub(crate) struct Setup {
     pub(crate) cpu: CpuModel,
+    /// Misses of the program that a core has under way at once.
+    in_flight: u32,
     /// A base page and an access stand for `2^k` real ones.
     pub(crate) k: u32,
     pub(crate) tiers: [TierModel; 2],
@@ -95,10 +97,8 @@ impl Setup {
         };
         let usable = [&machine.fast, &machine.slow].map(|t| ByteCount(t.usable_mib * MIB));
         let setup = Self {
-            cpu: CpuModel {
-                in_flight: scenario.workload.in_flight().into(),
-                ..cpu
-            },
+            cpu,
+            in_flight: scenario.workload.in_flight(),
             k: match scenario.sim.scale_bits {
                 Some(bits) => bits,
                 None => scale_for(scenario)?,
@@ -242,7 +242,10 @@ impl Setup {
         let vms = vms.into_iter().enumerate().map(vm).collect();
         let host = Host {
             machine: Machine {
-                cores: vec![Core::new(&self.cpu, self.page_bits()); self.cores],
+                cores: vec![
+                    Core::new(&self.cpu, self.page_bits()).overlapping(self.in_flight);
+                    self.cores
+                ],
                 memory: Memory::new(&self.cpu, self.tiers, fast_end),
             },
             hypervisor,

@@ -230,6 +230,7 @@ pub(crate) struct Core {
     caches: Caches,
     tlb_second_ps: u64,
     bound_check_ps: u64,
+    /// Misses of the program that are under way at once.
     in_flight: u64,
     kind: TlbKind,
     page_bits: u32,
@@ -255,10 +256,18 @@ impl Core {
             },
             tlb_second_ps: cpu.tlb.l2_hit_ps,
             bound_check_ps: cpu.bound_check_ps,
-            in_flight: cpu.in_flight,
+            in_flight: 1,
             kind: cpu.tlb.kind,
             page_bits,
             last: NO_LAST,
+        }
+    }
+
+    /// The same for a program of which so many misses are under way at once, as they do not depend on each other.
+    pub(crate) fn overlapping(self, in_flight: u32) -> Self {
+        Self {
+            in_flight: u64::from(in_flight.max(1)),
+            ..self
         }
     }
 

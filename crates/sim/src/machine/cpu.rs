@@ -62,8 +62,6 @@ pub struct CpuModel {
     pub costs: CostModel,
     /// Bytes per second that one core streams at best.
     pub core_stream_bytes_per_s: u64,
-    /// Misses of a program's data that a core has under way at once, where they do not depend on each other.
-    pub in_flight: u64,
     /// Comparing an address with a segment's bounds: a cycle, as direct segments' authors take it.
     pub bound_check_ps: u64,
 }
@@ -116,7 +114,6 @@ pub const ICE_LAKE_SP: CpuModel = CpuModel {
     ],
     costs: X86_COSTS,
     core_stream_bytes_per_s: 12_000_000_000,
-    in_flight: 1,
     bound_check_ps: 345,
 };
 
@@ -212,7 +209,6 @@ pub(crate) fn emulator() -> CpuModel {
         ],
         costs: EMULATED_COSTS,
         core_stream_bytes_per_s: EMULATED_STREAM,
-        in_flight: 1,
         bound_check_ps: 0,
     }
 }
