@@ -49,7 +49,7 @@ pub struct Status {
     pub fast_latency_ns: u32,
     /// Latency of a load from the slow node, nanoseconds.
     pub slow_latency_ns: u32,
-    /// Time that moves took, milliseconds.
+    /// Time that moves took, but for what the host has ordered, milliseconds.
     pub moves_cost_ms: u64,
     /// Time that moves are estimated to have saved programs, less what they lost, milliseconds.
     pub moves_benefit_ms: i64,
@@ -226,7 +226,7 @@ impl Collector for Snapshot {
         )?;
         let seconds = Some(&Unit::Seconds);
         let metric = ConstCounter::new(s.moves_cost_ms as f64 / 1000.0);
-        let help = "Time that moves took";
+        let help = "Time that moves took, but for what the host has ordered";
         let kind = metric.metric_type();
         metric.encode(encoder.encode_descriptor("moves_cost", help, seconds, kind)?)?;
         let metric = ConstGauge::new(s.moves_benefit_ms as f64 / 1000.0);

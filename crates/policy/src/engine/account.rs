@@ -153,7 +153,7 @@ impl Gain {
 /// What moves have cost and brought so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Balance {
-    /// Time that moves took, nanoseconds.
+    /// Time that moves took, but for what the host has ordered, nanoseconds.
     pub cost_ns: u64,
     /// Time that they are taken to have saved, less what they are taken to have lost, nanoseconds.
     pub benefit_ns: i64,
