@@ -5,12 +5,30 @@ use std::time::Duration;
 
 use demeter_policy::Pid;
 
-/// What a thread has spent since it began: the first field of its `schedstat`, nanoseconds
+/// A thread's time since it began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Scheduled {
+    /// It ran.
+    pub ran: Duration,
+    /// It would have run, but no CPU was free.
+    pub waited: Duration,
+}
+
+/// A thread's time: the first two fields of its `schedstat`, nanoseconds
 /// (Documentation/scheduler/sched-stats.rst). Nothing where the kernel does not tell.
-pub fn of(root: &Path, thread: Pid) -> Option<Duration> {
+pub fn scheduled(root: &Path, thread: Pid) -> Option<Scheduled> {
     let text = std::fs::read_to_string(root.join(format!("proc/{thread}/schedstat"))).ok()?;
-    let nanos = text.split_whitespace().next()?.parse().ok()?;
-    Some(Duration::from_nanos(nanos))
+    let mut fields = text.split_whitespace();
+    let mut next = || Some(Duration::from_nanos(fields.next()?.parse().ok()?));
+    Some(Scheduled {
+        ran: next()?,
+        waited: next()?,
+    })
+}
+
+/// What a thread has spent since it began. Nothing where the kernel does not tell.
+pub fn of(root: &Path, thread: Pid) -> Option<Duration> {
+    Some(scheduled(root, thread)?.ran)
 }
 
 /// What this thread has spent.
@@ -42,11 +60,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_field_is_what_counts() {
+    fn the_first_fields_are_what_counts() {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("proc/7")).unwrap();
         std::fs::write(root.path().join("proc/7/schedstat"), "2500000 7 3\n").unwrap();
         assert_eq!(of(root.path(), Pid(7)), Some(Duration::from_micros(2500)));
+        let waited = scheduled(root.path(), Pid(7)).unwrap().waited;
+        assert_eq!(waited, Duration::from_nanos(7));
         assert_eq!(of(root.path(), Pid(8)), None);
     }
 

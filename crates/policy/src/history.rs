@@ -25,13 +25,13 @@
 //! - Nothing with fewer ones than `hot_ones` is promoted, and nothing is exchanged for what has
 //!   nearly as many.
 //! - A window stays within its bounds, and reaches them where looks always, or never, find too much.
-//! - Chance alone hardly ever contradicts histories. A VM that turns to other memory does within four looks: to twenty
-//!   blocks or more, where a look finds no more than a third of the rest accessed.
 
+mod contradiction;
 mod pace;
 
 use std::time::Duration;
 
+use contradiction::Found;
 pub use pace::Pace;
 
 use crate::engine::{Classify, Strategy};
@@ -49,10 +49,6 @@ const LOOKS: u32 = u32::BITS;
 /// The latest looks, which may contradict the ones before.
 const LATEST: u32 = 4;
 
-/// Standard deviations beyond chance, and blocks beyond that, from which on latest looks contradict histories.
-const SURE: f64 = 4.0;
-const FEW: f64 = 2.0;
-
 /// The last 32 looks at a block, the latest in the highest bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct History(u32);
@@ -66,20 +62,6 @@ impl History {
     /// Looks that found it accessed, up to 32.
     pub fn ones(self) -> u32 {
         self.0.count_ones()
-    }
-
-    /// Whether the latest looks all say what the ones before seldom said, and how probable that was by those.
-    fn surprise(self) -> (bool, f64) {
-        const BEFORE: u32 = LOOKS - LATEST;
-        let ones = (self.0 << LATEST).count_ones();
-        let latest = self.0 >> BEFORE;
-        // Neither never nor always is ever certain.
-        let part = (f64::from(ones) + 0.5) / f64::from(BEFORE + 1);
-        let is_surprise = match part < 0.5 {
-            true => latest.count_ones() == LATEST,
-            false => latest == 0,
-        };
-        (is_surprise, part.min(1.0 - part).powi(LATEST as i32))
     }
 }
 
@@ -109,16 +91,11 @@ impl Histories {
         self.looks
     }
 
-    /// Whether the latest looks contradict the ones before, at more blocks than chance explains: the VM has turned to
-    /// other memory. Known when the histories are full.
+    /// Whether the latest looks contradict the ones before: the VM has turned to other memory. Known when the
+    /// histories are full.
     pub fn are_contradicted(&self) -> bool {
-        let (mut seen, mut expected) = (0.0, 0.0);
-        for cell in &self.cells {
-            let (is_surprise, probability) = cell.history.surprise();
-            seen += f64::from(u8::from(is_surprise));
-            expected += probability;
-        }
-        self.looks == LOOKS && seen > expected + SURE * expected.sqrt() + FEW
+        let histories = self.cells.iter().map(|cell| cell.history);
+        self.looks == LOOKS && Found::of(histories).is_contradiction()
     }
 }
 

@@ -39,6 +39,9 @@ fn range(start: u64, end: u64) -> VirtRange {
 struct Guest {
     accessed: Vec<u64>,
     run_ms: u64,
+    waited_ms: u64,
+    /// While it is looked at.
+    runs_ms: u64,
     fails: bool,
 }
 
@@ -52,8 +55,11 @@ fn run_for(root: &Path, guest: &mut Guest, ms: u64) {
     guest.run_ms += ms;
     let folder = root.join(format!("proc/{VCPU}"));
     fs::create_dir_all(&folder).unwrap();
-    let ns = guest.run_ms * 1_000_000;
-    fs::write(folder.join("schedstat"), format!("{ns} 0 1\n")).unwrap();
+    let [ran, waited] = [guest.run_ms, guest.waited_ms].map(|ms| ms * 1_000_000);
+    // Whoever reads sees all of it, as of the kernel's.
+    let new = folder.join("new");
+    fs::write(&new, format!("{ran} {waited} 1\n")).unwrap();
+    fs::rename(new, folder.join("schedstat")).unwrap();
 }
 
 impl AccessBits for FakeBits {
@@ -71,7 +77,8 @@ impl AccessBits for FakeBits {
         }
         accessed.extend(guest.accessed.iter().map(|&b| Block(FIRST + b).start()));
         if !guest.accessed.is_empty() {
-            run_for(&self.root, &mut guest, 200);
+            let ms = guest.runs_ms;
+            run_for(&self.root, &mut guest, ms);
         }
         Ok(Duration::ZERO)
     }
@@ -108,6 +115,7 @@ fn start(accessed: impl IntoIterator<Item = u64>, slow_mib: u64) -> Result<Vm, H
     let pages = SharedPages::new(pages, Some(root.path().into()));
     let guest = Arc::new(Mutex::new(Guest {
         accessed: accessed.into_iter().collect(),
+        runs_ms: 200,
         ..Guest::default()
     }));
     run_for(root.path(), &mut guest.lock().unwrap(), 200);
@@ -141,6 +149,12 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(10)
 }
 
+/// What it is told is used again and again.
+fn used(state: &HistoryState) -> Option<ByteCount> {
+    let nodes = state.usage.as_ref()?.nodes.iter();
+    Some(ByteCount(nodes.map(|node| node.working_set.0).sum()))
+}
+
 impl Vm {
     fn in_fast(&self, block: u64) -> bool {
         let addr = Block(FIRST + block).start();
@@ -153,13 +167,11 @@ impl Vm {
     async fn uses(&mut self, bytes: ByteCount) {
         let deadline = soon();
         loop {
-            let usage = self.reports.borrow_and_update().usage.clone();
-            let nodes = usage.iter().flat_map(|usage| &usage.nodes);
-            let set = nodes.map(|node| node.working_set.0).sum();
-            if usage.is_some() && ByteCount(set) == bytes {
+            let state = self.reports.borrow_and_update().clone();
+            if used(&state) == Some(bytes) {
                 return;
             }
-            assert!(Instant::now() < deadline, "{usage:?}");
+            assert!(Instant::now() < deadline, "{state:?}");
             let _ = timeout_at(deadline, self.reports.changed()).await;
         }
     }
@@ -219,6 +231,40 @@ async fn a_vm_that_falls_asleep_uses_nothing_until_it_wakes() {
         run_for(vm.root.path(), &mut guest, 200);
     }
     vm.uses(blocks(30..38)).await;
+}
+
+/// It accesses what it did, but seldom: for a twentieth of the time, whatever else its CPU waits for.
+#[tokio::test]
+async fn a_vm_that_hardly_wants_to_run_uses_nothing_and_one_that_waits_for_a_cpu_does() {
+    let mut vm = start(30..38, 100).unwrap();
+    vm.uses(blocks(30..38)).await;
+    vm.guest.lock().unwrap().runs_ms = 0;
+    let (guest, root) = (vm.guest.clone(), vm.root.path().to_owned());
+    let waits = Arc::new(Mutex::new(true));
+    let runs = tokio::spawn({
+        let waits = waits.clone();
+        async move {
+            let mut ticks = tokio::time::interval(Duration::from_millis(100));
+            loop {
+                ticks.tick().await;
+                let mut guest = guest.lock().unwrap();
+                if *waits.lock().unwrap() {
+                    guest.waited_ms += 95;
+                }
+                run_for(&root, &mut guest, 5);
+            }
+        }
+    });
+    // A look comes each two seconds.
+    let mut reports = vm.reports.clone();
+    let idle = timeout_at(
+        Instant::now() + Duration::from_secs(3),
+        reports.wait_for(|state| used(state) == Some(ByteCount(0))),
+    );
+    assert!(idle.await.is_err(), "it waits for a CPU");
+    *waits.lock().unwrap() = false;
+    vm.uses(ByteCount(0)).await;
+    runs.abort();
 }
 
 #[tokio::test]

@@ -1,14 +1,15 @@
 //! The thread that looks at one VM's memory and moves it.
 //!
 //! It turns each time the busiest virtual CPU has run for an interval, so that a VM that sleeps costs
-//! nothing and forgets nothing; less often where a [`Pace`] says that looking would take too much of a CPU. What a sleeping
+//! nothing and forgets nothing; more often in haste, and less often where looking would take too much of a CPU, as a [`Pace`]
+//! says. What a sleeping
 //! VM remembers it does not use: it reports no working set, and the policy may give its fast memory to others.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use demeter_linux::cpu;
+use demeter_linux::cpu::{self, Scheduled};
 use demeter_linux::mover::Mover;
 use demeter_linux::nodes::NodeMemory;
 use demeter_linux::pages::Pages;
@@ -36,8 +37,10 @@ const PAUSE_MIN: Duration = Duration::from_millis(1);
 /// they say from one to the next.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
 
-/// A VM sleeps whose CPUs have not run for an interval in so long.
-const SLEEPS_AFTER: Duration = Duration::from_secs(2);
+/// A VM sleeps whose busiest CPU has wanted to run for less than this part of the time, for at least so long: guests do a
+/// little even when nothing is asked of them.
+const SLEEPS_BELOW: f64 = 0.1;
+const SLEEPS_AFTER: Duration = Duration::from_secs(1);
 
 /// What is asked of the thread.
 #[derive(Debug)]
@@ -92,8 +95,8 @@ pub(super) struct Worker {
     looked: Instant,
     /// When it was last told how the VM uses it.
     reported: Option<Instant>,
-    /// Run time of each virtual CPU when its memory was last looked at.
-    run_times: Vec<Duration>,
+    /// Time of each virtual CPU when the VM's memory was last looked at.
+    vcpu_times: Vec<Scheduled>,
     started: Instant,
     accessed: Vec<GuestVirtAddr>,
     /// Time that this turn has spent on moves.
@@ -153,7 +156,7 @@ impl Worker {
             counted: now,
             looked: now,
             reported: None,
-            run_times: vec![Duration::ZERO; memory.vcpus.len()],
+            vcpu_times: vec![Scheduled::default(); memory.vcpus.len()],
             started: now,
             memory,
             accessed: vec![],
@@ -202,23 +205,29 @@ impl Worker {
 
     /// Looks, decides and moves, if that is due. Returns the pause until the next turn.
     fn turn(&mut self) -> Result<Duration, HistoryError> {
-        let run_times = self.run_times();
-        let ran = run_times.iter().zip(&self.run_times);
-        let ran = ran.map(|(now, before)| now.saturating_sub(*before)).max();
-        let left = self.interval.saturating_sub(ran.unwrap_or_default());
+        let vcpu_times = self.vcpu_times();
+        let most = |of: fn(&Scheduled) -> Duration| {
+            let both = vcpu_times.iter().zip(&self.vcpu_times);
+            let since = both.map(|(now, before)| of(now).saturating_sub(of(before)));
+            since.max().unwrap_or_default()
+        };
+        let after = self.looked.elapsed();
+        let wanted = most(|vcpu| vcpu.ran + vcpu.waited);
+        let sleeps = after >= SLEEPS_AFTER && wanted < after.mul_f64(SLEEPS_BELOW);
+        let interval = self.pace.interval(self.interval);
+        let left = interval.saturating_sub(most(|vcpu| vcpu.ran));
         if left > Duration::ZERO {
             // A VM that sleeps gives memory back as well.
             if self.shortage.0 > 0 {
                 self.count()?;
                 self.epoch()?;
             }
-            if self.looked.elapsed() >= SLEEPS_AFTER {
-                self.report(true);
+            if sleeps {
+                self.report(sleeps);
             }
             return Ok(left.max(PAUSE_MIN));
         }
-        self.run_times = run_times;
-        let after = self.looked.elapsed();
+        self.vcpu_times = vcpu_times;
         self.looked = Instant::now();
         let before = cpu::of_this_thread();
         self.moving = Duration::ZERO;
@@ -229,7 +238,7 @@ impl Worker {
             self.count()?;
         }
         self.epoch()?;
-        self.report(false);
+        self.report(sleeps);
         // Moving comes on top of what looking may take.
         let spent = cpu::of_this_thread().saturating_sub(before + self.moving) + kernel;
         let histories = self.histories();
@@ -243,9 +252,13 @@ impl Worker {
         self.engine.classifier(self.memory.process)
     }
 
-    /// Of each virtual CPU; all of the time where the kernel does not tell.
-    fn run_times(&self) -> Vec<Duration> {
-        let of = |&thread| cpu::of(&self.root, thread).unwrap_or_else(|| self.started.elapsed());
+    /// Of each virtual CPU; it runs all of the time where the kernel does not tell.
+    fn vcpu_times(&self) -> Vec<Scheduled> {
+        let always = || Scheduled {
+            ran: self.started.elapsed(),
+            waited: Duration::ZERO,
+        };
+        let of = |&thread| cpu::scheduled(&self.root, thread).unwrap_or_else(always);
         self.memory.vcpus.iter().map(of).collect()
     }
 

@@ -148,7 +148,7 @@ proptest! {
     #[test]
     fn chance_hardly_ever_contradicts_histories_and_a_change_does(
         seed: u64,
-        background in 0.02f64..0.35,
+        background in 0.02f64..0.5,
         hot in 20u64..60,
         count in 150u64..400,
     ) {
@@ -161,12 +161,40 @@ proptest! {
             looked(&mut histories, &mut chance, count, first);
             contradicted += u32::from(histories.are_contradicted());
         }
+        // One look that is odd by chance is one of the latest four times.
         prop_assert!(contradicted <= 4, "{contradicted} of 100");
         let other = |block: u64| if block >= count - hot { 0.97 } else { background };
         for _ in 0..LATEST {
             looked(&mut histories, &mut chance, count, other);
         }
         prop_assert!(histories.are_contradicted());
+    }
+
+    /// Each four looks take another time: what is accessed so often in one of the first length is accessed more or
+    /// less often then.
+    #[test]
+    fn looks_of_another_length_do_not_contradict(
+        seed: u64,
+        background in 0.02f64..0.7,
+        hot in 0u64..60,
+        count in 60u64..400,
+        lengths in prop::collection::vec(0.5f64..2.0, 33),
+    ) {
+        let mut chance = Chance::new(seed);
+        let mut histories = Histories::default();
+        histories.set_space(&[blocks(0, count)]);
+        let mut contradicted = 0;
+        for length in lengths {
+            for _ in 0..LATEST {
+                let of = |block| {
+                    let missed: f64 = if block < hot { 0.03 } else { 1.0 - background };
+                    1.0 - missed.powf(length)
+                };
+                looked(&mut histories, &mut chance, count, of);
+                contradicted += u32::from(histories.are_contradicted());
+            }
+        }
+        prop_assert!(contradicted <= 4, "{contradicted} of 100");
     }
 
     #[test]
