@@ -43,6 +43,9 @@ fn gups_resizes_its_hot_set_on_schedule() {
         })
         .collect();
     assert_eq!(hot_sizes, [2 << 20, 8 << 20, 1 << 20]);
+    let idle = ["--phase=0.1:idle", "--phase=0.2:1MiB", "--verify", "--json"];
+    let output = run(GUPS, &[&common[..], &idle[..]].concat());
+    assert!(output.status.success(), "{output:?}");
     for (bad, why) in [
         (["--phase=0.2:1MiB", "--phase=0.1:1MiB"], "order of time"),
         (["--phase=0.1:1MiB", "--phase=0.3:1MiB"], "before the end"),

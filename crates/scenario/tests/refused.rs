@@ -63,7 +63,7 @@ workload.shift_at_s = 9 & workload.hot_mib = 101 -> workload.hot_mib = 101: with
 workload.shift_at_s = 9 & workload.phases = [{ at_s = 1, hot_mib = 1 }] -> workload.shift_at_s and workload.phases exclude each other: remove one
 workload.phases = [{ at_s = 20, hot_mib = 1 }] -> workload.phases: at_s = 20: must be above 0
 workload.phases = [{ at_s = 5, hot_mib = 1 }, { at_s = 5, hot_mib = 2 }] -> workload.phases: at_s = 5: must be above 5, as phases follow in order of time
-workload.phases = [{ at_s = 5, hot_mib = 200 }] -> hot_mib = 200: must be at least 1 and below size_mib = 200
+workload.phases = [{ at_s = 5, hot_mib = 200 }] -> hot_mib = 200: must be below size_mib = 200
 workload = { kind = "btree", size_mib = 15 } -> size_mib = 15: must be at least 16
 workload = { kind = "btree", size_mib = 80, hot_mib = 1 } -> unknown field `hot_mib`
 workload = { kind = "silo", size_mib = 80 } -> missing field `mix`

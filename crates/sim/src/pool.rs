@@ -18,7 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use demeter_outcome::SystemResult;
-use demeter_scenario::{Place, Point, Settings, System};
+use demeter_scenario::{Phase, Place, Point, Settings, System, Workload};
 
 use crate::error::SimError;
 use crate::run::{Watch, run, run_under};
@@ -142,6 +142,15 @@ fn run_jobs_by(
         .any(|job| job.point.scenario.workload.has_cgroups())
     {
         return Err(SimError::NoModelOf("cgroups (workload.program.cgroup)"));
+    }
+    let is_idle = |job: &Job<'_>| {
+        let mut vms = job.point.scenario.vms().into_iter();
+        vms.any(|(_, vm)| matches!(&vm.workload, Workload::Gups(g) if g.phases.iter().any(Phase::is_idle)))
+    };
+    if jobs.iter().any(is_idle) {
+        return Err(SimError::NoModelOf(
+            "a program that is idle for a while (phases.hot_mib = 0)",
+        ));
     }
     let pool = Pool {
         jobs,

@@ -331,7 +331,11 @@ fn command_line(bed: &Testbed<'_>, job: &Job) -> Result<(&'static str, Vec<Strin
                 option("shift-at", at_s.to_string());
             }
             for phase in &gups.phases {
-                option("phase", format!("{}:{}MiB", phase.at_s, phase.hot_mib));
+                let hot = match phase.is_idle() {
+                    true => "idle".to_owned(),
+                    false => format!("{}MiB", phase.hot_mib),
+                };
+                option("phase", format!("{}:{hot}", phase.at_s));
             }
             if gups.reverse {
                 args.push("--reverse".into());

@@ -25,6 +25,9 @@ const CHUNK_WORDS: u64 = (2 << 20) / WORD_BYTES;
 
 const THREADS_MAX: i64 = 1024;
 
+/// How often a thread that is idle looks whether it still is.
+const NAP: Duration = Duration::from_millis(100);
+
 /// Random 8-byte updates with a hot set
 #[derive(Debug, Clone, Parser)]
 #[command(name = "gups", version)]
@@ -47,9 +50,9 @@ pub struct Gups {
     /// Second of the timed phase at which the hot set jumps to the middle of the array
     #[arg(long, value_name = "S", value_parser = seconds)]
     shift_at: Option<Duration>,
-    /// From this second of the timed phase on the hot set has this size; may be given several
-    /// times, in order of time
-    #[arg(long = "phase", value_name = "S:SIZE", value_parser = phase, conflicts_with = "shift_at")]
+    /// From this second of the timed phase on the hot set has this size, or nothing is updated; may be given
+    /// several times, in order of time
+    #[arg(long = "phase", value_name = "S:SIZE|S:idle", value_parser = phase, conflicts_with = "shift_at")]
     phases: Vec<Phase>,
     /// At the end check that no word and no update was lost
     #[arg(long)]
@@ -61,11 +64,11 @@ pub struct Gups {
     common: Common,
 }
 
-/// The hot set has another size from some moment on.
+/// The hot set has another size from some moment on, or the threads are idle.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Phase {
     at: Duration,
-    hot: Size,
+    hot: Option<Size>,
 }
 
 /// Runs gups as its arguments say.
@@ -73,7 +76,11 @@ pub fn run(args: &Gups) -> Result<(), Error> {
     let geometry = if args.phases.is_empty() {
         Geometry::new(args.size, args.hot, args.reverse, args.shift_at.is_some())?
     } else {
-        let later = args.phases.iter().map(|phase| phase.hot);
+        // The hot set of an idle phase is that of the one before.
+        let later = args.phases.iter().scan(args.hot, |hot, phase| {
+            *hot = phase.hot.unwrap_or(*hot);
+            Some(*hot)
+        });
         let sizes: Vec<Size> = std::iter::once(args.hot).chain(later).collect();
         Geometry::resized(args.size, &sizes, args.reverse)?
     };
@@ -229,6 +236,13 @@ fn update(region: &Region, args: &Gups, thread: usize, shares: &[Share], control
     let hot_below = hot_below(args.weight);
     let mut rng = Rng::new(args.common.seed, thread as u64);
     while let Some(stage) = control.stage() {
+        let phase = stage
+            .checked_sub(1)
+            .and_then(|phase| args.phases.get(phase));
+        if phase.is_some_and(|phase| phase.hot.is_none()) {
+            std::thread::sleep(NAP);
+            continue;
+        }
         let share = &shares[stage];
         for _ in 0..BATCH {
             // No other thread owns this word: a load and a store lose no update.
@@ -242,10 +256,14 @@ fn update(region: &Region, args: &Gups, thread: usize, shares: &[Share], control
 fn phase(text: &str) -> Result<Phase, String> {
     let (at, hot) = text
         .split_once(':')
-        .ok_or("needs S:SIZE, as in 20:100MiB")?;
+        .ok_or("needs S:SIZE, as in 20:100MiB, or S:idle")?;
+    let hot = match hot {
+        "idle" => None,
+        size => Some(size.parse().map_err(|e: SizeError| e.to_string())?),
+    };
     Ok(Phase {
         at: seconds(at)?,
-        hot: hot.parse().map_err(|e: SizeError| e.to_string())?,
+        hot,
     })
 }
 

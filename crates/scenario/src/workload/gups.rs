@@ -39,14 +39,21 @@ pub struct Gups {
     pub in_flight: u32,
 }
 
-/// From some moment on the hot set has another size; it keeps its end of the array.
+/// From some moment on the hot set has another size, and keeps its end of the array; or the program is idle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Phase {
     /// Second of the timed phase.
     pub at_s: u64,
-    /// Size of the hot set from then on, MiB.
+    /// Size of the hot set from then on, MiB. With 0 the program accesses nothing: lab only.
     pub hot_mib: u64,
+}
+
+impl Phase {
+    /// Whether the program accesses nothing.
+    pub fn is_idle(&self) -> bool {
+        self.hot_mib == 0
+    }
 }
 
 impl Parameters for Gups {
@@ -114,10 +121,9 @@ impl Gups {
                      order of time, and below duration_s = {duration_s}"
                 )
             })?;
-            refuse_if(!(1..self.size_mib).contains(&hot_mib), || {
+            refuse_if(hot_mib >= self.size_mib, || {
                 format!(
-                    "workload.phases: hot_mib = {hot_mib}: must be at least 1 and below \
-                     size_mib = {}",
+                    "workload.phases: hot_mib = {hot_mib}: must be below size_mib = {}",
                     self.size_mib
                 )
             })?;
