@@ -124,7 +124,7 @@ catalogue! {
         name: "h-linux",
         about: "Linux's own in the host, on the hypervisor's process",
         source: "Linux 6.7",
-        runs_on: &[P::Host],
+        runs_on: &[P::Sim, P::Host],
         color: Some(C::Orange),
     }
     GLinux {

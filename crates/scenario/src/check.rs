@@ -298,8 +298,11 @@ mod tests {
             linux.contains("\"linux\" does not run under machine.place"),
             "{linux}"
         );
-        let guest = refused(&|s| s.machine.place = MachinePlace::Guest);
-        assert!(guest.contains("\"h-linux\" runs on hosts only"), "{guest}");
+        let guest = refused(&|s| {
+            s.machine.place = MachinePlace::Guest;
+            s.systems.push(System::HDamon);
+        });
+        assert!(guest.contains("\"h-damon\" runs on hosts only"), "{guest}");
         let fleet = refused(&|s| {
             s.systems.push(System::Demeter);
             let text = "provisioners = [\"static\"]\npolicies = [\"static\"]\n\

@@ -31,6 +31,12 @@ impl System {
                 "fault while on the active list",
                 "in the fault; reclaim keeps a tenth free",
             ],
+            Self::HLinux => [
+                "hypervisor",
+                "hint faults in the VMM, EPT accessed bits",
+                "fault within 1 s of its mark",
+                "in the exit; an `invept` for each marked range, and for each set bit that reclaim finds",
+            ],
             Self::HTpp => [
                 "hypervisor",
                 "EPT faults, EPT accessed bits",

@@ -224,6 +224,8 @@ pub enum Cpu {
     SandyBridge,
     /// The lab's emulator, to compare the simulator with the lab.
     Lab,
+    /// The same as a host, whose guest it emulates, too (`machine.place = "host"`).
+    LabHost,
 }
 
 /// Why a scenario cannot be used.

@@ -11,7 +11,7 @@ use crate::hypervisor::{Backing, BackingPolicy, Hypervisor};
 use crate::machine::actor::Vcpu;
 use crate::machine::core::Core;
 use crate::machine::cost::PS_PER_NS;
-use crate::machine::cpu::{CpuModel, ICE_LAKE_SP, SANDY_BRIDGE, ZEN_3, emulator};
+use crate::machine::cpu::{CpuModel, ICE_LAKE_SP, SANDY_BRIDGE, ZEN_3, emulated_host, emulator};
 use crate::machine::flat::Flat;
 use crate::machine::flush::FlushCounts;
 use crate::machine::memory::Memory;
@@ -83,6 +83,7 @@ impl Setup {
             Cpu::Zen3 => (ZEN_3, 1),
             Cpu::SandyBridge => (SANDY_BRIDGE, 1),
             Cpu::Lab => (emulator(), dilation),
+            Cpu::LabHost => (emulated_host(), dilation),
         };
         let gbps = 1_000_000_000 / dilation;
         let tier = |tier: &demeter_scenario::Tier,

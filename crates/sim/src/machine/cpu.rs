@@ -2,7 +2,7 @@
 //! that no source gives is marked *assumed*.
 
 use super::assoc::{Geometry, WAYS_MAX};
-use super::cost::{CostModel, EMULATED_COSTS, X86_COSTS};
+use super::cost::{CostModel, EMULATED_COSTS, EMULATED_HOST_COSTS, X86_COSTS};
 
 /// What kind of TLB a core has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -213,6 +213,15 @@ pub(crate) fn emulator() -> CpuModel {
     }
 }
 
+/// The same as a host: what runs on it is its guest.
+pub(crate) fn emulated_host() -> CpuModel {
+    CpuModel {
+        name: "emulated-host",
+        costs: EMULATED_HOST_COSTS,
+        ..emulator()
+    }
+}
+
 /// Bytes per second that the emulated CPU copies: its own instructions are the bound. Measured:
 /// 320 MiB of huge pages in a second.
 const EMULATED_STREAM: u64 = 350_000_000;
@@ -265,7 +274,13 @@ mod tests {
 
     #[test]
     fn the_models_are_sound_and_bad_ones_are_not() {
-        for cpu in [ICE_LAKE_SP, ZEN_3, SANDY_BRIDGE, emulator()] {
+        for cpu in [
+            ICE_LAKE_SP,
+            ZEN_3,
+            SANDY_BRIDGE,
+            emulator(),
+            emulated_host(),
+        ] {
             cpu.check().unwrap();
         }
         let mut bad = ZEN_3;

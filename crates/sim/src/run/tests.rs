@@ -221,6 +221,35 @@ fn a_hypervisor_that_tiers_has_no_more_fast_memory_than_a_guest() {
     assert!(more.abs() < 0.02, "{more}");
 }
 
+/// Linux takes a whole range out of the second-level tables with one flush; what it demotes then was not
+/// accessed since, and has no entry to flush. TPP flushes for each bit that it takes, and each page that it demotes.
+#[test]
+fn a_host_flushes_for_ranges_under_linux_and_for_pages_under_tpp() {
+    let text = r#"
+        name = "idle and hot"
+        duration_s = 20
+        systems = ["h-linux", "h-tpp"]
+        machine = { vcpus = 1, thp = "never", fast = { usable_mib = 128, latency_ns = 80, bandwidth_gbps = 100 }, slow = { usable_mib = 512, latency_ns = 250, bandwidth_gbps = 20 } }
+        workload = { kind = "mix", cold_mib = 128, parts = [{ size_mib = 64 }] }
+        sim = { scale_bits = 2, host_thp = "never" }
+    "#;
+    let scenario: Scenario = toml::from_str(text).unwrap();
+    let flushes_and_moved = |system| {
+        let result = run(&scenario, system, 1, &|_| Ok(())).unwrap();
+        let moved = result.bytes_promoted.unwrap() + result.bytes_demoted.unwrap();
+        let pages = moved / PAGE_SIZE;
+        assert!(pages > 64 * MIB / PAGE_SIZE, "{system} moved {pages}");
+        (result.counters["flush_host_invept"], pages)
+    };
+    let (flushes, _) = flushes_and_moved(System::HLinux);
+    assert!(
+        (1..=2 * scenario.duration_s).contains(&flushes),
+        "{flushes}"
+    );
+    let (flushes, pages) = flushes_and_moved(System::HTpp);
+    assert!(flushes > pages / 2, "{flushes} for {pages}");
+}
+
 #[test]
 fn vms_side_by_side_share_bandwidth_only() {
     let one = simulated(&scenario(1, "scale_bits = 6"), System::None);

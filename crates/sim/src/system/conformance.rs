@@ -160,7 +160,7 @@ fn what_a_system_has_for_itself_is_told_and_does_not_depend_on_the_scale() {
         let is_as_expected = match system {
             System::None | System::Oracle | System::FlatMode => coarse == 0.0,
             System::Linux | System::GTpp | System::ColloidTpp | System::Nimble => coarse == 0.0,
-            System::HTpp | System::HTpp613 | System::HTpp615 => coarse == 0.0,
+            System::HTpp | System::HTpp613 | System::HTpp615 | System::HLinux => coarse == 0.0,
             // Shadows are pages.
             System::Nomad => (0.0..=PAGE_SIZE as f64).contains(&coarse),
             _ => 0.0 < coarse && coarse <= 16.0,

@@ -4,19 +4,16 @@
 //! once, if fast memory has room; if not, reclaim is woken to make some. TPP wakes it earlier,
 //! whenever less is free than it wants.
 
-use demeter_policy::{GuestVirtAddr, MIB};
+use demeter_policy::GuestVirtAddr;
 
+use super::promotion::{HOT_MS, RateLimit};
 use super::reclaimer::Reclaimer;
 use super::scan::{Cursor, Pace, Scanning};
 use super::{Context, Managed, Manager, Needs};
 use crate::guest::{Guest, Watermarks};
-use crate::machine::cost::PS_PER_MS;
 use crate::machine::ledger::Cause;
 use crate::machine::memory::TierId;
 use crate::reclaim::{Generations, Lists};
-
-/// A fault that comes within this time shows a hot page (`hot_threshold_ms`).
-const HOT_MS: u32 = 1000;
 
 /// Whose kernel it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,10 +35,7 @@ pub(crate) struct HintFaultTiering {
     watermarks: Watermarks,
     /// Whether reclaim ages memory by generations, or by two lists.
     multi_gen_lru: bool,
-    /// Bytes that may be promoted in a second, if that is limited.
-    rate: Option<u64>,
-    /// The second that goes on, and bytes promoted in it.
-    promoted: (u64, u64),
+    rate_limit: RateLimit,
 }
 
 impl HintFaultTiering {
@@ -61,17 +55,7 @@ impl HintFaultTiering {
             Kernel::Linux => Watermarks::LINUX,
             Kernel::Tpp => Watermarks::TPP,
         };
-        let default = Scanning::default();
-        let bytes = managed.knob(|s| s.scan_size_mib);
-        let period_ms = managed.knob(|s| s.scan_period_min_ms);
-        let period_max_ms = managed.knob(|s| s.scan_period_max_ms);
-        let scanning = Scanning {
-            bytes: bytes.map_or(default.bytes, |mib| u64::from(mib) * MIB),
-            period_ps: period_ms.map_or(default.period_ps, |ms| u64::from(ms) * PS_PER_MS),
-            period_max_ps: period_max_ms
-                .map_or(default.period_max_ps, |ms| u64::from(ms) * PS_PER_MS),
-        };
-        let rate_mib = managed.knob(|s| s.rate_mib_per_s);
+        let scanning = Scanning::of(managed);
         Self {
             kernel,
             reclaimer: Reclaimer::default(),
@@ -82,8 +66,7 @@ impl HintFaultTiering {
             multi_gen_lru: managed
                 .knob(|s| s.multi_gen_lru)
                 .unwrap_or(kernel == Kernel::Linux),
-            rate: rate_mib.map(|mib| u64::from(mib) * MIB),
-            promoted: (0, 0),
+            rate_limit: RateLimit::of(managed),
         }
     }
 
@@ -131,25 +114,14 @@ impl HintFaultTiering {
         let Context { guest, actor, .. } = ctx;
         if guest.is_short() {
             self.reclaimer.wake(actor.now_ps());
-        } else if self.is_within_rate(actor.now_ps()) {
+        } else if self.rate_limit.has_room(actor.now_ps()) {
             // While it was marked nobody could have its translation.
             let before = guest.counts.promoted_bytes;
             let moved = guest.migrate(gva, TierId::Fast, false, actor);
-            self.promoted.1 += guest.counts.promoted_bytes - before;
+            self.rate_limit.spend(guest.counts.promoted_bytes - before);
             self.pace.promoted(moved);
             self.guest_took_memory(ctx);
         }
-    }
-}
-
-impl HintFaultTiering {
-    /// Whether more may be promoted in this second (`numa_balancing_promote_rate_limit_MBps`).
-    fn is_within_rate(&mut self, now_ps: u64) -> bool {
-        let second = now_ps / (1000 * PS_PER_MS);
-        if self.promoted.0 != second {
-            self.promoted = (second, 0);
-        }
-        self.rate.is_none_or(|rate| self.promoted.1 < rate)
     }
 }
 

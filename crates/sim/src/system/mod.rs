@@ -12,14 +12,15 @@ mod damon;
 mod hemem;
 mod heteroos;
 mod hint_fault_tiering;
+mod host_hint_fault_tiering;
 mod hybridtier;
-mod hypervisor_tpp;
 mod manager;
 mod memstrata;
 mod memtis;
 mod nimble;
 mod nomad;
 mod paper_ranges;
+mod promotion;
 mod raminate;
 mod reclaimer;
 mod scan;
@@ -37,8 +38,8 @@ pub(crate) use damon::Damon;
 pub(crate) use hemem::Hemem;
 pub(crate) use heteroos::HeteroOs;
 pub(crate) use hint_fault_tiering::HintFaultTiering;
+pub(crate) use host_hint_fault_tiering::{Ageing, HostHintFaultTiering};
 pub(crate) use hybridtier::HybridTier;
-pub(crate) use hypervisor_tpp::{Ageing, HypervisorTpp};
 pub(crate) use manager::{Context, Managed, Manager, NEVER_PS, Needs, Tiering};
 pub(crate) use memstrata::{HardwareAlone, Memstrata};
 pub(crate) use memtis::Memtis;
@@ -59,14 +60,15 @@ pub(crate) fn build(system: System) -> Build {
         System::Oracle => |_| Box::new(Unmanaged::hot_set_first()),
         System::Linux => |managed| Box::new(HintFaultTiering::linux(managed)),
         System::Damon => |managed| Box::new(Damon::new(managed)),
-        // Those of a host and its guests are refused before anything is built: `run_jobs`.
-        System::HLinux | System::GLinux | System::HDamon | System::HHistory => {
+        System::HLinux => |managed| Box::new(HostHintFaultTiering::linux(managed)),
+        // Those that the simulator does not have are refused before anything is built: `run_jobs`.
+        System::GLinux | System::HDamon | System::HHistory => {
             |_| Box::new(Unmanaged::first_touch())
         }
         System::GTpp => |managed| Box::new(HintFaultTiering::tpp(managed)),
-        System::HTpp => |managed| Box::new(HypervisorTpp::new(managed, Ageing::Flushes)),
-        System::HTpp613 => |managed| Box::new(HypervisorTpp::new(managed, Ageing::Locks)),
-        System::HTpp615 => |managed| Box::new(HypervisorTpp::new(managed, Ageing::Lockless)),
+        System::HTpp => |managed| Box::new(HostHintFaultTiering::tpp(managed, Ageing::Flushes)),
+        System::HTpp613 => |managed| Box::new(HostHintFaultTiering::tpp(managed, Ageing::Locks)),
+        System::HTpp615 => |managed| Box::new(HostHintFaultTiering::tpp(managed, Ageing::Lockless)),
         System::Memtis => {
             |managed| Box::new(Memtis::new(managed.load_ps, !managed.memtis_unlimited))
         }

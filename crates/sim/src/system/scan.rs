@@ -5,6 +5,8 @@ use std::ops::{Range, RangeInclusive};
 
 use demeter_policy::MIB;
 
+use super::Managed;
+use crate::machine::cost::PS_PER_MS;
 use crate::machine::radix::Address;
 
 /// Bytes of address space that one scan marks pages in (`scan_size_mb`), unless somebody sets them.
@@ -51,6 +53,24 @@ impl Default for Scanning {
             bytes: SCAN_BYTES,
             period_ps: PERIOD_PS,
             period_max_ps: PERIOD_MAX_PS,
+        }
+    }
+}
+
+impl Scanning {
+    /// What an administrator has set of it.
+    pub(super) fn of(managed: &Managed) -> Self {
+        let default = Self::default();
+        let mib = managed.knob(|s| s.scan_size_mib);
+        let ps =
+            |ms: Option<u32>, default_ps| ms.map_or(default_ps, |ms| u64::from(ms) * PS_PER_MS);
+        Self {
+            bytes: mib.map_or(default.bytes, |mib| u64::from(mib) * MIB),
+            period_ps: ps(managed.knob(|s| s.scan_period_min_ms), default.period_ps),
+            period_max_ps: ps(
+                managed.knob(|s| s.scan_period_max_ms),
+                default.period_max_ps,
+            ),
         }
     }
 }
