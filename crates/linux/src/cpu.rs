@@ -14,6 +14,17 @@ pub struct Scheduled {
     pub waited: Duration,
 }
 
+impl Scheduled {
+    /// What came since.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            ran: self.ran.saturating_sub(before.ran),
+            waited: self.waited.saturating_sub(before.waited),
+        }
+    }
+}
+
 /// A thread's time: the first two fields of its `schedstat`, nanoseconds
 /// (Documentation/scheduler/sched-stats.rst). Nothing where the kernel does not tell.
 pub fn scheduled(root: &Path, thread: Pid) -> Option<Scheduled> {
