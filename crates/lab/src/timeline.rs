@@ -77,11 +77,15 @@ impl VmTimeline {
                 let at_ps = picoseconds(t_s);
                 let readings = readings(rate, programs);
                 // It is the end of the last interval, and counted to the last operation.
-                if let [_, .., last] = &mut moments[..] {
+                if let [.., before, last] = &mut moments[..] {
                     let mut work = std::mem::take(&mut last.work);
-                    for (work, reading) in work.iter_mut().zip(&readings) {
+                    for (i, (work, reading)) in work.iter_mut().zip(&readings).enumerate() {
                         if reading.value.is_some() {
-                            *work = reading.work(Work::default(), at_ps);
+                            let all = reading.work(Work::default(), at_ps);
+                            // Rates are rounded: a program that was idle has not undone any work.
+                            let least = before.work.get(i).map_or(0.0, |work| work.done);
+                            let done = all.done.max(least);
+                            *work = Work { done, ..all };
                         }
                     }
                     *last = Moment {
@@ -277,6 +281,13 @@ mod tests {
         // Of two CPUs: 0.05 s a second together.
         near(result.metadata.host_noise, 0.025);
         near(result.metadata.host_noise_steady, 0.025);
+    }
+
+    /// The intervals before are told a little longer than they were.
+    #[test]
+    fn who_is_idle_at_the_end_undoes_nothing() {
+        let result = timeline([3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 0.0, 0.0, 0.0]).summarise("none");
+        assert_eq!(result.unwrap().steady(), Some(0.0));
     }
 
     #[test]
