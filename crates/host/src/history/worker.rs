@@ -1,9 +1,9 @@
 //! The thread that looks at one VM's memory and moves it.
 //!
 //! It turns each time the busiest virtual CPU has run for an interval, so that a VM that sleeps costs
-//! nothing and forgets nothing; more often in haste, and less often where looking would take too much of a CPU, as a [`Pace`]
-//! says. What a sleeping
-//! VM remembers it does not use: it reports no working set, and the policy may give its fast memory to others.
+//! nothing and forgets nothing; more often in haste, and less often where looking would take too much of a CPU, as a
+//! [`Pace`] says. What a sleeping VM remembers it does not use: it reports no working set, and the policy may give its
+//! fast memory to others.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -221,7 +221,7 @@ impl Worker {
                 self.epoch()?;
             }
             if sleeps {
-                self.report(sleeps);
+                self.report(true);
             }
             return Ok(left.max(PAUSE_MIN));
         }
