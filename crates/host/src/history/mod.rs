@@ -17,6 +17,7 @@
 #[cfg(test)]
 mod live;
 mod look;
+mod sleep;
 #[cfg(test)]
 mod tests;
 mod worker;

@@ -24,6 +24,7 @@ use demeter_proto::{NodeStats, Permille, Stats};
 use tokio::sync::{oneshot, watch};
 
 use super::look::AccessBits;
+use super::sleep::Sleep;
 use super::{HistoryError, VmMemory};
 use crate::config::VmConfig;
 
@@ -36,12 +37,6 @@ const PAUSE_MIN: Duration = Duration::from_millis(1);
 /// Time between two reports. As an agent's they come whether or not something has changed: who hears them smooths what
 /// they say from one to the next.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
-
-/// A VM sleeps whose CPUs together have wanted less than this part of one CPU, and so much more for each of them, for at
-/// least so long: guests do a little even when nothing is asked of them.
-const SLEEPS_BELOW: f64 = 0.1;
-const SLEEPS_BELOW_EACH: f64 = 0.01;
-const SLEEPS_AFTER: Duration = Duration::from_secs(1);
 
 /// What is asked of the thread.
 #[derive(Debug)]
@@ -98,6 +93,7 @@ pub(super) struct Worker {
     reported: Option<Instant>,
     /// Time of each virtual CPU when the VM's memory was last looked at.
     vcpu_times: Vec<Scheduled>,
+    sleep: Sleep,
     started: Instant,
     accessed: Vec<GuestVirtAddr>,
     /// Time that this turn has spent on moves.
@@ -158,6 +154,7 @@ impl Worker {
             looked: now,
             reported: None,
             vcpu_times: vec![Scheduled::default(); memory.vcpus.len()],
+            sleep: Sleep::new(memory.vcpus.len(), now),
             started: now,
             memory,
             accessed: vec![],
@@ -207,11 +204,10 @@ impl Worker {
     /// Looks, decides and moves, if that is due. Returns the pause until the next turn.
     fn turn(&mut self) -> Result<Duration, HistoryError> {
         let vcpu_times = self.vcpu_times();
-        let since = vcpu_times.iter().zip(&self.vcpu_times);
-        let since: Vec<_> = since.map(|(now, before)| now.since(before)).collect();
+        let sleeps = self.sleep.observe(Instant::now(), &vcpu_times);
         let after = self.looked.elapsed();
-        let sleeps = sleeps(&since, after);
-        let ran = since.iter().map(|vcpu| vcpu.ran).max();
+        let since = vcpu_times.iter().zip(&self.vcpu_times);
+        let ran = since.map(|(now, before)| now.since(before).ran).max();
         let interval = self.pace.interval(self.interval);
         let left = interval.saturating_sub(ran.unwrap_or_default());
         if left > Duration::ZERO {
@@ -437,33 +433,5 @@ impl Worker {
         };
         self.reports
             .send_modify(|report| report.usage = Some(stats));
-    }
-}
-
-/// Whether a VM sleeps, by what its virtual CPUs did in so long.
-fn sleeps(vcpus: &[Scheduled], after: Duration) -> bool {
-    let wanted: Duration = vcpus.iter().map(|vcpu| vcpu.ran + vcpu.waited).sum();
-    let idles = SLEEPS_BELOW + SLEEPS_BELOW_EACH * vcpus.len() as f64;
-    after >= SLEEPS_AFTER && wanted < after.mul_f64(idles)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn vcpu(ran_ms: u64, waited_ms: u64) -> Scheduled {
-        let [ran, waited] = [ran_ms, waited_ms].map(Duration::from_millis);
-        Scheduled { ran, waited }
-    }
-
-    #[test]
-    fn a_vm_sleeps_that_wants_little_whoever_of_its_cpus_wants_it() {
-        let second = Duration::from_secs(1);
-        assert!(sleeps(&[vcpu(80, 0)], second));
-        assert!(!sleeps(&[vcpu(80, 0)], second / 2), "too soon to say");
-        assert!(!sleeps(&[vcpu(80, 400)], second), "it waits for a CPU");
-        // Ticks of 64 CPUs; and eight CPUs, of which each does a little.
-        assert!(sleeps(&[vcpu(5, 0); 64], second));
-        assert!(!sleeps(&[vcpu(80, 0); 8], second));
     }
 }
