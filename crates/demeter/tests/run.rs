@@ -54,7 +54,10 @@ impl Hanging {
         .unwrap();
         fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
         let scenarios = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
-        let mut command = Command::new(demeter)
+        // A test runner that was started by nohup ignores SIGHUP, and so would what it starts.
+        let mut command = Command::new("env")
+            .arg("--default-signal=HUP")
+            .arg(demeter)
             .arg("run")
             .arg(scenarios.join("ci.toml"))
             .env("DEMETER_QEMU", &qemu)
