@@ -18,7 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use demeter_outcome::SystemResult;
-use demeter_scenario::{Phase, Place, Point, Settings, System, Workload};
+use demeter_scenario::{Place, Point, Settings, System};
 
 use crate::error::SimError;
 use crate::run::{Watch, run, run_under};
@@ -145,7 +145,7 @@ fn run_jobs_by(
     }
     let is_idle = |job: &Job<'_>| {
         let mut vms = job.point.scenario.vms().into_iter();
-        vms.any(|(_, vm)| matches!(&vm.workload, Workload::Gups(g) if g.phases.iter().any(Phase::is_idle)))
+        vms.any(|(_, vm)| vm.workload.is_idle_at_times())
     };
     if jobs.iter().any(is_idle) {
         return Err(SimError::NoModelOf(

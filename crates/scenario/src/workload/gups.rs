@@ -73,6 +73,10 @@ impl Parameters for Gups {
         self.in_flight
     }
 
+    fn is_idle_at_times(&self) -> bool {
+        self.phases.iter().any(Phase::is_idle)
+    }
+
     fn check(&self, duration_s: u64) -> Result<(), String> {
         let Self {
             size_mib, hot_mib, ..

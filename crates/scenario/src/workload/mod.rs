@@ -58,6 +58,11 @@ pub(crate) trait Parameters {
         1
     }
 
+    /// Whether it accesses nothing for a while.
+    fn is_idle_at_times(&self) -> bool {
+        false
+    }
+
     /// Checks what types alone cannot say.
     ///
     /// # Errors
@@ -167,6 +172,11 @@ impl Workload {
     /// Misses that a core has under way at once; with 1 each is waited for.
     pub fn in_flight(&self) -> u32 {
         self.parameters().in_flight()
+    }
+
+    /// Whether it accesses nothing for a while.
+    pub fn is_idle_at_times(&self) -> bool {
+        self.parameters().is_idle_at_times()
     }
 
     /// What is wrong with its parameters in a timed phase of this length.
