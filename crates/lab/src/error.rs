@@ -126,6 +126,14 @@ pub enum VmFault {
         /// The last thing it was known to do.
         doing: String,
     },
+    /// It said nothing any more while its workload ran.
+    #[error("the VM said nothing for {} s and was killed; it {doing}; run it again with --keep-logs", limit.as_secs())]
+    Silent {
+        /// How long it was waited for.
+        limit: Duration,
+        /// The last thing it was known to do.
+        doing: String,
+    },
     /// It ended without saying why.
     #[error("the VM ended early ({status}){}", last_words(said))]
     Ended {

@@ -20,6 +20,9 @@ const TICK: Duration = Duration::from_millis(100);
 /// How long the emulator may take to end once the link has closed or the job has finished.
 const END_LIMIT: Duration = Duration::from_secs(15);
 
+/// How long a VM in its timed phase, which reports each second, may say nothing. Far more than a busy machine makes of a second.
+const SILENCE_LIMIT: Duration = Duration::from_secs(120);
+
 /// How much of the end of a log is searched for the last words, bytes.
 const TAIL_BYTES: u64 = 16 * 1024;
 
@@ -30,6 +33,10 @@ pub struct VmChild {
     link: LineReader<UnixStream>,
     limit: Duration,
     deadline: Instant,
+    /// How long it may say nothing in its timed phase.
+    silence: Duration,
+    /// In its timed phase: until when it must say something.
+    speaks_until: Option<Instant>,
     console_log: PathBuf,
     output_log: PathBuf,
     /// The last thing that it was known to do, for the message about a time limit.
@@ -80,6 +87,8 @@ impl VmChild {
             link: LineReader::new(link),
             limit,
             deadline: Instant::now() + limit,
+            silence: SILENCE_LIMIT,
+            speaks_until: None,
             console_log,
             output_log,
             doing: "did not boot".into(),
@@ -142,7 +151,15 @@ impl VmChild {
                     return Ok(Some(report));
                 }
                 Ok(None) => return Err(self.last_words()),
-                Err(e) if is_timeout(&e) => {}
+                // Only then: what it said may have waited for us.
+                Err(e) if is_timeout(&e) => {
+                    if self.speaks_until.is_some_and(|limit| now >= limit) {
+                        return Err(VmFault::Silent {
+                            limit: self.silence,
+                            doing: self.doing.clone(),
+                        });
+                    }
+                }
                 Err(e) if e.kind() == io::ErrorKind::InvalidData => {
                     return Err(VmFault::Nonsense(e.to_string()));
                 }
@@ -161,6 +178,8 @@ impl VmChild {
     }
 
     fn note(&mut self, report: &VmMessage) {
+        let reports_each_second = matches!(report, VmMessage::Interval(_));
+        self.speaks_until = reports_each_second.then(|| Instant::now() + self.silence);
         self.doing = match report {
             VmMessage::Booted { .. } | VmMessage::Sized { .. } => "was filling memory".into(),
             VmMessage::Start { .. } => "had begun the timed phase".into(),
@@ -286,4 +305,58 @@ fn tail(path: &Path) -> String {
         Ok(bytes)
     };
     String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::{Interval, Totals};
+
+    /// A VM that says these messages, and nothing more for a minute.
+    fn says(messages: &[VmMessage]) -> (tempfile::TempDir, VmChild) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let lines = messages
+            .iter()
+            .map(|m| serde_json::to_string(m).unwrap() + "\n");
+        std::fs::write(path("said"), lines.collect::<String>()).unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", "cat \"$1\" >&0; exec sleep 60", "sh"]);
+        command.arg(path("said"));
+        let limit = Duration::from_secs(50);
+        let vm = VmChild::start(command, limit, path("console"), path("output")).unwrap();
+        (folder, vm)
+    }
+
+    #[test]
+    fn a_vm_that_falls_silent_while_its_workload_runs_is_not_waited_for() {
+        let interval = |t_s| {
+            VmMessage::Interval(Interval {
+                t_s,
+                rate: None,
+                programs: Vec::new(),
+                hot_in_fast: None,
+                totals: Totals::default(),
+            })
+        };
+        let stop = AtomicBool::new(false);
+        let (_folder, mut vm) = says(&[interval(1.0), interval(2.0)]);
+        vm.silence = Duration::from_millis(200);
+        vm.next_message(&stop).unwrap();
+        vm.next_message(&stop).unwrap();
+        match vm.next_message(&stop) {
+            Err(VmFault::Silent { doing, .. }) => assert_eq!(doing, "was 2 s into the timed phase"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_vm_may_take_its_time_to_fill_and_to_verify_memory() {
+        let stop = AtomicBool::new(false);
+        let (_folder, mut vm) = says(&[VmMessage::Filled]);
+        vm.silence = Duration::from_millis(200);
+        vm.next_message(&stop).unwrap();
+        let until = Instant::now() + Duration::from_millis(600);
+        assert!(vm.report_until(until, &stop).unwrap().is_none());
+    }
 }
