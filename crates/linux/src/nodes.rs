@@ -241,6 +241,8 @@ impl NodeUsage {
 pub struct NodeMemory {
     /// Free memory.
     pub free: ByteCount,
+    /// Memory on CPUs' own lists of free pages, which the kernel does not count as free.
+    pub held_by_cpus: ByteCount,
     /// Below this kswapd is woken.
     pub low_watermark: ByteCount,
     /// Up to this a woken kswapd reclaims.
@@ -278,6 +280,7 @@ impl NodeMemory {
             let plus = |a: ByteCount, b: u64| ByteCount(a.0.saturating_add(b));
             Self {
                 free: plus(sum.free, bytes(zone.free)),
+                held_by_cpus: plus(sum.held_by_cpus, bytes(zone.held_by_cpus)),
                 low_watermark: plus(sum.low_watermark, kept(zone.low)),
                 high_watermark: plus(sum.high_watermark, kept(zone.high)),
             }

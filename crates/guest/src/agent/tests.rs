@@ -401,6 +401,23 @@ fn room_for_the_balloon_is_made_of_the_coldest_blocks() {
     assert!(w.moved() - moved <= 8 * MIB, "it settles at once");
 }
 
+#[test]
+fn a_huge_page_on_a_cpus_list_is_free_while_another_one_is() {
+    let usable = |free: u64, held_by_cpus: u64| {
+        let node = NodeMemory {
+            free: ByteCount(16 * MIB + free),
+            held_by_cpus: ByteCount(held_by_cpus),
+            low_watermark: ByteCount(16 * MIB),
+            high_watermark: ByteCount(20 * MIB),
+        };
+        facts(node).usable().0
+    };
+    assert_eq!(usable(3 * MIB, 5 * MIB), 5 * MIB, "one of them");
+    assert_eq!(usable(3 * MIB, MIB), 3 * MIB);
+    assert_eq!(usable(MIB, 5 * MIB), MIB, "out of reach");
+    assert_eq!(usable(0, 5 * MIB), 0);
+}
+
 fn slow_mover() -> Tuning {
     Tuning {
         rate_limit_mib_s: 32,

@@ -127,7 +127,10 @@ Node 0, zone      DMA
       nr_free_pages 3840
   pagesets
     cpu: 0
-              count:    0
+              count:    3
+              high:     9999
+    cpu: 1
+              count:    514
               high:     9999
 Node 0, zone    DMA32
   pages free     20000
@@ -148,6 +151,7 @@ Node 1, zone   Normal
 fn zones_are_summed_with_what_they_keep_back() {
     let node = NodeMemory::parse(ZONEINFO, NodeId(0)).unwrap();
     assert_eq!(node.free, ByteCount((3840 + 20000) * PAGE_SIZE));
+    assert_eq!(node.held_by_cpus, ByteCount((3 + 514) * PAGE_SIZE));
     assert_eq!(node.low_watermark, ByteCount((1968 + 1350) * PAGE_SIZE));
     assert_eq!(node.high_watermark, ByteCount((1981 + 1600) * PAGE_SIZE));
     let other = NodeMemory::parse(ZONEINFO, NodeId(1)).unwrap();

@@ -34,7 +34,8 @@
 //!   is judged again in each epoch of the rest, and goes back, too, once it has lost as much as that costs: a program that has
 //!   come back to what was demoted is not to wait until all that the trial had brought is gone. Where looks are few, chance makes one of two find nothing: there, moves are undone
 //!   if all looks of the trial together have found that they lose, or the last two alike.
-//! - After a pause the engine tries again with a small stake. A pause is so long that what the
+//! - A pause ends as soon as its trial has paid for itself, since nothing was lost then. Else the engine tries again after it with a
+//!   small stake. A pause is so long that what the
 //!   trial has lost is a hundredth of it ([`LOSS_SHARE`]), and twice as long as the one before it,
 //!   up to a bound. A trial that has gained makes it short again; if it has lost by the end of that pause, since memory that it
 //!   has moved serves the program worse now, it is judged then. Where much fast memory has come free a pause ends as soon

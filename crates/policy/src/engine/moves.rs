@@ -5,11 +5,13 @@
 //! demotions makes room, and so on, so that free fast memory keeps its level and the kernel's
 //! reclaim sleeps. How much room there is, is asked for before every batch: what a demotion frees
 //! may wait on a CPU's own list, out of reach for pages of another size, and a promotion that
-//! finds no page goes through direct reclaim before it fails.
+//! finds no page goes through direct reclaim before it fails. A little may be missing ([`MISSING_PART`]): the kernel
+//! takes and frees pages meanwhile, and a demotion whose promotion does not fit was for nothing.
 //!
 //! # Properties
 //! - Every planned relocation is handed out once or given up; a plan comes to its end.
-//! - Promotions are handed out only as far as there is room above the level.
+//! - Promotions are handed out only as far as there is room above the level, but for the part that may be missing to the
+//!   last one.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -21,6 +23,9 @@ pub const BATCH_BLOCKS: usize = 8;
 
 /// The most of them as long as nobody knows what a move costs.
 pub(super) const FIRST_BATCH_BLOCKS: usize = 2;
+
+/// A promotion fits where no more than this part of its bytes is missing.
+const MISSING_PART: u64 = 8;
 
 /// What is left of a plan, or of several.
 #[derive(Debug, Clone, Default)]
@@ -116,8 +121,8 @@ impl Moves {
         self.batch.clear();
         let mut room = usable.0.saturating_sub(self.level.0);
         let fits = |r: &Relocation| {
-            let fits = r.bytes.0 <= room;
-            room -= if fits { r.bytes.0 } else { 0 };
+            let fits = r.bytes.0 - r.bytes.0 / MISSING_PART <= room;
+            room = room.saturating_sub(if fits { r.bytes.0 } else { 0 });
             fits
         };
         take_batch(&mut self.promotions, &mut self.batch, blocks_max, fits);
@@ -154,5 +159,55 @@ fn take_batch(
         && fits(next)
     {
         batch.extend(from.pop_front());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::BLOCK_SIZE;
+
+    fn promotions(bytes: impl IntoIterator<Item = u64>) -> Moves {
+        let relocation = |(block, bytes)| Relocation {
+            pid: Pid(7),
+            block: Block(block),
+            bytes: ByteCount(bytes),
+        };
+        let mut moves = Moves::default();
+        moves.add(Plan {
+            promotions: (0..).zip(bytes).map(relocation).collect(),
+            level: ByteCount(4 * BLOCK_SIZE),
+            ..Plan::default()
+        });
+        moves
+    }
+
+    #[test]
+    fn a_little_may_be_missing_to_a_promotion() {
+        let handed_out = |missing: u64| {
+            let usable = ByteCount(5 * BLOCK_SIZE - missing);
+            promotions([BLOCK_SIZE; 2]).advance(usable, BATCH_BLOCKS, 0) == Next::Batch
+        };
+        assert!(handed_out(0) && handed_out(BLOCK_SIZE / 8));
+        assert!(!handed_out(BLOCK_SIZE / 8 + 1));
+    }
+
+    proptest! {
+        #[test]
+        fn promotions_are_handed_out_as_far_as_there_is_room(
+            bytes in prop::collection::vec(1..=BLOCK_SIZE, 1..20), room in 0..8 * BLOCK_SIZE,
+        ) {
+            let mut moves = promotions(bytes);
+            let usable = ByteCount(4 * BLOCK_SIZE + room);
+            moves.advance(usable, BATCH_BLOCKS, 0);
+            let handed_out: u64 = moves.batch.iter().map(|r| r.bytes.0).sum();
+            let last = moves.batch.last().map_or(0, |r| r.bytes.0);
+            prop_assert!(handed_out <= room + last / MISSING_PART);
+            let left = moves.promotions.front();
+            let next_fits = left.is_some_and(|r| handed_out + r.bytes.0 <= room);
+            prop_assert!(!next_fits || moves.batch.len() == BATCH_BLOCKS);
+        }
     }
 }

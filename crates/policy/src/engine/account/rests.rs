@@ -92,7 +92,8 @@ impl Account {
     pub(super) fn rest(&mut self, is_repeat: bool) {
         let is_over = self.tick >= self.rest_until;
         match self.rest {
-            Rest::Watch if self.trial_gain_ns() >= 0 => self.begin_trial(),
+            // It has paid for itself, sooner or later.
+            Rest::Watch | Rest::Pause if self.trial_gain_ns() >= 0 => self.begin_trial(),
             // Not before somebody has looked.
             Rest::Watch if !is_repeat && (is_over || self.is_of_no_use()) => self.judge(),
             // What was kept has turned out to bring nothing.

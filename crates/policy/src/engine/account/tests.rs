@@ -453,6 +453,28 @@ fn what_was_kept_goes_back_when_it_has_lost_what_it_brought() {
     assert!(account.puts_back());
 }
 
+/// What has lost at the end of its horizon may have paid for itself before its pause ends.
+#[test]
+fn a_pause_ends_once_its_trial_has_paid_for_itself() {
+    let mut account = Account::new(GAIN, STAKE_NS, 500, true);
+    account.pay(Direction::Promotion, ByteCount(50 * MIB), 400_000_000);
+    while !account.is_resting() {
+        account.planned(true, true, 1);
+    }
+    let cost_ns = account.trial_cost_ns as i64;
+    let (mut has_paused, mut before_ns) = (false, 0);
+    while account.is_resting() {
+        has_paused |= account.rest == Rest::Pause;
+        before_ns = account.balance().benefit_ns;
+        // The program waits for memory all the time; most of it was never moved.
+        account.take_sample(90, None);
+        account.take_sample(8, Some(Tier::Fast));
+        account.end_samples(REST_EPOCHS, false);
+    }
+    assert!(has_paused && before_ns < cost_ns && account.balance().benefit_ns >= cost_ns);
+    assert!(account.tick() < account.loss_paid_at, "that is early");
+}
+
 proptest! {
     #[test]
     fn what_has_gained_goes_back_once_it_has_lost_as_much_as_that_costs(
