@@ -563,8 +563,9 @@ impl Agent {
 ///
 /// A huge page that a move has freed waits on a list of the CPU's own. The next one is taken from there, but only while the
 /// node has another one besides (`__zone_watermark_ok` and `rmqueue` in `mm/page_alloc.c`). One is counted as free: in full
-/// fast memory each exchange would else demote a block and find no room for the other. How many wait is not known, since
-/// small pages do, too.
+/// fast memory each exchange would else demote a block and find no room for the other. (In the lab, Linux 6.12, demoting one
+/// left the node's free memory as it was; that it waited there is inferred.) How many wait is not known, since small pages
+/// do, too.
 fn facts(node: NodeMemory) -> NodeFacts {
     let mut facts = NodeFacts {
         free: node.free,
