@@ -178,8 +178,6 @@ impl VmChild {
     }
 
     fn note(&mut self, report: &VmMessage) {
-        let reports_each_second = matches!(report, VmMessage::Interval(_));
-        self.speaks_until = reports_each_second.then(|| Instant::now() + self.silence);
         self.doing = match report {
             VmMessage::Booted { .. } | VmMessage::Sized { .. } => "was filling memory".into(),
             VmMessage::Start { .. } => "had begun the timed phase".into(),
@@ -197,6 +195,8 @@ impl VmChild {
             | VmMessage::Failed { .. }
             | VmMessage::Finished => "was powering off".into(),
         };
+        let reports_each_second = matches!(report, VmMessage::Interval(_));
+        self.speaks_until = reports_each_second.then(|| Instant::now() + self.silence);
     }
 
     /// Why the link closed, from what the kernel and the emulator said last.
@@ -340,10 +340,12 @@ mod tests {
             })
         };
         let stop = AtomicBool::new(false);
-        let (_folder, mut vm) = says(&[interval(1.0), interval(2.0)]);
+        let (_folder, mut vm) =
+            says(&[interval(1.0), interval(2.0), VmMessage::Shift { t_s: 2.0 }]);
         vm.silence = Duration::from_millis(200);
-        vm.next_message(&stop).unwrap();
-        vm.next_message(&stop).unwrap();
+        for _ in 0..3 {
+            vm.next_message(&stop).unwrap();
+        }
         match vm.next_message(&stop) {
             Err(VmFault::Silent { doing, .. }) => assert_eq!(doing, "was 2 s into the timed phase"),
             other => panic!("{other:?}"),

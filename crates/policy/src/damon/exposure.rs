@@ -63,9 +63,6 @@ pub(super) const REGIONS_KEPT: usize = 8192;
 /// A share of looks from which on the rate cannot be told.
 const SATURATED: f64 = 0.85;
 
-/// A shorter exposure takes less than this part of the one before.
-const SHORTER: f64 = 0.7;
-
 /// Passes for which a region stays saturated.
 const SATURATED_FOR: u32 = 8;
 
@@ -420,15 +417,8 @@ impl Exposures {
         !self.is_settled() && self.trust.needed < NEEDED_IN_VAIN
     }
 
-    /// Whether so many regions are saturated at this rung that a shorter exposure is due. Where
-    /// kdamond was too slow to make this one much shorter than the last, the next would be no
-    /// shorter either.
+    /// Whether so many regions are saturated at this rung that a shorter exposure is due.
     pub fn is_saturated(&self, rung: usize) -> bool {
-        let interval = |rung: usize| self.exposures.get(rung).map(|e| e.interval);
-        let before = rung.checked_sub(1).and_then(interval);
-        if before.is_some_and(|before| interval(rung) > Some(before.mul_f64(SHORTER))) {
-            return false;
-        }
         self.saturated(rung).len() as f64 > SATURATED_PART * self.accessed() as f64
     }
 

@@ -126,6 +126,9 @@ const WATCHED_MAX: usize = 16;
 /// Watches in a row that find what was hot no longer so until it is believed.
 const SURPRISES_NEEDED: u32 = 2;
 
+/// A shorter exposure is expected to take less than this part of the one before.
+const SHORTER: f64 = 0.7;
+
 /// An interval is taken to be no longer than so many times what was asked for, whatever a clock says.
 const STRETCH_MAX: u32 = 100;
 
@@ -142,6 +145,27 @@ pub struct Observer {
     calm: bool,
     /// What was found last.
     last: Last,
+    taken: Taken,
+}
+
+/// How long the last look at what is hot took.
+#[derive(Debug, Clone, Copy)]
+struct Taken {
+    /// What an interval was, and what was asked for.
+    interval: Duration,
+    asked: Duration,
+    /// Regions that were looked at.
+    regions: usize,
+}
+
+impl Taken {
+    /// Whether an interval of a look at so many regions can be expected to be a good deal shorter. Kdamond's own part in it
+    /// grows with their number, and does not depend on what is asked for.
+    fn can_be_shortened_to(&self, asked: Duration, regions: usize) -> bool {
+        let own = self.interval.saturating_sub(self.asked);
+        let part = regions as f64 / self.regions.max(1) as f64;
+        asked + own.mul_f64(part) < self.interval.mul_f64(SHORTER)
+    }
 }
 
 /// What a pass was for, and what came of it.
@@ -171,6 +195,11 @@ impl Observer {
             budget: Budget::new(cpu_percent, now),
             calm: false,
             last: Last::Look,
+            taken: Taken {
+                interval: PASSES[0].interval,
+                asked: PASSES[0].interval,
+                regions: 0,
+            },
         }
     }
 
@@ -196,11 +225,16 @@ impl Observer {
                 Some(self.exposures.hottest(WATCHED_MAX))
             }
             None => None,
-            // Where that is most of memory, to name it costs more than it saves.
-            Some(longer) => Some(self.exposures.saturated(longer))
-                .filter(|saturated| saturated.len() * 2 < self.exposures.accessed()),
+            Some(longer) => self.untold(longer),
         };
         Look { rung, pass, at }
+    }
+
+    /// What this rung could not tell, to be looked at for a shorter time; nothing where that is most of memory: to name
+    /// it costs more than it saves.
+    fn untold(&self, rung: usize) -> Option<Regions> {
+        let saturated = self.exposures.saturated(rung);
+        (saturated.len() * 2 < self.exposures.accessed()).then_some(saturated)
     }
 
     /// Takes what a look has found, whose first aggregation was reported so long after its start.
@@ -220,18 +254,26 @@ impl Observer {
             },
             false => {
                 exposures.add(look.rung, interval, pass.looks, regions);
+                self.taken = Taken {
+                    interval,
+                    asked: pass.interval,
+                    regions: regions.len(),
+                };
                 Last::Look
             }
         };
         interval
     }
 
-    /// The rung to look at as soon as this one has found something, if any.
+    /// The rung to look at as soon as this one, the last, has found something, if any. None where kdamond is too slow to make
+    /// it much shorter.
     pub fn follow_up(&self, rung: usize) -> Option<usize> {
         let next = rung + 1;
+        let pass = PASSES.get(next)?;
         let is_due = !self.is_at_rest() || !self.exposures.knows(next);
-        let is_due = is_due && self.has_news() && next < PASSES.len();
-        let follows = is_due && self.exposures.is_saturated(rung);
+        let is_due = is_due && self.has_news() && self.exposures.is_saturated(rung);
+        let regions = || self.untold(rung).map_or(self.taken.regions, |at| at.len());
+        let follows = is_due && self.taken.can_be_shortened_to(pass.interval, regions());
         follows.then_some(next)
     }
 
@@ -401,6 +443,27 @@ mod tests {
         let expected: Vec<_> = (0..10).map(|n| (PID, block(n, 4).range)).collect();
         assert_eq!(shorter.at, Some(expected));
         assert!(!shorter.is_watch());
+    }
+
+    #[test]
+    fn a_shorter_pass_that_kdamond_is_too_slow_for_is_spared() {
+        let follows = |own_ms: u64, saturated: u64| {
+            let mut observer = Observer::new(CPU_PERCENT, Duration::ZERO);
+            let found = |n| if n < saturated { 5 } else { 1 };
+            let all: Vec<_> = (0..100).map(|n| block(n, found(n))).collect();
+            for rung in 0..2 {
+                let look = observer.look(rung, Duration::ZERO);
+                let interval = look.pass.interval + Duration::from_millis(own_ms);
+                observer.found(&look, interval * look.pass.looks, &all);
+            }
+            observer.follow_up(1)
+        };
+        // Rung 1 asks for 10 ms, rung 2 for 1.5 ms.
+        assert_eq!(follows(0, 100), Some(2));
+        assert_eq!(follows(15, 100), Some(2));
+        assert_eq!(follows(25, 100), None);
+        // Of a few regions it can be short all the same.
+        assert_eq!(follows(25, 10), Some(2));
     }
 
     #[test]

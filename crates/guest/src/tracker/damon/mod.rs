@@ -273,16 +273,8 @@ impl DamonTracker {
             return Ok(None);
         };
         std::thread::sleep(length);
-        let last = Instant::now() + length * LOOK_PATIENCE + LOOK_PATIENCE_MIN;
-        loop {
-            let is_last = Instant::now() >= last;
-            if self.take(drained)? {
-                return self.end().map(Some);
-            }
-            if is_last {
-                break;
-            }
-            std::thread::sleep(LOOK_WAIT);
+        if self.wait(length * LOOK_PATIENCE + LOOK_PATIENCE_MIN, drained)? {
+            return self.end().map(Some);
         }
         // What found nothing was not for nothing.
         let spent = self.end()?;
@@ -290,17 +282,37 @@ impl DamonTracker {
         Ok(None)
     }
 
-    /// Ends the long pass under way if it has found something. Returns what kdamond has spent.
+    /// Waits for what the pass under way finds, for so long at most; false where that is nothing.
+    fn wait(&mut self, patience: Duration, drained: &mut Drained) -> Result<bool, TrackerError> {
+        let last = Instant::now() + patience;
+        loop {
+            let is_last = Instant::now() >= last;
+            if self.take(drained)? {
+                return Ok(true);
+            }
+            if is_last {
+                return Ok(false);
+            }
+            std::thread::sleep(LOOK_WAIT);
+        }
+    }
+
+    /// Ends the long pass under way if it has found something. Returns what kdamond has spent. A pass that is late is
+    /// waited for as long again: until the next drain kdamond would look at everything a second time.
     fn long_pass(
         &mut self,
         started: Instant,
         drained: &mut Drained,
     ) -> Result<Option<Duration>, TrackerError> {
-        if self.take(drained)? {
+        let length = PASSES[0].length();
+        let patience = match started.elapsed() >= length {
+            true => length,
+            false => Duration::ZERO,
+        };
+        if self.wait(patience, drained)? {
             return self.end().map(Some);
         }
-        let patience = PASSES[0].length() * PASS_PATIENCE;
-        if started.elapsed() > patience.max(self.epoch * 2) {
+        if started.elapsed() > (length * PASS_PATIENCE).max(self.epoch * 2) {
             let spent = self.end()?;
             self.unpaid += spent;
         }

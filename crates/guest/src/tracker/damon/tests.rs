@@ -215,6 +215,30 @@ fn a_calm_agent_waits_for_a_slow_kdamond() {
 }
 
 #[test]
+fn a_busy_agent_waits_for_a_pass_that_is_late() {
+    let root = tempfile::tempdir().unwrap();
+    let damon = FakeDamon::new(root.path());
+    map(root.path(), 8, 0x1000, 0x2000);
+    let mut tracker = tracker(root.path()).unwrap();
+    tracker.set_targets(&[Pid(8)]).unwrap();
+    // It has just begun: nobody waits.
+    let drained = tracker.drain(&mut Vec::new(), 1000).unwrap();
+    assert!(drained.is_repeat && damon.text("0/state") == "on");
+    std::thread::sleep(PASSES[0].length());
+    let (drained, damon) = std::thread::scope(|scope| {
+        let kernel = scope.spawn(move || {
+            std::thread::sleep(PASSES[0].length() / 4);
+            damon.report(0, 0x20_0000, 0x120_0000, 50);
+            damon
+        });
+        let drained = tracker.drain(&mut Vec::new(), 1000).unwrap();
+        (drained, kernel.join().unwrap())
+    });
+    assert!(!drained.is_repeat);
+    assert_eq!(damon.text("0/state"), "off");
+}
+
+#[test]
 fn other_peoples_kdamonds_are_left_alone() {
     let root = tempfile::tempdir().unwrap();
     let damon = FakeDamon::new(root.path());
