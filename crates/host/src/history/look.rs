@@ -173,7 +173,7 @@ impl DamonBits {
         window: Duration,
         accessed: &mut Vec<GuestVirtAddr>,
     ) -> Result<(), DamonError> {
-        let aggregations = self.tracepoint.listen(thread, self.ring_bytes)?;
+        let aggregations = self.tracepoint.listen(thread, self.ring_bytes, 0)?;
         let deadline = Instant::now() + window + PATIENCE;
         std::thread::sleep(window);
         let mut batch = self.batch;

@@ -6,8 +6,9 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use demeter_policy::{GuestVirtAddr, Pid, VirtRange};
 
@@ -58,16 +59,22 @@ impl Tracepoint {
             root: root.into(),
             id,
             format,
-            _on: event(root, id, Pid(std::process::id()))?,
+            _on: event(root, id, Pid(std::process::id()), 0)?,
         })
     }
 
-    /// Listens to a kdamond's thread, through a ring of so many bytes: a power of two of pages.
+    /// Listens to a kdamond's thread, through a ring of so many bytes: a power of two of pages. [`Aggregations::wait`] ends
+    /// after so many regions; with none, once half of the ring is full.
     ///
     /// # Errors
     /// When the thread has ended, or the ring cannot be had.
-    pub fn listen(&self, kdamond: Pid, ring_bytes: usize) -> Result<Aggregations, DamonError> {
-        let event = event(&self.root, self.id, kdamond)?;
+    pub fn listen(
+        &self,
+        kdamond: Pid,
+        ring_bytes: usize,
+        wake_after: u32,
+    ) -> Result<Aggregations, DamonError> {
+        let event = event(&self.root, self.id, kdamond, wake_after)?;
         Aggregations::of(event, self.format, ring_bytes)
     }
 }
@@ -78,7 +85,7 @@ pub struct Aggregations {
     ring: Ring,
     format: Format,
     /// Kept open for as long as it is to write.
-    _event: OwnedFd,
+    event: OwnedFd,
 }
 
 impl Aggregations {
@@ -89,8 +96,21 @@ impl Aggregations {
         Ok(Self {
             ring,
             format,
-            _event: event,
+            event,
         })
+    }
+
+    /// Waits until as many regions were reported as somebody waits for, but no longer than this.
+    pub fn wait(&self, patience: Duration) {
+        let mut waited = libc::pollfd {
+            fd: self.event.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let patience_ms = libc::c_int::try_from(patience.as_millis()).unwrap_or(libc::c_int::MAX);
+        // A signal ends it early, as regions do.
+        // SAFETY: one entry, which the kernel writes to.
+        unsafe { libc::poll(&raw mut waited, 1, patience_ms) };
     }
 
     /// What was reported since the last call; regions of `targets[i]` are under target number i.
@@ -121,7 +141,7 @@ impl Aggregations {
 }
 
 /// An event of each record of the tracepoint in a thread.
-fn event(root: &Path, id: u64, thread: Pid) -> Result<OwnedFd, DamonError> {
+fn event(root: &Path, id: u64, thread: Pid, wake_after: u32) -> Result<OwnedFd, DamonError> {
     let attr = Attr {
         kind: TYPE_TRACEPOINT,
         size: size_of::<Attr>() as u32,
@@ -129,6 +149,7 @@ fn event(root: &Path, id: u64, thread: Pid) -> Result<OwnedFd, DamonError> {
         sample_period: 1,
         sample_type: sample::TIME | sample::RAW,
         flags: flag::USE_CLOCKID,
+        wakeup_events: wake_after,
         clockid: libc::CLOCK_MONOTONIC,
         ..Attr::default()
     };

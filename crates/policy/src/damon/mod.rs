@@ -7,8 +7,8 @@
 //! small pages from cold ones; while many regions are always found accessed, as huge pages are,
 //! shorter passes over just those follow at once. Then there is a rest for as long as the CPU bound wants, and
 //! several times as long while the agent is calm. In between a calm agent *watches* a few of the hottest regions,
-//! which costs little: it cannot tell what is hot, but when two watches in a row find that they no longer are all memory is looked at
-//! again at once. The hottest regions have been picked for what is chance in part, so that one watch finds less now and then.
+//! which costs little: it cannot tell what is hot, but when two watches, one right after the other, find that they no longer are all
+//! memory is looked at again at once. The hottest regions have been picked for what is chance in part, so that one watch finds less now and then.
 //! exposure.rs says what can be made of the looks.
 //!
 //! The kernel clears accessed bits without flushing the TLB: a page that never leaves it looks untouched. So the driver has CPUs
@@ -280,6 +280,11 @@ impl Observer {
     /// Whether what was found last can tell what is hot.
     pub fn has_news(&self) -> bool {
         self.last == Last::Look
+    }
+
+    /// Whether what was hot seems to be so no longer: the next look is not to wait until the agent wakes again.
+    pub fn is_surprised(&self) -> bool {
+        self.last.surprises() > 0
     }
 
     /// Pays for what was looked at since `began`. Returns whether a calm agent's rest follows.

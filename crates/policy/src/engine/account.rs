@@ -275,14 +275,19 @@ impl Account {
         }
     }
 
-    /// Whether each trial begins with a rehearsal.
-    fn rehearses(&self) -> bool {
+    /// Whether each trial begins with a rehearsal: the tracker looks now and then only.
+    pub(super) fn rehearses(&self) -> bool {
         self.gain.loads_per_sample.is_none()
     }
 
     /// Whether plans are noted only.
     pub(super) fn is_rehearsing(&self) -> bool {
         self.rehearsal.is_some_and(|rehearsal| !rehearsal.is_over)
+    }
+
+    /// Whether the next look may confirm a plan that was noted.
+    pub(super) fn awaits_look(&self) -> bool {
+        self.is_rehearsing() && self.rehearsal != Some(Rehearsal::default())
     }
 
     /// Whether a plan is to be noted: there is none, and somebody has just looked.

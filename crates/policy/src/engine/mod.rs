@@ -67,7 +67,7 @@ use crate::{
     Share, VirtRange, WorkingSet, working_set,
 };
 
-/// After so many epochs in which nothing was to move, every second one is left out: a stable
+/// After so many epochs in which nothing was to move, every second one is left out, or more: a stable
 /// workload is disturbed half as often, and one that changes is noticed one epoch later.
 const CALM_AFTER_EPOCHS: u32 = 8;
 
@@ -374,8 +374,12 @@ impl<S: Strategy> Engine<S> {
         if self.account.is_resting() {
             return REST_EPOCHS;
         }
-        let is_calm = self.calm >= CALM_AFTER_EPOCHS && !S::CLASSIFIES_APART;
-        1 + u32::from(is_calm)
+        match self.calm >= CALM_AFTER_EPOCHS && !S::CLASSIFIES_APART {
+            // Between looks, which are seconds apart, there is nothing new to decide on.
+            true if self.account.rehearses() && !self.account.awaits_look() => REST_EPOCHS,
+            true => 2,
+            false => 1,
+        }
     }
 
     fn start(&mut self, pid: Pid) -> Result<(), Misuse> {

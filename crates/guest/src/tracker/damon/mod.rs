@@ -34,8 +34,11 @@ const LOOK_PATIENCE_MIN: Duration = Duration::from_millis(100);
 /// Flushes are wanted for so many times a pass's length, if it has not ended before.
 const FLUSH_PATIENCE: u32 = LOOK_PATIENCE + 1;
 
-/// Between two looks at the ring of a pass that is waited for.
-const LOOK_WAIT: Duration = Duration::from_millis(5);
+/// What a pass has found is there so soon after most of it is.
+const REPORT_WAIT: Duration = Duration::from_millis(5);
+
+/// Looks that follow one that finds what was hot no longer so: another one that confirms it, and one at all memory.
+const FOLLOWING_LOOKS: u32 = 2;
 
 /// Most processes that are watched; the first win.
 const MAX_TARGETS: usize = 64;
@@ -46,8 +49,8 @@ const START_ATTEMPTS: u32 = 5;
 /// Several epochs' worth of records of about 64 bytes.
 const RING_BYTES: usize = 256 << 10;
 
-/// Listens to a kdamond's thread.
-type Listen = Box<dyn Fn(Pid) -> Result<Aggregations, DamonError> + Send>;
+/// Listens to a kdamond's thread, and waits for so many regions.
+type Listen = Box<dyn Fn(Pid, u32) -> Result<Aggregations, DamonError> + Send>;
 
 impl From<DamonError> for TrackerError {
     fn from(error: DamonError) -> Self {
@@ -106,7 +109,7 @@ impl DamonTracker {
     pub fn new(settings: &Settings) -> Result<Self, TrackerError> {
         let kdamond = Kdamond::claim(&settings.root, 1)?.remove(0);
         let tracepoint = Tracepoint::on(&settings.root)?;
-        let listen = move |kdamond| tracepoint.listen(kdamond, RING_BYTES);
+        let listen = move |kdamond, regions| tracepoint.listen(kdamond, RING_BYTES, regions);
         let mut tracker = Self::with(settings, kdamond, Box::new(listen));
         tracker.flusher = TlbFlusher::new()
             .inspect_err(|error| tracing::info!(%error, "no TLB is flushed for DAMON: pages that stay there look untouched"))
@@ -146,14 +149,16 @@ impl DamonTracker {
             let mut targets = self.wanted.clone();
             targets.retain(|pid| self.root.join(format!("proc/{pid}/maps")).exists());
             targets.truncate(MAX_TARGETS);
-            let targets = self.tell(&look, targets);
-            if targets.as_ref().is_ok_and(Vec::is_empty) {
+            let told = self.tell(&look, targets);
+            if told.as_ref().is_ok_and(|(targets, _)| targets.is_empty()) {
                 return Ok(());
             }
-            let started = targets.and_then(|targets| {
+            let started = told.and_then(|(targets, regions)| {
                 let kdamond = self.kdamond.start(&look.pass)?;
                 let started_ns = cpu::monotonic_ns();
-                let aggregations = (self.listen)(kdamond)?;
+                // Where there is room between mappings kdamond has fewer.
+                let most = (regions / 4 * 3).max(1);
+                let aggregations = (self.listen)(kdamond, most as u32)?;
                 Ok((kdamond, started_ns, aggregations, targets))
             });
             match started {
@@ -181,13 +186,15 @@ impl DamonTracker {
         Ok(())
     }
 
-    /// Tells kdamond what to look at, unless it has been. Returns which of the targets that is, in its order.
-    fn tell(&mut self, look: &Look, targets: Vec<Pid>) -> Result<Vec<Pid>, DamonError> {
+    /// Tells kdamond what to look at, unless it has been. Returns which of the targets that is, in its order, and about how
+    /// many regions.
+    fn tell(&mut self, look: &Look, targets: Vec<Pid>) -> Result<(Vec<Pid>, u64), DamonError> {
         let told = self.told.take();
         let Some(at) = &look.at else {
-            let regions = self.regions(&targets);
-            self.kdamond.set_targets(&targets, regions)?;
-            return Ok(targets);
+            let (min, max) = self.regions(&targets);
+            self.kdamond.set_targets(&targets, (min, max))?;
+            let regions = min * targets.len() as u64;
+            return Ok((targets, regions));
         };
         let alive = at.iter().filter(|(pid, _)| targets.contains(pid));
         let at: Regions = alive.copied().collect();
@@ -196,8 +203,9 @@ impl DamonTracker {
         }
         let mut targets: Vec<_> = at.iter().map(|&(pid, _)| pid).collect();
         targets.dedup();
+        let regions = at.len() as u64;
         self.told = Some(at);
-        Ok(targets)
+        Ok((targets, regions))
     }
 
     /// Begins a long pass, unless one is under way or the budget wants a rest.
@@ -272,8 +280,7 @@ impl DamonTracker {
         else {
             return Ok(None);
         };
-        std::thread::sleep(length);
-        if self.wait(length * LOOK_PATIENCE + LOOK_PATIENCE_MIN, drained)? {
+        if self.wait(length * (1 + LOOK_PATIENCE) + LOOK_PATIENCE_MIN, drained)? {
             return self.end().map(Some);
         }
         // What found nothing was not for nothing.
@@ -286,14 +293,18 @@ impl DamonTracker {
     fn wait(&mut self, patience: Duration, drained: &mut Drained) -> Result<bool, TrackerError> {
         let last = Instant::now() + patience;
         loop {
-            let is_last = Instant::now() >= last;
+            if let Some(running) = &self.running {
+                running
+                    .aggregations
+                    .wait(last.saturating_duration_since(Instant::now()));
+            }
+            std::thread::sleep(REPORT_WAIT);
             if self.take(drained)? {
                 return Ok(true);
             }
-            if is_last {
+            if Instant::now() >= last {
                 return Ok(false);
             }
-            std::thread::sleep(LOOK_WAIT);
         }
     }
 
@@ -305,11 +316,8 @@ impl DamonTracker {
         drained: &mut Drained,
     ) -> Result<Option<Duration>, TrackerError> {
         let length = PASSES[0].length();
-        let patience = match started.elapsed() >= length {
-            true => length,
-            false => Duration::ZERO,
-        };
-        if self.wait(patience, drained)? {
+        let is_late = started.elapsed() >= length;
+        if self.take(drained)? || (is_late && self.wait(length, drained)?) {
             return self.end().map(Some);
         }
         if started.elapsed() > (length * PASS_PATIENCE).max(self.epoch * 2) {
@@ -403,7 +411,12 @@ impl Tracker for DamonTracker {
             return Ok(drained);
         }
         let mut own = cpu::of_this_thread();
-        let has_news = self.proceed(&mut drained, &mut own)?;
+        let mut has_news = self.proceed(&mut drained, &mut own)?;
+        for _ in 0..FOLLOWING_LOOKS {
+            if !has_news && self.observer.is_surprised() {
+                has_news = self.proceed(&mut drained, &mut own)?;
+            }
+        }
         drained.is_repeat = !has_news;
         let is_due = self
             .topped_up

@@ -120,7 +120,8 @@ pub(in crate::tracker) fn tracker(root: &Path) -> Result<DamonTracker, TrackerEr
     let kdamond = Kdamond::claim(root, 1)?.remove(0);
     let format = Format::parse(FORMAT).unwrap();
     let root = root.to_owned();
-    let listen = move |_kdamond| Aggregations::of(open_ring(&root).into(), format, RING_BYTES);
+    let listen =
+        move |_kdamond, _regions| Aggregations::of(open_ring(&root).into(), format, RING_BYTES);
     Ok(DamonTracker::with(&settings, kdamond, Box::new(listen)))
 }
 

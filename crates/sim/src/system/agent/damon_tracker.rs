@@ -149,6 +149,10 @@ impl DamonTracker {
                     return self.unless_awaited();
                 }
                 self.pay();
+                if self.observer.is_surprised() && self.observer.may_look(time(actor.now_ps())) {
+                    self.start(0, true, guest, actor);
+                    return self.unless_awaited();
+                }
                 self.observer.has_news()
             }
             Some(running) => {
