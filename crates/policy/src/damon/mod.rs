@@ -422,9 +422,9 @@ mod tests {
         // One watch may find nothing by chance; the next one comes at once, and has to agree.
         now += Duration::from_secs(4);
         assert!(look(&mut observer, now, |_| 0).is_watch());
-        assert!(observer.may_look(now));
+        assert!(observer.may_look(now) && observer.is_surprised());
         assert!(look(&mut observer, now, hot).is_watch());
-        assert!(!observer.may_look(now));
+        assert!(!observer.may_look(now) && !observer.is_surprised());
 
         now += Duration::from_secs(4);
         for _ in 0..2 {

@@ -37,7 +37,7 @@ const FLUSH_PATIENCE: u32 = LOOK_PATIENCE + 1;
 /// What a pass has found is there so soon after most of it is.
 const REPORT_WAIT: Duration = Duration::from_millis(5);
 
-/// Looks that follow one that finds what was hot no longer so: another one that confirms it, and one at all memory.
+/// Looks that follow a watch that finds what was hot no longer so: another watch that confirms it, and a look at all memory.
 const FOLLOWING_LOOKS: u32 = 2;
 
 /// Most processes that are watched; the first win.
@@ -156,9 +156,9 @@ impl DamonTracker {
             let started = told.and_then(|(targets, regions)| {
                 let kdamond = self.kdamond.start(&look.pass)?;
                 let started_ns = cpu::monotonic_ns();
-                // Where there is room between mappings kdamond has fewer.
-                let most = (regions / 4 * 3).max(1);
-                let aggregations = (self.listen)(kdamond, most as u32)?;
+                // Not all of them: kdamond may have a few less than it was asked for.
+                let wake_after = (regions / 4 * 3).max(1);
+                let aggregations = (self.listen)(kdamond, wake_after as u32)?;
                 Ok((kdamond, started_ns, aggregations, targets))
             });
             match started {

@@ -125,6 +125,16 @@ pub(in crate::tracker) fn tracker(root: &Path) -> Result<DamonTracker, TrackerEr
     Ok(DamonTracker::with(&settings, kdamond, Box::new(listen)))
 }
 
+/// A tracker whose first pass over a process's memory has begun.
+fn watching() -> (tempfile::TempDir, FakeDamon, DamonTracker) {
+    let root = tempfile::tempdir().unwrap();
+    let damon = FakeDamon::new(root.path());
+    map(root.path(), 8, 0x1000, 0x2000);
+    let mut tracker = tracker(root.path()).unwrap();
+    tracker.set_targets(&[Pid(8)]).unwrap();
+    (root, damon, tracker)
+}
+
 #[test]
 fn a_gone_process_is_passed_over_and_numbers_stay_right() {
     let root = tempfile::tempdir().unwrap();
@@ -154,11 +164,7 @@ fn a_gone_process_is_passed_over_and_numbers_stay_right() {
 
 #[test]
 fn nothing_is_looked_at_while_pages_move() {
-    let root = tempfile::tempdir().unwrap();
-    let damon = FakeDamon::new(root.path());
-    map(root.path(), 8, 0x1000, 0x2000);
-    let mut tracker = tracker(root.path()).unwrap();
-    tracker.set_targets(&[Pid(8)]).unwrap();
+    let (_root, damon, mut tracker) = watching();
     damon.report(0, 0x20_0000, 0x120_0000, 50);
     tracker.drain(&mut Vec::new(), 1000).unwrap();
     // The caller decides and moves now.
@@ -172,11 +178,7 @@ fn nothing_is_looked_at_while_pages_move() {
 
 #[test]
 fn a_shorter_pass_is_told_what_to_look_at() {
-    let root = tempfile::tempdir().unwrap();
-    let damon = FakeDamon::new(root.path());
-    map(root.path(), 8, 0x1000, 0x2000);
-    let mut tracker = tracker(root.path()).unwrap();
-    tracker.set_targets(&[Pid(8)]).unwrap();
+    let (_root, damon, mut tracker) = watching();
     assert_eq!(damon.text("0/contexts/0/operations"), "vaddr");
     // Always found accessed: how hot it is a shorter pass has to tell.
     damon.report(0, 0x20_0000, 0x40_0000, PASSES[0].looks);
@@ -192,11 +194,7 @@ fn a_shorter_pass_is_told_what_to_look_at() {
 
 #[test]
 fn a_calm_agent_waits_for_a_slow_kdamond() {
-    let root = tempfile::tempdir().unwrap();
-    let damon = FakeDamon::new(root.path());
-    map(root.path(), 8, 0x1000, 0x2000);
-    let mut tracker = tracker(root.path()).unwrap();
-    tracker.set_targets(&[Pid(8)]).unwrap();
+    let (_root, damon, mut tracker) = watching();
     damon.report(0, 0x20_0000, 0x120_0000, 50);
     tracker.drain(&mut Vec::new(), 1000).unwrap();
     tracker.epoch_ended(true).unwrap();
@@ -217,11 +215,7 @@ fn a_calm_agent_waits_for_a_slow_kdamond() {
 
 #[test]
 fn a_busy_agent_waits_for_a_pass_that_is_late() {
-    let root = tempfile::tempdir().unwrap();
-    let damon = FakeDamon::new(root.path());
-    map(root.path(), 8, 0x1000, 0x2000);
-    let mut tracker = tracker(root.path()).unwrap();
-    tracker.set_targets(&[Pid(8)]).unwrap();
+    let (_root, damon, mut tracker) = watching();
     // It has just begun: nobody waits.
     let drained = tracker.drain(&mut Vec::new(), 1000).unwrap();
     assert!(drained.is_repeat && damon.text("0/state") == "on");

@@ -382,6 +382,31 @@ fn a_slow_small_batch_does_not_stop_all_moves_for_ever() {
 }
 
 #[test]
+fn a_calm_agent_that_has_nothing_to_confirm_sleeps_until_there_may_be_news() {
+    let mut script = hot_set(100, 300, 350..400, 0);
+    script.epochs = vec![Default::default(); 20];
+    let looks_seldom = Gain {
+        loads_per_sample: None,
+        ..GAIN
+    };
+    for (gain, slept, slept_with_a_plan) in [(GAIN, 2, 2), (looks_seldom, 4, 2)] {
+        let mut plain = rig(&script, gain);
+        for epoch in &script.epochs {
+            plain.epoch(epoch);
+        }
+        assert!(!plain.engine.balance().is_resting);
+        assert_eq!(plain.engine.pause_epochs(), slept);
+        if plain.engine.account.rehearses() {
+            plain
+                .engine
+                .account
+                .rehearse(ByteCount(MIB), ByteCount(MIB));
+        }
+        assert_eq!(plain.engine.pause_epochs(), slept_with_a_plan);
+    }
+}
+
+#[test]
 fn while_it_rests_it_looks_nothing_up_and_then_tries_again() {
     let mut script = hot_set(100, 300, 350..400, 0);
     script.epochs = (0..400).map(|n| window(n * 30, 40, 400, 300)).collect();
