@@ -1,6 +1,6 @@
 //! `demeter run`: a scenario under several systems, with live progress and a result file.
 
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
@@ -82,6 +82,10 @@ pub struct Args {
     /// In the lab, run again up to so many times what the host disturbed; the least disturbed counts
     #[arg(long, value_name = "N", default_value = "1")]
     retries: u32,
+    /// In the lab, run so many systems at the same time, in their order: what the host does meanwhile slows all of them alike.
+    /// Each wants a core for each virtual CPU
+    #[arg(long, value_name = "N", default_value = "1")]
+    at_once: NonZeroUsize,
     /// Keep the logs of every VM here, not only those of failed ones, and the agent's recording for
     /// `demeter replay`
     #[arg(long, value_name = "DIR")]
@@ -129,12 +133,20 @@ fn measure(args: &Args, scenario: &Scenario, stop: &AtomicBool) -> anyhow::Resul
     };
     let run = match args.on {
         Place::Lab => {
-            if args.repeat.get() > 1 && scenario.provision.is_some() {
-                bail!("--repeat is not for VMs side by side; run them several times with --seed");
+            if scenario.provision.is_some() {
+                if args.repeat.get() > 1 {
+                    bail!(
+                        "--repeat is not for VMs side by side; run them several times with --seed"
+                    );
+                }
+                if args.at_once.get() > 1 {
+                    bail!("--at-once is not for scenarios that run VMs side by side themselves");
+                }
             }
             let repetition = Repetition {
                 repeat: args.repeat,
                 retries: args.retries,
+                at_once: args.at_once,
             };
             demeter_lab::run(scenario, repetition, &lab()?, stop, &mut show)
         }
@@ -143,6 +155,9 @@ fn measure(args: &Args, scenario: &Scenario, stop: &AtomicBool) -> anyhow::Resul
                 bail!(
                     "--repeat is for the lab and the simulator; run it several times with --seed"
                 );
+            }
+            if args.at_once.get() > 1 {
+                bail!("--at-once is for the lab: this machine is one");
             }
             demeter_lab::run_here(scenario, &lab()?, stop, &mut show)
         }

@@ -1,7 +1,10 @@
 //! A scenario in the lab: one VM, or several side by side, for each system; one result for all.
 
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::panic::resume_unwind;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 use demeter_outcome::{RunResult, SystemResult, best, less_none, middle};
 use demeter_scenario::{Scenario, Settings};
@@ -17,21 +20,25 @@ use crate::vm::{Lab, run_name};
 /// Most virtual CPUs: what the plugin's shared page has rings for.
 const VCPUS_MAX: u32 = 16;
 
-/// How often each system runs.
+/// How often each system runs, and beside how many others.
 #[derive(Debug, Clone, Copy)]
 pub struct Repetition {
     /// Runs of each, with a seed each; the one in the middle counts.
     pub repeat: NonZeroU32,
     /// How often a run is made again that the host disturbed.
     pub retries: u32,
+    /// Systems that run at the same time: they take from each other what the host has, but what the host does
+    /// meanwhile slows all of them alike.
+    pub at_once: NonZeroUsize,
 }
 
 impl Default for Repetition {
-    /// Once.
+    /// Once, one after the other.
     fn default() -> Self {
         Self {
             repeat: NonZeroU32::MIN,
             retries: 0,
+            at_once: NonZeroUsize::MIN,
         }
     }
 }
@@ -53,17 +60,17 @@ impl LabRun {
 }
 
 /// Runs every system of the scenario, one after the other, because VMs side by side would
-/// measure each other, unless the scenario wants them so. A system that fails ends the run; what
-/// was measured before it stays.
+/// measure each other, unless the scenario or `repetition` wants them so. A system that fails ends the run; what
+/// was measured before it, or runs beside it, stays.
 ///
-/// `progress` sees each report as it comes, and whose it is. Once `stop` is set the running VM is
+/// `progress` sees each report as it comes, and whose it is. Once `stop` is set the running VMs are
 /// killed and the run ends with [`Error::Interrupted`]. What only the simulator knows is refused.
 pub fn run(
     scenario: &Scenario,
     repetition: Repetition,
     lab: &Lab,
     stop: &AtomicBool,
-    progress: &mut dyn FnMut(&str, &VmMessage),
+    progress: &mut Progress<'_>,
 ) -> LabRun {
     let mut systems = vec![];
     let ended = refuse_the_simulated(scenario).and_then(|()| match &scenario.provision {
@@ -75,7 +82,7 @@ pub fn run(
             repetition,
             progress,
             &mut systems,
-            &mut |scenario, settings, say| lab.run_vm(scenario, settings, stop, say),
+            &|scenario, settings, say| lab.run_vm(scenario, settings, stop, say),
         ),
     });
     finished(scenario, "lab", systems, ended)
@@ -91,17 +98,19 @@ pub fn run_here(
     scenario: &Scenario,
     lab: &Lab,
     stop: &AtomicBool,
-    progress: &mut dyn FnMut(&str, &VmMessage),
+    progress: &mut Progress<'_>,
 ) -> LabRun {
     let mut systems = vec![];
-    let ended = Here::new(scenario, lab, stop).and_then(|mut here| {
+    let ended = Here::new(scenario, lab, stop).and_then(|here| {
         // The knobs of rivals are not among the settings that this machine lends.
         let as_it_is = Scenario {
             settings: vec![],
             ..scenario.clone()
         };
         let once = Repetition::default();
-        let measure: &mut Measure<'_> = &mut |_, settings, say| {
+        let here = Mutex::new(here);
+        let measure: &Measure<'_> = &|_, settings, say| {
+            let mut here = here.lock().unwrap_or_else(PoisonError::into_inner);
             here.run(settings.system, &mut |report| {
                 say(report).map_err(|fault| Fault::Workload(fault.to_string()))
             })
@@ -146,11 +155,14 @@ fn refuse_the_simulated(scenario: &Scenario) -> Result<(), Error> {
     Ok(())
 }
 
+/// Sees each report as it comes, and the name of its run.
+pub type Progress<'a> = dyn FnMut(&str, &VmMessage) + Send + 'a;
+
 /// Takes the reports of a run.
 type Say<'a> = dyn FnMut(VmMessage) -> Result<(), VmFault> + 'a;
 
 /// Makes one run of a scenario.
-type Measure<'a> = dyn FnMut(&Scenario, &Settings, &mut Say<'_>) -> Result<(), Error> + 'a;
+type Measure<'a> = dyn Fn(&Scenario, &Settings, &mut Say<'_>) -> Result<(), Error> + Sync + 'a;
 
 /// A system's runs under one of its settings.
 struct Runs {
@@ -165,11 +177,12 @@ struct Runs {
 fn run_systems(
     scenario: &Scenario,
     repetition: Repetition,
-    progress: &mut dyn FnMut(&str, &VmMessage),
+    progress: &mut Progress<'_>,
     results: &mut Vec<SystemResult>,
-    measure: &mut Measure<'_>,
+    measure: &Measure<'_>,
 ) -> Result<(), Error> {
-    let (vcpus, cores) = (scenario.machine.vcpus as usize, host_cores());
+    let at_once = repetition.at_once.get();
+    let (vcpus, cores) = (scenario.machine.vcpus as usize * at_once, host_cores());
     let retries = if vcpus > cores {
         tracing::warn!(
             "{vcpus} virtual CPUs share the {cores} cores of this machine: all runs are disturbed, \
@@ -180,15 +193,14 @@ fn run_systems(
         repetition.retries
     };
     let mut all: Vec<Runs> = scenario.settings_to_run().map(Runs::new).collect();
+    let progress = Mutex::new(progress);
     let ended = (0..repetition.repeat.get()).try_for_each(|round| {
         let mut scenario = scenario.clone();
         scenario.seed = scenario.seed.wrapping_add(round.into());
-        all.iter_mut().try_for_each(|runs| {
-            let settings = &runs.settings;
-            let result = run_quietly(&scenario, settings, retries, progress, measure)?;
-            runs.results.push(result);
-            Ok(())
-        })
+        let run =
+            |settings: &Settings| run_quietly(&scenario, settings, retries, &progress, measure);
+        all.chunks_mut(at_once)
+            .try_for_each(|beside| run_side_by_side(beside, &run))
     });
     for &system in &scenario.systems {
         let of_system = all.iter_mut().filter(|runs| runs.settings.system == system);
@@ -196,6 +208,27 @@ fn run_systems(
         results.extend(best(middles.collect()));
     }
     ended
+}
+
+/// One more run of each, all at the same time. All have ended when it returns; of those that failed the first is told.
+fn run_side_by_side(
+    beside: &mut [Runs],
+    run: &(dyn Fn(&Settings) -> Result<SystemResult, Error> + Sync),
+) -> Result<(), Error> {
+    thread::scope(|scope| {
+        let started: Vec<_> = beside
+            .iter_mut()
+            .map(|runs| {
+                scope.spawn(|| {
+                    runs.results.push(run(&runs.settings)?);
+                    Ok(())
+                })
+            })
+            .collect();
+        started
+            .into_iter()
+            .try_for_each(|run| run.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    })
 }
 
 /// Cores that this process may use; all there could be where the system does not say.
@@ -218,14 +251,14 @@ fn run_quietly(
     scenario: &Scenario,
     settings: &Settings,
     retries: u32,
-    progress: &mut dyn FnMut(&str, &VmMessage),
-    measure: &mut Measure<'_>,
+    progress: &Mutex<&mut Progress<'_>>,
+    measure: &Measure<'_>,
 ) -> Result<SystemResult, Error> {
     let name = run_name(settings);
-    let mut run = || {
+    let run = || {
         let mut timeline = VmTimeline::new(scenario.machine.vcpus);
         measure(scenario, settings, &mut |report| {
-            progress(&name, &report);
+            progress.lock().unwrap_or_else(PoisonError::into_inner)(&name, &report);
             timeline.add(report)
         })?;
         let result = timeline.summarise(&settings.system.to_string());

@@ -2,7 +2,7 @@
 //! says so and leaves nothing behind.
 
 use std::fs;
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -384,6 +384,7 @@ fn all_systems_run_in_turn_and_a_disturbed_run_is_made_again() {
     let repetition = Repetition {
         repeat: NonZeroU32::new(2).unwrap(),
         retries: 1,
+        ..Repetition::default()
     };
     let mut order = vec![];
     let outcome = demeter_lab::run(
@@ -403,6 +404,62 @@ fn all_systems_run_in_turn_and_a_disturbed_run_is_made_again() {
         assert_eq!(system.repeats.map(|repeats| repeats.runs), Some(2));
         assert_eq!(system.metadata.host_noise, Some(0.0));
     }
+}
+
+/// A full report of an emulator that waits until another one runs beside it, for half a minute at most.
+fn beside_another() -> String {
+    format!(
+        "touch \"$0.started.$$\"; turns=0\n\
+         until [ $(ls \"$0\".started.* | wc -l) = 2 ]; do\n\
+         turns=$((turns + 1)); [ $turns -lt 3000 ] || exit 1\n\
+         sleep 0.01\n\
+         done\n\
+         {}",
+        full_report()
+    )
+}
+
+#[test]
+fn systems_run_at_the_same_time_if_asked() {
+    let mut fake = Fake::new(&beside_another());
+    fake.scenario.systems = vec![System::None, System::Oracle];
+    let repetition = Repetition {
+        at_once: NonZeroUsize::new(2).unwrap(),
+        ..Repetition::default()
+    };
+    let outcome = demeter_lab::run(
+        &fake.scenario,
+        repetition,
+        &fake.lab,
+        &AtomicBool::new(false),
+        &mut |_, _| {},
+    );
+    let result = outcome.whole().unwrap();
+    let names: Vec<_> = result.systems.iter().map(|s| s.name.as_str()).collect();
+    assert_eq!(names, ["none", "oracle"]);
+}
+
+#[test]
+fn one_that_fails_ends_the_run_when_those_beside_it_have_ended() {
+    let body = format!(
+        "mkdir \"$0.first\" 2>/dev/null || exit 1\n{}",
+        full_report()
+    );
+    let mut fake = Fake::new(&body);
+    fake.scenario.systems = vec![System::None, System::Oracle, System::Linux];
+    let repetition = Repetition {
+        at_once: NonZeroUsize::new(2).unwrap(),
+        ..Repetition::default()
+    };
+    let outcome = demeter_lab::run(
+        &fake.scenario,
+        repetition,
+        &fake.lab,
+        &AtomicBool::new(false),
+        &mut |_, _| {},
+    );
+    assert!(matches!(outcome.ended, Err(Error::Vm { .. })));
+    assert_eq!(outcome.result.systems.len(), 1);
 }
 
 #[test]

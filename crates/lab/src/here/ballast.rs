@@ -100,6 +100,9 @@ struct Part {
     bytes: usize,
 }
 
+// SAFETY: the mapping is the part's own, nobody reads or writes it, and any thread may unmap it.
+unsafe impl Send for Part {}
+
 impl Part {
     fn take(node: NodeId, mib: u64) -> io::Result<Self> {
         let bytes = usize::try_from(mib * MIB).map_err(io::Error::other)?;
