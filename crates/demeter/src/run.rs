@@ -131,6 +131,11 @@ fn measure(args: &Args, scenario: &Scenario, stop: &AtomicBool) -> anyhow::Resul
             ..lab
         })
     };
+    if args.at_once.get() > 1 && !matches!(args.on, Place::Lab) {
+        bail!(
+            "--at-once is for the lab: this machine is one, and runs of the simulator do not disturb each other"
+        );
+    }
     let run = match args.on {
         Place::Lab => {
             if scenario.provision.is_some() {
@@ -155,9 +160,6 @@ fn measure(args: &Args, scenario: &Scenario, stop: &AtomicBool) -> anyhow::Resul
                 bail!(
                     "--repeat is for the lab and the simulator; run it several times with --seed"
                 );
-            }
-            if args.at_once.get() > 1 {
-                bail!("--at-once is for the lab: this machine is one");
             }
             demeter_lab::run_here(scenario, &lab()?, stop, &mut show)
         }

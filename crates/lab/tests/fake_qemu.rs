@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use demeter_lab::link::VmMessage;
-use demeter_lab::{Error, Lab, Repetition, VmFault};
+use demeter_lab::{Error, Lab, LabRun, Repetition, VmFault};
 use demeter_outcome::RunResult;
 use demeter_scenario::{Scenario, System, Workload};
 
@@ -68,15 +68,26 @@ impl Fake {
     }
 
     fn run(&self) -> Result<RunResult, Error> {
-        let outcome = demeter_lab::run(
+        let outcome = self.run_as(Repetition::default());
+        self.assert_nothing_is_left();
+        outcome.whole()
+    }
+
+    fn run_two_at_once(&self) -> LabRun {
+        self.run_as(Repetition {
+            at_once: NonZeroUsize::new(2).unwrap(),
+            ..Repetition::default()
+        })
+    }
+
+    fn run_as(&self, repetition: Repetition) -> LabRun {
+        demeter_lab::run(
             &self.scenario,
-            Repetition::default(),
+            repetition,
             &self.lab,
             &AtomicBool::new(false),
             &mut |_, _| {},
-        );
-        self.assert_nothing_is_left();
-        outcome.whole()
+        )
     }
 
     fn fault(&self) -> VmFault {
@@ -423,17 +434,7 @@ fn beside_another() -> String {
 fn systems_run_at_the_same_time_if_asked() {
     let mut fake = Fake::new(&beside_another());
     fake.scenario.systems = vec![System::None, System::Oracle];
-    let repetition = Repetition {
-        at_once: NonZeroUsize::new(2).unwrap(),
-        ..Repetition::default()
-    };
-    let outcome = demeter_lab::run(
-        &fake.scenario,
-        repetition,
-        &fake.lab,
-        &AtomicBool::new(false),
-        &mut |_, _| {},
-    );
+    let outcome = fake.run_two_at_once();
     let result = outcome.whole().unwrap();
     let names: Vec<_> = result.systems.iter().map(|s| s.name.as_str()).collect();
     assert_eq!(names, ["none", "oracle"]);
@@ -447,17 +448,7 @@ fn one_that_fails_ends_the_run_when_those_beside_it_have_ended() {
     );
     let mut fake = Fake::new(&body);
     fake.scenario.systems = vec![System::None, System::Oracle, System::Linux];
-    let repetition = Repetition {
-        at_once: NonZeroUsize::new(2).unwrap(),
-        ..Repetition::default()
-    };
-    let outcome = demeter_lab::run(
-        &fake.scenario,
-        repetition,
-        &fake.lab,
-        &AtomicBool::new(false),
-        &mut |_, _| {},
-    );
+    let outcome = fake.run_two_at_once();
     assert!(matches!(outcome.ended, Err(Error::Vm { .. })));
     assert_eq!(outcome.result.systems.len(), 1);
 }
