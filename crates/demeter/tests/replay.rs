@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use demeter_guest::recording::{Header, Recorded, Recorder};
-use demeter_policy::engine::{Config, Engine, Input, Ranges, Request};
+use demeter_policy::engine::{ByHeat, Config, Engine, Input, Request};
 use demeter_policy::{ByteCount, Tuning};
 
 /// Records 20 epochs of an agent without processes that was really tuned to epochs of
@@ -19,6 +19,7 @@ fn record(path: &Path, epoch_ms: u64) {
         slow_node: 1,
         fast_bytes: 1 << 30,
         loads_per_sample: Some(4093),
+        waits: 1.0,
         fast_ns: 80,
         slow_ns: 250,
         cpus: 4,
@@ -27,8 +28,8 @@ fn record(path: &Path, epoch_ms: u64) {
         epoch_ms,
         ..Tuning::default()
     };
-    let config = Config::new(&tuning, ByteCount(1 << 30), header.gain());
-    let mut engine = Recorded::new(Engine::new(Ranges(tuning.classifier()), config));
+    let config = Config::new(&tuning, ByteCount(1 << 30));
+    let mut engine = Recorded::new(Engine::new(ByHeat::new(header.gain()), config));
     engine.record(Recorder::start(path, 4, header, &engine).unwrap());
     while engine.epoch() < 20 {
         let input = match engine.request() {

@@ -36,7 +36,7 @@ pub use pace::Pace;
 
 use crate::engine::{Classify, Strategy};
 use crate::{
-    BLOCK_SIZE, Block, Budget, ByteCount, ClassifiedRange, GuestVirtAddr, Placement, Plan,
+    BLOCK_SIZE, Block, Budget, ByteCount, ClassifiedRange, GuestVirtAddr, Pid, Placement, Plan,
     RankedRange, ResidencyMap, Situation, VirtRange, plan,
 };
 
@@ -126,7 +126,7 @@ impl Classify for Histories {
         }
     }
 
-    fn end_epoch(&mut self) -> bool {
+    fn end_epoch(&mut self, _epoch: u32, _elapsed_s: f64) -> bool {
         let has_news = std::mem::take(&mut self.has_news);
         if has_news {
             self.looks = (self.looks + 1).min(LOOKS);
@@ -189,16 +189,13 @@ impl ByHistory {
 impl Strategy for ByHistory {
     type Classifier = Histories;
 
-    /// What moves bring is not known where accesses are not counted.
-    const KEEPS_ACCOUNT: bool = false;
-
     fn classifier(&self) -> Histories {
         Histories::default()
     }
 
     /// The planner's plan, with a price of so many ones: a block pays for its promotion if it has as
     /// many, and for the demotion of another if it has so many more.
-    fn plan(&self, situation: &Situation<'_>) -> Plan {
+    fn plan(&self, situation: &Situation<'_>, _heats: &[(Pid, &Histories)]) -> Plan {
         let least = f64::from(self.hot_ones) - 0.5;
         plan(&Situation {
             budget: Budget {

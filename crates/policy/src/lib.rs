@@ -12,15 +12,15 @@
 mod addr;
 #[cfg(test)]
 mod chance;
-mod classifier;
 pub mod damon;
 pub mod engine;
+mod heat;
 pub mod history;
-
 mod planner;
 pub mod provision;
 mod ranking;
 mod residency;
+mod rule;
 mod sample;
 mod share;
 mod significance;
@@ -32,11 +32,11 @@ pub use addr::{
     BLOCK_SIZE, ByteCount, GuestPhysAddr, GuestVirtAddr, MIB, NodeId, PAGE_SIZE, PhysRange, Pid,
     VirtRange,
 };
-pub use classifier::{ClassifiedRange, Classifier, ClassifierConfig};
+pub use heat::Heat;
 pub use planner::{Budget, FillThreshold, Plan, Relocation, Room, Situation, plan};
-pub use ranking::{RankedRange, rank};
+pub use ranking::{ClassifiedRange, RankedRange, rank};
 pub use residency::{Block, Placement, ResidencyMap};
-pub use sample::Sample;
+pub use sample::{Observation, Sample};
 pub use share::{Share, divide};
 pub use tier::{PerTier, Tier, TierBytes};
 pub use tuning::{OutOfBounds, Tuning};

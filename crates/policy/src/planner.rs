@@ -20,11 +20,6 @@
 //! difference is no accident (four standard deviations), and it pays for the two moves within the
 //! horizon. Densities are those of resident memory.
 //!
-//! Where processes have shares, fast memory is first divided between their groups (see
-//! [`divide`]): a group wants what it uses, ranges with so many samples that filling is worth it.
-//! What is left is dealt out among all. An exchange that gives a group what is due to it, of memory that
-//! another group has beyond its part, is worth it without being hotter.
-//!
 //! When free fast memory falls
 //! below low, the coldest blocks leave without an exchange until the reserve is restored, as far as
 //! they are certainly colder than the rest. What moves costs no more than the budget, and no
@@ -40,9 +35,7 @@
 use std::collections::BTreeMap;
 
 use crate::significance::z_squared;
-use crate::{
-    BLOCK_SIZE, Block, ByteCount, Pid, Placement, RankedRange, ResidencyMap, Share, divide,
-};
+use crate::{BLOCK_SIZE, Block, ByteCount, Pid, RankedRange, ResidencyMap, Share};
 
 /// An exchange needs a density this many times the other's.
 const EXCHANGE_RATIO: f64 = 1.5;
@@ -143,6 +136,8 @@ pub struct Situation<'a> {
     pub balloon_waits: bool,
     /// Now.
     pub epoch: u32,
+    /// Time between two epochs, milliseconds: a plan takes no longer, where it is known what moves cost.
+    pub epoch_ms: u64,
 }
 
 /// A block that is to change its tier.
@@ -165,8 +160,8 @@ pub struct Plan {
     pub demotions: Vec<Relocation>,
     /// Free fast memory that promotions leave.
     pub level: ByteCount,
-    /// Whether more would have been worth it than the budget allows.
-    pub is_short: bool,
+    /// Blocks that were compared and stay for now: more evidence about these would decide most.
+    pub undecided: Vec<(Pid, Block)>,
 }
 
 impl Plan {
@@ -185,10 +180,6 @@ struct Dealt<'a> {
     density: f64,
     /// Bytes of it to promote, or to demote, to reach the target.
     excess: u64,
-    /// Whose part of fast memory it has.
-    group: u32,
-    /// Whether it is in use and short of its group's part.
-    is_due: bool,
 }
 
 /// Plans the relocations of one epoch.
@@ -236,7 +227,7 @@ pub fn plan(situation: &Situation<'_>) -> Plan {
                 break 'ranges;
             }
             let fills = ledger.has_room_for(&promotion);
-            let pays = hot.is_due || budget.pays(hot.density, false);
+            let pays = budget.pays(hot.density, false);
             if fills && (hot.range.count < fill.0 || !pays) {
                 continue 'ranges;
             }
@@ -244,7 +235,6 @@ pub fn plan(situation: &Situation<'_>) -> Plan {
                 continue 'ranges;
             }
             if !ledger.affords(&promotion, fills) {
-                plan.is_short = true;
                 break 'ranges;
             }
             while !ledger.has_room_for(&promotion) {
@@ -269,10 +259,7 @@ pub fn plan(situation: &Situation<'_>) -> Plan {
 /// coldest, because its silence says most.
 fn deal<'a>(situation: &Situation<'a>) -> (Vec<Dealt<'a>>, Vec<Dealt<'a>>, Whole) {
     let Situation {
-        residency,
-        room,
-        shares,
-        ..
+        residency, room, ..
     } = situation;
     let dealt = |range: &'a RankedRange| {
         let placement = residency.placement(range.pid, &range.range);
@@ -287,8 +274,6 @@ fn deal<'a>(situation: &Situation<'a>) -> (Vec<Dealt<'a>>, Vec<Dealt<'a>>, Whole
             resident,
             density: range.count / resident.max(1) as f64,
             excess: 0,
-            group: shares.get(&range.pid).unwrap_or(&Share::OTHERS).group,
-            is_due: false,
         };
         (dealt, placement)
     };
@@ -304,78 +289,19 @@ fn deal<'a>(situation: &Situation<'a>) -> (Vec<Dealt<'a>>, Vec<Dealt<'a>>, Whole
     };
     let in_fast: u64 = all.iter().map(|(_, p)| p.fast.0).sum();
     let mut capacity = (in_fast + room.fast_free.0).saturating_sub(room.level().0);
-    // Of each range what its group's part has room for, hottest first.
-    let mut parts = parts(situation, &all, capacity);
-    let mut due = |dealt: &Dealt<'_>, resident: u64| {
-        let is_used = dealt.range.count >= situation.fill.0;
-        let part = parts.get_mut(&dealt.group).filter(|_| is_used)?;
-        let due = resident.min(*part);
-        *part -= due;
-        Some(due)
-    };
-    let due: Vec<u64> = (all.iter())
-        .map(|(dealt, placement)| due(dealt, placement.resident().0).unwrap_or(0))
-        .collect();
-    capacity -= due.iter().sum::<u64>();
     let (mut short, mut spare) = (vec![], vec![]);
-    for ((dealt, placement), due) in all.into_iter().zip(due) {
-        let more = (placement.resident().0 - due).min(capacity);
-        let target = due + more;
-        capacity -= more;
+    for (dealt, placement) in all {
+        let target = placement.resident().0.min(capacity);
+        capacity -= target;
         let excess = target.abs_diff(placement.fast.0);
         if placement.fast.0 < target {
-            let is_due = placement.fast.0 < due;
-            short.push(Dealt {
-                excess,
-                is_due,
-                ..dealt
-            });
+            short.push(Dealt { excess, ..dealt });
         } else if placement.fast.0 > target {
             spare.push(Dealt { excess, ..dealt });
         }
     }
     spare.reverse();
     (short, spare, whole)
-}
-
-/// What each group may have of fast memory; empty where nobody has a share.
-fn parts(
-    situation: &Situation<'_>,
-    all: &[(Dealt<'_>, Placement)],
-    capacity: u64,
-) -> BTreeMap<u32, u64> {
-    if situation.shares.is_empty() {
-        return BTreeMap::new();
-    }
-    let mut groups: BTreeMap<u32, (Share, u64)> = BTreeMap::new();
-    let used = all
-        .iter()
-        .filter(|(d, _)| d.range.count >= situation.fill.0);
-    for (dealt, placement) in used {
-        let share = situation.shares.get(&dealt.range.pid);
-        let share = *share.unwrap_or(&Share::OTHERS);
-        let (_, wants) = groups.entry(dealt.group).or_insert((share, 0));
-        *wants += placement.resident().0;
-    }
-    // Only whole blocks move, so that a group may hold almost a block less than its part. Nothing shall be missing of
-    // a guarantee: its owner's part is a block larger, where that fits.
-    let has_guarantee = |(share, _): &&(Share, u64)| share.guarantee.0 > 0;
-    let kept = |(share, wants): &(Share, u64)| {
-        u128::from(share.guarantee.0.min(*wants)) + u128::from(BLOCK_SIZE)
-    };
-    if groups
-        .values()
-        .filter(has_guarantee)
-        .map(kept)
-        .sum::<u128>()
-        <= capacity.into()
-    {
-        for (share, _) in groups.values_mut().filter(|group| has_guarantee(&&**group)) {
-            share.guarantee.0 += BLOCK_SIZE;
-        }
-    }
-    let (names, groups): (Vec<u32>, Vec<(Share, u64)>) = groups.into_iter().unzip();
-    names.into_iter().zip(divide(capacity, &groups)).collect()
 }
 
 /// All ranges together.
@@ -471,12 +397,8 @@ impl<'a> Victims<'a> {
     }
 }
 
-/// Whether promoting a block of `hot` is worth demoting one of `cold`: it pays, and it is certain; or it
-/// is due to the one's group, and beyond the part of the other's.
+/// Whether promoting a block of `hot` is worth demoting one of `cold`: it pays, and it is certain.
 fn worth(hot: &Dealt<'_>, cold: &Dealt<'_>, budget: &Budget) -> bool {
-    if hot.is_due && hot.group != cold.group {
-        return true;
-    }
     let blocks = |r: &Dealt<'_>| r.resident as f64 / BLOCK;
     let certainty = z_squared(hot.range.count, blocks(hot), cold.range.count, blocks(cold));
     hot.density >= EXCHANGE_RATIO * cold.density

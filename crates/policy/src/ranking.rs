@@ -1,6 +1,17 @@
 //! Orders the ranges of all processes by hotness.
 
-use crate::{ClassifiedRange, Pid, VirtRange};
+use crate::{Pid, VirtRange};
+
+/// A range of one process as its classifier tells it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ClassifiedRange {
+    /// Where it lies; aligned to blocks, so that it may reach beyond the mapping's edges.
+    pub range: VirtRange,
+    /// Its decayed count, in samples.
+    pub count: f64,
+    /// The epoch in which its edges were last cut, where a classifier cuts ranges.
+    pub born_epoch: u32,
+}
 
 /// A range of one process with its heat.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{BLOCK_SIZE, ByteCount, GuestVirtAddr, Pid, Tier, VirtRange};
+use crate::{BLOCK_SIZE, ByteCount, GuestVirtAddr, PerTier, Pid, Tier, VirtRange};
 
 /// The number of a 2 MiB block in a virtual address space: the unit in which pages are moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -46,22 +46,70 @@ impl Placement {
     }
 }
 
+/// Blocks of one chunk: 1 GiB of addresses.
+pub(crate) const CHUNK_BLOCKS: usize = 512;
+
 /// Where the blocks of all processes lie, as far as anybody has looked. Blocks that would not
 /// move are set aside until a later epoch: they are known, but nobody is offered them.
+///
+/// A chunk of 512 blocks is an array; chunks in which nothing is known do not exist. Sums are kept by chunk,
+/// so that the place of a range costs its chunks and not its blocks.
 #[derive(Debug, Clone, Default)]
 pub struct ResidencyMap {
-    spaces: BTreeMap<Pid, BTreeMap<Block, Known>>,
+    spaces: BTreeMap<Pid, Vec<Chunk>>,
+    away: PerTier<u64>,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
+/// What is known of the blocks of 1 GiB of addresses.
+#[derive(Debug, Clone)]
+pub(crate) struct Chunk {
+    /// The addresses' upper bits.
+    number: u64,
+    known: Box<[Option<Known>; CHUNK_BLOCKS]>,
+    /// Of all known blocks.
+    sum: Placement,
+    known_blocks: u32,
+    /// No block is set aside from this epoch on.
+    aside_until: u32,
+}
+
+/// What is known of one block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Known {
-    pub(crate) placement: Placement,
+    fast: u32,
+    slow: u32,
     /// Not to be moved before this epoch.
     pub(crate) aside_until: u32,
     /// Failures in a row.
-    pub(crate) failures: u32,
-    /// Where it was moved from where it had been, and the tick until which that counts.
-    pub(crate) moved: Option<(Tier, u32)>,
+    pub(crate) failures: u8,
+    /// The tier that it was moved to, while it is not where it was found first.
+    pub(crate) away: Option<Tier>,
+}
+
+impl Known {
+    /// A block of which only its place is known.
+    pub(crate) fn at(placement: Placement) -> Self {
+        let bytes = |b: ByteCount| u32::try_from(b.0).unwrap_or(u32::MAX);
+        Self {
+            fast: bytes(placement.fast),
+            slow: bytes(placement.slow),
+            aside_until: 0,
+            failures: 0,
+            away: None,
+        }
+    }
+
+    /// Where it lies.
+    pub(crate) fn placement(&self) -> Placement {
+        Placement {
+            fast: ByteCount(self.fast.into()),
+            slow: ByteCount(self.slow.into()),
+        }
+    }
+
+    fn is_movable(&self, epoch: u32) -> bool {
+        self.aside_until <= epoch
+    }
 }
 
 /// What an access tells of its block.
@@ -69,134 +117,153 @@ pub(crate) struct Known {
 pub(crate) struct Accessed {
     /// Nothing of it was resident when it was looked at: that is no longer so, and it is forgotten.
     pub(crate) was_absent: bool,
-    /// Where it was moved not long ago.
-    pub(crate) moved: Option<Tier>,
-}
-
-impl Known {
-    fn moved_at(&self, tick: u32) -> Option<Tier> {
-        let (tier, until) = self.moved?;
-        (tick < until).then_some(tier)
-    }
+    /// Where it was moved to from where it was found first.
+    pub(crate) away: Option<Tier>,
 }
 
 /// Epochs for which a block is set aside after its first failure; each further one doubles it.
 const BACK_OFF_EPOCHS: u32 = 4;
 
 /// The most doublings.
-const BACK_OFF_DOUBLINGS: u32 = 8;
+const BACK_OFF_DOUBLINGS: u8 = 8;
+
+impl Chunk {
+    fn new(number: u64) -> Self {
+        Self {
+            number,
+            known: Box::new([None; CHUNK_BLOCKS]),
+            sum: Placement::default(),
+            known_blocks: 0,
+            aside_until: 0,
+        }
+    }
+
+    fn first_block(&self) -> u64 {
+        self.number * CHUNK_BLOCKS as u64
+    }
+
+    /// Puts `now` in the place of what was known, and keeps the sums.
+    fn replace(&mut self, at: usize, now: Option<Known>) {
+        let before = std::mem::replace(&mut self.known[at], now);
+        if let Some(before) = before {
+            self.sum.fast.0 -= u64::from(before.fast);
+            self.sum.slow.0 -= u64::from(before.slow);
+            self.known_blocks -= 1;
+        }
+        if let Some(now) = now {
+            self.sum.fast.0 += u64::from(now.fast);
+            self.sum.slow.0 += u64::from(now.slow);
+            self.known_blocks += 1;
+        }
+    }
+}
+
+fn index(block: Block) -> (u64, usize) {
+    let chunk = CHUNK_BLOCKS as u64;
+    (block.0 / chunk, (block.0 % chunk) as usize)
+}
 
 impl ResidencyMap {
-    /// Remembers where a block was seen.
+    /// Remembers where a block was seen. One that something else has moved is at home where it lies now.
     pub fn set(&mut self, pid: Pid, block: Block, placement: Placement) {
-        self.spaces
-            .entry(pid)
-            .or_default()
-            .entry(block)
-            .or_default()
-            .placement = placement;
+        let now = Known::at(placement);
+        let (chunk, at) = self.chunk_of(pid, block);
+        let before = chunk.known[at];
+        let is_same_tier = |k: &Known| (k.fast > k.slow) == (now.fast > now.slow);
+        let kept = before.map_or(now, |before| Known {
+            fast: now.fast,
+            slow: now.slow,
+            away: before.away.filter(|_| is_same_tier(&before)),
+            ..before
+        });
+        chunk.replace(at, Some(kept));
+        self.count_away(before.and_then(|k| k.away), kept.away);
     }
 
     /// What is known of a block.
     pub fn get(&self, pid: Pid, block: Block) -> Option<Placement> {
-        self.spaces.get(&pid)?.get(&block).map(|k| k.placement)
+        self.known_of(pid, block).map(Known::placement)
     }
 
-    /// The tier that a block was moved to not long before this tick.
-    pub(crate) fn moved_at(&self, pid: Pid, block: Block, tick: u32) -> Option<Tier> {
-        self.spaces.get(&pid)?.get(&block)?.moved_at(tick)
+    /// Blocks that were moved to each tier and are not back.
+    pub(crate) fn away(&self) -> PerTier<u64> {
+        self.away
     }
 
-    /// A block was accessed at this tick.
+    /// The tier that a block was moved to, while it is not back.
+    pub(crate) fn away_of(&self, pid: Pid, block: Block) -> Option<Tier> {
+        self.known_of(pid, block)?.away
+    }
+
+    /// A block was accessed.
     #[inline]
-    pub(crate) fn accessed(&mut self, pid: Pid, block: Block, tick: u32) -> Accessed {
-        let blocks = self.spaces.get_mut(&pid);
-        let known = blocks.as_ref().and_then(|blocks| blocks.get(&block));
-        let told = Accessed {
-            was_absent: known.is_some_and(|k| k.placement.resident().0 == 0),
-            moved: known.and_then(|k| k.moved_at(tick)),
-        };
-        if told.was_absent
-            && let Some(blocks) = blocks
-        {
-            blocks.remove(&block);
+    pub(crate) fn accessed(&mut self, pid: Pid, block: Block) -> Accessed {
+        let known = self.known_of(pid, block).copied();
+        let was_absent = known.is_some_and(|k| k.fast == 0 && k.slow == 0);
+        if was_absent {
+            self.change(pid, block, |_| None);
         }
-        told
+        Accessed {
+            was_absent,
+            away: known.and_then(|k| k.away),
+        }
     }
 
     /// A block would not move: sets it aside, for longer each time.
     pub fn failed(&mut self, pid: Pid, block: Block, epoch: u32) {
-        if let Some(known) = self.spaces.get_mut(&pid).and_then(|s| s.get_mut(&block)) {
+        self.change(pid, block, |known| {
             let doublings = known.failures.min(BACK_OFF_DOUBLINGS);
-            known.aside_until = epoch.saturating_add(BACK_OFF_EPOCHS << doublings);
-            known.failures = known.failures.saturating_add(1);
-        }
-    }
-
-    /// A block did move at this tick: its failures are forgotten, and it counts as moved.
-    pub(crate) fn moved(&mut self, pid: Pid, block: Block, to: Tier, tick: u32, ticks: u32) {
-        if let Some(known) = self.spaces.get_mut(&pid).and_then(|s| s.get_mut(&block)) {
-            known.failures = 0;
-            known.aside_until = 0;
-        }
-        self.count_as_moved(pid, block, to, tick, ticks);
-    }
-
-    /// A block counts as moved from this tick on for so many, unless that is back to where it was.
-    pub(crate) fn count_as_moved(
-        &mut self,
-        pid: Pid,
-        block: Block,
-        to: Tier,
-        tick: u32,
-        ticks: u32,
-    ) {
-        if let Some(known) = self.spaces.get_mut(&pid).and_then(|s| s.get_mut(&block)) {
-            let is_back = known.moved_at(tick).is_some_and(|tier| tier != to);
-            known.moved = (!is_back).then_some((to, tick.saturating_add(ticks)));
-        }
-    }
-
-    /// Forgets where blocks were moved.
-    pub(crate) fn forget_moves(&mut self) {
-        for known in self.spaces.values_mut().flat_map(BTreeMap::values_mut) {
-            known.moved = None;
-        }
-    }
-
-    /// The blocks that were moved to a tier not long before this tick and are not set aside in
-    /// `epoch`, with their bytes there, by address.
-    pub(crate) fn moved_to(
-        &self,
-        pid: Pid,
-        tier: Tier,
-        tick: u32,
-        epoch: u32,
-    ) -> impl Iterator<Item = (Block, ByteCount)> + '_ {
-        let blocks = self.spaces.get(&pid).into_iter().flatten();
-        blocks
-            .filter(move |(_, k)| k.moved_at(tick) == Some(tier) && k.aside_until <= epoch)
-            .map(move |(&block, k)| match tier {
-                Tier::Fast => (block, k.placement.fast),
-                Tier::Slow => (block, k.placement.slow),
+            Some(Known {
+                aside_until: epoch.saturating_add(BACK_OFF_EPOCHS << doublings),
+                failures: known.failures.saturating_add(1),
+                ..known
             })
-            .filter(|(_, bytes)| bytes.0 > 0)
+        });
+    }
+
+    /// A block did move: its failures are forgotten, and it is away or back.
+    pub(crate) fn moved(&mut self, pid: Pid, block: Block, to: Tier, placement: Placement) {
+        self.change(pid, block, |known| {
+            Some(Known {
+                away: match known.away {
+                    Some(tier) if tier != to => None,
+                    _ => Some(to),
+                },
+                ..Known::at(placement)
+            })
+        });
     }
 
     /// Forgets blocks of `pid` that no range in `space` (sorted, disjoint) touches.
     pub fn restrict(&mut self, pid: Pid, space: &[VirtRange]) {
-        if let Some(blocks) = self.spaces.get_mut(&pid) {
-            blocks.retain(|b, _| {
-                let next = space.partition_point(|r| r.end() <= b.start());
-                space
-                    .get(next)
-                    .is_some_and(|r| r.start().0 < b.start().0 + BLOCK_SIZE)
-            });
+        let is_mapped = |block: Block| {
+            let next = space.partition_point(|r| r.end() <= block.start());
+            let next = space.get(next);
+            next.is_some_and(|r| r.start().0 < block.start().0 + BLOCK_SIZE)
+        };
+        let Some(chunks) = self.spaces.get_mut(&pid) else {
+            return;
+        };
+        for chunk in chunks.iter_mut() {
+            let first = chunk.first_block();
+            for at in 0..CHUNK_BLOCKS {
+                let known = chunk.known[at];
+                if known.is_some() && !is_mapped(Block(first + at as u64)) {
+                    chunk.replace(at, None);
+                    if let Some(tier) = known.and_then(|k| k.away) {
+                        *self.away.get_mut(tier) -= 1;
+                    }
+                }
+            }
         }
+        chunks.retain(|chunk| chunk.known_blocks > 0);
     }
 
     /// Forgets a process.
     pub fn forget(&mut self, pid: Pid) {
+        for (_, known) in self.all(pid) {
+            self.count_away(known.away, None);
+        }
         self.spaces.remove(&pid);
     }
 
@@ -208,8 +275,8 @@ impl ResidencyMap {
         epoch: u32,
     ) -> impl Iterator<Item = (Block, Placement)> + '_ {
         self.known(pid, range)
-            .filter(move |(_, k)| k.aside_until <= epoch)
-            .map(|(b, k)| (b, k.placement))
+            .filter(move |(_, k)| k.is_movable(epoch))
+            .map(|(b, k)| (b, k.placement()))
     }
 
     /// Blocks of a range whose place is known.
@@ -219,48 +286,138 @@ impl ResidencyMap {
 
     /// Where the known part of a range lies.
     pub fn placement(&self, pid: Pid, range: &VirtRange) -> Placement {
-        self.known(pid, range)
-            .fold(Placement::default(), |sum, (_, k)| Placement {
-                fast: ByteCount(sum.fast.0 + k.placement.fast.0),
-                slow: ByteCount(sum.slow.0 + k.placement.slow.0),
-            })
+        let blocks = Block::numbers_of(range);
+        let mut sum = Placement::default();
+        for chunk in self.chunks(pid) {
+            let first = chunk.first_block();
+            let end = first + CHUNK_BLOCKS as u64;
+            let part = match blocks.start <= first && end <= blocks.end {
+                true => chunk.sum,
+                false => {
+                    let within = blocks.start.clamp(first, end) - first
+                        ..blocks.end.clamp(first, end) - first;
+                    let known = chunk.known[within.start as usize..within.end as usize].iter();
+                    known
+                        .flatten()
+                        .fold(Placement::default(), |sum, k| Placement {
+                            fast: ByteCount(sum.fast.0 + u64::from(k.fast)),
+                            slow: ByteCount(sum.slow.0 + u64::from(k.slow)),
+                        })
+                }
+            };
+            sum.fast.0 += part.fast.0;
+            sum.slow.0 += part.slow.0;
+        }
+        sum
+    }
+
+    /// What is known of a process's blocks: the first block of each chunk of 512, and all of them.
+    pub(crate) fn known_by_chunk(
+        &self,
+        pid: Pid,
+    ) -> impl Iterator<Item = (Block, &[Option<Known>; CHUNK_BLOCKS])> + '_ {
+        let chunks = self.chunks(pid).iter();
+        chunks.map(|chunk| (Block(chunk.first_block()), &*chunk.known))
     }
 
     /// Bytes of what is known, without what an allocator adds.
     pub fn state_bytes(&self) -> usize {
-        let blocks: usize = self.spaces.values().map(BTreeMap::len).sum();
-        blocks * size_of::<(Block, Known)>()
+        let chunks: usize = self.spaces.values().map(Vec::len).sum();
+        chunks * (size_of::<Chunk>() + size_of::<[Option<Known>; CHUNK_BLOCKS]>())
     }
 
     /// Blocks that are set aside in `epoch`.
     pub fn set_aside(&self, epoch: u32) -> usize {
-        let aside =
-            |s: &BTreeMap<Block, Known>| s.values().filter(|k| k.aside_until > epoch).count();
-        self.spaces.values().map(aside).sum()
+        let chunks = self.spaces.values().flatten();
+        let chunks = chunks.filter(|chunk| chunk.aside_until > epoch);
+        chunks
+            .flat_map(|chunk| chunk.known.iter().flatten())
+            .filter(|k| !k.is_movable(epoch))
+            .count()
     }
 
     /// All that is known of a process's blocks, by address.
     pub(crate) fn all(&self, pid: Pid) -> Vec<(Block, Known)> {
-        let blocks = self.spaces.get(&pid).into_iter().flatten();
-        blocks.map(|(&b, &k)| (b, k)).collect()
+        let blocks = self.chunks(pid).iter().flat_map(known_in);
+        blocks.map(|(block, known)| (block, *known)).collect()
     }
 
     /// Takes over what was known of a block.
     pub(crate) fn restore(&mut self, pid: Pid, block: Block, known: Known) {
-        self.spaces.entry(pid).or_default().insert(block, known);
+        let (chunk, at) = self.chunk_of(pid, block);
+        let before = chunk.known[at].and_then(|k| k.away);
+        chunk.replace(at, Some(known));
+        chunk.aside_until = chunk.aside_until.max(known.aside_until);
+        self.count_away(before, known.away);
     }
 
     fn known(&self, pid: Pid, range: &VirtRange) -> impl Iterator<Item = (Block, &Known)> + '_ {
-        let (first, end) = (
-            Block::of(range.start()),
-            Block(range.end().0.div_ceil(BLOCK_SIZE)),
-        );
-        self.spaces
-            .get(&pid)
-            .into_iter()
-            .flat_map(move |s| s.range(first..end))
-            .map(|(b, k)| (*b, k))
+        let blocks = Block::numbers_of(range);
+        let chunk = CHUNK_BLOCKS as u64;
+        let chunks = self.chunks(pid);
+        let first = chunks.partition_point(|c| c.number < blocks.start / chunk);
+        chunks[first..]
+            .iter()
+            .take_while({
+                let end = blocks.end;
+                move |c| c.first_block() < end
+            })
+            .flat_map(known_in)
+            .filter(move |(block, _)| blocks.contains(&block.0))
     }
+
+    fn chunks(&self, pid: Pid) -> &[Chunk] {
+        self.spaces.get(&pid).map_or(&[], |chunks| chunks)
+    }
+
+    fn known_of(&self, pid: Pid, block: Block) -> Option<&Known> {
+        let (number, at) = index(block);
+        let chunks = self.chunks(pid);
+        let chunk = chunks.binary_search_by_key(&number, |c| c.number).ok()?;
+        chunks[chunk].known[at].as_ref()
+    }
+
+    /// The chunk of a block, made where there is none.
+    fn chunk_of(&mut self, pid: Pid, block: Block) -> (&mut Chunk, usize) {
+        let (number, at) = index(block);
+        let chunks = self.spaces.entry(pid).or_default();
+        let chunk = match chunks.binary_search_by_key(&number, |c| c.number) {
+            Ok(chunk) => chunk,
+            Err(chunk) => {
+                chunks.insert(chunk, Chunk::new(number));
+                chunk
+            }
+        };
+        (&mut chunks[chunk], at)
+    }
+
+    /// Changes what is known of a block, if anything is.
+    fn change(&mut self, pid: Pid, block: Block, to: impl FnOnce(Known) -> Option<Known>) {
+        let Some(&before) = self.known_of(pid, block) else {
+            return;
+        };
+        let now = to(before);
+        let (chunk, at) = self.chunk_of(pid, block);
+        chunk.replace(at, now);
+        chunk.aside_until = chunk.aside_until.max(now.map_or(0, |k| k.aside_until));
+        self.count_away(before.away, now.and_then(|k| k.away));
+    }
+
+    fn count_away(&mut self, before: Option<Tier>, now: Option<Tier>) {
+        if let Some(tier) = before {
+            *self.away.get_mut(tier) -= 1;
+        }
+        if let Some(tier) = now {
+            *self.away.get_mut(tier) += 1;
+        }
+    }
+}
+
+/// The known blocks of a chunk, by address.
+fn known_in(chunk: &Chunk) -> impl Iterator<Item = (Block, &Known)> {
+    let first = chunk.first_block();
+    let known = chunk.known.iter().enumerate();
+    known.filter_map(move |(at, known)| Some((Block(first + at as u64), known.as_ref()?)))
 }
 
 #[cfg(test)]
@@ -281,7 +438,7 @@ mod tests {
         let mut map = ResidencyMap::default();
         map.set(Pid(1), Block(1), FAST);
         map.set(Pid(1), Block(2), Placement::default());
-        let accessed = [1, 2, 2, 3].map(|b| map.accessed(Pid(1), Block(b), 0).was_absent);
+        let accessed = [1, 2, 2, 3].map(|b| map.accessed(Pid(1), Block(b)).was_absent);
         assert_eq!(accessed, [false, true, false, false]);
         assert_eq!(map.get(Pid(1), Block(1)), Some(FAST));
         assert_eq!(map.get(Pid(1), Block(2)), None);
@@ -298,7 +455,7 @@ mod tests {
         map.failed(Pid(1), Block(5), 4);
         assert_eq!((movable(&map, 11), movable(&map, 12)), (0, 1));
         map.failed(Pid(1), Block(5), 12);
-        map.moved(Pid(1), Block(5), Tier::Fast, 12, 4);
+        map.moved(Pid(1), Block(5), Tier::Fast, FAST);
         assert_eq!(movable(&map, 12), 1);
         for epoch in 0..1000 {
             map.failed(Pid(1), Block(5), epoch);
@@ -307,21 +464,46 @@ mod tests {
         assert_eq!(movable(&map, 999 + (4 << 8)), 1);
     }
 
+    const SLOW: Placement = Placement {
+        fast: ByteCount(0),
+        slow: ByteCount(BLOCK_SIZE),
+    };
+
     #[test]
-    fn where_a_block_was_moved_counts_for_a_while_and_not_once_it_is_back() {
+    fn a_block_is_away_until_it_is_back_or_something_else_moves_it() {
         let mut map = ResidencyMap::default();
         map.set(Pid(1), Block(5), FAST);
-        let moved = |m: &mut ResidencyMap, tick| m.accessed(Pid(1), Block(5), tick).moved;
-        assert_eq!(moved(&mut map, 0), None);
-        map.moved(Pid(1), Block(5), Tier::Slow, 10, 20);
-        assert_eq!(moved(&mut map, 29), Some(Tier::Slow));
-        assert_eq!(moved(&mut map, 30), None);
-        map.moved(Pid(1), Block(5), Tier::Fast, 29, 20);
-        assert_eq!(moved(&mut map, 29), None, "it is where it was");
-        // What was moved long ago is at home there.
-        map.moved(Pid(1), Block(5), Tier::Slow, 40, 20);
-        map.moved(Pid(1), Block(5), Tier::Fast, 70, 20);
-        assert_eq!(moved(&mut map, 71), Some(Tier::Fast));
+        assert_eq!(map.away_of(Pid(1), Block(5)), None);
+        map.moved(Pid(1), Block(5), Tier::Slow, SLOW);
+        map.set(Pid(1), Block(5), SLOW);
+        assert_eq!(map.away_of(Pid(1), Block(5)), Some(Tier::Slow));
+        assert_eq!(map.away().slow, 1);
+        map.moved(Pid(1), Block(5), Tier::Fast, FAST);
+        assert_eq!(map.away_of(Pid(1), Block(5)), None, "it is where it was");
+        map.moved(Pid(1), Block(5), Tier::Slow, SLOW);
+        map.set(Pid(1), Block(5), FAST);
+        assert_eq!(
+            map.away_of(Pid(1), Block(5)),
+            None,
+            "somebody has brought it back"
+        );
+        assert_eq!(map.away(), PerTier::default());
+    }
+
+    #[test]
+    fn sums_by_chunk_are_those_of_the_blocks() {
+        let mut map = ResidencyMap::default();
+        for b in (0..2000).step_by(3) {
+            map.set(Pid(1), Block(b), if b % 2 == 0 { FAST } else { SLOW });
+        }
+        map.set(Pid(1), Block(3), FAST);
+        map.accessed(Pid(1), Block(6));
+        for (first, end) in [(0, 2000), (1, 512), (511, 513), (100, 1600)] {
+            let blocks = map.movable(Pid(1), &range(first, end), 0);
+            let sum = blocks.fold((0, 0), |sum, (_, p)| (sum.0 + p.fast.0, sum.1 + p.slow.0));
+            let whole = map.placement(Pid(1), &range(first, end));
+            assert_eq!((whole.fast.0, whole.slow.0), sum);
+        }
     }
 
     #[test]

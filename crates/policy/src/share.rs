@@ -17,7 +17,7 @@
 //!   their weights.
 //! - Total: no number overflows.
 
-use crate::ByteCount;
+use crate::{BLOCK_SIZE, ByteCount};
 
 /// What a group of processes may have of fast memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -89,6 +89,23 @@ pub fn divide(capacity: u64, groups: &[(Share, u64)]) -> Vec<u64> {
         left -= more;
     }
     given
+}
+
+/// The same where only whole blocks move, so that a group may hold almost a block less than its part. Nothing shall be missing of
+/// a guarantee: its owner's part is a block larger, where that fits.
+pub(crate) fn divide_blocks(capacity: u64, groups: &[(Share, u64)]) -> Vec<u64> {
+    let mut groups = groups.to_vec();
+    let has_guarantee = |(share, _): &&(Share, u64)| share.guarantee.0 > 0;
+    let kept = |(share, wants): &(Share, u64)| {
+        u128::from(share.guarantee.0.min(*wants)) + u128::from(BLOCK_SIZE)
+    };
+    let all_kept: u128 = groups.iter().filter(has_guarantee).map(kept).sum();
+    if all_kept <= capacity.into() {
+        for group in groups.iter_mut().filter(|group| has_guarantee(&&**group)) {
+            group.0.guarantee.0 = group.0.guarantee.0.saturating_add(BLOCK_SIZE);
+        }
+    }
+    divide(capacity, &groups)
 }
 
 #[cfg(test)]

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ByteCount, ClassifierConfig, MIB};
+use crate::{ByteCount, MIB};
+
+/// More than any machine copies.
+const RATE_LIMIT_MAX_MIB_S: u64 = 1 << 20;
 
 /// How an agent samples, classifies and moves, in the units of its configuration file; a scenario
 /// sets the same keys. Defaults are those of the Demeter paper where it names one.
@@ -28,7 +31,8 @@ pub struct Tuning {
     /// The most ranges in one process.
     pub max_ranges: usize,
 
-    /// The most that is promoted, and the most that is demoted, MiB per second.
+    /// The most that is promoted, and the most that is demoted, MiB per second. By default only what moves cost and bring
+    /// limits them.
     pub rate_limit_mib_s: u64,
 }
 
@@ -42,7 +46,7 @@ impl Default for Tuning {
             alpha: 2.0,
             granularity_mib: 2,
             max_ranges: 512,
-            rate_limit_mib_s: 256,
+            rate_limit_mib_s: RATE_LIMIT_MAX_MIB_S,
         }
     }
 }
@@ -70,7 +74,12 @@ impl Tuning {
         within("tau_split", self.tau_split.into(), 1, 100_000)?;
         within("granularity_mib", self.granularity_mib, 2, 1024)?;
         within("max_ranges", self.max_ranges as u64, 8, 8192)?;
-        within("rate_limit_mib_s", self.rate_limit_mib_s, 1, 1 << 20)?;
+        within(
+            "rate_limit_mib_s",
+            self.rate_limit_mib_s,
+            1,
+            RATE_LIMIT_MAX_MIB_S,
+        )?;
         if !self.granularity_mib.is_power_of_two() {
             return Err(OutOfBounds {
                 key: "granularity_mib",
@@ -98,16 +107,6 @@ impl Tuning {
         let bytes = u128::from(self.rate_limit_mib_s) * u128::from(MIB) * u128::from(self.epoch_ms);
         ByteCount((bytes / 1000) as u64)
     }
-
-    /// The classifier's part.
-    pub fn classifier(&self) -> ClassifierConfig {
-        ClassifierConfig {
-            granule_bits: (self.granularity_mib * MIB).ilog2(),
-            tau_split: self.tau_split,
-            alpha: self.alpha,
-            max_ranges: self.max_ranges,
-        }
-    }
 }
 
 fn within(key: &'static str, value: u64, least: u64, most: u64) -> Result<(), OutOfBounds> {
@@ -129,9 +128,12 @@ mod tests {
     fn defaults_are_in_bounds() {
         let tuning = Tuning::default();
         assert_eq!(tuning.check(), Ok(()));
-        assert_eq!(tuning.batch(), ByteCount(128 * MIB));
+        let limited = Tuning {
+            rate_limit_mib_s: 256,
+            ..Tuning::default()
+        };
+        assert_eq!(limited.batch(), ByteCount(128 * MIB));
         assert_eq!(tuning.epoch(), Duration::from_millis(500));
-        assert_eq!(tuning.classifier().granule_bits, 21);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use demeter_outcome::Unit;
 use demeter_policy::engine::{Config, Gain};
+
 use demeter_policy::{BLOCK_SIZE, ByteCount, MIB, PerTier, VirtRange};
 use demeter_scenario::{Cpu, Scenario, Settings, Thp, Translation, Workload};
 
@@ -22,6 +23,7 @@ use crate::machine::walk::Space;
 use crate::program::Program;
 use crate::provision::{self, Sizes};
 use crate::reserve::reserve;
+use crate::system::Split;
 use crate::system::{AgentSettings, Build, Managed, Needs, Tiering};
 use crate::vm::{Hardware, Host, Machine, Vm};
 use crate::workload::accesses_per_operation;
@@ -389,6 +391,7 @@ fn agent_settings(scenario: &Scenario, dilation: u64) -> AgentSettings {
     };
     let gain = Gain {
         loads_per_sample: Some(tuning.sample_period),
+        waits: 1.0,
         latency_ns: PerTier {
             fast: latency_ns(&machine.fast),
             slow: latency_ns(&machine.slow),
@@ -396,13 +399,14 @@ fn agent_settings(scenario: &Scenario, dilation: u64) -> AgentSettings {
         cpus: machine.vcpus,
     };
     AgentSettings {
-        classifier: tuning.classifier(),
+        split: Split::of(tuning),
+        gain,
         sampling: Sampling {
             period: tuning.sample_period.into(),
             threshold_ps: u64::from(tuning.latency_threshold_ns) * dilation * PS_PER_NS,
         },
         epoch_ps: tuning.epoch_ms * 1_000_000_000,
-        engine: Config::new(tuning, ByteCount(0), gain),
+        engine: Config::new(tuning, ByteCount(0)),
         vcpus: scenario.machine.vcpus,
     }
 }

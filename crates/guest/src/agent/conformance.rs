@@ -141,13 +141,7 @@ impl AgentRig {
             latency_ns: WORTH_MUCH.latency_ns,
             cpus: WORTH_MUCH.cpus,
         };
-        let agent = Agent::with_stake(
-            root.path().into(),
-            config,
-            effects,
-            StatusCell::default(),
-            Some(script.config().stake_ns),
-        );
+        let agent = Agent::new(root.path().into(), config, effects, StatusCell::default());
         Self {
             root,
             kernel,

@@ -17,8 +17,10 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Instant;
 
-use demeter_policy::engine::{self, Engine, Gain, Input, Misuse, NodeFacts, Ranges, Request};
-use demeter_policy::{BLOCK_SIZE, Block, ByteCount, MIB, PerTier, Pid, Relocation, Sample};
+use demeter_policy::engine::{self, ByHeat, Engine, Gain, Input, Misuse, NodeFacts, Request};
+use demeter_policy::{
+    BLOCK_SIZE, Block, ByteCount, MIB, Observation, PerTier, Pid, Relocation, Sample,
+};
 use process::Process;
 
 use crate::config::{Config, ConfigError};
@@ -89,6 +91,7 @@ pub struct Agent {
     prober: Prober,
     mover: Mover,
     samples: Vec<Sample>,
+    observations: Vec<Observation>,
     paused: bool,
     /// The last error of this epoch that does not end the agent.
     error: Option<String>,
@@ -132,18 +135,6 @@ impl Agent {
         effects: Effects,
         status: StatusCell,
     ) -> Result<Self, AgentError> {
-        Self::with_stake(root, config, effects, status, None)
-    }
-
-    /// The same with so much time that moves may take before they have brought anything, if not the
-    /// usual one.
-    fn with_stake(
-        root: PathBuf,
-        config: Config,
-        effects: Effects,
-        status: StatusCell,
-        stake_ns: Option<u64>,
-    ) -> Result<Self, AgentError> {
         config.check()?;
         let Effects {
             tracker,
@@ -158,11 +149,11 @@ impl Agent {
         let tuning = &config.tuning;
         let gain = Gain {
             loads_per_sample: tracker.loads_per_sample(),
+            waits: tracker.waits(),
             latency_ns,
             cpus,
         };
-        let mut engine_config = engine::Config::new(tuning, fast_size, gain);
-        engine_config.stake_ns = stake_ns.unwrap_or(engine_config.stake_ns);
+        let engine_config = engine::Config::new(tuning, fast_size);
         status.update(|s| {
             s.version = env!("CARGO_PKG_VERSION").into();
             s.tracker = tracker.name().into();
@@ -171,7 +162,7 @@ impl Agent {
             s.fast_latency_ns = latency_ns.fast;
             s.slow_latency_ns = latency_ns.slow;
         });
-        let mut engine = Recorded::new(Engine::new(Ranges(tuning.classifier()), engine_config));
+        let mut engine = Recorded::new(Engine::new(ByHeat::new(gain), engine_config));
         if let Some(path) = &config.record {
             let header = recording::Header {
                 agent: env!("CARGO_PKG_VERSION").into(),
@@ -181,6 +172,7 @@ impl Agent {
                 slow_node: tiers.slow.0,
                 fast_bytes: fast_size.0,
                 loads_per_sample: gain.loads_per_sample,
+                waits: gain.waits,
                 fast_ns: latency_ns.fast,
                 slow_ns: latency_ns.slow,
                 cpus: gain.cpus,
@@ -204,6 +196,7 @@ impl Agent {
             processes: BTreeMap::new(),
             prober: Prober::new(tiers),
             samples: vec![],
+            observations: vec![],
             root,
             paused: false,
             error: None,
@@ -286,7 +279,10 @@ impl Agent {
                     return Ok(epochs);
                 }
                 Request::Refresh => self.refresh()?,
-                Request::Samples { most } => self.take_samples(most)?,
+                Request::Samples { most, wanted } => {
+                    self.tracker.want(wanted);
+                    self.take_samples(most)?;
+                }
                 Request::LookUp { pid, blocks } => {
                     let space = self.engine.space(pid);
                     let placements = self.prober.look(&mut *self.pages, pid, space, blocks);
@@ -393,12 +389,10 @@ impl Agent {
         for &sample in &self.samples {
             self.engine.push(Input::Sample(sample))?;
         }
-        if !drained.is_repeat {
-            self.samples.clear();
-            self.tracker.sightings(most, &mut self.samples);
-            for &sighting in &self.samples {
-                self.engine.push(Input::Sighting(sighting))?;
-            }
+        self.observations.clear();
+        self.tracker.observations(most, &mut self.observations);
+        for &observation in &self.observations {
+            self.engine.push(Input::Looked(observation))?;
         }
         Ok(self.engine.push(Input::SamplesEnd {
             lost: drained.lost,
@@ -491,10 +485,10 @@ impl Agent {
         );
         match (self.status.get().is_resting, balance.is_resting) {
             (false, true) => tracing::info!(
-                "resting: moving brings nothing here; so far it took {cost_ms} ms and saved \
-                 {benefit_ms} ms"
+                "backing off: moves have earned less than they cost; so far they took {cost_ms} ms and \
+                 saved {benefit_ms} ms"
             ),
-            (true, false) => tracing::info!("trying again whether moving brings something"),
+            (true, false) => tracing::info!("moving again"),
             _ => {}
         }
         // While nothing is accessed nothing changes, and nothing is summed up.

@@ -2,8 +2,8 @@
 
 use demeter_policy::engine::{Direction, Input, NodeFacts, Request};
 use demeter_policy::{
-    BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, PerTier, Pid, Placement, Relocation, Sample,
-    Share, VirtRange,
+    BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, Observation, PerTier, Pid, Placement, Relocation,
+    Sample, Share, VirtRange,
 };
 
 use super::format::{Bytes, Fault, put, put_step};
@@ -38,7 +38,7 @@ mod tag {
     pub(super) const RECLAIMED: u8 = 16;
     pub(super) const SHARE: u8 = 17;
     pub(super) const NO_SHARE: u8 = 18;
-    pub(super) const SIGHTING: u8 = 19;
+    pub(super) const LOOKED: u8 = 19;
 
     pub(super) const REFRESH: u8 = 32;
     pub(super) const SAMPLES: u8 = 33;
@@ -95,9 +95,9 @@ impl Encoder {
             Input::Paused(false) => to.push(tag::RESUMED),
             Input::Refreshed => to.push(tag::REFRESHED),
             Input::Sample(sample) => self.sample(sample, to),
-            Input::Sighting(sighting) => {
-                let Sample { pid, addr, weight } = sighting;
-                tagged(to, tag::SIGHTING, [pid.0.into(), addr.0, weight.into()]);
+            Input::Looked(it) => {
+                let (pid, events) = (it.pid.0.into(), it.events.into());
+                tagged(to, tag::LOOKED, [pid, it.block.0, events, it.exposure_ns]);
             }
             Input::SamplesEnd {
                 lost,
@@ -142,7 +142,15 @@ impl Encoder {
     pub(super) fn request(&mut self, request: Request<'_>, to: &mut Vec<u8>) {
         match request {
             Request::Refresh => to.push(tag::REFRESH),
-            Request::Samples { most } => tagged(to, tag::SAMPLES, [most as u64]),
+            Request::Samples { most, wanted } => {
+                tagged(to, tag::SAMPLES, [most as u64, wanted.len() as u64]);
+                let mut last = 0;
+                for (pid, block) in wanted {
+                    put(to, pid.0.into());
+                    put_step(to, last, block.0);
+                    last = block.0;
+                }
+            }
             Request::LookUp { pid, blocks } => {
                 tagged(to, tag::LOOK_UP, [pid.0.into(), blocks.len() as u64]);
                 let mut next = 0;
@@ -200,6 +208,7 @@ pub(super) struct Decoder {
     vmas: Vec<VirtRange>,
     placements: Vec<Placement>,
     blocks: Vec<Block>,
+    wanted: Vec<(Pid, Block)>,
     relocations: Vec<Relocation>,
 }
 
@@ -238,10 +247,11 @@ impl Decoder {
                 let (pid, weight) = (pid(from)?, from.number_u32()?);
                 Input::Sample(self.read_sample(pid, weight, from)?)
             }
-            tag::SIGHTING => Input::Sighting(Sample {
+            tag::LOOKED => Input::Looked(Observation {
                 pid: pid(from)?,
-                addr: GuestVirtAddr(from.number()?),
-                weight: from.number_u32()?,
+                block: Block(from.number()?),
+                events: from.number_u32()?,
+                exposure_ns: from.number()?,
             }),
             tag::SAMPLES_END => Input::SamplesEnd {
                 lost: from.number()?,
@@ -272,9 +282,18 @@ impl Decoder {
     fn request(&mut self, tag: u8, from: &mut Bytes<'_>) -> Result<Request<'_>, Fault> {
         Ok(match tag {
             tag::REFRESH => Request::Refresh,
-            tag::SAMPLES => Request::Samples {
-                most: from.number_u32()? as usize,
-            },
+            tag::SAMPLES => {
+                let most = from.number_u32()? as usize;
+                self.wanted.clear();
+                let mut last = 0;
+                for _ in 0..from.count()? {
+                    let pid = pid(from)?;
+                    last = from.step(last)?;
+                    self.wanted.push((pid, Block(last)));
+                }
+                let wanted = &self.wanted;
+                Request::Samples { most, wanted }
+            }
             tag::LOOK_UP => {
                 let pid = pid(from)?;
                 self.blocks.clear();

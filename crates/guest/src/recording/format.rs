@@ -15,7 +15,7 @@ use demeter_policy::engine::Gain;
 use demeter_policy::{PerTier, Tuning};
 
 /// The version of the format that is written and read.
-pub const VERSION: u16 = 10;
+pub const VERSION: u16 = 11;
 
 pub(super) const MAGIC: &[u8; 8] = b"demflght";
 pub(super) const PREFIX_BYTES: usize = 10;
@@ -47,6 +47,8 @@ pub struct Header {
     pub fast_bytes: u64,
     /// Loads that a sample stands for, if the tracker knows.
     pub loads_per_sample: Option<u32>,
+    /// Share of its time that a program was taken to wait for memory, at most.
+    pub waits: f64,
     /// Latency of a load from the fast node, nanoseconds.
     pub fast_ns: u32,
     /// Latency of a load from the slow node, nanoseconds.
@@ -60,6 +62,7 @@ impl Header {
     pub fn gain(&self) -> Gain {
         Gain {
             loads_per_sample: self.loads_per_sample,
+            waits: self.waits,
             latency_ns: PerTier {
                 fast: self.fast_ns,
                 slow: self.slow_ns,

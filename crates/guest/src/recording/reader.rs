@@ -87,6 +87,7 @@ impl<R: Read> Reader<R> {
                 slow_node: 0,
                 fast_bytes: 0,
                 loads_per_sample: None,
+                waits: 0.0,
                 fast_ns: 0,
                 slow_ns: 0,
                 cpus: 0,

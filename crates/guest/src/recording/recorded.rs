@@ -2,29 +2,29 @@
 
 use std::ops::Deref;
 
-use demeter_policy::engine::{Engine, Input, Misuse, Ranges};
+use demeter_policy::engine::{Engine, Input, Misuse};
 
 use super::writer::{Recorder, RecorderError};
 
 /// An engine, and a recorder if there is one. Reads go to the engine.
 #[derive(Debug)]
 pub struct Recorded {
-    engine: Engine<Ranges>,
+    engine: Engine,
     recorder: Option<Recorder>,
     error: Option<RecorderError>,
 }
 
 impl Deref for Recorded {
-    type Target = Engine<Ranges>;
+    type Target = Engine;
 
-    fn deref(&self) -> &Engine<Ranges> {
+    fn deref(&self) -> &Engine {
         &self.engine
     }
 }
 
 impl Recorded {
     /// An engine that nobody records yet.
-    pub fn new(engine: Engine<Ranges>) -> Self {
+    pub fn new(engine: Engine) -> Self {
         Self {
             engine,
             recorder: None,
@@ -49,7 +49,7 @@ impl Recorded {
             recorder.input(input);
             let is_part = matches!(
                 input,
-                Input::Sample(_) | Input::Started(_) | Input::Space { .. }
+                Input::Sample(_) | Input::Looked(_) | Input::Started(_) | Input::Space { .. }
             );
             if !is_part {
                 let recorded = recorder.request(self.engine.request(), &self.engine);

@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use demeter_policy::engine::{Config, Engine, Figures, Ranges, Request};
+use demeter_policy::engine::{ByHeat, Config, Engine, Figures, Request};
 use demeter_policy::{ByteCount, RankedRange};
 
 use super::events::Event;
@@ -61,9 +61,9 @@ pub fn replay<R: Read>(
     show: &mut dyn FnMut(Decision<'_>),
 ) -> Result<Replayed, RecordingError> {
     let header = reader.header();
-    let config = Config::new(&header.tuning, ByteCount(header.fast_bytes), header.gain());
-    let ranges = Ranges(header.tuning.classifier());
-    let engine = Engine::restore(ranges, config, reader.state());
+    let config = Config::new(&header.tuning, ByteCount(header.fast_bytes));
+    let strategy = ByHeat::new(header.gain());
+    let engine = Engine::restore(strategy, config, reader.state());
     let fault = Fault::Malformed("the state at the beginning is none");
     let mut engine = engine.map_err(|_| reader.content(fault))?;
     let mut replayed = Replayed {

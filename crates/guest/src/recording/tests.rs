@@ -146,8 +146,8 @@ fn another_file_is_not_overwritten() {
     let rig = AgentRig::new(&hot_set(4, 8, 8..10, 1));
     let header = Reader::open(&rig.recording()).unwrap().header().clone();
     let engine = demeter_policy::engine::Engine::new(
-        demeter_policy::engine::Ranges::default(),
-        demeter_policy::engine::Config::new(&header.tuning, ByteCount(0), header.gain()),
+        demeter_policy::engine::ByHeat::new(header.gain()),
+        demeter_policy::engine::Config::new(&header.tuning, ByteCount(0)),
     );
     let error = Recorder::start(&path, 4, header, &engine).unwrap_err();
     assert!(
@@ -164,6 +164,7 @@ enum Any {
     Space(Pid, Vec<VirtRange>),
     Located(Vec<Placement>),
     Moved(Vec<Placement>, u64),
+    Samples(usize, Vec<(Pid, Block)>),
     LookUp(Pid, Vec<Block>),
     Move(Pid, Direction, Vec<Relocation>),
 }
@@ -177,6 +178,10 @@ impl Any {
             Self::Moved(placements, took_ns) => Event::Input(Input::Moved {
                 placements,
                 took_ns: *took_ns,
+            }),
+            Self::Samples(most, wanted) => Event::Request(Request::Samples {
+                most: *most,
+                wanted,
             }),
             Self::LookUp(pid, blocks) => Event::Request(Request::LookUp { pid: *pid, blocks }),
             Self::Move(pid, direction, blocks) => Event::Request(Request::Move {
@@ -218,9 +223,13 @@ fn any_event() -> impl Strategy<Value = Any> {
             let addr = GuestVirtAddr(a);
             Input::Sample(Sample { pid, addr, weight })
         }),
-        (pid(), number(), any::<u32>()).prop_map(|(pid, a, weight)| {
-            let addr = GuestVirtAddr(a);
-            Input::Sighting(Sample { pid, addr, weight })
+        (pid(), number(), any::<u32>(), number()).prop_map(|(pid, block, events, exposure_ns)| {
+            Input::Looked(Observation {
+                pid,
+                block: Block(block),
+                events,
+                exposure_ns,
+            })
         }),
         (number(), number(), any::<bool>()).prop_map(|(lost, rejected, is_repeat)| {
             Input::SamplesEnd {

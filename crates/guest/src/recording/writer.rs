@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use demeter_policy::engine::{Engine, Input, Ranges, Request};
+use demeter_policy::engine::{Engine, Input, Request};
 
 use super::events::Encoder;
 use super::format::{
@@ -71,7 +71,7 @@ impl Recorder {
         path: &Path,
         limit_mib: u64,
         header: Header,
-        engine: &Engine<Ranges>,
+        engine: &Engine,
     ) -> Result<Self, RecorderError> {
         let mut recorder = Self {
             path: path.into(),
@@ -96,11 +96,7 @@ impl Recorder {
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn request(
-        &mut self,
-        request: Request<'_>,
-        engine: &Engine<Ranges>,
-    ) -> Result<(), RecorderError> {
+    pub fn request(&mut self, request: Request<'_>, engine: &Engine) -> Result<(), RecorderError> {
         self.encoder.request(request, &mut self.frame);
         let is_asleep = matches!(request, Request::Sleep { .. });
         if is_asleep || self.frame.len() >= FRAME_BYTES {
@@ -124,7 +120,7 @@ impl Recorder {
     }
 
     /// Writes what stands at the beginning of a file.
-    fn begin(&mut self, engine: &Engine<Ranges>) -> Result<(), RecorderError> {
+    fn begin(&mut self, engine: &Engine) -> Result<(), RecorderError> {
         self.written = 0;
         self.encoder = Encoder::default();
         let mut prefix = MAGIC.to_vec();

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use demeter_policy::damon::CPU_PERCENT;
-use demeter_policy::{GuestVirtAddr, PAGE_SIZE, Pid, Sample, Tuning};
+use demeter_policy::{Block, GuestVirtAddr, Observation, PAGE_SIZE, Pid, Sample, Tuning};
 
 pub(crate) use choice::try_all;
 pub use choice::{Choice, PassedOver, choose};
@@ -56,9 +56,17 @@ pub trait Tracker: Send {
         Ok(())
     }
 
-    /// After a drain that was no repeat, appends at most `max` sightings to `out`: what the last look found. Nothing of
-    /// a tracker whose samples are accesses, which tell that themselves.
-    fn sightings(&mut self, _max: usize, _out: &mut Vec<Sample>) {}
+    /// Appends at most `max` observations to `out`: what looks at accessed bits have found since the last call. Nothing
+    /// of a tracker that samples accesses.
+    fn observations(&mut self, _max: usize, _out: &mut Vec<Observation>) {}
+
+    /// Names the blocks that shall be looked at first. A tracker that cannot choose where it looks ignores it.
+    fn want(&mut self, _blocks: &[(Pid, Block)]) {}
+
+    /// Share of its time that a program is taken to wait for memory, at most.
+    fn waits(&self) -> f64 {
+        1.0
+    }
 
     /// Stop observing until `resume`: no CPU is spent, what was observed meanwhile is dropped.
     fn pause(&mut self) -> Result<(), TrackerError>;

@@ -14,7 +14,7 @@ use demeter_linux::mover::Mover;
 use demeter_linux::nodes::NodeMemory;
 use demeter_linux::pages::Pages;
 use demeter_linux::prober::{Prober, Tiers};
-use demeter_policy::engine::{self, Engine, Gain, Input, NodeFacts, Request};
+use demeter_policy::engine::{self, Engine, Input, NodeFacts, Request};
 use demeter_policy::history::{ByHistory, Histories, Pace, Window};
 use demeter_policy::{
     Block, ByteCount, FillThreshold, GuestVirtAddr, NodeId, PerTier, Placement, Sample, TierBytes,
@@ -27,6 +27,9 @@ use super::look::AccessBits;
 use super::sleep::Sleep;
 use super::{HistoryError, VmMemory};
 use crate::config::VmConfig;
+
+/// The most that moves in one direction. What moves bring is not known here, so nothing else limits them.
+const RATE_LIMIT_MIB_S: u64 = 256;
 
 /// How often it is counted where all of the memory lies: the guest takes memory by itself.
 const COUNT_EVERY: Duration = Duration::from_secs(2);
@@ -116,17 +119,15 @@ impl Worker {
             hot_ones: config.history.hot_ones,
         };
         let engine_config = engine::Config {
-            batch: Tuning::default().batch(),
+            batch: Tuning {
+                rate_limit_mib_s: RATE_LIMIT_MIB_S,
+                ..Tuning::default()
+            }
+            .batch(),
             // The strategy says from when on it is worth it.
             fill: FillThreshold(0.0),
             epoch_ms: config.history.interval_ms.max(1),
             fast_size: config.sizes().fast,
-            gain: Gain {
-                loads_per_sample: None,
-                latency_ns: PerTier::default(),
-                cpus: 1,
-            },
-            stake_ns: 0,
         };
         let mut blocks: Vec<Block> = memory.ranges.iter().flat_map(Block::all_of).collect();
         blocks.dedup();
@@ -291,7 +292,7 @@ impl Worker {
                     }
                     self.engine.push(Input::Refreshed)?;
                 }
-                Request::Samples { most } => {
+                Request::Samples { most, .. } => {
                     let lost = self.accessed.len().saturating_sub(most) as u64;
                     for &addr in self.accessed.iter().take(most) {
                         self.engine.push(Input::Sample(Sample {

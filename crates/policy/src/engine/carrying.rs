@@ -1,16 +1,17 @@
 //! How a plan is carried out, from its first batch to sleep.
 
-use super::moves::{BATCH_BLOCKS, FIRST_BATCH_BLOCKS, Moves};
+use super::moves::Moves;
 use super::protocol::{Direction, Misuse};
 use super::{CALM_MAX, Engine, State, Strategy, check};
 use crate::{ByteCount, Placement, Plan};
 
+/// Blocks of which more evidence is asked for at once.
+pub(super) const WANTED_MAX: usize = 512;
+
 impl<S: Strategy> Engine<S> {
     /// Begins with a plan, or goes on without one.
     pub(super) fn carry_out(&mut self, plan: Plan) {
-        let was_rehearsing = self.account.is_rehearsing();
-        self.account
-            .planned(plan.is_empty(), plan.is_short, self.slept);
+        self.want(&plan);
         if plan.is_empty() {
             self.calm = (self.calm + 1).min(CALM_MAX);
         } else if !self.paused {
@@ -19,9 +20,6 @@ impl<S: Strategy> Engine<S> {
             let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
             self.calm = self.calm.saturating_sub(blocks);
             self.moves.add(plan);
-        }
-        if self.account.is_rehearsing() && !was_rehearsing {
-            self.calm = 0;
         }
         self.proceed();
     }
@@ -37,12 +35,13 @@ impl<S: Strategy> Engine<S> {
         }
     }
 
-    /// The most blocks of the next batch.
-    pub(super) fn blocks_max(&self) -> usize {
-        match self.account.knows_prices() {
-            true => BATCH_BLOCKS,
-            false => FIRST_BATCH_BLOCKS,
-        }
+    /// Chooses the blocks of which more evidence would decide most: what moves now, and what nearly did.
+    fn want(&mut self, plan: &Plan) {
+        let moving = plan.promotions.iter().chain(&plan.demotions);
+        self.wanted.clear();
+        self.wanted.extend(moving.map(|r| (r.pid, r.block)));
+        self.wanted.extend(&plan.undecided);
+        self.wanted.truncate(WANTED_MAX);
     }
 
     /// Goes on with the moves, or to sleep.
@@ -54,7 +53,8 @@ impl<S: Strategy> Engine<S> {
             State::Room
         } else {
             // Without promotions it does not matter how much room there is.
-            self.moves.advance(ByteCount(0), self.blocks_max(), 0);
+            self.moves
+                .advance(ByteCount(0), self.strategy.batch_blocks(), 0);
             State::Move
         };
     }
@@ -67,22 +67,16 @@ impl<S: Strategy> Engine<S> {
         let direction = *direction;
         // What the host takes through the balloon is not this agent's to pay for, to be judged by or to undo.
         let is_ordered = direction == Direction::Demotion && self.balloon_wants.0 > 0;
-        let ticks = if is_ordered {
-            0
-        } else {
-            self.account.watch_ticks()
-        };
-        let tick = self.account.tick();
         let (mut tried, mut moved) = (0, 0);
         for (r, placement) in batch.iter().zip(placements) {
             let left = direction.left(placement);
             tried += r.bytes.0;
             moved += r.bytes.0.saturating_sub(left.0);
-            self.residency.set(r.pid, r.block, *placement);
             if left.0 == 0 {
                 let to = direction.to();
-                self.residency.moved(r.pid, r.block, to, tick, ticks);
+                self.residency.moved(r.pid, r.block, to, *placement);
             } else {
+                self.residency.set(r.pid, r.block, *placement);
                 self.residency.failed(r.pid, r.block, self.epoch);
             }
         }
@@ -92,21 +86,8 @@ impl<S: Strategy> Engine<S> {
             Direction::Demotion => self.figures.demoted.0 += moved,
         }
         let tried = ByteCount(tried);
-        let may_go_on = if is_ordered {
-            self.account.learn_price(direction, tried, took_ns);
-            true
-        } else {
-            self.account.pay(direction, tried, took_ns)
-        };
-        // Not between a demotion and the promotions that it has made room for: half of an exchange
-        // cannot pay.
-        let is_half = direction == Direction::Demotion && self.moves.wants_room();
-        if !may_go_on && !is_half && !self.account.puts_back() {
-            match self.balloon_wants {
-                ByteCount(0) => self.moves.give_up(),
-                _ => self.moves.give_up_promotions(),
-            }
-        }
+        self.moving_ns = self.moving_ns.saturating_add(took_ns);
+        self.strategy.moved(direction, tried, took_ns, is_ordered);
         if direction == Direction::Promotion && moved * 2 < tried.0 {
             // More of the same would only cost time.
             self.moves.give_up_promotions();

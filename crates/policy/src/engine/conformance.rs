@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Config, Direction, Engine, Gain, Input, NodeFacts, Ranges, Request, Stage, Strategy};
+use super::{ByHeat, Config, Direction, Engine, Gain, Input, NodeFacts, Request, Stage, Strategy};
 use crate::{
     BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, PerTier, Pid, Placement, Sample, Tuning, VirtRange,
 };
@@ -20,6 +20,7 @@ pub const PID: Pid = Pid(1);
 /// A machine on which every sample pays for all moves.
 pub const WORTH_MUCH: Gain = Gain {
     loads_per_sample: Some(1 << 10),
+    waits: 1.0,
     latency_ns: PerTier {
         fast: 100,
         slow: 1 << 20,
@@ -116,10 +117,7 @@ impl Script {
     /// What the engine is set to. How long moves take differs from machine to machine, and must
     /// decide nothing here.
     pub fn config(&self) -> Config {
-        Config {
-            stake_ns: 1 << 50,
-            ..Config::new(&self.tuning(), self.fast_size(), WORTH_MUCH)
-        }
+        Config::new(&self.tuning(), self.fast_size())
     }
 
     /// Size of fast memory.
@@ -248,7 +246,7 @@ impl MapKernel {
 
 /// The plainest driver.
 #[derive(Debug, Clone)]
-pub struct Plain<S: Strategy = Ranges> {
+pub struct Plain<S: Strategy = ByHeat> {
     /// Its machine.
     pub kernel: MapKernel,
     /// Its engine.
@@ -261,7 +259,7 @@ pub struct Plain<S: Strategy = Ranges> {
 impl Plain {
     /// Before the first epoch.
     pub fn new(script: &Script, base: GuestVirtAddr) -> Self {
-        Self::with(Ranges(script.tuning().classifier()), script, base)
+        Self::with(ByHeat::new(WORTH_MUCH), script, base)
     }
 }
 
@@ -316,7 +314,7 @@ impl<S: Strategy> Plain<S> {
                     .expect("it is known");
                 engine.push(Input::Refreshed)
             }
-            Request::Samples { most } => {
+            Request::Samples { most, .. } => {
                 for b in epoch.samples.iter().take(most) {
                     let sample = Sample {
                         pid: PID,

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use super::process::Process;
 use super::rechecks::RECHECKS;
 use super::strategy::Classify;
-use super::{Engine, LookUps, NodeFacts, State, Strategy};
-use crate::{Block, ByteCount, MIB, PerTier, Pid, Plan, Relocation, Room, Situation, Tier, rank};
+use super::{Engine, EpochEnd, LookUps, NodeFacts, State, Strategy};
+use crate::{Block, Budget, ByteCount, MIB, PerTier, Pid, Plan, Room, Situation, rank};
 
 /// The most samples that are taken in one epoch.
 pub(super) const SAMPLES_MAX: usize = 1 << 16;
 
 /// Blocks of unknown place that are looked up in one epoch, hottest first.
-const LOOK_UPS_MAX: usize = 2048;
+const LOOK_UPS_MAX: usize = 8192;
 
 /// Blocks of each process where a strategy wants all: 32 TiB.
 const ALL_LOOK_UPS_MAX: usize = 1 << 24;
@@ -22,6 +22,9 @@ const ROOM_EPOCHS: u32 = 8;
 
 /// Milliseconds between two looks at which processes and mappings there are.
 const REFRESH_MS: u64 = 2000;
+
+/// Nanoseconds in a millisecond.
+const NS_PER_MS: u64 = 1_000_000;
 
 /// How many times as long while nothing is accessed.
 const IDLE_REFRESH_FACTOR: u64 = 5;
@@ -35,9 +38,6 @@ const ASTRAY_PART: u64 = 10;
 const RESERVE_PART: u64 = 128;
 const RESERVE_MIN: u64 = 4 * MIB;
 const RESERVE_MAX: u64 = 64 * MIB;
-
-/// Part of fast memory that must have come free to end a rest.
-const GIVEN_PART: u64 = 8;
 
 /// Part of the reserve below which blocks leave to restore it.
 const LOW_PART: u64 = 4;
@@ -75,7 +75,6 @@ impl<S: Strategy> Engine<S> {
     }
 
     pub(super) fn end_samples(&mut self, lost: u64, rejected: u64, is_repeat: bool) {
-        let was_rehearsing = self.account.is_rehearsing();
         let astray = self.astray.saturating_add(rejected);
         let figures = &mut self.figures;
         figures.epochs += 1;
@@ -86,33 +85,36 @@ impl<S: Strategy> Engine<S> {
             // Memory was mapped since the last look, and is in use.
             self.refresh_at = self.refresh_at.min(self.epoch.saturating_add(1));
         }
-        self.account.end_samples(self.slept, is_repeat);
-        match (was_rehearsing, self.account.is_rehearsing()) {
-            // What comes now is done.
-            (true, false) => self.residency.forget_moves(),
-            // Looks shall come soon.
-            (false, true) => self.calm = 0,
-            _ => {}
-        }
+        let slept_ns = (u64::from(self.slept) * self.config.epoch_ms).saturating_mul(NS_PER_MS);
+        let elapsed_s = slept_ns.max(std::mem::take(&mut self.moving_ns)) as f64 * 1e-9;
         let is_cold = self.samples == 0 && self.processes.values().all(Process::is_cold);
+        let mut has_news = false;
+        if !is_cold {
+            for process in self.processes.values_mut() {
+                has_news |= process.classifier.end_epoch(self.epoch, elapsed_s);
+            }
+        }
+        let end = EpochEnd {
+            epoch: self.epoch,
+            elapsed_s,
+            is_repeat,
+            away: self.residency.away(),
+            rate: self.processes.values().map(|p| p.classifier.rate()).sum(),
+        };
+        self.strategy.end_epoch(&end);
         if is_cold && self.balloon_wants.0 == 0 {
             self.ranking.clear();
-            return self.carry_out(self.put_back());
-        }
-        let mut has_news = false;
-        for process in self.processes.values_mut() {
-            has_news |= process.classifier.end_epoch();
+            return self.carry_out(Plan::default());
         }
         self.look_up(has_news);
     }
 
     /// Ranks, and begins to look up what is to be known for a plan.
     pub(super) fn look_up(&mut self, has_news: bool) {
-        let spaces = self.processes.iter();
-        self.ranking = rank(spaces.map(|(&pid, p)| (pid, p.classifier.ranges())));
-        if self.rests() {
-            self.state = State::Plan;
-            return;
+        let is_known = self.processes.values().all(|p| p.all_known);
+        if !is_known || self.ranking.is_empty() || self.epoch.is_multiple_of(S::RANKS_EVERY) {
+            let spaces = self.processes.iter();
+            self.ranking = rank(spaces.map(|(&pid, p)| (pid, p.classifier.ranges())));
         }
         match self.strategy.look_ups(has_news, self.ranking.first()) {
             LookUps::NoPlan => return self.carry_out(Plan::default()),
@@ -178,7 +180,7 @@ impl<S: Strategy> Engine<S> {
         let reserve = self.config.fast_size.0 / RESERVE_PART;
         let mut fast_reserve = ByteCount(reserve.clamp(RESERVE_MIN, RESERVE_MAX));
         // Where moves have to pay, none is for a reserve alone: programs that filled fast memory left none.
-        let mut fast_low = match S::KEEPS_ACCOUNT {
+        let mut fast_low = match S::ONLY_WHAT_PAYS {
             true => ByteCount(0),
             false => ByteCount(fast_reserve.0 / LOW_PART),
         };
@@ -195,105 +197,28 @@ impl<S: Strategy> Engine<S> {
         }
     }
 
-    /// Whether it rests. A balloon does not wait for the end of it.
-    fn rests(&self) -> bool {
-        self.account.is_resting() && self.balloon_wants.0 == 0
-    }
-
-    /// Takes in what the tiers have to give, and plans; while it rests, only if much fast memory has come free since: a host
-    /// has given some, or a program has ended.
+    /// Takes in what the tiers have to give, and plans.
     pub(super) fn plan(&mut self, room: Room) {
-        if self.rests() {
-            let before = self.room.map_or(room.fast_free, |before| before.fast_free);
-            let given = room.fast_free.0.saturating_sub(before.0);
-            let is_much = given > self.config.fast_size.0 / GIVEN_PART;
-            if !is_much || !self.account.try_again() {
-                self.room = Some(Room {
-                    fast_free: before.min(room.fast_free),
-                    ..room
-                });
-                return self.carry_out(self.put_back());
-            }
-        }
         self.room = Some(room);
         let plan = self.draft(room);
-        let plan = self.rehearse(plan);
         self.carry_out(plan);
     }
 
-    /// What brings memory back to where it lay before a trial that has failed, if it shall.
-    fn put_back(&self) -> Plan {
-        match self.room {
-            Some(_) if self.account.puts_back() => Plan {
-                promotions: self.moved_to(Tier::Slow),
-                demotions: self.moved_to(Tier::Fast),
-                // All of it: the reserve was not free before the trial either.
-                level: ByteCount(0),
-                is_short: false,
-            },
-            _ => Plan::default(),
-        }
-    }
-
-    /// Blocks that were moved to this tier not long ago and can leave it, a batch of them.
-    fn moved_to(&self, tier: Tier) -> Vec<Relocation> {
-        let mut left = self.config.batch.0;
-        let moved = self.processes.keys().flat_map(|&pid| {
-            let moved = self
-                .residency
-                .moved_to(pid, tier, self.account.tick(), self.epoch);
-            moved.map(move |(block, bytes)| Relocation { pid, block, bytes })
-        });
-        moved
-            .take_while(|r| {
-                let fits = r.bytes.0 <= left;
-                left = left.saturating_sub(r.bytes.0);
-                fits
-            })
-            .collect()
-    }
-
-    /// Whether plans are only rehearsed. A balloon does not wait for that.
-    fn is_rehearsing(&self) -> bool {
-        self.account.is_rehearsing() && self.balloon_wants.0 == 0
-    }
-
-    /// What is carried out of a plan: nothing while plans are rehearsed. Its blocks count as moved then, for what the
-    /// next looks find in them.
-    pub(super) fn rehearse(&mut self, plan: Plan) -> Plan {
-        if !self.is_rehearsing() {
-            return plan;
-        }
-        if self.account.wants_rehearsal() {
-            self.residency.forget_moves();
-            let (tick, ticks) = (self.account.tick(), self.account.watch_ticks());
-            let mut note = |relocations: &[Relocation], to: Tier| {
-                for r in relocations {
-                    let residency = &mut self.residency;
-                    residency.count_as_moved(r.pid, r.block, to, tick, ticks);
-                }
-                ByteCount(relocations.iter().map(|r| r.bytes.0).sum())
-            };
-            let promoted = note(&plan.promotions, Tier::Fast);
-            let demoted = note(&plan.demotions, Tier::Slow);
-            self.account.rehearse(promoted, demoted);
-        }
-        Plan::default()
-    }
-
     pub(super) fn draft(&self, room: Room) -> Plan {
-        self.strategy.plan(&Situation {
+        let heats: Vec<(Pid, &S::Classifier)> = (self.processes.iter())
+            .map(|(&pid, p)| (pid, &p.classifier))
+            .collect();
+        let situation = Situation {
             ranking: &self.ranking,
             residency: &self.residency,
             shares: &self.shares,
             room,
             fill: self.config.fill,
-            budget: match self.is_rehearsing() {
-                true => self.account.rehearsal_budget(),
-                false => self.account.budget(),
-            },
+            budget: Budget::NONE,
             balloon_waits: self.balloon_wants.0 > 0,
             epoch: self.epoch,
-        })
+            epoch_ms: self.config.epoch_ms,
+        };
+        self.strategy.plan(&situation, &heats)
     }
 }

@@ -36,7 +36,6 @@
 //! - A process that has ended is never asked for again.
 //! - Total: nothing that is told, in whatever order, makes it panic, and a [`Misuse`] changes nothing.
 
-mod account;
 mod carrying;
 #[cfg(any(test, feature = "testing"))]
 pub mod conformance;
@@ -50,21 +49,20 @@ mod strategy;
 
 use std::collections::BTreeMap;
 
-use account::{Account, REST_EPOCHS};
 use moves::{Moves, Next};
 use process::Process;
 use rechecks::Rechecks;
 
-pub use account::{Balance, Gain, HORIZON_MS};
+pub use crate::rule::{Balance, EpochEnd};
 pub use moves::BATCH_BLOCKS;
 pub use process::ProcessFigures;
 pub use protocol::{Direction, Input, Misuse, NodeFacts, Request};
 pub use snapshot::{NotAState, Numbers, Saved};
-pub use strategy::{Classify, Config, LookUps, Ranges, Strategy};
+pub use strategy::{ByHeat, Classify, Config, Gain, LookUps, Strategy};
 
 use crate::{
-    BLOCK_SIZE, Block, ByteCount, PerTier, Pid, Placement, RankedRange, ResidencyMap, Room, Sample,
-    Share, VirtRange, WorkingSet, working_set,
+    BLOCK_SIZE, Block, ByteCount, Observation, PerTier, Pid, Placement, RankedRange, ResidencyMap,
+    Room, Sample, Share, VirtRange, WorkingSet, working_set,
 };
 
 /// After so many epochs in which nothing was to move, every second one is left out, or more: a stable
@@ -126,7 +124,7 @@ enum State {
 
 /// The state machine. See the module's text.
 #[derive(Debug, Clone)]
-pub struct Engine<S: Strategy = Ranges> {
+pub struct Engine<S: Strategy = ByHeat> {
     strategy: S,
     config: Config,
     processes: BTreeMap<Pid, Process<S::Classifier>>,
@@ -144,9 +142,11 @@ pub struct Engine<S: Strategy = Ranges> {
     refresh_at: u32,
     /// Epochs in a row in which nothing was to move.
     calm: u32,
-    account: Account,
-    /// Epochs of the usual length that the last sleep took.
+    /// Epochs of the usual length that the last sleep took, and the time that moves took since.
     slept: u32,
+    moving_ns: u64,
+    /// Blocks that more evidence is wanted of.
+    wanted: Vec<(Pid, Block)>,
     /// What the nodes had when last looked at.
     room: Option<Room>,
     balloon_wants: ByteCount,
@@ -161,13 +161,9 @@ impl<S: Strategy> Engine<S> {
     /// An engine that knows nothing yet: it first asks which processes there are.
     pub fn new(strategy: S, config: Config) -> Self {
         Self {
-            account: Account::new(
-                config.gain,
-                config.stake_ns,
-                config.epoch_ms,
-                S::KEEPS_ACCOUNT,
-            ),
             slept: 1,
+            moving_ns: 0,
+            wanted: vec![],
             strategy,
             config,
             processes: BTreeMap::new(),
@@ -196,6 +192,7 @@ impl<S: Strategy> Engine<S> {
             State::Refresh => Request::Refresh,
             State::Samples => Request::Samples {
                 most: deciding::SAMPLES_MAX,
+                wanted: &self.wanted,
             },
             State::LookUp => {
                 let next = self.look_ups.last();
@@ -242,7 +239,7 @@ impl<S: Strategy> Engine<S> {
                 self.begin_epoch();
             }
             (Input::Refreshed, State::Refresh) => self.refreshed(),
-            (Input::Sighting(sighting), State::Samples) => self.take_sighting(sighting),
+            (Input::Looked(observation), State::Samples) => self.take_observation(observation),
             (
                 Input::SamplesEnd {
                     lost,
@@ -262,14 +259,15 @@ impl<S: Strategy> Engine<S> {
             }
             (Input::Nodes(facts), State::Room) => {
                 let usable = bounded_facts(facts)?.fast.usable();
-                self.state = match self
-                    .moves
-                    .advance(usable, self.blocks_max(), S::RECLAIMS_MAX)
-                {
-                    Next::Batch => State::Move,
-                    Next::Reclaim => State::Reclaim,
-                    Next::Done => State::Asleep,
-                };
+                self.state =
+                    match self
+                        .moves
+                        .advance(usable, self.strategy.batch_blocks(), S::RECLAIMS_MAX)
+                    {
+                        Next::Batch => State::Move,
+                        Next::Reclaim => State::Reclaim,
+                        Next::Done => State::Asleep,
+                    };
             }
             (
                 Input::Moved {
@@ -366,17 +364,12 @@ impl<S: Strategy> Engine<S> {
 
     /// What moves have cost and brought.
     pub fn balance(&self) -> Balance {
-        self.account.balance()
+        self.strategy.balance()
     }
 
     /// Epochs of the usual length until the next one.
     fn pause_epochs(&self) -> u32 {
-        if self.account.is_resting() {
-            return REST_EPOCHS;
-        }
         match self.calm >= CALM_AFTER_EPOCHS && !S::CLASSIFIES_APART {
-            // Between looks, which are seconds apart, there is nothing new to decide on.
-            true if self.account.rehearses() && !self.account.awaits_look() => REST_EPOCHS,
             true => 2,
             false => 1,
         }
@@ -398,6 +391,7 @@ impl<S: Strategy> Engine<S> {
         self.residency.forget(pid);
         self.shares.remove(&pid);
         self.ranking.retain(|r| r.pid != pid);
+        self.wanted.retain(|(p, _)| *p != pid);
         self.moves.forget(pid);
         let was_asked = matches!(self.request(), Request::LookUp { pid: p, .. } if p == pid);
         self.look_ups.retain(|(p, _)| *p != pid);
@@ -432,10 +426,7 @@ impl<S: Strategy> Engine<S> {
             return Err(Misuse::UnknownProcess(pid));
         }
         match share {
-            Some(share) => {
-                self.account.close();
-                self.shares.insert(pid, share)
-            }
+            Some(share) => self.shares.insert(pid, share),
             None => self.shares.remove(&pid),
         };
         Ok(())
@@ -463,18 +454,29 @@ impl<S: Strategy> Engine<S> {
             return;
         };
         process.classifier.add(sample.addr, sample.weight);
-        let block = Block::of(sample.addr);
-        let tick = self.account.tick();
-        let accessed = self.residency.accessed(sample.pid, block, tick);
+        let accessed = self.residency.accessed(sample.pid, Block::of(sample.addr));
         process.all_known &= !accessed.was_absent;
-        self.account.take_sample(sample.weight, accessed.moved);
+        self.strategy.saw(accessed.away, sample.weight, None);
     }
 
-    fn take_sighting(&mut self, sighting: Sample) {
-        let block = Block::of(sighting.addr);
-        let tick = self.account.tick();
-        let moved = self.residency.moved_at(sighting.pid, block, tick);
-        self.account.take_sighting(sighting.weight, moved);
+    fn take_observation(&mut self, it: Observation) {
+        self.samples += 1;
+        let process = self.processes.get_mut(&it.pid);
+        let Some(process) = process.filter(|p| p.touches(it.block)) else {
+            self.astray += 1;
+            return;
+        };
+        let exposure_s = it.exposure_ns as f64 * 1e-9;
+        process.classifier.observe(it.block, it.events, exposure_s);
+        let away = match it.events {
+            0 => self.residency.away_of(it.pid, it.block),
+            _ => {
+                let accessed = self.residency.accessed(it.pid, it.block);
+                process.all_known &= !accessed.was_absent;
+                accessed.away
+            }
+        };
+        self.strategy.saw(away, it.events, Some(exposure_s));
     }
 
     fn locate(&mut self, placements: &[Placement]) -> Result<(), Misuse> {

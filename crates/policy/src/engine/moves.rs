@@ -21,9 +21,6 @@ use crate::{Block, ByteCount, Pid, Plan, Relocation};
 /// The most blocks in one batch of moves: 16 MiB.
 pub const BATCH_BLOCKS: usize = 8;
 
-/// The most of them as long as nobody knows what a move costs.
-pub(super) const FIRST_BATCH_BLOCKS: usize = 2;
-
 /// A promotion fits where no more than this part of its bytes is missing.
 const MISSING_PART: u64 = 8;
 

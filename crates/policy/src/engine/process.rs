@@ -32,9 +32,19 @@ impl<C: Classify> Process<C> {
         self.space.get(next).is_some_and(|r| r.contains(addr))
     }
 
+    /// Whether a block touches memory that may be moved.
+    pub(super) fn touches(&self, block: Block) -> bool {
+        let next = self
+            .space
+            .partition_point(|r| Block::numbers_of(r).end <= block.0);
+        self.space
+            .get(next)
+            .is_some_and(|r| Block::numbers_of(r).contains(&block.0))
+    }
+
     /// Whether nothing is known to be accessed.
     pub(super) fn is_cold(&self) -> bool {
-        self.classifier.ranges().all(|r| r.count == 0.0)
+        self.classifier.is_cold()
     }
 
     /// Adds the next `n` blocks in turn to `blocks`, to be looked up again.

@@ -1,7 +1,8 @@
 //! What a driver tells an engine, and what an engine asks of its driver.
 
 use crate::{
-    Block, ByteCount, PerTier, Pid, Placement, Relocation, Sample, Share, Tier, VirtRange,
+    Block, ByteCount, Observation, PerTier, Pid, Placement, Relocation, Sample, Share, Tier,
+    VirtRange,
 };
 
 /// Something that a driver tells.
@@ -22,8 +23,8 @@ pub enum Input<'a> {
         /// Its mappings, sorted and disjoint.
         vmas: &'a [VirtRange],
     },
-    /// What a process may have of fast memory from now on; without any it is one of the others. From
-    /// the first share on no account is kept: what is due need not pay.
+    /// What a process may have of fast memory from now on; without any it is one of the others. What is due to its
+    /// share need not pay.
     Share {
         /// Whose.
         pid: Pid,
@@ -40,9 +41,8 @@ pub enum Input<'a> {
     Refreshed,
     /// One of the samples that [`Request::Samples`] asked for.
     Sample(Sample),
-    /// Memory that the last look found accessed, beside the samples: where these are estimates from many looks,
-    /// only sightings can tell what moves have brought.
-    Sighting(Sample),
+    /// What a look at a block's accessed bits has found, where these take the place of samples.
+    Looked(Observation),
     /// Answers [`Request::Samples`], after all of them.
     SamplesEnd {
         /// Samples that the tracker lost.
@@ -121,10 +121,12 @@ pub enum Request<'a> {
     /// Look which processes there are and what they map, tell what has changed, then
     /// [`Input::Refreshed`].
     Refresh,
-    /// Tell the samples since the last time and what was sighted, then [`Input::SamplesEnd`].
+    /// Tell the samples since the last time, or what looks have found, then [`Input::SamplesEnd`].
     Samples {
         /// The most that are taken; what is over counts as lost.
         most: usize,
+        /// Blocks that a tracker which chooses where to look shall look at first.
+        wanted: &'a [(Pid, Block)],
     },
     /// Look where these blocks lie: [`Input::Located`] or [`Input::LookUpFailed`].
     LookUp {
@@ -202,7 +204,7 @@ impl Input<'_> {
             Self::Paused(_) => "paused",
             Self::Refreshed => "refreshed",
             Self::Sample(_) => "sample",
-            Self::Sighting(_) => "sighting",
+            Self::Looked(_) => "looked",
             Self::SamplesEnd { .. } => "samples end",
             Self::Located(_) => "located",
             Self::LookUpFailed => "look-up failed",

@@ -10,7 +10,8 @@ use super::strategy::Classify;
 use super::{BYTES_MAX, Config, Engine, Figures, State, Strategy};
 use crate::residency::Known;
 use crate::{
-    BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, Pid, Placement, Room, Share, Tier, VirtRange,
+    BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, Pid, Placement, RankedRange, Room, Share, Tier,
+    VirtRange,
 };
 
 /// More than any of these counts gets in a lifetime.
@@ -53,6 +54,15 @@ impl<'a> Numbers<'a> {
         Ok(self.next(u32::MAX.into())? as u32)
     }
 
+    /// The next one as what it is the bits of: a finite number.
+    ///
+    /// # Errors
+    /// When it is none.
+    pub fn number(&mut self) -> Result<f64, NotAState> {
+        let number = f64::from_bits(self.next(u64::MAX)?);
+        self.known(Some(number).filter(|n| n.is_finite()))
+    }
+
     /// `value`, if there is one; the number read last is wrong otherwise.
     ///
     /// # Errors
@@ -78,15 +88,13 @@ impl<S: Strategy> Engine<S>
 where
     S::Classifier: Saved,
 {
-    /// The state as numbers, if it is asleep or has not begun. The last plan's ranking is not part
-    /// of it.
+    /// The state as numbers, if it is asleep or has not begun.
     pub fn save(&self) -> Option<Vec<u64>> {
         let is_new = self.state == State::Refresh && self.epoch == 0;
         if !is_new && self.state != State::Asleep {
             return None;
         }
-        let flags = u64::from(is_new) | u64::from(self.account.is_closed()) << 1;
-        let mut to = vec![flags, self.epoch.into(), self.refresh_at.into()];
+        let mut to = vec![is_new.into(), self.epoch.into(), self.refresh_at.into()];
         to.extend([self.calm.into(), self.balloon_wants.0, self.paused.into()]);
         to.push(self.room.is_some().into());
         if let Some(room) = self.room {
@@ -96,7 +104,21 @@ where
         }
         let turn = self.rechecks;
         to.extend([turn.next, turn.strays].map(u64::from));
-        self.account.save(&mut to);
+        to.extend([self.slept.into(), self.moving_ns]);
+        to.push(self.wanted.len() as u64);
+        for (pid, block) in &self.wanted {
+            to.extend([pid.0.into(), block.0]);
+        }
+        to.push(self.ranking.len() as u64);
+        for ranked in &self.ranking {
+            to.extend([
+                ranked.pid.0.into(),
+                ranked.range.start().0,
+                ranked.range.len().0,
+            ]);
+            to.extend([ranked.count.to_bits(), ranked.born_epoch.into()]);
+        }
+        self.strategy.save(&mut to);
         let f = self.figures;
         to.extend([f.epochs, f.samples, f.samples_lost, f.samples_astray]);
         to.extend([f.tried.0, f.promoted.0, f.demoted.0]);
@@ -122,15 +144,14 @@ where
             for (block, known) in blocks {
                 to.push(block.0 - next);
                 next = block.0 + 1;
-                let Placement { fast, slow } = known.placement;
+                let Placement { fast, slow } = known.placement();
                 to.extend([fast.0, slow.0]);
-                to.extend([known.aside_until, known.failures].map(u64::from));
-                let (to_tier, until) = match known.moved {
-                    None => (0, 0),
-                    Some((Tier::Fast, until)) => (1, until),
-                    Some((Tier::Slow, until)) => (2, until),
-                };
-                to.extend([to_tier, until.into()]);
+                to.extend([known.aside_until, known.failures.into()].map(u64::from));
+                to.push(match known.away {
+                    None => 0,
+                    Some(Tier::Fast) => 1,
+                    Some(Tier::Slow) => 2,
+                });
             }
         }
         Some(to)
@@ -144,8 +165,7 @@ where
         let mut from = Numbers::new(numbers);
         let from = &mut from;
         let mut engine = Self::new(strategy, config);
-        let flags = from.next(3)?;
-        if flags & 1 == 0 {
+        if from.next(1)? == 0 {
             engine.state = State::Asleep;
         }
         engine.epoch = from.next_u32()?;
@@ -167,10 +187,29 @@ where
             next: from.next_u32()?,
             strays: from.next_u32()?,
         };
-        engine.account.restore(from)?;
-        if flags & 2 != 0 {
-            engine.account.close();
+        engine.slept = from.next_u32()?;
+        engine.moving_ns = from.next(u64::MAX)?;
+        for _ in 0..from.next(super::carrying::WANTED_MAX as u64)? {
+            let pid = Pid(from.next_u32()?);
+            let block = Block(from.next(u64::MAX / BLOCK_SIZE)?);
+            engine.wanted.push((pid, block));
         }
+        for _ in 0..from.next_u32()? {
+            let (pid, start, len) = (
+                Pid(from.next_u32()?),
+                from.next(u64::MAX)?,
+                from.next(u64::MAX)?,
+            );
+            let end = from.known(start.checked_add(len))?;
+            let range = VirtRange::new(GuestVirtAddr(start), GuestVirtAddr(end));
+            engine.ranking.push(RankedRange {
+                pid,
+                range: from.known(range)?,
+                count: from.number()?,
+                born_epoch: from.next_u32()?,
+            });
+        }
+        engine.strategy.restore(from)?;
         let mut count = || from.next(COUNT_MAX);
         engine.figures = Figures {
             epochs: count()?,
@@ -213,6 +252,7 @@ where
             let vma = VirtRange::new(GuestVirtAddr(start), GuestVirtAddr(end));
             process.space.push(from.known(vma)?);
         }
+        process.classifier.set_space(&process.space);
         process.classifier.restore(from)?;
         let mut next = 0u64;
         for _ in 0..from.next_u32()? {
@@ -221,18 +261,17 @@ where
             next = from.known(block.checked_add(1))?;
             let fast = from.next(BLOCK_SIZE)?;
             let slow = from.next(BLOCK_SIZE - fast)?;
-            let known = Known {
-                placement: Placement {
-                    fast: ByteCount(fast),
-                    slow: ByteCount(slow),
-                },
-                aside_until: from.next_u32()?,
-                failures: from.next_u32()?,
-                moved: match (from.next(2)?, from.next_u32()?) {
-                    (0, _) => None,
-                    (1, until) => Some((Tier::Fast, until)),
-                    (_, until) => Some((Tier::Slow, until)),
-                },
+            let placement = Placement {
+                fast: ByteCount(fast),
+                slow: ByteCount(slow),
+            };
+            let mut known = Known::at(placement);
+            known.aside_until = from.next_u32()?;
+            known.failures = from.next(u8::MAX.into())? as u8;
+            known.away = match from.next(2)? {
+                0 => None,
+                1 => Some(Tier::Fast),
+                _ => Some(Tier::Slow),
             };
             self.residency.restore(pid, Block(block), known);
         }

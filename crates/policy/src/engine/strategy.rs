@@ -1,9 +1,13 @@
 //! The seam between the epoch loop and what it decides by: a classification and a plan.
 
-use super::account::{Gain, STAKE_NS};
+use super::moves::BATCH_BLOCKS;
+use super::protocol::Direction;
+use super::snapshot::{NotAState, Numbers};
+use crate::heat::Heat;
+use crate::rule::{self, Balance, EpochEnd, Rule};
 use crate::{
-    ByteCount, ClassifiedRange, Classifier, ClassifierConfig, FillThreshold, GuestVirtAddr, Plan,
-    RankedRange, Situation, VirtRange, plan,
+    Block, ByteCount, ClassifiedRange, FillThreshold, GuestVirtAddr, PerTier, Pid, Plan,
+    RankedRange, Situation, Tier, VirtRange,
 };
 
 /// Tells the hot memory of one process from the cold.
@@ -11,36 +15,64 @@ pub trait Classify: Clone + std::fmt::Debug {
     /// Covers these mappings (sorted, disjoint) from now on.
     fn set_space(&mut self, vmas: &[VirtRange]);
 
-    /// Takes an access that stands for `samples` of them. Allocates nothing.
+    /// Takes an access that stands for `samples` of them. Allocates nothing where memory was accessed before.
     fn add(&mut self, addr: GuestVirtAddr, samples: u32);
 
-    /// Ends the epoch. Whether there is reason to plan anew.
-    fn end_epoch(&mut self) -> bool;
+    /// Takes what a look at a block has found: so many accesses in so many seconds in which it was watched.
+    fn observe(&mut self, block: Block, events: u32, exposure_s: f64) {
+        let _ = exposure_s;
+        self.add(block.start(), events);
+    }
+
+    /// Ends an epoch of so many seconds. Whether there is reason to plan anew.
+    fn end_epoch(&mut self, epoch: u32, elapsed_s: f64) -> bool;
 
     /// The ranges, by address.
     fn ranges(&self) -> impl Iterator<Item = ClassifiedRange>;
+
+    /// Whether nothing was accessed of late.
+    fn is_cold(&self) -> bool {
+        self.ranges().all(|range| range.count == 0.0)
+    }
+
+    /// Accesses a second as far as known, in units of what is added.
+    fn rate(&self) -> f64 {
+        0.0
+    }
 
     /// Bytes of what it remembers, without what an allocator adds.
     fn state_bytes(&self) -> usize;
 }
 
-impl Classify for Classifier {
+impl Classify for Heat {
     fn set_space(&mut self, vmas: &[VirtRange]) {
         Self::set_space(self, vmas);
     }
 
     #[inline]
     fn add(&mut self, addr: GuestVirtAddr, samples: u32) {
-        Self::add(self, addr, samples);
+        Self::add(self, Block::of(addr), samples);
     }
 
-    fn end_epoch(&mut self) -> bool {
-        Self::end_epoch(self);
+    fn observe(&mut self, block: Block, events: u32, exposure_s: f64) {
+        Self::observe(self, block, events, exposure_s);
+    }
+
+    fn end_epoch(&mut self, epoch: u32, elapsed_s: f64) -> bool {
+        Self::end_epoch(self, epoch, elapsed_s);
         true
     }
 
     fn ranges(&self) -> impl Iterator<Item = ClassifiedRange> {
-        Self::ranges(self)
+        Self::ranges(self).into_iter()
+    }
+
+    fn is_cold(&self) -> bool {
+        Self::is_cold(self)
+    }
+
+    fn rate(&self) -> f64 {
+        Self::rate(self, 0)
     }
 
     fn state_bytes(&self) -> usize {
@@ -69,13 +101,16 @@ pub trait Strategy {
     /// being carried out, new plans queue up behind it, and no epoch is left out.
     const CLASSIFIES_APART: bool = false;
 
-    /// Whether the engine keeps an account of what moves cost and bring, and stops where it is
-    /// empty.
-    const KEEPS_ACCOUNT: bool = true;
+    /// Whether only what pays moves: then no block leaves fast memory for the sake of a reserve that programs have
+    /// filled.
+    const ONLY_WHAT_PAYS: bool = false;
 
     /// How often in a row promotions that find no room wait for the kernel to reclaim some. With
     /// 0 only demotions of the plan make room, and what then does not fit is given up.
     const RECLAIMS_MAX: u32 = 0;
+
+    /// Epochs after which ranges are ranked anew once all blocks are known.
+    const RANKS_EVERY: u32 = 1;
 
     /// What is known of a process that was just found: nothing.
     fn classifier(&self) -> Self::Classifier;
@@ -87,20 +122,130 @@ pub trait Strategy {
     }
 
     /// This epoch's relocations.
-    fn plan(&self, situation: &Situation<'_>) -> Plan {
-        plan(situation)
+    fn plan(&self, situation: &Situation<'_>, heats: &[(Pid, &Self::Classifier)]) -> Plan;
+
+    /// Takes note of an access in memory that was moved to a tier.
+    fn saw(&mut self, away: Option<Tier>, events: u32, exposure_s: Option<f64>) {
+        let _ = (away, events, exposure_s);
+    }
+
+    /// Takes note that an epoch's samples are complete.
+    fn end_epoch(&mut self, end: &EpochEnd) {
+        let _ = end;
+    }
+
+    /// Takes note of what a batch took; `is_ordered` if the host has asked for it.
+    fn moved(&mut self, direction: Direction, tried: ByteCount, took_ns: u64, is_ordered: bool) {
+        let _ = (direction, tried, took_ns, is_ordered);
+    }
+
+    /// The most blocks that one call shall move.
+    fn batch_blocks(&self) -> usize {
+        BATCH_BLOCKS
+    }
+
+    /// What moves have cost and brought, if it keeps account.
+    fn balance(&self) -> Balance {
+        Balance::default()
+    }
+
+    /// Appends what it knows between two epochs.
+    fn save(&self, to: &mut Vec<u64>) {
+        let _ = to;
+    }
+
+    /// Takes over what was saved.
+    ///
+    /// # Errors
+    /// When the numbers are not what [`Self::save`] appends.
+    fn restore(&mut self, from: &mut Numbers<'_>) -> Result<(), NotAState> {
+        let _ = from;
+        Ok(())
     }
 }
 
-/// The product's own way: ranges that split and merge, free memory filled, then exchanges.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Ranges(pub ClassifierConfig);
+/// The product's own way: the heat of each block, and exchanges that have paid for themselves by the time they are made.
+#[derive(Debug, Clone)]
+pub struct ByHeat(Rule);
 
-impl Strategy for Ranges {
-    type Classifier = Classifier;
+impl ByHeat {
+    /// One that knows nothing yet, where samples are worth that.
+    pub fn new(gain: Gain) -> Self {
+        Self(Rule::new(gain))
+    }
+}
 
-    fn classifier(&self) -> Classifier {
-        Classifier::new(self.0)
+impl Strategy for ByHeat {
+    type Classifier = Heat;
+
+    const ONLY_WHAT_PAYS: bool = true;
+
+    const RANKS_EVERY: u32 = 4;
+
+    fn classifier(&self) -> Heat {
+        Heat::default()
+    }
+
+    fn plan(&self, situation: &Situation<'_>, heats: &[(Pid, &Heat)]) -> Plan {
+        rule::plan(&self.0, situation, heats)
+    }
+
+    #[inline]
+    fn saw(&mut self, away: Option<Tier>, events: u32, exposure_s: Option<f64>) {
+        self.0.saw(away, events, exposure_s);
+    }
+
+    fn end_epoch(&mut self, end: &EpochEnd) {
+        self.0.end_epoch(end);
+    }
+
+    fn moved(&mut self, direction: Direction, tried: ByteCount, took_ns: u64, is_ordered: bool) {
+        self.0.moved(direction, tried, took_ns, is_ordered);
+    }
+
+    fn batch_blocks(&self) -> usize {
+        self.0.batch_blocks(BATCH_BLOCKS)
+    }
+
+    fn balance(&self) -> Balance {
+        self.0.balance()
+    }
+
+    fn save(&self, to: &mut Vec<u64>) {
+        self.0.save(to);
+    }
+
+    fn restore(&mut self, from: &mut Numbers<'_>) -> Result<(), NotAState> {
+        self.0.restore(from)
+    }
+}
+
+/// What samples are worth on a machine.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Gain {
+    /// Loads that a sample stands for; nothing where the tracker cannot say.
+    pub loads_per_sample: Option<u32>,
+    /// Share of its time that a program is taken to wait for memory, at most.
+    pub waits: f64,
+    /// Latency of a load from each tier, nanoseconds; as measured.
+    pub latency_ns: PerTier<u32>,
+    /// CPUs that programs run on.
+    pub cpus: u32,
+}
+
+impl Gain {
+    /// What an event costs more in slow memory than in fast memory, seconds, where there are so many a second: the loads that
+    /// it stands for times the difference of the latencies. All events together cost no more than the time that a program
+    /// saves which does nothing but wait for slow memory.
+    pub(crate) fn event_s(&self, events_per_s: f64) -> f64 {
+        let PerTier { fast, slow } = self.latency_ns;
+        let more_ns = f64::from(slow.saturating_sub(fast));
+        let time_saved = self.waits * f64::from(self.cpus) * more_ns / f64::from(slow.max(1));
+        let most_s = time_saved / events_per_s.max(f64::MIN_POSITIVE);
+        let known_s = self
+            .loads_per_sample
+            .map(|loads| f64::from(loads) * more_ns * 1e-9);
+        known_s.map_or(most_s, |known_s| known_s.min(most_s))
     }
 }
 
@@ -115,22 +260,16 @@ pub struct Config {
     pub epoch_ms: u64,
     /// Size of fast memory.
     pub fast_size: ByteCount,
-    /// What samples are worth.
-    pub gain: Gain,
-    /// Time that moves may take before they have brought anything, nanoseconds.
-    pub stake_ns: u64,
 }
 
 impl Config {
-    /// As a person tuned it, on a machine with so much fast memory where samples are worth that.
-    pub fn new(tuning: &crate::Tuning, fast_size: ByteCount, gain: Gain) -> Self {
+    /// As a person tuned it, on a machine with so much fast memory.
+    pub fn new(tuning: &crate::Tuning, fast_size: ByteCount) -> Self {
         Self {
             batch: tuning.batch(),
             fill: FillThreshold(f64::from(tuning.tau_split)),
             epoch_ms: tuning.epoch_ms.max(1),
             fast_size,
-            gain,
-            stake_ns: STAKE_NS,
         }
     }
 }

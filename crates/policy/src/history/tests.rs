@@ -17,7 +17,7 @@ fn look(histories: &mut Histories, accessed: impl IntoIterator<Item = u64>) -> b
     for block in accessed {
         histories.add(GuestVirtAddr(block * BLOCK_SIZE + 4096), 1);
     }
-    histories.end_epoch()
+    histories.end_epoch(0, 0.5)
 }
 
 /// Of each block.
@@ -51,22 +51,26 @@ fn planned(ones: &[u32], in_fast: &[bool], free_blocks: u64, hot_ones: u32) -> P
         tier.0 = BLOCK_SIZE;
         residency.set(PID, Block(block as u64), placement);
     }
-    ByHistory { hot_ones }.plan(&Situation {
-        ranking: &ranking,
-        shares: &Default::default(),
-        residency: &residency,
-        room: Room {
-            fast_free: ByteCount(free_blocks * BLOCK_SIZE),
-            fast_reserve: ByteCount(0),
-            fast_low: ByteCount(0),
-            slow_free: ByteCount(1 << 40),
-            batch: ByteCount(1 << 40),
+    ByHistory { hot_ones }.plan(
+        &Situation {
+            ranking: &ranking,
+            shares: &Default::default(),
+            residency: &residency,
+            room: Room {
+                fast_free: ByteCount(free_blocks * BLOCK_SIZE),
+                fast_reserve: ByteCount(0),
+                fast_low: ByteCount(0),
+                slow_free: ByteCount(1 << 40),
+                batch: ByteCount(1 << 40),
+            },
+            fill: crate::FillThreshold(0.0),
+            budget: Budget::NONE,
+            balloon_waits: false,
+            epoch: 1,
+            epoch_ms: 500,
         },
-        fill: crate::FillThreshold(0.0),
-        budget: Budget::NONE,
-        balloon_waits: false,
-        epoch: 1,
-    })
+        &[],
+    )
 }
 
 #[test]

@@ -11,15 +11,16 @@ mod variants;
 use std::fmt;
 
 use demeter_policy::engine::{
-    Config, Direction, Engine, Input, Misuse, NodeFacts, Request, Stage, Strategy,
+    Config, Direction, Engine, Gain, Input, Misuse, NodeFacts, Request, Stage, Strategy,
 };
 use demeter_policy::{
-    Block, ByteCount, ClassifierConfig, GuestVirtAddr, PAGE_SIZE, PerTier, Pid, Placement,
-    RankedRange, Relocation, Sample, VirtRange,
+    Block, ByteCount, GuestVirtAddr, PAGE_SIZE, PerTier, Pid, Placement, RankedRange, Relocation,
+    Sample, VirtRange,
 };
 
 use self::damon_tracker::DamonTracker;
 use self::variants::Traits;
+use super::paper_ranges::Split;
 use super::{Context, Manager, NEVER_PS};
 use crate::error::SimError;
 use crate::guest::Guest;
@@ -40,7 +41,10 @@ const PID: Pid = Pid(1);
 /// What an agent is set to.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct AgentSettings {
-    pub(crate) classifier: ClassifierConfig,
+    /// How the paper's design splits ranges.
+    pub(crate) split: Split,
+    /// What samples are worth.
+    pub(crate) gain: Gain,
     /// The engine's part; how large fast memory is, the guest says.
     pub(crate) engine: Config,
     pub(crate) sampling: Sampling,
@@ -169,7 +173,7 @@ impl<S: Strategy> SimulatedAgent<S> {
                     })?;
                     self.push(engine, Input::Refreshed)?;
                 }
-                Request::Samples { most } => {
+                Request::Samples { most, .. } => {
                     if !self.tell_samples(engine, most, guest, actor)? {
                         self.waits = true;
                         return Ok(actor.now_ps());
@@ -221,7 +225,7 @@ impl<S: Strategy> SimulatedAgent<S> {
         guest: &mut Guest,
         actor: &mut Actor<'_>,
     ) -> Result<bool, Misuse> {
-        let (mut samples, mut sightings) = (vec![], vec![]);
+        let mut samples = vec![];
         let (mut lost, mut is_repeat) = (0, false);
         match &mut self.tracker {
             Tracker::Sampler(addresses) => {
@@ -234,16 +238,12 @@ impl<S: Strategy> SimulatedAgent<S> {
                 }));
             }
             Tracker::Damon(tracker) => match tracker.drain(most, &mut samples, guest, actor) {
-                Some(true) => tracker.sightings(most, &mut sightings),
-                Some(false) => is_repeat = true,
+                Some(is_news) => is_repeat = !is_news,
                 None => return Ok(false),
             },
         }
         for sample in samples {
             engine.push(Input::Sample(sample))?;
-        }
-        for sighting in sightings {
-            engine.push(Input::Sighting(sighting))?;
         }
         let end = Input::SamplesEnd {
             lost,

@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use demeter_policy::engine::{Classify, Strategy};
-use demeter_policy::{Block, ClassifiedRange, GuestVirtAddr, VirtRange};
+use demeter_policy::{
+    Block, ClassifiedRange, GuestVirtAddr, Pid, Plan, Situation, VirtRange, plan,
+};
 
 /// Counts below this are forgotten.
 const COUNT_MIN: f64 = 1.0 / 16.0;
@@ -22,6 +24,10 @@ impl Strategy for Blocks {
 
     fn classifier(&self) -> BlockCounters {
         BlockCounters::default()
+    }
+
+    fn plan(&self, situation: &Situation<'_>, _heats: &[(Pid, &BlockCounters)]) -> Plan {
+        plan(situation)
     }
 }
 
@@ -57,7 +63,7 @@ impl Classify for BlockCounters {
         self.left = self.left.saturating_sub(samples.into());
     }
 
-    fn end_epoch(&mut self) -> bool {
+    fn end_epoch(&mut self, _epoch: u32, _elapsed_s: f64) -> bool {
         if self.left == 0 {
             self.left = self.cool_samples();
             self.counts.values_mut().for_each(|c| *c /= 2.0);
@@ -95,7 +101,7 @@ mod tests {
                 counters.add(at(1000 + i % 256), 1);
                 counters.add(at(hot), 1);
             }
-            counters.end_epoch();
+            counters.end_epoch(0, 0.5);
         };
         let hottest = |counters: &BlockCounters| {
             let ranges = counters.ranges();

@@ -45,6 +45,7 @@ pub(crate) use memstrata::{HardwareAlone, Memstrata};
 pub(crate) use memtis::Memtis;
 pub(crate) use nimble::Nimble;
 pub(crate) use nomad::Nomad;
+pub(crate) use paper_ranges::Split;
 pub(crate) use raminate::Raminate;
 pub(crate) use unmanaged::Unmanaged;
 pub(crate) use vtmm::Vtmm;

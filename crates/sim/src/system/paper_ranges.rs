@@ -24,17 +24,48 @@ use std::collections::BTreeMap;
 
 use demeter_policy::engine::{Classify, LookUps, Strategy};
 use demeter_policy::{
-    ByteCount, ClassifiedRange, ClassifierConfig, GuestVirtAddr, Placement, Plan, RankedRange,
-    Relocation, ResidencyMap, Situation, VirtRange,
+    ByteCount, ClassifiedRange, GuestVirtAddr, MIB, Pid, Placement, Plan, RankedRange, Relocation,
+    ResidencyMap, Situation, Tuning, VirtRange,
 };
 
 /// Where the address space ends that is looked at: 64 TiB.
 const SPACE_END: u64 = 1 << 46;
 
+/// When a range is split.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Split {
+    /// log2 of the smallest range's bytes.
+    pub(crate) granule_bits: u32,
+    /// Samples for each virtual CPU that a range must have.
+    pub(crate) tau_split: u32,
+    /// How many times as many more than a neighbour.
+    pub(crate) alpha: f64,
+    /// The most ranges.
+    pub(crate) max_ranges: usize,
+}
+
+impl Split {
+    pub(crate) fn of(tuning: &Tuning) -> Self {
+        Self {
+            granule_bits: (tuning.granularity_mib * MIB).ilog2(),
+            tau_split: tuning.tau_split,
+            alpha: tuning.alpha,
+            max_ranges: tuning.max_ranges,
+        }
+    }
+}
+
+#[cfg(test)]
+impl Default for Split {
+    fn default() -> Self {
+        Self::of(&Tuning::default())
+    }
+}
+
 /// What the paper's kernel decides by.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Paper {
-    pub(crate) classifier: ClassifierConfig,
+    pub(crate) split: Split,
     /// Virtual CPUs of its machine.
     pub(crate) vcpus: u32,
     /// What the process may have of fast memory.
@@ -46,10 +77,8 @@ impl Strategy for Paper {
 
     const CLASSIFIES_APART: bool = true;
 
-    const KEEPS_ACCOUNT: bool = false;
-
     fn classifier(&self) -> PaperRanges {
-        PaperRanges::new(&self.classifier, self.vcpus)
+        PaperRanges::new(&self.split, self.vcpus)
     }
 
     /// Where ranges were cut and the hottest fits, it looks at all pages.
@@ -61,7 +90,7 @@ impl Strategy for Paper {
         }
     }
 
-    fn plan(&self, situation: &Situation<'_>) -> Plan {
+    fn plan(&self, situation: &Situation<'_>, _heats: &[(Pid, &PaperRanges)]) -> Plan {
         let Situation {
             ranking,
             residency,
@@ -99,7 +128,7 @@ pub(crate) struct PaperRanges {
 
 impl PaperRanges {
     /// One range over all.
-    fn new(config: &ClassifierConfig, vcpus: u32) -> Self {
+    fn new(config: &Split, vcpus: u32) -> Self {
         let least = u64::from(config.tau_split) * u64::from(vcpus);
         let root = Leaf {
             end: SPACE_END,
@@ -145,7 +174,7 @@ impl Classify for PaperRanges {
     }
 
     /// Ages counts and cuts; there is news where anything was cut.
-    fn end_epoch(&mut self) -> bool {
+    fn end_epoch(&mut self, _epoch: u32, _elapsed_s: f64) -> bool {
         self.epoch += 1;
         self.leaves.values_mut().for_each(|l| l.samples /= 2);
         let leaves: Vec<(u64, Leaf)> = self.leaves.iter().map(|(&s, &l)| (s, l)).collect();
@@ -241,9 +270,9 @@ mod tests {
 
     #[test]
     fn a_hot_gib_is_found_in_64_tib_by_halving() {
-        let mut ranges = PaperRanges::new(&ClassifierConfig::default(), 4);
+        let mut ranges = PaperRanges::new(&Split::default(), 4);
         let mut epochs = 0;
-        while ranges.end_epoch() || epochs < 4 {
+        while ranges.end_epoch(0, 0.5) || epochs < 4 {
             epochs += 1;
             for i in 0..2000 {
                 ranges.add(GuestVirtAddr(40 * GIB + i * 7919 * 4096 % GIB), 1);
@@ -264,13 +293,13 @@ mod tests {
             max_ranges in 1usize..64,
             epochs in 1usize..60,
         ) {
-            let config = ClassifierConfig { max_ranges, ..ClassifierConfig::default() };
+            let config = Split { max_ranges, ..Split::default() };
             let mut ranges = PaperRanges::new(&config, 1);
             for _ in 0..epochs {
                 for &(addr, times) in &samples {
                     ranges.add(GuestVirtAddr(addr), times);
                 }
-                ranges.end_epoch();
+                ranges.end_epoch(0, 0.5);
             }
             let mut end = 0;
             for classified in ranges.ranges() {

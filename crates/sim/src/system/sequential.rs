@@ -1,27 +1,43 @@
 //! The product's promotions without its demotions: reclaim makes room for them, as in kernels.
 
-use demeter_policy::engine::{Ranges, Strategy};
-use demeter_policy::{ByteCount, Classifier, Plan, Situation};
+use demeter_policy::engine::{Balance, ByHeat, Direction, EpochEnd, Strategy};
+use demeter_policy::{ByteCount, Heat, Pid, Plan, Situation, Tier};
 
-/// Promotes by the product's ranges and plan.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Sequential(pub(crate) Ranges);
+/// Promotes by the product's rule.
+#[derive(Debug, Clone)]
+pub(crate) struct Sequential(pub(crate) ByHeat);
 
 impl Strategy for Sequential {
-    type Classifier = Classifier;
+    type Classifier = Heat;
 
     const RECLAIMS_MAX: u32 = 64;
 
-    fn classifier(&self) -> Classifier {
+    fn classifier(&self) -> Heat {
         self.0.classifier()
     }
 
     /// What promotions leave free the kernel sees to.
-    fn plan(&self, situation: &Situation<'_>) -> Plan {
+    fn plan(&self, situation: &Situation<'_>, heats: &[(Pid, &Heat)]) -> Plan {
         Plan {
             demotions: vec![],
             level: ByteCount(0),
-            ..self.0.plan(situation)
+            ..self.0.plan(situation, heats)
         }
+    }
+
+    fn saw(&mut self, away: Option<Tier>, events: u32, exposure_s: Option<f64>) {
+        self.0.saw(away, events, exposure_s);
+    }
+
+    fn end_epoch(&mut self, end: &EpochEnd) {
+        self.0.end_epoch(end);
+    }
+
+    fn moved(&mut self, direction: Direction, tried: ByteCount, took_ns: u64, is_ordered: bool) {
+        self.0.moved(direction, tried, took_ns, is_ordered);
+    }
+
+    fn balance(&self) -> Balance {
+        self.0.balance()
     }
 }

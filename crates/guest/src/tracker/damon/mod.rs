@@ -431,10 +431,6 @@ impl Tracker for DamonTracker {
         Ok(drained)
     }
 
-    fn sightings(&mut self, max: usize, out: &mut Vec<Sample>) {
-        self.observer.sightings(max, out);
-    }
-
     fn pause(&mut self) -> Result<(), TrackerError> {
         self.paused = true;
         self.observer.clear();

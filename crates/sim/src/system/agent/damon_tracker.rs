@@ -180,11 +180,6 @@ impl DamonTracker {
         Some(has_news)
     }
 
-    /// What the last looks found.
-    pub(super) fn sightings(&self, most: usize, out: &mut Vec<Sample>) {
-        self.observer.sightings(most, out);
-    }
-
     /// No news; nothing at all while a pass is waited for.
     fn unless_awaited(&self) -> Option<bool> {
         let running = self.running.as_ref();

@@ -1,7 +1,7 @@
 //! The simulated agent as a driver of its engine: it conforms to the plainest one, and so it
 //! decides as the live agent does.
 
-use demeter_policy::engine::Ranges;
+use demeter_policy::engine::ByHeat;
 use demeter_policy::engine::conformance::{EpochScript, Rig, Script, WORTH_MUCH, conforms};
 use demeter_policy::{BLOCK_SIZE, Tuning};
 use proptest::prelude::*;
@@ -17,7 +17,7 @@ const SCALE_BITS: u32 = 6;
 /// The simulated agent on a guest that a script describes.
 struct SimulatedRig {
     bench: Bench,
-    agent: SimulatedAgent<Ranges>,
+    agent: SimulatedAgent<ByHeat>,
     base: GuestVirtAddr,
     mapped: u64,
     /// Requests seen so far.
@@ -26,11 +26,9 @@ struct SimulatedRig {
 
 fn settings(tuning: &Tuning) -> AgentSettings {
     AgentSettings {
-        classifier: tuning.classifier(),
-        engine: Config {
-            stake_ns: 1 << 50,
-            ..Config::new(tuning, ByteCount(0), WORTH_MUCH)
-        },
+        split: Split::of(tuning),
+        gain: WORTH_MUCH,
+        engine: Config::new(tuning, ByteCount(0)),
         sampling: Sampling {
             period: 1,
             threshold_ps: PS_PER_NS,

@@ -1,11 +1,14 @@
 //! The agents that there are: the product, and others that differ from it in one thing or another.
 
-use demeter_policy::engine::{Config, Gain, Ranges};
+use demeter_policy::engine::{ByHeat, Gain};
 
 use super::super::block_counters::Blocks;
 use super::super::paper_ranges::Paper;
 use super::super::sequential::Sequential;
 use super::{AgentSettings, SimulatedAgent};
+
+/// Share of its time that a program is taken to wait for memory where only accessed bits are known, as the live agent has it.
+const ACCESSED_BITS_WAIT: f64 = 0.4;
 
 /// What an agent does as others do not, beside what it decides by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -20,11 +23,11 @@ pub(super) struct Traits {
     pub(super) has_damon: bool,
 }
 
-impl SimulatedAgent<Ranges> {
+impl SimulatedAgent<ByHeat> {
     /// The product: the policy crate's ranges, and its plan in batches whose translations are
     /// flushed together.
     pub(crate) fn product(settings: &AgentSettings) -> Self {
-        Self::new(settings, Traits::default(), |s, _| Ranges(s.classifier))
+        Self::new(settings, Traits::default(), |s, _| ByHeat::new(s.gain))
     }
 
     /// The product in a guest without a sampling unit.
@@ -35,17 +38,11 @@ impl SimulatedAgent<Ranges> {
         };
         let gain = Gain {
             loads_per_sample: None,
-            ..settings.engine.gain
+            waits: ACCESSED_BITS_WAIT,
+            ..settings.gain
         };
-        let engine = Config {
-            gain,
-            ..settings.engine
-        };
-        let settings = AgentSettings {
-            engine,
-            ..*settings
-        };
-        Self::new(&settings, traits, |s, _| Ranges(s.classifier))
+        let settings = AgentSettings { gain, ..*settings };
+        Self::new(&settings, traits, |s, _| ByHeat::new(s.gain))
     }
 
     /// The product, with a thread that polls for samples.
@@ -54,7 +51,7 @@ impl SimulatedAgent<Ranges> {
             polls: true,
             ..Traits::default()
         };
-        Self::new(settings, traits, |s, _| Ranges(s.classifier))
+        Self::new(settings, traits, |s, _| ByHeat::new(s.gain))
     }
 }
 
@@ -72,7 +69,7 @@ impl SimulatedAgent<Sequential> {
             moves_singly: true,
             ..Traits::default()
         };
-        Self::new(settings, traits, |s, _| Sequential(Ranges(s.classifier)))
+        Self::new(settings, traits, |s, _| Sequential(ByHeat::new(s.gain)))
     }
 }
 
@@ -86,7 +83,7 @@ impl SimulatedAgent<Paper> {
             ..Traits::default()
         };
         Self::new(settings, traits, |s, capacity| Paper {
-            classifier: s.classifier,
+            split: s.split,
             vcpus: s.vcpus,
             capacity,
         })

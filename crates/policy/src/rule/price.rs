@@ -2,19 +2,16 @@
 
 use crate::MIB;
 
-/// What moving a byte is taken to cost before it is measured, picoseconds: one millisecond a MiB; and
-/// the bytes that this counts for.
-const FIRST_PS: u64 = 1_000;
-const FIRST_BYTES: u64 = 2 * MIB;
+/// What moving a byte is taken to cost before it is measured, picoseconds: a copy at 3 GB/s; and the bytes that this
+/// counts for.
+const GUESS_PS: u64 = 350;
+const GUESS_BYTES: u64 = 2 * MIB;
 
 /// A price is that of the last so many bytes, about.
 pub(super) const PRICE_BYTES: u64 = 64 * MIB;
 
-/// More than a byte costs on any machine, picoseconds.
-const MAX_PS: u64 = 10_000_000;
-
 /// What moving a byte costs in one direction.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Price {
     /// Bytes that were tried, halved now and then.
     pub bytes: u64,
@@ -34,7 +31,7 @@ impl Price {
 
     /// Whether what was measured counts for more than the guess.
     pub fn is_known(&self) -> bool {
-        self.bytes > FIRST_BYTES
+        self.bytes > GUESS_BYTES
     }
 
     /// Half of what is known counts no longer.
@@ -43,11 +40,16 @@ impl Price {
         self.took_ns /= 2;
     }
 
-    /// Picoseconds.
+    /// Picoseconds a byte.
     pub fn ps_per_byte(&self) -> u64 {
-        let first_ps = u128::from(FIRST_PS * FIRST_BYTES);
-        let ps = u128::from(self.took_ns) * 1000 + first_ps;
-        let ps = ps / u128::from(self.bytes + FIRST_BYTES);
-        ps.min(MAX_PS.into()) as u64
+        let guess_ps = u128::from(GUESS_PS * GUESS_BYTES);
+        let ps = u128::from(self.took_ns) * 1000 + guess_ps;
+        let ps = ps / u128::from(self.bytes + GUESS_BYTES);
+        ps.min(u32::MAX.into()) as u64
+    }
+
+    /// Seconds for so many bytes.
+    pub fn seconds(&self, bytes: u64) -> f64 {
+        self.ps_per_byte() as f64 * bytes as f64 * 1e-12
     }
 }

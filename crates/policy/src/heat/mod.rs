@@ -1,0 +1,411 @@
+//! How often each block of a process is accessed, over short and long times.
+//!
+//! # Problem
+//! Some thousand samples an epoch, or some thousand looks at accessed bits, must tell how hot each 2 MiB block of up to
+//! terabytes is, and how sure that is. Alone, a block has too few of them; a neighbourhood may mix hot with cold.
+//!
+//! # Approach
+//! Evidence about a block is a number of *events* in an *exposure*: samples in elapsed time, or accesses found in watched
+//! time. Both are kept for five *windows* that forget in 1, 4, 16, 64 and 256 seconds, for each block and for the groups of
+//! 8, 64 and 512 blocks that hold it. A block's rate is then estimated from above: a group's rate is what its parts are
+//! expected to have, and counts for as many events as the data say ([`pool`]): for many where parts of groups are alike,
+//! for none where they differ.
+//!
+//! Nothing decays: what is new weighs more. So an epoch costs what was sampled, whatever the size of memory.
+//!
+//! # Properties
+//! - Blocks of equal rate in equal neighbourhoods have equal estimates; of two in one group the one with more events in
+//!   the same exposure never has the lower one.
+//! - Where all blocks are alike, all estimates are nearly the same; a single hot block among cold ones keeps its own.
+//! - A group's events are the sum of its blocks'.
+//! - Without events all rates are zero.
+//! - At most 46 bytes for each block of a chunk in which anything was seen.
+
+mod pool;
+mod ranges;
+mod saved;
+
+use crate::residency::CHUNK_BLOCKS;
+use crate::{Block, VirtRange};
+pub use pool::Estimate;
+use pool::{LEVELS, Pools};
+
+/// How many windows there are.
+pub const WINDOWS: usize = 5;
+
+/// The shortest window, seconds: two epochs.
+const SHORTEST_S: f64 = 1.0;
+
+/// Each window is so many times as long as the one before.
+pub(crate) const RATIO: f64 = 4.0;
+
+/// Weights are scaled down before they come near the largest `f32`.
+const WEIGHT_MAX: f64 = 1e15;
+
+/// Events in the shortest window below which a process counts as idle.
+const COLD_EVENTS: f64 = 1.0 / 64.0;
+
+/// Blocks, and groups of 8, 64 and 512 of them, in one array.
+const CELLS: usize = CHUNK_BLOCKS + CHUNK_BLOCKS / 8 + CHUNK_BLOCKS / 64 + 1;
+
+/// The first cell of each level: blocks, then ever larger groups.
+const FIRST: [usize; LEVELS] = [0, CHUNK_BLOCKS, CHUNK_BLOCKS + CHUNK_BLOCKS / 8, CELLS - 1];
+
+/// One number for each block and group of a chunk, for each window.
+type Cells = [[f32; CELLS]; WINDOWS];
+
+fn cells() -> Box<Cells> {
+    // An array of this size is not built on the stack.
+    let boxed: Box<[[f32; CELLS]]> = vec![[0.0; CELLS]; WINDOWS].into_boxed_slice();
+    boxed
+        .try_into()
+        .unwrap_or_else(|_| unreachable!("it has just so many"))
+}
+
+/// The cells of a block and of the groups that hold it.
+fn path(at: usize) -> [usize; LEVELS] {
+    [at, FIRST[1] + at / 8, FIRST[2] + at / 64, FIRST[3]]
+}
+
+/// What was seen of 1 GiB of addresses.
+#[derive(Debug, Clone)]
+struct Chunk {
+    number: u64,
+    events: Box<Cells>,
+    /// Where exposure differs from block to block: its seconds. Else each mapped block has been exposed all the time.
+    exposure: Option<Box<Cells>>,
+    /// Mapped blocks of each cell.
+    mapped: Box<[u16; CELLS]>,
+}
+
+/// The heat of one process. See the module's text.
+#[derive(Debug, Clone)]
+pub struct Heat {
+    chunks: Vec<Chunk>,
+    space: Vec<VirtRange>,
+    /// What one event weighs now in each window.
+    weight: [f64; WINDOWS],
+    /// Seconds that each window remembers.
+    span_s: [f64; WINDOWS],
+    /// Of all chunks: events, and exposure where it differs from block to block.
+    events: [f64; WINDOWS],
+    exposure: [f64; WINDOWS],
+    mapped_blocks: u64,
+    pools: [Pools; WINDOWS],
+}
+
+impl Default for Heat {
+    fn default() -> Self {
+        Self {
+            chunks: vec![],
+            space: vec![],
+            weight: [1.0; WINDOWS],
+            span_s: [0.0; WINDOWS],
+            events: [0.0; WINDOWS],
+            exposure: [0.0; WINDOWS],
+            mapped_blocks: 0,
+            pools: [Pools::default(); WINDOWS],
+        }
+    }
+}
+
+/// The windows that are due in an epoch: the shortest always, the others in turn.
+pub fn windows_due(epoch: u32) -> impl Iterator<Item = usize> {
+    let longer = 1 + epoch as usize % (WINDOWS - 1);
+    [0, longer].into_iter()
+}
+
+/// What a window remembers once it has passed, seconds.
+pub(crate) fn window_s(window: usize) -> f64 {
+    SHORTEST_S * RATIO.powi(window as i32)
+}
+
+impl Heat {
+    /// Covers these mappings (sorted, disjoint) from now on. What is known of the blocks that stay is kept.
+    pub fn set_space(&mut self, space: &[VirtRange]) {
+        self.space = space.to_vec();
+        self.mapped_blocks = 0;
+        let mut end = 0;
+        for vma in space {
+            let blocks = Block::numbers_of(vma);
+            self.mapped_blocks += blocks.end.saturating_sub(blocks.start.max(end));
+            end = end.max(blocks.end);
+        }
+        for chunk in &mut self.chunks {
+            chunk.set_space(space);
+        }
+        self.chunks.retain(|chunk| chunk.mapped[FIRST[3]] > 0);
+        self.sum_up();
+    }
+
+    /// Takes `events` samples of a block; nothing where it is not mapped.
+    #[inline]
+    pub fn add(&mut self, block: Block, events: u32) {
+        self.take(block, f64::from(events), None);
+    }
+
+    /// Takes what a look at a block has found: so many events in so many seconds that it was watched.
+    pub fn observe(&mut self, block: Block, events: u32, exposure_s: f64) {
+        self.take(block, f64::from(events), Some(exposure_s.max(0.0)));
+    }
+
+    fn take(&mut self, block: Block, events: f64, exposure_s: Option<f64>) {
+        let number = block.0 / CHUNK_BLOCKS as u64;
+        let at = (block.0 % CHUNK_BLOCKS as u64) as usize;
+        let found = self.chunks.binary_search_by_key(&number, |c| c.number);
+        let chunk = match found {
+            Ok(chunk) => &mut self.chunks[chunk],
+            Err(place) => {
+                let chunk = Chunk::new(number, &self.space);
+                if chunk.mapped[at] == 0 {
+                    return;
+                }
+                self.chunks.insert(place, chunk);
+                &mut self.chunks[place]
+            }
+        };
+        if chunk.mapped[at] == 0 {
+            return;
+        }
+        for window in 0..WINDOWS {
+            let weight = self.weight[window];
+            let weighed = (events * weight) as f32;
+            for cell in path(at) {
+                chunk.events[window][cell] += weighed;
+            }
+            self.events[window] += f64::from(weighed);
+            if let Some(exposure_s) = exposure_s {
+                let weighed = (exposure_s * weight) as f32;
+                let exposure = chunk.exposure.get_or_insert_with(cells);
+                for cell in path(at) {
+                    exposure[window][cell] += weighed;
+                }
+                self.exposure[window] += f64::from(weighed);
+            }
+        }
+    }
+
+    /// Ends an epoch of so many seconds, and finds out anew for the windows that are due how alike the parts of groups are.
+    pub fn end_epoch(&mut self, epoch: u32, elapsed_s: f64) {
+        let elapsed_s = elapsed_s.max(0.0);
+        for window in 0..WINDOWS {
+            let growth = 1.0 + elapsed_s / window_s(window);
+            self.weight[window] *= growth;
+            self.span_s[window] = (self.span_s[window] + elapsed_s) / growth;
+            if self.weight[window] > WEIGHT_MAX {
+                self.scale_down(window);
+            }
+        }
+        for window in windows_due(epoch) {
+            self.pools[window] = Pools::of(self, window);
+        }
+    }
+
+    /// Seconds that a window remembers: at most its length, about, and no more than have passed.
+    pub fn span_s(&self, window: usize) -> f64 {
+        self.span_s[window]
+    }
+
+    /// Events a second in all of the process's memory.
+    pub fn rate(&self, window: usize) -> f64 {
+        self.whole(window).rate
+    }
+
+    /// Whether nothing was seen that any window remembers.
+    pub fn is_cold(&self) -> bool {
+        self.events[0] < self.weight[0] * COLD_EVENTS
+    }
+
+    /// The estimate for a block.
+    pub fn estimate(&self, window: usize, block: Block) -> Estimate {
+        let at = (block.0 % CHUNK_BLOCKS as u64) as usize;
+        let mut estimate = self.per_block(window);
+        let chunk = self.chunk(block.0 / CHUNK_BLOCKS as u64);
+        for (level, cell) in path(at).into_iter().enumerate().rev() {
+            let (events, exposure_s) = chunk.map_or((0.0, self.unseen_s(window, level)), |c| {
+                self.seen(c, window, cell)
+            });
+            estimate = self.pools[window].part(level, estimate, events, exposure_s);
+        }
+        estimate
+    }
+
+    /// The estimates for the 512 blocks from `first` on, which is a multiple of 512.
+    pub(crate) fn estimates(
+        &self,
+        window: usize,
+        first: Block,
+        out: &mut [Estimate; CHUNK_BLOCKS],
+    ) {
+        let pools = &self.pools[window];
+        let chunk = self.chunk(first.0 / CHUNK_BLOCKS as u64);
+        let seen = |level: usize, cell: usize| match chunk {
+            Some(chunk) => self.seen(chunk, window, cell),
+            None => (0.0, self.unseen_s(window, level)),
+        };
+        let part = |level: usize, of: Estimate, at: usize| {
+            let (events, exposure_s) = seen(level, FIRST[level] + at);
+            pools.part(level, of, events, exposure_s)
+        };
+        let whole = part(3, self.per_block(window), 0);
+        for large in 0..8 {
+            let of_large = part(2, whole, large);
+            for small in large * 8..large * 8 + 8 {
+                let of_small = part(1, of_large, small);
+                for at in small * 8..small * 8 + 8 {
+                    out[at] = part(0, of_small, at);
+                }
+            }
+        }
+    }
+
+    /// Events of a block in a window, as they were seen.
+    pub(crate) fn events_of(&self, window: usize, block: Block) -> f64 {
+        let at = (block.0 % CHUNK_BLOCKS as u64) as usize;
+        let chunk = self.chunk(block.0 / CHUNK_BLOCKS as u64);
+        chunk.map_or(0.0, |c| self.seen(c, window, at).0)
+    }
+
+    /// Bytes of what it remembers, without what an allocator adds.
+    pub fn state_bytes(&self) -> usize {
+        let one = |chunk: &Chunk| {
+            let arrays = 1 + usize::from(chunk.exposure.is_some());
+            size_of::<Chunk>() + arrays * size_of::<Cells>() + size_of_val(&*chunk.mapped)
+        };
+        self.chunks.iter().map(one).sum()
+    }
+
+    /// What a block of the process is expected to have before anything is known of where it lies.
+    fn per_block(&self, window: usize) -> Estimate {
+        let whole = self.whole(window);
+        Estimate {
+            rate: whole.rate / (self.mapped_blocks.max(1)) as f64,
+            ..whole
+        }
+    }
+
+    fn whole(&self, window: usize) -> Estimate {
+        let events = self.events[window] / self.weight[window];
+        let exposed_s = match self.exposure[window] > 0.0 {
+            // Watched now and then: as if all blocks had been for as long as the mean.
+            true => self.exposure[window] / self.weight[window] / self.mapped_blocks.max(1) as f64,
+            false => self.span_s[window],
+        };
+        Estimate {
+            rate: if exposed_s > 0.0 {
+                events / exposed_s
+            } else {
+                0.0
+            },
+            sure: events,
+        }
+    }
+
+    /// Events of a cell, and the seconds in which its blocks were exposed, together.
+    fn seen(&self, chunk: &Chunk, window: usize, cell: usize) -> (f64, f64) {
+        let events = f64::from(chunk.events[window][cell]) / self.weight[window];
+        let exposure_s = match &chunk.exposure {
+            Some(exposure) => f64::from(exposure[window][cell]) / self.weight[window],
+            None => self.unwatched_s(window, f64::from(chunk.mapped[cell])),
+        };
+        (events, exposure_s)
+    }
+
+    /// Seconds in which so many blocks were exposed that nobody has watched one by one.
+    fn unwatched_s(&self, window: usize, blocks: f64) -> f64 {
+        match self.exposure[window] > 0.0 {
+            true => 0.0,
+            false => self.span_s[window] * blocks,
+        }
+    }
+
+    /// The same of a group in a chunk of which nothing was seen.
+    fn unseen_s(&self, window: usize, level: usize) -> f64 {
+        self.unwatched_s(window, (1u32 << (3 * level)) as f64)
+    }
+
+    fn chunk(&self, number: u64) -> Option<&Chunk> {
+        let found = self.chunks.binary_search_by_key(&number, |c| c.number);
+        found.ok().map(|chunk| &self.chunks[chunk])
+    }
+
+    fn scale_down(&mut self, window: usize) {
+        let by = 1.0 / self.weight[window];
+        for chunk in &mut self.chunks {
+            let arrays = [Some(&mut chunk.events), chunk.exposure.as_mut()];
+            for cell in arrays.into_iter().flatten().flat_map(|a| &mut a[window]) {
+                *cell = (f64::from(*cell) * by) as f32;
+            }
+        }
+        self.weight[window] = 1.0;
+        self.sum_up();
+    }
+
+    fn sum_up(&mut self) {
+        for window in 0..WINDOWS {
+            let of = |cells: &Cells| f64::from(cells[window][FIRST[3]]);
+            self.events[window] = self.chunks.iter().map(|c| of(&c.events)).sum();
+            let exposures = self.chunks.iter().filter_map(|c| c.exposure.as_deref());
+            self.exposure[window] = exposures.map(of).sum();
+        }
+    }
+}
+
+impl Chunk {
+    fn new(number: u64, space: &[VirtRange]) -> Self {
+        let mut chunk = Self {
+            number,
+            events: cells(),
+            exposure: None,
+            mapped: Box::new([0; CELLS]),
+        };
+        chunk.set_space(space);
+        chunk
+    }
+
+    /// Counts which of its blocks are mapped, and forgets the others.
+    fn set_space(&mut self, space: &[VirtRange]) {
+        *self.mapped = [0; CELLS];
+        let first = self.number * CHUNK_BLOCKS as u64;
+        let end = first + CHUNK_BLOCKS as u64;
+        let from = space.partition_point(|vma| Block::numbers_of(vma).end <= first);
+        for vma in &space[from..] {
+            let blocks = Block::numbers_of(vma);
+            if blocks.start >= end {
+                break;
+            }
+            for block in blocks.start.max(first)..blocks.end.min(end) {
+                self.mapped[(block - first) as usize] = 1;
+            }
+        }
+        let blocks: Vec<usize> = (0..CHUNK_BLOCKS)
+            .filter(|&at| self.mapped[at] > 0)
+            .collect();
+        for at in blocks {
+            for cell in &path(at)[1..] {
+                self.mapped[*cell] += 1;
+            }
+        }
+        self.forget_unmapped();
+    }
+
+    fn forget_unmapped(&mut self) {
+        let mapped = &self.mapped;
+        let arrays = [Some(&mut self.events), self.exposure.as_mut()];
+        for window in arrays
+            .into_iter()
+            .flatten()
+            .flat_map(|cells| cells.iter_mut())
+        {
+            for at in (0..CHUNK_BLOCKS).filter(|&at| mapped[at] == 0) {
+                let lost = std::mem::take(&mut window[at]);
+                for cell in &path(at)[1..] {
+                    window[*cell] = (window[*cell] - lost).max(0.0);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,134 @@
+//! The heat of a process as ranges, for people and for what is looked up first.
+//!
+//! Neighbouring blocks whose rates are within a factor of two are one range. Where that makes too many ranges, groups of 8, 64
+//! or 512 blocks take the place of blocks. Ranges partition the space.
+
+use super::{CHUNK_BLOCKS, Chunk, Estimate, FIRST, Heat};
+use crate::{Block, ClassifiedRange, VirtRange};
+
+/// The window by which ranges are made: some seconds.
+const WINDOW: usize = 1;
+
+/// The most ranges of one process that are made of blocks rather than of groups.
+const RANGES_MAX: usize = 512;
+
+impl Heat {
+    /// The ranges, by address.
+    pub fn ranges(&self) -> Vec<ClassifiedRange> {
+        let mut ranges = vec![];
+        for level in 0..FIRST.len() {
+            ranges = self.ranges_of(level);
+            if ranges.len() <= RANGES_MAX {
+                break;
+            }
+        }
+        ranges
+    }
+
+    /// The same of groups of this level.
+    fn ranges_of(&self, level: usize) -> Vec<ClassifiedRange> {
+        let size = 1u64 << (3 * level);
+        let mut runs = Runs::default();
+        let mut next = 0;
+        for vma in &self.space {
+            let blocks = Block::numbers_of(vma);
+            let mut at = blocks.start.max(next);
+            next = next.max(blocks.end);
+            while at < blocks.end {
+                let number = at / CHUNK_BLOCKS as u64;
+                let next = self.chunks.partition_point(|chunk| chunk.number < number);
+                let next = self.chunks.get(next);
+                let is_seen = next.is_some_and(|chunk| chunk.number == number);
+                let end = match next {
+                    Some(chunk) if !is_seen => chunk.number * CHUNK_BLOCKS as u64,
+                    Some(_) => (number + 1) * CHUNK_BLOCKS as u64,
+                    None => blocks.end,
+                };
+                let end = end.min(blocks.end);
+                match next.filter(|_| is_seen) {
+                    // Of what was never seen, all is alike.
+                    None => runs.push(at..end, 0.0),
+                    Some(chunk) => self.rates(chunk, level, |group, events| {
+                        let group = group * size..(group + 1) * size;
+                        runs.push(group.start.max(at)..group.end.min(end), events);
+                    }),
+                }
+                at = end;
+            }
+        }
+        let range = |run: Run| {
+            Some(ClassifiedRange {
+                range: VirtRange::new(
+                    Block(run.blocks.start).start(),
+                    Block(run.blocks.end).start(),
+                )?,
+                count: run.events,
+                born_epoch: 0,
+            })
+        };
+        runs.0.into_iter().filter_map(range).collect()
+    }
+
+    /// Calls `each` with the number of each group of a chunk, and the events that one of its blocks has in the window.
+    fn rates(&self, chunk: &Chunk, level: usize, mut each: impl FnMut(u64, f64)) {
+        let groups = CHUNK_BLOCKS >> (3 * level);
+        let first = chunk.number * groups as u64;
+        let span_s = self.span_s(WINDOW);
+        let mut estimates = [Estimate::default(); CHUNK_BLOCKS];
+        if level == 0 {
+            let first_block = Block(chunk.number * CHUNK_BLOCKS as u64);
+            self.estimates(WINDOW, first_block, &mut estimates);
+        }
+        for at in 0..groups {
+            let rate = match level {
+                0 => estimates[at].rate,
+                _ => {
+                    let (events, exposure_s) = self.seen(chunk, WINDOW, FIRST[level] + at);
+                    if exposure_s > 0.0 {
+                        events / exposure_s
+                    } else {
+                        0.0
+                    }
+                }
+            };
+            each(first + at as u64, rate * span_s);
+        }
+    }
+}
+
+/// Blocks of like heat beside each other.
+struct Run {
+    blocks: std::ops::Range<u64>,
+    /// Events in the window, of all of them.
+    events: f64,
+    class: i32,
+}
+
+#[derive(Default)]
+struct Runs(Vec<Run>);
+
+impl Runs {
+    /// Adds blocks with so many events each.
+    fn push(&mut self, blocks: std::ops::Range<u64>, events: f64) {
+        if blocks.is_empty() {
+            return;
+        }
+        // Less than one event is not told from another such block, but from none.
+        let class = match events > 0.0 {
+            true => 1 + events.max(1.0).log2() as i32,
+            false => 0,
+        };
+        let events = events * (blocks.end - blocks.start) as f64;
+        match self.0.last_mut() {
+            Some(last) if last.blocks.end == blocks.start && last.class == class => {
+                last.blocks.end = blocks.end;
+                last.events += events;
+            }
+            _ => self.0.push(Run {
+                blocks,
+                events,
+                class,
+            }),
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! A process's heat between two epochs as numbers.
+
+use super::pool::{LEVELS, Pools};
+use super::{CELLS, CHUNK_BLOCKS, Chunk, FIRST, Heat, WINDOWS, cells};
+use crate::engine::{NotAState, Numbers, Saved};
+
+impl Saved for Heat {
+    fn save(&self, to: &mut Vec<u64>) {
+        for window in 0..WINDOWS {
+            let sums = [self.events[window], self.exposure[window]];
+            let clock = [self.weight[window], self.span_s[window]];
+            to.extend([clock, sums].concat().into_iter().map(f64::to_bits));
+            to.extend(self.pools[window].worth.map(f64::to_bits));
+        }
+        to.push(self.chunks.len() as u64);
+        for chunk in &self.chunks {
+            to.extend([chunk.number, chunk.exposure.is_some().into()]);
+            let arrays = [Some(&chunk.events), chunk.exposure.as_ref()];
+            for cells in arrays.into_iter().flatten() {
+                let is_there = |at: &usize| cells.iter().any(|window| window[*at] != 0.0);
+                let there: Vec<usize> = (0..CELLS).filter(is_there).collect();
+                to.push(there.len() as u64);
+                for at in there {
+                    to.push(at as u64);
+                    to.extend(cells.iter().map(|window| u64::from(window[at].to_bits())));
+                }
+            }
+        }
+    }
+
+    fn restore(&mut self, from: &mut Numbers<'_>) -> Result<(), NotAState> {
+        for window in 0..WINDOWS {
+            self.weight[window] = from.number()?;
+            from.known((self.weight[window] >= 1.0).then_some(()))?;
+            self.span_s[window] = from.number()?;
+            self.events[window] = from.number()?;
+            self.exposure[window] = from.number()?;
+            let mut worth = [f64::INFINITY; LEVELS];
+            for worth in &mut worth {
+                *worth = f64::from_bits(from.next(u64::MAX)?);
+                from.known((*worth >= 0.0).then_some(()))?;
+            }
+            self.pools[window] = Pools { worth };
+        }
+        let mut before = None;
+        for _ in 0..from.next_u32()? {
+            let number = from.next(u64::MAX / CHUNK_BLOCKS as u64)?;
+            from.known(before.is_none_or(|before| before < number).then_some(()))?;
+            before = Some(number);
+            let mut chunk = Chunk::new(number, &self.space);
+            let has_exposure = from.next(1)? == 1;
+            for is_exposure in [false, true] {
+                if is_exposure && !has_exposure {
+                    continue;
+                }
+                let mut all = cells();
+                for _ in 0..from.next(CELLS as u64)? {
+                    let at = from.next(CELLS as u64 - 1)? as usize;
+                    from.known((chunk.mapped[at] > 0).then_some(()))?;
+                    for window in all.iter_mut() {
+                        let value = f32::from_bits(from.next_u32()?);
+                        from.known((value.is_finite() && value >= 0.0).then_some(()))?;
+                        window[at] = value;
+                    }
+                }
+                match is_exposure {
+                    true => chunk.exposure = Some(all),
+                    false => chunk.events = all,
+                }
+            }
+            from.known((chunk.mapped[FIRST[3]] > 0).then_some(()))?;
+            self.chunks.push(chunk);
+        }
+        Ok(())
+    }
+}

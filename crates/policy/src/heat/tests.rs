@@ -1,0 +1,260 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::chance::Chance;
+use crate::engine::{Numbers, Saved};
+
+const BASE: u64 = 1 << 20;
+
+fn space(blocks: u64) -> [VirtRange; 1] {
+    let (start, end) = (Block(BASE).start(), Block(BASE + blocks).start());
+    [VirtRange::new(start, end).unwrap()]
+}
+
+fn heat(blocks: u64) -> Heat {
+    let mut heat = Heat::default();
+    heat.set_space(&space(blocks));
+    heat
+}
+
+/// Lets epochs of half a second pass in which each block has `mean` events by chance.
+fn sampled(blocks: u64, epochs: u32, seed: u64, mean: impl Fn(u64) -> f64) -> Heat {
+    let (mut heat, mut chance) = (heat(blocks), Chance::new(seed));
+    for epoch in 1..=epochs {
+        for b in 0..blocks {
+            let mean = mean(b);
+            let draws = (4.0 * mean).ceil().max(1.0);
+            let events = (0..draws as u32)
+                .filter(|_| chance.draw() < mean / draws)
+                .count();
+            if events > 0 {
+                heat.add(Block(BASE + b), events as u32);
+            }
+        }
+        heat.end_epoch(epoch, 0.5);
+    }
+    heat
+}
+
+fn rates(heat: &Heat, window: usize, blocks: u64) -> Vec<f64> {
+    (0..blocks)
+        .map(|b| heat.estimate(window, Block(BASE + b)).rate)
+        .collect()
+}
+
+#[test]
+fn where_all_blocks_are_alike_all_estimates_nearly_are() {
+    for seed in 1..6 {
+        let heat = sampled(1500, 40, seed, |_| 0.7);
+        for window in 0..WINDOWS {
+            let rates = rates(&heat, window, 1500);
+            let (least, most) = rates
+                .iter()
+                .fold((f64::MAX, 0.0f64), |(a, b), &r| (a.min(r), b.max(r)));
+            assert!(
+                most < 1.25 * least,
+                "window {window}, seed {seed}: {least} to {most}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_single_hot_block_keeps_its_own_rate_and_a_hot_neighbourhood_shares_one() {
+    let heat = sampled(1500, 40, 1, |b| match b {
+        700 => 20.0,
+        1000..1200 => 1.0,
+        _ => 0.05,
+    });
+    let rates = rates(&heat, 2, 1500);
+    assert!((30.0..50.0).contains(&rates[700]), "{}", rates[700]);
+    assert!(rates[701] < 1.0, "{}", rates[701]);
+    let hot = &rates[1000..1200];
+    assert!(hot.iter().all(|rate| (0.9..3.5).contains(rate)), "{hot:?}");
+}
+
+#[test]
+fn what_was_seldom_watched_counts_for_little() {
+    let mut heat = heat(512);
+    for epoch in 1..20 {
+        for b in (0..512).filter(|b| b % 2 == u64::from(epoch) % 2) {
+            let events = if b < 64 { 4 } else { 0 };
+            heat.observe(Block(BASE + b), events, 0.1);
+        }
+        heat.end_epoch(epoch, 0.5);
+    }
+    let rates = rates(&heat, 1, 512);
+    assert!(
+        rates[..64].iter().all(|rate| *rate > 30.0),
+        "{:?}",
+        &rates[..64]
+    );
+    assert!(
+        rates[64..].iter().all(|rate| *rate < 10.0),
+        "{:?}",
+        &rates[64..]
+    );
+}
+
+#[test]
+fn without_events_nothing_is_hot_and_a_silent_process_grows_cold() {
+    let mut heat = sampled(100, 20, 1, |_| 1.0);
+    assert!(!heat.is_cold());
+    for epoch in 21..80 {
+        heat.end_epoch(epoch, 0.5);
+    }
+    assert!(heat.is_cold());
+    assert!(
+        rates(&Heat::default(), 0, 4)
+            .iter()
+            .all(|rate| *rate == 0.0)
+    );
+}
+
+#[test]
+fn a_block_takes_no_more_bytes_than_is_said() {
+    let heat = sampled(4096, 1, 1, |_| 1.0);
+    assert!(heat.state_bytes() <= 27 * 4096, "{}", heat.state_bytes());
+}
+
+/// As a process has them that reserves addresses it never uses.
+#[test]
+fn the_largest_address_space_costs_what_is_seen_of_it() {
+    let mut heat = Heat::default();
+    let end = crate::GuestVirtAddr(u64::MAX);
+    heat.set_space(&[VirtRange::new(crate::GuestVirtAddr(0), end).unwrap()]);
+    heat.add(Block(77), 5);
+    heat.end_epoch(1, 0.5);
+    assert!(heat.ranges().len() < 10);
+    assert!(heat.state_bytes() < 1 << 16);
+}
+
+proptest! {
+    #[test]
+    fn events_of_groups_are_those_of_their_blocks(
+        events in prop::collection::vec((0u64..1200, 1u32..50), 1..200), epochs in 1u32..300,
+    ) {
+        let mut heat = heat(1200);
+        for (n, &(block, events)) in events.iter().enumerate() {
+            heat.add(Block(BASE + block), events);
+            if n as u32 % 5 == 0 {
+                (0..epochs).for_each(|epoch| heat.end_epoch(epoch, 0.5));
+            }
+        }
+        for window in 0..WINDOWS {
+            for chunk in &heat.chunks {
+                let cells = &chunk.events[window];
+                for (level, size) in [(1, 8), (2, 64), (3, 512)] {
+                    for (group, blocks) in cells[..CHUNK_BLOCKS].chunks(size).enumerate() {
+                        let (sum, group) = (blocks.iter().sum::<f32>(), cells[FIRST[level] + group]);
+                        prop_assert!((sum - group).abs() <= 1e-3 * sum.max(1e-3), "{} {}", sum, group);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn of_two_in_one_group_the_one_with_more_events_is_no_colder(
+        events in prop::collection::vec(0u32..40, 512), window in 0..WINDOWS,
+    ) {
+        let mut heat = heat(512);
+        for (b, &events) in events.iter().enumerate() {
+            heat.add(Block(BASE + b as u64), events);
+        }
+        (1..5).for_each(|epoch| heat.end_epoch(epoch, 0.5));
+        let rates = rates(&heat, window, 512);
+        for (events, rates) in events.chunks(8).zip(rates.chunks(8)) {
+            for a in 0..8 {
+                for b in 0..8 {
+                    prop_assert!(events[a] <= events[b] || rates[a] >= rates[b] * (1.0 - 1e-9));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn one_by_one_and_all_at_once_estimates_are_the_same(
+        events in prop::collection::vec((0u64..1000, 1u32..30), 0..100), window in 0..WINDOWS,
+    ) {
+        let mut heat = heat(1000);
+        for &(block, events) in &events {
+            heat.add(Block(BASE + block), events);
+        }
+        (1..9).for_each(|epoch| heat.end_epoch(epoch, 0.5));
+        let mut all = [Estimate::default(); CHUNK_BLOCKS];
+        for first in [BASE, BASE + 512] {
+            heat.estimates(window, Block(first), &mut all);
+            for (at, estimate) in all.iter().enumerate() {
+                prop_assert_eq!(*estimate, heat.estimate(window, Block(first + at as u64)));
+            }
+        }
+    }
+
+    #[test]
+    fn ranges_partition_the_space(
+        vmas in prop::collection::vec((0u64..4000, 1u64..700), 1..8),
+        events in prop::collection::vec((0u64..5000, 1u32..100), 0..200),
+    ) {
+        let mut at = BASE;
+        let space: Vec<VirtRange> = vmas.iter().map(|&(gap, len)| {
+            let start = at + gap;
+            at = start + len;
+            VirtRange::new(Block(start).start(), Block(at).start()).unwrap()
+        }).collect();
+        let mut heat = Heat::default();
+        heat.set_space(&space);
+        for &(block, events) in &events {
+            heat.add(Block(BASE + block), events);
+        }
+        heat.end_epoch(1, 0.5);
+        let ranges = heat.ranges();
+        prop_assert!(ranges.windows(2).all(|w| w[0].range.end() <= w[1].range.start()));
+        let bytes = |ranges: &mut dyn Iterator<Item = VirtRange>| ranges.map(|r| r.len().0).sum::<u64>();
+        let covered = bytes(&mut ranges.iter().map(|r| r.range));
+        prop_assert_eq!(covered, bytes(&mut space.iter().copied()));
+        for r in &ranges {
+            prop_assert!(space.iter().any(|s| s.intersection(&r.range) == Some(r.range)));
+        }
+    }
+
+    #[test]
+    fn a_space_that_changes_keeps_what_stays(
+        events in prop::collection::vec((0u64..1500, 1u32..30), 1..100), len in 1u64..1500,
+    ) {
+        let mut heat = heat(1500);
+        for &(block, events) in &events {
+            heat.add(Block(BASE + block), events);
+        }
+        heat.end_epoch(1, 0.5);
+        let before: Vec<f64> = (0..len).map(|b| heat.events_of(1, Block(BASE + b))).collect();
+        heat.set_space(&space(len));
+        let after: Vec<f64> = (0..len).map(|b| heat.events_of(1, Block(BASE + b))).collect();
+        prop_assert_eq!(before, after);
+        prop_assert_eq!(heat.events_of(1, Block(BASE + len)), 0.0);
+    }
+
+    #[test]
+    fn a_saved_heat_is_the_same(
+        events in prop::collection::vec((0u64..1500, 1u32..30, any::<bool>()), 0..100),
+    ) {
+        let mut one = heat(1500);
+        for &(block, events, is_watched) in &events {
+            match is_watched {
+                true => one.observe(Block(BASE + block), events, 0.3),
+                false => one.add(Block(BASE + block), events),
+            }
+        }
+        (1..9).for_each(|epoch| one.end_epoch(epoch, 0.5));
+        let mut saved = vec![];
+        one.save(&mut saved);
+        let mut other = heat(1500);
+        other.restore(&mut Numbers::new(&saved)).unwrap();
+        for window in 0..WINDOWS {
+            prop_assert_eq!(rates(&one, window, 1500), rates(&other, window, 1500));
+        }
+        let mut again = vec![];
+        other.save(&mut again);
+        prop_assert_eq!(saved, again);
+    }
+}

@@ -1,0 +1,269 @@
+//! A machine that is a formula, for tests: blocks are accessed at known rates, samples fall by chance, moves take a known
+//! time and nothing else happens.
+
+use std::collections::BTreeMap;
+
+use super::{EpochEnd, Rule, plan};
+use crate::chance::Chance;
+use crate::engine::{Direction, Gain};
+use crate::{
+    BLOCK_SIZE, Block, Budget, ByteCount, FillThreshold, Heat, PerTier, Pid, Placement,
+    ResidencyMap, Room, Situation, Tier, VirtRange,
+};
+
+pub(super) const PID: Pid = Pid(1);
+const BASE: u64 = 1 << 18;
+const EPOCH_S: f64 = 0.5;
+
+/// Costs of a machine, and how its memory is divided.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Machine {
+    pub blocks: usize,
+    pub fast_blocks: usize,
+    pub cpus: u32,
+    pub fast_ns: f64,
+    pub slow_ns: f64,
+    /// Promotion and demotion of one block each.
+    pub exchange_s: f64,
+    pub period: u32,
+}
+
+/// What hardware costs.
+pub(super) fn hardware(blocks: usize, cpus: u32) -> Machine {
+    Machine {
+        blocks,
+        fast_blocks: blocks / 4,
+        cpus,
+        fast_ns: 80.0,
+        slow_ns: 200.0,
+        exchange_s: 1.4e-3,
+        period: 4093,
+    }
+}
+
+/// What the lab's emulator costs.
+pub(super) fn lab(blocks: usize) -> Machine {
+    Machine {
+        fast_ns: 760.0,
+        slow_ns: 2120.0,
+        exchange_s: 23e-3,
+        period: 2048,
+        ..hardware(blocks, 1)
+    }
+}
+
+/// What came of a run.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Outcome {
+    /// Speed relative to no management, over the whole run and over its last third.
+    pub mean: f64,
+    pub end: f64,
+    /// Blocks moved.
+    pub moved: u64,
+    /// Seconds until nine tenths of what is served by fast memory in the end are.
+    pub t90_s: f64,
+}
+
+/// How many of what is expected so often, by chance.
+fn poisson(mean: f64, chance: &mut Chance) -> u32 {
+    if mean > 50.0 {
+        let normal = (0..12).map(|_| chance.draw()).sum::<f64>() - 6.0;
+        return (mean + normal * mean.sqrt()).round().max(0.0) as u32;
+    }
+    let (least, mut product, mut n) = ((-mean).exp(), chance.draw(), 0);
+    while product > least {
+        product *= chance.draw();
+        n += 1;
+    }
+    n
+}
+
+/// Runs the rule for so many seconds beside a program whose accesses fall into blocks by these shares.
+pub(super) fn run(
+    machine: &Machine,
+    seconds: f64,
+    seed: u64,
+    mut shares: impl FnMut(f64, &mut Vec<f64>),
+) -> Outcome {
+    let m = *machine;
+    let gain = Gain {
+        loads_per_sample: Some(m.period),
+        waits: 1.0,
+        latency_ns: PerTier {
+            fast: m.fast_ns as u32,
+            slow: m.slow_ns as u32,
+        },
+        cpus: m.cpus,
+    };
+    let (mut rule, mut heat) = (Rule::new(gain), Heat::default());
+    let mut residency = ResidencyMap::default();
+    let (first, end) = (Block(BASE), Block(BASE + m.blocks as u64));
+    heat.set_space(&[VirtRange::new(first.start(), end.start()).unwrap()]);
+    let block = |b: usize| Block(BASE + b as u64);
+    let place = |fast: bool| {
+        let bytes = |there: bool| ByteCount(if there { BLOCK_SIZE } else { 0 });
+        Placement {
+            fast: bytes(fast),
+            slow: bytes(!fast),
+        }
+    };
+    let mut in_fast: Vec<bool> = (0..m.blocks).map(|b| b < m.fast_blocks).collect();
+    let unmanaged = in_fast.clone();
+    for (b, &fast) in in_fast.iter().enumerate() {
+        residency.set(PID, block(b), place(fast));
+    }
+    let (mut chance, no_shares) = (Chance::new(seed), BTreeMap::new());
+    let mut share = vec![0.0; m.blocks];
+    let (mut done, mut done_unmanaged, mut hits) = (vec![], vec![], vec![]);
+    let (mut moved, mut spent_s) = (0, 0.0f64);
+    let epochs = (seconds / EPOCH_S) as u32;
+    for epoch in 1..=epochs {
+        shares(f64::from(epoch) * EPOCH_S, &mut share);
+        let hit = |fast: &[bool]| -> f64 {
+            share
+                .iter()
+                .zip(fast)
+                .filter(|(_, f)| **f)
+                .map(|(s, _)| s)
+                .sum()
+        };
+        let ns = |fast: &[bool]| hit(fast) * m.fast_ns + (1.0 - hit(fast)) * m.slow_ns;
+        let whole_s = EPOCH_S * f64::from(m.cpus);
+        let accesses = (whole_s - spent_s.min(0.9 * whole_s)) * 1e9 / ns(&in_fast);
+        done.push(accesses);
+        done_unmanaged.push(whole_s * 1e9 / ns(&unmanaged));
+        hits.push(hit(&in_fast));
+        for (b, share) in share.iter().enumerate() {
+            let events = poisson(share * accesses / f64::from(m.period), &mut chance);
+            if events > 0 {
+                heat.add(block(b), events);
+                rule.saw(residency.away_of(PID, block(b)), events, None);
+            }
+        }
+        heat.end_epoch(epoch, EPOCH_S);
+        rule.end_epoch(&EpochEnd {
+            epoch,
+            elapsed_s: EPOCH_S,
+            is_repeat: false,
+            away: residency.away(),
+            rate: heat.rate(0),
+        });
+        let room = Room {
+            fast_free: ByteCount(0),
+            fast_reserve: ByteCount(0),
+            fast_low: ByteCount(0),
+            slow_free: ByteCount(u64::MAX / 2),
+            batch: ByteCount(u64::MAX / 2),
+        };
+        let situation = Situation {
+            ranking: &[],
+            residency: &residency,
+            shares: &no_shares,
+            room,
+            fill: FillThreshold(0.0),
+            budget: Budget::NONE,
+            balloon_waits: false,
+            epoch,
+            epoch_ms: (EPOCH_S * 1e3) as u64,
+        };
+        let plan = plan(&rule, &situation, &[(PID, &heat)]);
+        spent_s = 0.0;
+        let both = [
+            (&plan.demotions, Direction::Demotion),
+            (&plan.promotions, Direction::Promotion),
+        ];
+        for (relocations, direction) in both {
+            for r in relocations {
+                let to_fast = direction == Direction::Promotion;
+                in_fast[(r.block.0 - BASE) as usize] = to_fast;
+                let to = if to_fast { Tier::Fast } else { Tier::Slow };
+                residency.moved(PID, r.block, to, place(to_fast));
+                let took_s = m.exchange_s / 2.0;
+                rule.moved(direction, r.bytes, (took_s * 1e9) as u64, false);
+                spent_s += took_s;
+                moved += 1;
+            }
+        }
+    }
+    let sum = |part: &[f64]| part.iter().sum::<f64>();
+    let third = done.len() * 2 / 3;
+    let last =
+        hits[hits.len() * 5 / 6..].iter().sum::<f64>() / (hits.len() - hits.len() * 5 / 6) as f64;
+    let t90 = hits
+        .iter()
+        .position(|hit| *hit >= 0.9 * last)
+        .unwrap_or(hits.len());
+    Outcome {
+        mean: sum(&done) / sum(&done_unmanaged),
+        end: sum(&done[third..]) / sum(&done_unmanaged[third..]),
+        moved,
+        t90_s: t90 as f64 * EPOCH_S,
+    }
+}
+
+/// Nine tenths of all accesses to a part of memory.
+pub(super) fn hot_set(first: usize, size: usize) -> impl Fn(f64, &mut Vec<f64>) {
+    move |_, share| {
+        let n = share.len();
+        share.fill(0.1 / n as f64);
+        share[first..first + size]
+            .iter_mut()
+            .for_each(|s| *s += 0.9 / size as f64);
+    }
+}
+
+/// The same to as many single blocks.
+pub(super) fn scattered(size: usize) -> impl Fn(f64, &mut Vec<f64>) {
+    move |_, share| {
+        let n = share.len();
+        share.fill(0.1 / n as f64);
+        let mut chance = Chance::new(3);
+        let mut left = size;
+        while left > 0 {
+            let b = (chance.draw() * n as f64) as usize;
+            if share[b] < 0.5 / size as f64 {
+                share[b] += 0.9 / size as f64;
+                left -= 1;
+            }
+        }
+    }
+}
+
+/// A hot set that moves on by its size each so often.
+pub(super) fn window(size: usize, every_s: f64) -> impl Fn(f64, &mut Vec<f64>) {
+    move |now_s, share| {
+        let first = (now_s / every_s) as usize * size % (share.len() - size);
+        hot_set(first, size)(now_s, share);
+    }
+}
+
+/// One pass over all of memory in so many seconds, again and again.
+pub(super) fn sweep(period_s: f64) -> impl Fn(f64, &mut Vec<f64>) {
+    move |now_s, share| {
+        let n = share.len();
+        let size = ((n as f64 * EPOCH_S / period_s) as usize).clamp(1, n);
+        let at = (now_s % period_s / period_s * n as f64) as usize;
+        share.fill(0.0);
+        for b in 0..size {
+            share[(at + b) % n] = 1.0 / size as f64;
+        }
+    }
+}
+
+/// Popularities by Zipf's law with 0.99, spread over all of memory by chance.
+pub(super) fn zipf() -> impl FnMut(f64, &mut Vec<f64>) {
+    let mut known: Vec<f64> = vec![];
+    move |_, share| {
+        let n = share.len();
+        if known.len() != n {
+            known = vec![0.0; n];
+            let mut chance = Chance::new(5);
+            for rank in 1..=8 * n {
+                known[(chance.draw() * n as f64) as usize] += (rank as f64).powf(-0.99);
+            }
+            let sum: f64 = known.iter().sum();
+            known.iter_mut().for_each(|s| *s /= sum);
+        }
+        share.copy_from_slice(&known);
+    }
+}

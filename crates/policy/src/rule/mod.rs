@@ -1,0 +1,223 @@
+//! Decides which blocks change place, and when.
+//!
+//! # Problem
+//! Memory is a few tiers, each faster and smaller than the next. A block in a slower tier that is hotter than one in the
+//! faster tier costs time as long as it stays there; an exchange costs time once. Nobody knows how long the difference lasts.
+//!
+//! # Approach
+//! Rent or buy (the ski rental of Karlin et al. 1988, for two blocks the page migration of Black and Sleator 1989).
+//! 1. The *loss* of a pair over a window is the difference of its events in it, less what may be chance, times what an
+//!    event costs in the slower tier.
+//! 2. A pair is exchanged once its loss over some window has reached the measured cost of the exchange, if in each shorter
+//!    window the difference is, within chance, what the longer one says. The hottest slow block is paired with the coldest
+//!    fast one, and so on; while fast memory is free a promotion needs no partner.
+//! 3. A token bucket pays for exchanges: a hundredth of the machine's time, plus what memory earns that was moved, less what
+//!    it loses, compared with where it lay first. When it is empty, blocks may only go back to where they lay first.
+//!
+//! So a hot set that is ten times thinner is moved ten times later, and no horizon has to be known. The rule is that of one
+//! boundary between two tiers; with more tiers it is applied to each boundary, the fastest first. Blocks may have any size:
+//! what is compared is events per byte.
+//!
+//! # Properties
+//! - Memory that is used evenly accrues no loss, so nothing moves.
+//! - One pair, prices known, costs at most three times what an offline optimum costs, and an exchange more.
+//! - What moves cost is at most the tokens at first, a hundredth of the time and what they earn; with what they lose until
+//!   they are taken back, at most three times that.
+//! - Neither tier is promised more than it has; promotions and demotions are equal to within a block once fast memory is
+//!   full; a plan is bounded by the budget of one epoch.
+//! - The same evidence gives the same plan.
+
+#[cfg(test)]
+mod machine;
+mod pairs;
+mod price;
+mod saved;
+mod shares;
+
+use crate::engine::{Direction, Gain};
+use crate::heat::{WINDOWS, window_s};
+use crate::{BLOCK_SIZE, ByteCount, PerTier, Tier};
+pub(crate) use pairs::plan;
+use price::Price;
+
+/// Standard deviations by which a difference must exceed chance: among some thousand pairs one in a thousand does.
+pub(crate) const CERTAINTY: f64 = 3.0;
+
+/// Share of the machine's time that moves may cost before they have earned anything.
+const TRICKLE: f64 = 0.003;
+
+/// Tokens at first, seconds for each CPU: the hundredth of twenty seconds. At most a second is kept.
+const TOKENS_S: f64 = 0.25;
+
+/// One call that moves pages holds a program no longer than this, nanoseconds.
+const BATCH_NS: u64 = 20_000_000;
+
+/// What was found in memory that was moved to one tier, since the last epoch with news.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+struct Fresh {
+    /// Samples.
+    events: f64,
+    /// Rates of blocks that were watched, together, and how many these were.
+    rates: f64,
+    watched: u64,
+}
+
+impl Fresh {
+    /// Events a second in all of `blocks`.
+    fn rate(&self, blocks: u64, elapsed_s: f64) -> f64 {
+        let sampled = self.events / elapsed_s;
+        let watched = self.rates / self.watched.max(1) as f64;
+        sampled + watched * blocks as f64
+    }
+}
+
+/// What moves have cost and brought so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Balance {
+    /// Time that moves took, but for what the host has ordered, nanoseconds.
+    pub cost_ns: u64,
+    /// Time that they are estimated to have saved, less what they lost, nanoseconds.
+    pub benefit_ns: i64,
+    /// Whether the budget is empty: earlier moves earned less than they cost.
+    pub is_resting: bool,
+}
+
+/// The rule's state. See the module's text.
+#[derive(Debug, Clone)]
+pub struct Rule {
+    gain: Gain,
+    /// Time that moves may cost now, seconds; below zero earlier ones have lost more than was allowed.
+    tokens_s: f64,
+    promotion: Price,
+    demotion: Price,
+    /// What was found in promoted and in demoted memory.
+    fresh: PerTier<Fresh>,
+    /// Seconds since somebody has looked.
+    unseen_s: f64,
+    /// What an event costs more in slow memory than in fast memory, seconds.
+    event_s: f64,
+    balance: Balance,
+}
+
+/// What an epoch was.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EpochEnd {
+    /// Which one.
+    pub epoch: u32,
+    /// How long it took, seconds.
+    pub elapsed_s: f64,
+    /// Nobody has looked since the last one.
+    pub is_repeat: bool,
+    /// Blocks that were moved to each tier and are not back.
+    pub away: PerTier<u64>,
+    /// Events a second in the memory of all processes.
+    pub rate: f64,
+}
+
+impl Rule {
+    /// One that knows nothing yet.
+    pub fn new(gain: Gain) -> Self {
+        Self {
+            gain,
+            tokens_s: TOKENS_S * f64::from(gain.cpus),
+            promotion: Price::default(),
+            demotion: Price::default(),
+            fresh: PerTier::default(),
+            unseen_s: 0.0,
+            event_s: 0.0,
+            balance: Balance::default(),
+        }
+    }
+
+    /// Takes note of events in memory that was moved to a tier: samples, or what was found in so many seconds in which the block
+    /// was watched.
+    #[inline]
+    pub fn saw(&mut self, away: Option<Tier>, events: u32, exposure_s: Option<f64>) {
+        let Some(tier) = away else { return };
+        let fresh = self.fresh.get_mut(tier);
+        match exposure_s {
+            None => fresh.events += f64::from(events),
+            Some(exposure_s) if exposure_s > 0.0 => {
+                fresh.rates += f64::from(events) / exposure_s;
+                fresh.watched += 1;
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// Takes in what moves have earned, and what time alone allows.
+    pub fn end_epoch(&mut self, end: &EpochEnd) {
+        let cpus = f64::from(self.gain.cpus);
+        self.tokens_s += TRICKLE * cpus * end.elapsed_s;
+        self.unseen_s += end.elapsed_s;
+        if !end.is_repeat && self.unseen_s > 0.0 {
+            self.event_s = self.gain.event_s(end.rate);
+            let rate = |tier: Tier| {
+                self.fresh
+                    .get(tier)
+                    .rate(*end.away.get(tier), self.unseen_s)
+            };
+            let net = rate(Tier::Fast) - rate(Tier::Slow);
+            let most_s = cpus * self.unseen_s;
+            let earned_s = (net * self.event_s * self.unseen_s).clamp(-most_s, most_s);
+            self.tokens_s += earned_s;
+            self.balance.benefit_ns = self
+                .balance
+                .benefit_ns
+                .saturating_add((earned_s * 1e9) as i64);
+            self.fresh = PerTier::default();
+            self.unseen_s = 0.0;
+        }
+        self.tokens_s = self.tokens_s.clamp(-cpus, cpus);
+        let epochs = window_s(WINDOWS - 1) / end.elapsed_s.max(f64::MIN_POSITIVE);
+        if end.epoch.is_multiple_of((epochs as u32).max(1)) {
+            // A price at which nothing is worth moving would never be measured again.
+            self.promotion.age();
+            self.demotion.age();
+        }
+    }
+
+    /// Takes note of what a batch cost. The budget does not pay for what the host has ordered.
+    pub fn moved(
+        &mut self,
+        direction: Direction,
+        tried: ByteCount,
+        took_ns: u64,
+        is_ordered: bool,
+    ) {
+        let price = match direction {
+            Direction::Promotion => &mut self.promotion,
+            Direction::Demotion => &mut self.demotion,
+        };
+        price.pay(tried.0, took_ns);
+        if !is_ordered {
+            let cpus = f64::from(self.gain.cpus);
+            self.tokens_s = (self.tokens_s - took_ns as f64 * 1e-9).max(-cpus);
+            self.balance.cost_ns = self.balance.cost_ns.saturating_add(took_ns);
+        }
+    }
+
+    /// The most blocks that one call shall move.
+    pub fn batch_blocks(&self, most: usize) -> usize {
+        if !self.promotion.is_known() || !self.demotion.is_known() {
+            return 1 + 1;
+        }
+        let dearer_ps = self
+            .promotion
+            .ps_per_byte()
+            .max(self.demotion.ps_per_byte());
+        let blocks = BATCH_NS * 1000 / (dearer_ps * BLOCK_SIZE).max(1);
+        blocks.clamp(1, most as u64) as usize
+    }
+
+    /// What moves have cost and brought.
+    pub fn balance(&self) -> Balance {
+        Balance {
+            is_resting: self.tokens_s <= 0.0,
+            ..self.balance
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,365 @@
+//! One epoch's plan: which pairs of blocks change place.
+
+use std::cmp::Ordering;
+use std::collections::BTreeSet;
+
+use super::shares::Parts;
+use super::{CERTAINTY, Rule};
+use crate::heat::{Estimate, Heat, RATIO, WINDOWS, windows_due};
+use crate::residency::{CHUNK_BLOCKS, Known};
+use crate::{BLOCK_SIZE, Block, ByteCount, Pid, Plan, Relocation, Situation, Tier};
+
+/// Fast blocks that are compared with a slow one before it is passed over, and pairs that are named as undecided.
+const TRIED: usize = 16;
+
+/// A block that may change its tier.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Unit<'a> {
+    pub(super) pid: Pid,
+    pub(super) heat: &'a Heat,
+    pub(super) block: Block,
+    /// Bytes of it in the tier that it would leave.
+    bytes: u64,
+    /// Part of its events that fall there.
+    part: f64,
+    estimate: Estimate,
+    /// Events a second and byte, by which units are ordered.
+    density: f64,
+    /// Whether it would go back to where it lay first.
+    goes_home: bool,
+}
+
+impl Unit<'_> {
+    fn relocation(&self) -> Relocation {
+        Relocation {
+            pid: self.pid,
+            block: self.block,
+            bytes: ByteCount(self.bytes),
+        }
+    }
+
+    /// Expected events in a window, in so many bytes like these, and their variance.
+    fn events(&self, window: usize, bytes: u64) -> (f64, f64) {
+        self.events_by(self.heat.estimate(window, self.block), window, bytes)
+    }
+
+    fn events_by(&self, estimate: Estimate, window: usize, bytes: u64) -> (f64, f64) {
+        let scale = self.part * bytes as f64 / self.bytes.max(1) as f64;
+        let events = estimate.rate * self.heat.span_s(window) * scale;
+        (
+            events,
+            events * events / estimate.sure.max(f64::MIN_POSITIVE),
+        )
+    }
+}
+
+/// What may move now.
+struct Candidates<'a> {
+    /// Hottest first.
+    slow: Vec<Unit<'a>>,
+    /// Coldest first.
+    fast: Vec<Unit<'a>>,
+}
+
+/// What is left to spend, of time and of room.
+struct Left {
+    tokens_s: f64,
+    epoch_s: f64,
+    may_promote: u64,
+    may_demote: u64,
+    fast_free: u64,
+    level: u64,
+    slow_free: u64,
+}
+
+impl Left {
+    fn of(rule: &Rule, situation: &Situation<'_>) -> Self {
+        let room = &situation.room;
+        Self {
+            tokens_s: rule.tokens_s,
+            epoch_s: situation.epoch_ms as f64 / 1e3,
+            may_promote: room.batch.0,
+            may_demote: room.batch.0,
+            fast_free: room.fast_free.0,
+            level: room.level().0,
+            slow_free: room.slow_free.0,
+        }
+    }
+
+    fn has_room_for(&self, bytes: u64) -> bool {
+        self.fast_free >= self.level + bytes
+    }
+
+    fn can_demote(&self, bytes: u64) -> bool {
+        bytes <= self.may_demote.min(self.slow_free)
+    }
+
+    fn spend(&mut self, cost_s: f64) {
+        self.tokens_s -= cost_s;
+        self.epoch_s -= cost_s;
+    }
+
+    fn promote(&mut self, bytes: u64, cost_s: f64) {
+        self.spend(cost_s);
+        self.fast_free -= bytes.min(self.fast_free);
+        self.slow_free += bytes;
+        self.may_promote -= bytes;
+    }
+
+    fn demote(&mut self, bytes: u64, cost_s: f64) {
+        self.spend(cost_s);
+        self.fast_free += bytes;
+        self.slow_free -= bytes;
+        self.may_demote -= bytes;
+    }
+}
+
+/// Plans the relocations of one epoch.
+pub(crate) fn plan(rule: &Rule, situation: &Situation<'_>, heats: &[(Pid, &Heat)]) -> Plan {
+    let mut plan = Plan {
+        level: situation.room.level(),
+        ..Plan::default()
+    };
+    let mut left = Left::of(rule, situation);
+    let mut parts = Parts::new(situation, heats);
+    for window in windows_due(situation.epoch) {
+        let mut candidates = candidates(rule, situation, heats, window);
+        candidates.drop_planned(&plan);
+        make_room(rule, situation, &mut candidates, &mut left, &mut plan);
+        exchange(rule, window, &candidates, &mut parts, &mut left, &mut plan);
+    }
+    plan
+}
+
+/// Demotes the coldest without an exchange while the balloon waits for memory.
+fn make_room(
+    rule: &Rule,
+    situation: &Situation<'_>,
+    candidates: &mut Candidates<'_>,
+    left: &mut Left,
+    plan: &mut Plan,
+) {
+    if !situation.balloon_waits {
+        return;
+    }
+    let mut taken = 0;
+    for victim in &candidates.fast {
+        if left.fast_free >= left.level || !left.can_demote(victim.bytes) {
+            break;
+        }
+        left.demote(victim.bytes, rule.demotion.seconds(victim.bytes));
+        plan.demotions.push(victim.relocation());
+        taken += 1;
+    }
+    candidates.fast.drain(..taken);
+}
+
+/// Pairs the hottest slow units with the coldest fast ones, as far as that pays.
+fn exchange(
+    rule: &Rule,
+    window: usize,
+    candidates: &Candidates<'_>,
+    parts: &mut Parts,
+    left: &mut Left,
+    plan: &mut Plan,
+) {
+    let mut victims: Vec<&Unit<'_>> = candidates.fast.iter().rev().collect();
+    for hot in &candidates.slow {
+        if left.epoch_s <= 0.0 || hot.bytes > left.may_promote {
+            break;
+        }
+        let promotion_s = rule.promotion.seconds(hot.bytes);
+        if left.has_room_for(hot.bytes) {
+            let may = parts.may_fill(hot.pid) && (left.tokens_s > 0.0 || hot.goes_home);
+            if may && rule.pays(window, hot, None) {
+                left.promote(hot.bytes, promotion_s);
+                parts.promoted(hot.pid, hot.bytes);
+                plan.promotions.push(hot.relocation());
+            }
+            continue;
+        }
+        // As many of the coldest as make room for it.
+        let mut leaving: Vec<usize> = vec![];
+        let mut freed = left.fast_free.saturating_sub(left.level);
+        let mut demoted = 0;
+        let is_broke = left.tokens_s <= 0.0;
+        if is_broke && !hot.goes_home && parts.is_empty() {
+            continue;
+        }
+        let may_leave = |at: &usize| !is_broke || victims[*at].goes_home || !parts.is_empty();
+        for at in (0..victims.len()).rev().filter(may_leave).take(TRIED) {
+            let cold = victims[at];
+            let is_due = parts.is_due(hot, cold);
+            if cold.density >= hot.density && !is_due {
+                break;
+            }
+            let may_pay = !is_broke || (hot.goes_home && cold.goes_home) || is_due;
+            let is_worth = is_due
+                || (parts.may_exchange(hot.pid, cold.pid) && rule.pays(window, hot, Some(cold)));
+            if !may_pay || !left.can_demote(demoted + cold.bytes) || !is_worth {
+                plan.note_undecided(hot, cold);
+                continue;
+            }
+            leaving.push(at);
+            freed += cold.bytes;
+            demoted += cold.bytes;
+            if freed >= hot.bytes {
+                break;
+            }
+        }
+        if freed < hot.bytes {
+            continue;
+        }
+        for at in leaving {
+            let cold = victims.remove(at);
+            left.demote(cold.bytes, rule.demotion.seconds(cold.bytes));
+            parts.demoted(cold.pid, cold.bytes);
+            plan.demotions.push(cold.relocation());
+        }
+        left.promote(hot.bytes, promotion_s);
+        parts.promoted(hot.pid, hot.bytes);
+        plan.promotions.push(hot.relocation());
+    }
+}
+
+impl Plan {
+    fn note_undecided(&mut self, hot: &Unit<'_>, cold: &Unit<'_>) {
+        if self.undecided.len() < TRIED * TRIED {
+            self.undecided
+                .extend([(hot.pid, hot.block), (cold.pid, cold.block)]);
+        }
+    }
+}
+
+impl Rule {
+    /// Whether the loss of a pair over a window has reached the cost of its exchange, and recurs in each shorter window.
+    fn pays(&self, window: usize, hot: &Unit<'_>, cold: Option<&Unit<'_>>) -> bool {
+        let bytes = hot.bytes;
+        let demotion_s = cold.map_or(0.0, |_| self.demotion.seconds(bytes));
+        let cost_s = self.promotion.seconds(bytes) + demotion_s;
+        let (of_hot, hot_variance) = hot.events_by(hot.estimate, window, bytes);
+        let (of_cold, cold_variance) = cold.map_or((0.0, 0.0), |cold| {
+            cold.events_by(cold.estimate, window, bytes)
+        });
+        let difference = of_hot - of_cold;
+        let chance = CERTAINTY * (hot_variance + cold_variance).sqrt();
+        if (difference - chance) * self.event_s < cost_s {
+            return false;
+        }
+        (0..window).all(|shorter| {
+            let part = hot.heat.span_s(shorter) / hot.heat.span_s(window).max(f64::MIN_POSITIVE);
+            let (of_hot_now, _) = hot.events(shorter, bytes);
+            let of_cold_now = cold.map_or(0.0, |cold| cold.events(shorter, bytes).0);
+            let chance = CERTAINTY * ((of_hot + of_cold) * part).sqrt();
+            of_hot_now - of_cold_now >= difference * part - chance
+        })
+    }
+}
+
+fn by_density(a: &Unit<'_>, b: &Unit<'_>) -> Ordering {
+    let by_density = a.density.total_cmp(&b.density);
+    by_density.then((a.pid, a.block).cmp(&(b.pid, b.block)))
+}
+
+impl Candidates<'_> {
+    fn drop_planned(&mut self, plan: &Plan) {
+        let planned = plan.promotions.iter().chain(&plan.demotions);
+        let planned: BTreeSet<(Pid, Block)> = planned.map(|r| (r.pid, r.block)).collect();
+        let is_new = |unit: &Unit<'_>| !planned.contains(&(unit.pid, unit.block));
+        self.slow.retain(is_new);
+        self.fast.retain(is_new);
+    }
+}
+
+/// The units that a plan for this window can be made of: slow ones whose loss may reach the cost of a promotion, and as
+/// many of the coldest fast ones as can be exchanged in one epoch.
+fn candidates<'a>(
+    rule: &Rule,
+    situation: &Situation<'_>,
+    heats: &[(Pid, &'a Heat)],
+    window: usize,
+) -> Candidates<'a> {
+    let block_s = rule.promotion.seconds(BLOCK_SIZE) + rule.demotion.seconds(BLOCK_SIZE);
+    let by_time = (situation.epoch_ms as f64 / 1e3 / block_s.max(1e-6)) as usize;
+    let by_rate = (situation.room.batch.0 / BLOCK_SIZE) as usize;
+    // Small blocks are cheaper to move than whole ones.
+    let most = by_time.min(by_rate).saturating_mul(TRIED).max(TRIED);
+    let mut slow: Vec<Unit<'a>> = vec![];
+    let mut fast: Vec<Unit<'a>> = vec![];
+    let mut estimates = [Estimate::default(); CHUNK_BLOCKS];
+    for &(pid, heat) in heats {
+        for (first, known) in situation.residency.known_by_chunk(pid) {
+            heat.estimates(window, first, &mut estimates);
+            for (at, known) in known.iter().enumerate() {
+                let Some(known) = known.filter(|k| k.aside_until <= situation.epoch) else {
+                    continue;
+                };
+                let block = Block(first.0 + at as u64);
+                let unit = |tier: Tier, bytes: u64| {
+                    unit(pid, heat, block, &known, tier, bytes, estimates[at])
+                };
+                let placement = known.placement();
+                if placement.slow.0 > 0 {
+                    let unit = unit(Tier::Slow, placement.slow.0);
+                    let (events, _) = unit.events_by(unit.estimate, window, unit.bytes);
+                    let may_pay = events * rule.event_s >= rule.promotion.seconds(unit.bytes);
+                    if may_pay || !situation.shares.is_empty() {
+                        slow.push(unit);
+                    }
+                }
+                if placement.fast.0 > 0 {
+                    let mut unit = unit(Tier::Fast, placement.fast.0);
+                    unit.density += longer_density(&unit, window);
+                    fast.push(unit);
+                }
+            }
+            keep_least(&mut fast, most, by_density);
+            keep_least(&mut slow, most, |a, b| by_density(b, a));
+        }
+    }
+    slow.sort_unstable_by(|a, b| by_density(b, a));
+    fast.sort_unstable_by(by_density);
+    slow.truncate(most);
+    fast.truncate(most);
+    Candidates { slow, fast }
+}
+
+/// Cuts a list down to its `most` least once it is twice as long.
+fn keep_least<T>(list: &mut Vec<T>, most: usize, order: impl Fn(&T, &T) -> Ordering) {
+    if list.len() >= 2 * most.max(CHUNK_BLOCKS) {
+        list.select_nth_unstable_by(most, order);
+        list.truncate(most);
+    }
+}
+
+fn unit<'a>(
+    pid: Pid,
+    heat: &'a Heat,
+    block: Block,
+    known: &Known,
+    tier: Tier,
+    bytes: u64,
+    estimate: Estimate,
+) -> Unit<'a> {
+    let resident = known.placement().resident().0.max(1);
+    Unit {
+        pid,
+        heat,
+        block,
+        bytes,
+        part: bytes as f64 / resident as f64,
+        estimate,
+        density: estimate.rate / resident as f64,
+        goes_home: known.away == Some(tier),
+    }
+}
+
+/// What longer windows add to a block's density: of blocks that are all idle now, those that were so for long go first.
+fn longer_density(unit: &Unit<'_>, window: usize) -> f64 {
+    let mut sum = 0.0;
+    for longer in (window + 1..WINDOWS).rev() {
+        let span_s = unit.heat.span_s(longer).max(f64::MIN_POSITIVE);
+        sum = (sum + unit.heat.events_of(longer, unit.block) / span_s) / RATIO;
+    }
+    sum * unit.part / unit.bytes.max(1) as f64
+}

@@ -1,0 +1,48 @@
+//! The rule's state, as a recording keeps it.
+
+use super::price::{PRICE_BYTES, Price};
+use super::{Fresh, Rule};
+use crate::engine::{NotAState, Numbers};
+use crate::{PerTier, Tier};
+
+impl Rule {
+    /// Appends its state between two epochs.
+    pub(crate) fn save(&self, to: &mut Vec<u64>) {
+        to.push(self.tokens_s.to_bits());
+        for price in [self.promotion, self.demotion] {
+            to.extend([price.bytes, price.took_ns]);
+        }
+        for tier in Tier::ALL {
+            let fresh = self.fresh.get(tier);
+            to.extend([fresh.events.to_bits(), fresh.rates.to_bits(), fresh.watched]);
+        }
+        to.extend([self.unseen_s.to_bits(), self.event_s.to_bits()]);
+        to.extend([self.balance.cost_ns, self.balance.benefit_ns as u64]);
+    }
+
+    /// Takes over what was saved.
+    pub(crate) fn restore(&mut self, from: &mut Numbers<'_>) -> Result<(), NotAState> {
+        self.tokens_s = from.number()?;
+        let mut price = || {
+            let (bytes, took_ns) = (from.next(PRICE_BYTES)?, from.next(u64::MAX)?);
+            Ok(Price { bytes, took_ns })
+        };
+        (self.promotion, self.demotion) = (price()?, price()?);
+        let mut fresh = || {
+            Ok(Fresh {
+                events: from.number()?,
+                rates: from.number()?,
+                watched: from.next(u64::MAX)?,
+            })
+        };
+        self.fresh = PerTier {
+            fast: fresh()?,
+            slow: fresh()?,
+        };
+        self.unseen_s = from.number()?;
+        self.event_s = from.number()?;
+        self.balance.cost_ns = from.next(u64::MAX)?;
+        self.balance.benefit_ns = from.next(u64::MAX)? as i64;
+        Ok(())
+    }
+}

@@ -1,0 +1,471 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::machine::{
+    self, Machine, Outcome, hardware, hot_set, lab, run, scattered, sweep, window, zipf,
+};
+use super::*;
+use crate::chance::Chance;
+use crate::{
+    Block, Budget, FillThreshold, Heat, Pid, Placement, Plan, ResidencyMap, Room, Share, Situation,
+    VirtRange,
+};
+
+const FIRST: u64 = 1 << 20;
+
+fn blocks(n: u64) -> ByteCount {
+    ByteCount(n * BLOCK_SIZE)
+}
+
+/// A machine with several processes, whose blocks have any places and events.
+#[derive(Debug, Clone)]
+struct World {
+    heats: Vec<(Pid, Heat)>,
+    residency: ResidencyMap,
+    shares: BTreeMap<Pid, Share>,
+    room: Room,
+    rule: Rule,
+    epoch: u32,
+}
+
+fn place(in_fast: bool) -> Placement {
+    Placement {
+        fast: blocks(u64::from(in_fast)),
+        slow: blocks(u64::from(!in_fast)),
+    }
+}
+
+impl World {
+    /// Processes with so many blocks in fast memory, so many in slow memory, and so much free.
+    fn new(processes: &[(u32, u64, u64)], fast_free: u64) -> Self {
+        let gain = Gain {
+            loads_per_sample: Some(4093),
+            waits: 1.0,
+            latency_ns: PerTier {
+                fast: 80,
+                slow: 200,
+            },
+            cpus: 4,
+        };
+        let mut world = Self {
+            heats: vec![],
+            residency: ResidencyMap::default(),
+            shares: BTreeMap::new(),
+            room: Room {
+                fast_free: blocks(fast_free),
+                fast_reserve: ByteCount(0),
+                fast_low: ByteCount(0),
+                slow_free: blocks(1 << 20),
+                batch: blocks(1 << 20),
+            },
+            rule: Rule::new(gain),
+            epoch: 0,
+        };
+        for &(pid, fast, slow) in processes {
+            let mut heat = Heat::default();
+            let (start, end) = (Block(FIRST).start(), Block(FIRST + fast + slow).start());
+            heat.set_space(&[VirtRange::new(start, end).unwrap()]);
+            for b in 0..fast + slow {
+                world
+                    .residency
+                    .set(Pid(pid), Block(FIRST + b), place(b < fast));
+            }
+            world.heats.push((Pid(pid), heat));
+        }
+        world
+    }
+
+    /// An epoch in which each block has so many samples.
+    fn epoch(&mut self, events: impl Fn(Pid, u64) -> u32) -> Plan {
+        self.epoch += 1;
+        let mut rate = 0.0;
+        for (pid, heat) in &mut self.heats {
+            for (block, _) in self.residency.all(*pid) {
+                let events = events(*pid, block.0 - FIRST);
+                heat.add(block, events);
+                self.rule
+                    .saw(self.residency.away_of(*pid, block), events, None);
+            }
+            heat.end_epoch(self.epoch, 0.5);
+            rate += heat.rate(0);
+        }
+        self.rule.end_epoch(&EpochEnd {
+            epoch: self.epoch,
+            elapsed_s: 0.5,
+            is_repeat: false,
+            away: self.residency.away(),
+            rate,
+        });
+        self.plan()
+    }
+
+    fn plan(&self) -> Plan {
+        let heats: Vec<_> = self.heats.iter().map(|(pid, heat)| (*pid, heat)).collect();
+        let situation = Situation {
+            ranking: &[],
+            residency: &self.residency,
+            shares: &self.shares,
+            room: self.room,
+            fill: FillThreshold(0.0),
+            budget: Budget::NONE,
+            balloon_waits: false,
+            epoch: self.epoch,
+            epoch_ms: 500,
+        };
+        plan(&self.rule, &situation, &heats)
+    }
+
+    /// Carries a plan out at the price of hardware.
+    fn apply(&mut self, plan: &Plan) {
+        let both = [
+            (&plan.demotions, Direction::Demotion),
+            (&plan.promotions, Direction::Promotion),
+        ];
+        for (relocations, direction) in both {
+            for r in relocations {
+                let to_fast = direction == Direction::Promotion;
+                self.residency
+                    .moved(r.pid, r.block, direction.to(), place(to_fast));
+                let free = &mut self.room.fast_free.0;
+                *free = if to_fast {
+                    *free - r.bytes.0
+                } else {
+                    *free + r.bytes.0
+                };
+                self.rule.moved(direction, r.bytes, 700_000, false);
+            }
+        }
+    }
+
+    fn in_fast(&self, pid: u32) -> u64 {
+        let known = self.residency.all(Pid(pid));
+        known
+            .iter()
+            .filter(|(_, known)| known.placement().fast.0 > 0)
+            .count() as u64
+    }
+}
+
+fn share(pid: u32, guaranteed_blocks: u64, weight: u32) -> (Pid, Share) {
+    let share = Share {
+        group: pid,
+        guarantee: blocks(guaranteed_blocks),
+        weight,
+    };
+    (Pid(pid), share)
+}
+
+#[test]
+fn a_hot_set_comes_into_fast_memory_and_then_nothing_moves() {
+    for (machine, t90_s) in [
+        (hardware(128, 1), 2.0),
+        (hardware(2000, 4), 3.0),
+        (hardware(8000, 8), 4.0),
+        (lab(400), 10.0),
+    ] {
+        let n = machine.blocks;
+        for outcome in [
+            run(&machine, 40.0, 1, hot_set(n - n / 10, n / 10)),
+            run(&machine, 40.0, 2, hot_set(n / 2, n / 10)),
+        ] {
+            assert!(outcome.t90_s <= t90_s, "{n} blocks: {outcome:?}");
+            assert!(outcome.end > 2.1, "{n} blocks: {outcome:?}");
+            assert!(outcome.moved < n as u64 / 4, "{n} blocks: {outcome:?}");
+        }
+    }
+}
+
+#[test]
+fn single_hot_blocks_are_found() {
+    for machine in [hardware(500, 4), hardware(4000, 4)] {
+        let outcome = run(&machine, 40.0, 1, scattered(machine.blocks / 10));
+        assert!(outcome.end > 1.85, "{outcome:?}");
+    }
+}
+
+#[test]
+fn memory_that_is_used_evenly_stays() {
+    for machine in [hardware(500, 4), hardware(4000, 8), lab(400)] {
+        let even = |_, share: &mut Vec<f64>| {
+            let n = share.len();
+            share.fill(1.0 / n as f64);
+        };
+        let outcome = run(&machine, 60.0, 3, even);
+        assert!(outcome.moved <= 4, "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_sweep_and_a_hot_set_that_never_stays_lose_little() {
+    for machine in [hardware(500, 1), lab(400), hardware(4000, 1)] {
+        let outcomes = [
+            run(&machine, 60.0, 1, sweep(3.0)),
+            run(&machine, 60.0, 1, sweep(20.0)),
+            run(&machine, 60.0, 1, window(machine.blocks / 20, 2.0)),
+        ];
+        for outcome in outcomes {
+            assert!(outcome.mean > 0.93, "{machine:?}: {outcome:?}");
+        }
+    }
+}
+
+#[test]
+fn free_fast_memory_is_filled_first() {
+    let mut world = World::new(&[(1, 10, 90)], 30);
+    for _ in 0..4 {
+        let plan = world.epoch(|_, b| if (50..70).contains(&b) { 40 } else { 0 });
+        assert!(plan.demotions.is_empty());
+        world.apply(&plan);
+    }
+    assert_eq!(world.in_fast(1), 30);
+}
+
+#[test]
+fn equal_heat_is_held_by_weight() {
+    let mut world = World::new(&[(1, 0, 120), (2, 100, 0)], 4);
+    let epochs = |world: &mut World, events: fn(Pid, u64) -> u32| {
+        for _ in 0..40 {
+            let plan = world.epoch(events);
+            world.apply(&plan);
+        }
+    };
+    epochs(&mut world, |_, _| 20);
+    assert_eq!(world.in_fast(2), 100, "without shares nothing is hotter");
+    world.shares = [share(1, 0, 3), share(2, 0, 1)].into();
+    epochs(&mut world, |_, _| 20);
+    assert_eq!((world.in_fast(1), world.in_fast(2)), (78, 26));
+    // What one does not use is the other's.
+    epochs(&mut world, |pid, _| if pid == Pid(2) { 20 } else { 0 });
+    assert_eq!(world.in_fast(2), 100);
+}
+
+#[test]
+fn a_guarantee_that_ends_within_a_block_is_held_all_the_same() {
+    let mut world = World::new(&[(1, 0, 120), (2, 100, 0)], 0);
+    world.shares = [share(1, 30, 1), share(2, 0, 9)].into();
+    world.shares.get_mut(&Pid(1)).unwrap().guarantee.0 -= 4096;
+    for _ in 0..40 {
+        let plan = world.epoch(|_, _| 20);
+        world.apply(&plan);
+    }
+    assert!(world.plan().is_empty());
+    assert_eq!((world.in_fast(1), world.in_fast(2)), (30, 70));
+}
+
+#[test]
+fn who_has_no_share_is_one_of_the_others() {
+    let mut world = World::new(&[(1, 0, 100), (2, 50, 0), (3, 50, 0)], 0);
+    world.shares = [share(1, 0, 3)].into();
+    for _ in 0..40 {
+        let plan = world.epoch(|_, _| 20);
+        world.apply(&plan);
+    }
+    assert_eq!(world.in_fast(1), 75);
+}
+
+#[test]
+fn a_slow_small_batch_does_not_stop_all_moves_for_ever() {
+    let mut price = Price::default();
+    (0..16).for_each(|_| price.pay(4 << 20, 4 * 700_000));
+    let usual_ps = price.ps_per_byte();
+    price.pay(1 << 20, 20_000_000);
+    assert!(price.ps_per_byte() < 3 * usual_ps);
+    (0..64).for_each(|_| price.pay(1 << 20, 200_000_000));
+    assert!(price.ps_per_byte() > 20 * usual_ps);
+    (0..40).for_each(|_| price.age());
+    assert!(price.ps_per_byte() < 3 * usual_ps);
+}
+
+/// What a pair costs: the events in the block that lies in slow memory, and the exchanges, both in units of an event.
+struct Pair {
+    /// Events in an epoch of each of the two, epoch by epoch.
+    events: Vec<[u32; 2]>,
+    exchange: f64,
+}
+
+impl Pair {
+    /// What the best sequence of exchanges costs that knows all events.
+    fn optimum(&self) -> f64 {
+        let mut cost = [0.0, self.exchange];
+        for events in &self.events {
+            // In state 0 the first block is in slow memory, in state 1 the second.
+            let stay = [0, 1].map(|state| cost[state] + f64::from(events[state]));
+            cost = [0, 1].map(|state| stay[state].min(stay[1 - state] + self.exchange));
+        }
+        cost[0].min(cost[1])
+    }
+
+    /// What the rule costs, and how often it exchanges.
+    fn online(&self) -> (f64, u32) {
+        let mut world = World::new(&[(1, 1, 1)], 0);
+        world.rule.gain.cpus = 1 << 20;
+        world.rule.tokens_s = 1e9;
+        let event_s = world.rule.gain.event_s(0.0);
+        let took_ns = (self.exchange * event_s / 2.0 * 1e9) as u64;
+        for _ in 0..64 {
+            world.rule.promotion.pay(BLOCK_SIZE, took_ns);
+            world.rule.demotion.pay(BLOCK_SIZE, took_ns);
+        }
+        let (mut cost, mut exchanges) = (0.0, 0);
+        for events in &self.events {
+            let slow = world
+                .residency
+                .get(Pid(1), Block(FIRST + 1))
+                .unwrap()
+                .slow
+                .0
+                > 0;
+            // The second of the world's blocks is in slow memory at first.
+            let state = if slow { 0 } else { 1 };
+            cost += f64::from(events[state]);
+            let plan = world.epoch(|_, b| events[1 - b as usize]);
+            if !plan.promotions.is_empty() {
+                assert_eq!((plan.promotions.len(), plan.demotions.len()), (1, 1));
+                world.apply(&plan);
+                cost += self.exchange;
+                exchanges += 1;
+            }
+        }
+        (cost, exchanges)
+    }
+}
+
+#[test]
+#[ignore = "a table to look at; a minute in release"]
+fn table() {
+    let _ = machine::PID;
+    let show = |name: &str, what: &str, o: Outcome| {
+        let Outcome {
+            mean,
+            end,
+            moved,
+            t90_s,
+        } = o;
+        println!("{name:9} {what:12} mean {mean:.3} end {end:.3} moved {moved:6} t90 {t90_s:5.1}");
+    };
+    let machines: [(&str, Machine, f64); 5] = [
+        ("800M lab", lab(400), 120.0),
+        ("8G lab", lab(4000), 180.0),
+        ("1G hw4", hardware(500, 4), 60.0),
+        ("8G hw", hardware(4000, 1), 120.0),
+        ("64G hw8", hardware(32000, 8), 60.0),
+    ];
+    for (name, m, s) in machines {
+        let n = m.blocks;
+        let large = m.fast_blocks * 13 / 10;
+        show(name, "hot", run(&m, s, 1, hot_set(n - n / 10, n / 10)));
+        show(name, "scattered", run(&m, s, 1, scattered(n / 10)));
+        show(
+            name,
+            "hot 1.3x",
+            run(&m, s, 1, hot_set(n - large - 1, large)),
+        );
+        show(name, "zipf", run(&m, s, 1, zipf()));
+        show(name, "sweep 3", run(&m, s, 1, sweep(3.0)));
+        show(name, "sweep 20", run(&m, s, 1, sweep(20.0)));
+        for every_s in [2.0, 6.0, 30.0] {
+            show(
+                name,
+                &format!("window {every_s}"),
+                run(&m, s, 1, window(n / 20, every_s)),
+            );
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Where both have hundreds of events, so that none is chance, and the window remembers all that matters.
+    #[test]
+    fn a_pair_costs_at_most_three_times_the_optimum_and_an_exchange(
+        phases in prop::collection::vec((1usize..40, any::<bool>(), 0u32..200), 1..12), exchange in 400f64..4000.0,
+    ) {
+        let events: Vec<[u32; 2]> = phases.iter().flat_map(|&(epochs, first, other)| {
+            let (hot, cold) = (1000, other);
+            std::iter::repeat_n(if first { [hot, cold] } else { [cold, hot] }, epochs)
+        }).collect();
+        let pair = Pair { events, exchange };
+        let (optimum, (online, exchanges)) = (pair.optimum(), pair.online());
+        // Chance and whole epochs cost a few hundred events for each exchange.
+        let slack = exchange + 1500.0 * f64::from(1 + exchanges);
+        prop_assert!(online <= 3.0 * optimum + slack, "{online} instead of {optimum}, {exchanges} exchanges");
+    }
+
+    #[test]
+    fn on_any_stream_moves_cost_what_is_allowed_and_earned_and_the_way_back(
+        seed: u64, parts in prop::collection::vec((1u64..30, 0u64..100, 5u64..60), 4..20),
+    ) {
+        let mut world = World::new(&[(1, 25, 75)], 0);
+        world.rule.gain.cpus = 1;
+        world.rule.tokens_s = TOKENS_S;
+        let mut chance = Chance::new(seed);
+        let mut seconds = 0.0;
+        for &(epochs, first, len) in &parts {
+            for _ in 0..epochs {
+                let hot: BTreeSet<u64> = (0..len).map(|b| (first + b) % 100).collect();
+                let counts: Vec<u32> = (0..100).map(|b| {
+                    let most = if hot.contains(&b) { 12.0 } else { 2.0 };
+                    (chance.draw() * most) as u32
+                }).collect();
+                let plan = world.epoch(|_, b| counts[b as usize]);
+                world.apply(&plan);
+                seconds += 0.5;
+            }
+        }
+        let balance = world.rule.balance();
+        let allowed_s = TOKENS_S + TRICKLE * seconds + balance.benefit_ns.max(0) as f64 * 1e-9;
+        // An epoch's plan may end a little above what is left.
+        let cost_s = balance.cost_ns as f64 * 1e-9;
+        prop_assert!(cost_s <= 2.0 * (allowed_s + 0.5), "{cost_s} of {allowed_s}");
+    }
+
+    #[test]
+    fn neither_tier_is_promised_more_than_it_has(
+        processes in prop::collection::vec((0u64..60, 0u64..60), 1..4), free in 0u64..20, slow_free in 0u64..20,
+        batch in 1u64..40, seed: u64, epochs in 1u32..12,
+    ) {
+        let processes: Vec<_> = (1..).zip(&processes).map(|(pid, &(fast, slow))| (pid, fast, slow)).collect();
+        let mut world = World::new(&processes, free);
+        let mut chance = Chance::new(seed);
+        let counts: Vec<u32> = (0..1000).map(|_| if chance.draw() < 0.1 { 50 } else { 0 }).collect();
+        world.room.slow_free = blocks(slow_free);
+        world.room.batch = blocks(batch);
+        for _ in 0..epochs {
+            let plan = world.epoch(|pid, b| counts[(u64::from(pid.0) * 200 + b) as usize]);
+            prop_assert_eq!(&plan, &world.clone().plan());
+            let bytes = |r: &[crate::Relocation]| r.iter().map(|r| r.bytes.0).sum::<u64>();
+            let (up, down) = (bytes(&plan.promotions), bytes(&plan.demotions));
+            prop_assert!(up <= world.room.fast_free.0 + down && down <= world.room.slow_free.0 + up);
+            prop_assert!(up.max(down) <= world.room.batch.0);
+            let mut seen = BTreeSet::new();
+            for r in plan.promotions.iter().chain(&plan.demotions) {
+                prop_assert!(seen.insert((r.pid, r.block)), "moved twice");
+            }
+            if world.room.fast_free.0 == 0 {
+                prop_assert_eq!(up, down);
+            }
+            world.apply(&plan);
+        }
+    }
+
+    #[test]
+    fn a_guarantee_is_never_undercut_while_its_owner_uses_it(
+        guarantees in prop::collection::vec((0u64..40, 1u32..9), 3), seed: u64,
+    ) {
+        let mut world = World::new(&[(1, 40, 40), (2, 40, 40), (3, 40, 40)], 0);
+        world.shares = (1..).zip(&guarantees).map(|(pid, &(g, w))| share(pid, g, w)).collect();
+        let mut chance = Chance::new(seed);
+        let counts: Vec<u32> = (0..400).map(|_| 3 + (chance.draw() * 60.0) as u32).collect();
+        for _ in 0..30 {
+            let before: Vec<u64> = (1..4).map(|pid| world.in_fast(pid)).collect();
+            let plan = world.epoch(|pid, b| counts[(u64::from(pid.0 - 1) * 100 + b) as usize]);
+            world.apply(&plan);
+            for (pid, (had, (guarantee, _))) in (1..4).zip(before.iter().zip(&guarantees)) {
+                let has = world.in_fast(pid);
+                prop_assert!(has >= *had.min(guarantee), "{pid} has {has} of {guarantee}, had {had}");
+            }
+        }
+    }
+}
