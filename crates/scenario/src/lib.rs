@@ -11,6 +11,7 @@ mod file;
 mod grid;
 mod provision;
 mod provision_check;
+mod random;
 mod result;
 pub mod rng;
 mod scenario;

@@ -270,6 +270,24 @@ impl Scenario {
         others
     }
 
+    /// The scenario without what grows with its size, or names it: two that differ in size only are equal.
+    pub fn without_size(&self) -> Self {
+        let mut scenario = self.clone();
+        scenario.name.clear();
+        scenario.about.clear();
+        let Machine {
+            vcpus, fast, slow, ..
+        } = &mut scenario.machine;
+        (*vcpus, fast.usable_mib, slow.usable_mib) = (0, 0, 0);
+        scenario.sim.scale_bits = None;
+        match &mut scenario.workload {
+            Workload::Gups(gups) => (gups.size_mib, gups.hot_mib, gups.threads) = (0, 0, 0),
+            Workload::Zipf(zipf) => (zipf.size_mib, zipf.cold_mib, zipf.threads) = (0, 0, 0),
+            _ => {}
+        }
+        scenario
+    }
+
     /// What each VM of a run executes, with its name: one VM for most scenarios, those of
     /// `provision.vms` where there are any. VMs side by side have different seeds.
     pub fn vms(&self) -> Vec<(String, Self)> {
@@ -313,6 +331,22 @@ mod tests {
             }
         }
         assert!(seen >= 5, "only {seen} scenarios in {}", folder.display());
+    }
+
+    #[test]
+    fn the_scale_suite_loads_and_its_sizes_differ_in_nothing_else() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/scale");
+        let load = |name: &str| Scenario::load(&folder.join(format!("{name}.toml"))).unwrap();
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_stem().unwrap().to_str().unwrap();
+            assert_eq!(load(name).name, name);
+        }
+        let small = load("gups-256m").without_size();
+        assert_eq!(load("gups-1t").without_size(), small);
+        for other in ["small-pages-4g", "zipf-4g"] {
+            assert_ne!(load(other).without_size(), small);
+        }
     }
 
     #[test]
