@@ -19,7 +19,7 @@ struct Part {
     needs: &'static [Need],
 }
 
-/// What a part needs of the machine.
+/// A thing that a part needs and a machine may lack.
 #[derive(Clone, Copy)]
 enum Need {
     Emulator,

@@ -14,7 +14,7 @@ pub const SCENARIOS_MAX: usize = 1000;
 
 /// Scenarios, and what they are together.
 pub struct Cases {
-    /// What the result is called.
+    /// Name of the result.
     pub name: String,
     /// The seed that tells these cases from others.
     pub seed: u64,

@@ -64,7 +64,7 @@ pub struct Args {
     /// Scenario file; of several, or a folder of them, each gets one line, worst first
     #[arg(value_name = "SCENARIO")]
     scenarios: Vec<PathBuf>,
-    /// Run so many random scenarios instead, new ones with each seed: 256 MiB to 64 GiB, hot sets, laws of
+    /// Run N random scenarios instead, new ones with each seed: 256 MiB to 64 GiB, hot sets, laws of
     /// popularity, sweeps. On the simulator, under none, demeter and demeter-damon
     #[arg(long, value_name = "N")]
     random: Option<u64>,
