@@ -49,6 +49,8 @@ pub(crate) struct Setup {
     /// Memory of each VM that its program may use, by tier.
     pub(crate) usable: [ByteCount; 2],
     pub(crate) huge_pages: bool,
+    /// Whether the machine stands for the lab's, whose kernel is Debian's whatever manages memory.
+    is_lab: bool,
     /// What the hypervisor backs a guest's nodes with.
     host_pages: PageSize,
     /// Whether filling memory is a part of the timed phase.
@@ -120,6 +122,7 @@ impl Setup {
             ],
             usable,
             huge_pages: machine.thp == Thp::Always,
+            is_lab: matches!(scenario.sim.cpu, Cpu::Lab | Cpu::LabHost),
             host_pages: match scenario.sim.host_thp {
                 Thp::Always => PageSize::Huge,
                 // The hypervisor does not ask for them.
@@ -188,6 +191,7 @@ impl Setup {
                 }
             },
             huge_pages: self.huge_pages,
+            huge_in_slow: needs.huge_in_slow && !self.is_lab,
             watermarks: needs.watermarks,
             lists: needs.lists,
         };

@@ -7,6 +7,7 @@
 mod balloon;
 mod frames;
 mod hint;
+mod khugepaged;
 mod migrate;
 mod node;
 mod reclaim;
@@ -27,6 +28,7 @@ use crate::machine::radix::{HUGE_BITS, PageSize, Radix, table_bytes};
 use crate::program::Region;
 use crate::reclaim::Lists;
 use frames::Frames;
+use khugepaged::Khugepaged;
 pub(crate) use node::{Node, Watermarks};
 
 /// Where the first region begins: nothing is mapped below, as on real systems.
@@ -41,8 +43,10 @@ pub(crate) struct GuestConfig {
     pub(crate) page_bits: u32,
     /// Sizes of the nodes; the slow one may be empty.
     pub(crate) nodes: [ByteCount; 2],
-    /// Whether faults take huge pages where they can.
+    /// Whether faults take huge pages where they can, and khugepaged makes them.
     pub(crate) huge_pages: bool,
+    /// Whether a fault that finds no huge page in the fast node takes one of the slow node.
+    pub(crate) huge_in_slow: bool,
     /// Those of the fast node.
     pub(crate) watermarks: Watermarks,
     /// What reclaim goes by.
@@ -71,6 +75,9 @@ pub(crate) struct Guest {
     frames: Frames,
     vmas: Vec<VirtRange>,
     huge_pages: bool,
+    huge_in_slow: bool,
+    /// None where the kernel runs no such thread.
+    khugepaged: Option<Khugepaged>,
     /// What fast memory is kept for; the rest is what is still to come of it.
     promised: Vec<VirtRange>,
     promised_frames: u32,
@@ -113,6 +120,8 @@ impl Guest {
             frames: Frames::new(first, end - first),
             vmas: vec![],
             huge_pages: config.huge_pages,
+            huge_in_slow: config.huge_in_slow,
+            khugepaged: config.huge_pages.then(Khugepaged::default),
             promised: vec![],
             promised_frames: 0,
             lists: config.lists.clone(),
@@ -156,6 +165,8 @@ impl Guest {
             piece,
         )
         .ok_or(OutOfMemory(range.end))?;
+        // Reserved memory has the pages that were asked for.
+        self.khugepaged = None;
         Ok((range, self.gpa(first)))
     }
 
@@ -279,7 +290,7 @@ impl Guest {
         actor: &mut Actor<'_>,
     ) -> Result<(), OutOfMemory> {
         self.counts.faults += 1;
-        let is_promised = self.promised.iter().any(|r| r.contains(gva));
+        let is_promised = self.is_promised(gva);
         let (size, frame) = self
             .huge_for(gva, is_promised)
             .map(|f| (PageSize::Huge, f))
@@ -305,8 +316,15 @@ impl Guest {
         Ok(())
     }
 
-    /// A block of the fast node for a huge page that holds `gva`, if there is to be one. As in Linux, a
-    /// fault that finds none in its own node takes small pages.
+    fn is_promised(&self, gva: GuestVirtAddr) -> bool {
+        let at = self.promised.partition_point(|range| range.end() <= gva);
+        self.promised
+            .get(at)
+            .is_some_and(|range| range.contains(gva))
+    }
+
+    /// A block for a huge page that holds `gva`, if there is to be one. As in Linux, a fault that finds none in its own
+    /// node, the fast one, takes small pages, unless the system has huge pages everywhere.
     fn huge_for(&mut self, gva: GuestVirtAddr, is_promised: bool) -> Option<u32> {
         let start = Block::of(gva).start();
         let whole = VirtRange::new(start, GuestVirtAddr(start.0 + BLOCK_SIZE))?;
@@ -314,11 +332,16 @@ impl Guest {
         let wanted =
             self.huge_pages && self.vmas.iter().any(inside) && self.tables.is_empty_block(gva);
         let frames = (BLOCK_SIZE >> self.page_bits) as u32;
-        if wanted && self.fast_has(frames, is_promised) {
-            self.nodes[0].take_block()
-        } else {
-            None
+        if !wanted {
+            return None;
         }
+        let fast = self
+            .fast_has(frames, is_promised)
+            .then(|| self.nodes[0].take_block());
+        fast.flatten().or_else(|| {
+            let slow = self.huge_in_slow.then(|| self.nodes[1].take_block());
+            slow.flatten()
+        })
     }
 
     fn base_for(&mut self, is_promised: bool) -> Option<u32> {

@@ -26,7 +26,7 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    fn new(k: u32, huge_pages: bool) -> Self {
+    pub(crate) fn new(k: u32, huge_pages: bool) -> Self {
         Self::with(
             k,
             [ByteCount(8 * MIB), ByteCount(32 * MIB)],
@@ -47,6 +47,7 @@ impl Bench {
             page_bits: 12 + k,
             nodes,
             huge_pages,
+            huge_in_slow: false,
             watermarks,
             lists: Lists::default(),
         };
