@@ -177,6 +177,11 @@ pub struct Sim {
     /// Whether the time counts in which a program fills its memory, and whoever manages memory is
     /// at work by then: so it is where a program is timed as a whole.
     pub timed_fill: bool,
+    /// Address space that a program reserves around each of its mappings without access (`PROT_NONE`), MiB, as JVMs and
+    /// sanitizers do: with `reserve_mib = 65536` and 300 MiB of memory 64 GiB of nothing before it. It lies between
+    /// mappings, and nothing in it can be moved.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub reserve_mib: u64,
     /// Whether `memtis` runs without the limit on fast memory that its authors set for a program: it then
     /// demotes nothing, and promotes only what free memory takes.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -188,6 +193,10 @@ pub struct Sim {
     /// A VM whose writes are logged: a model of its own instead of the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty_logging: Option<DirtyLogging>,
+}
+
+fn is_zero(value: &u64) -> bool {
+    *value == 0
 }
 
 impl Default for Sim {
@@ -203,6 +212,7 @@ impl Default for Sim {
             fast_others_gbps: 0,
             host_thp: Thp::Always,
             timed_fill: false,
+            reserve_mib: 0,
             memtis_unlimited: false,
             translation: None,
             dirty_logging: None,

@@ -71,7 +71,7 @@ impl Guest {
 
     /// The first block from this one on that a single mapping holds whole.
     fn whole_block_from(&self, from: Block) -> Option<Block> {
-        let vmas = &self.vmas[..];
+        let vmas = self.vmas();
         let first = vmas.partition_point(|vma| vma.end() <= from.start());
         vmas[first..].iter().find_map(|vma| {
             let start = vma.start().max(from.start()).0.div_ceil(BLOCK_SIZE);

@@ -50,6 +50,7 @@ impl Bench {
             huge_in_slow: false,
             watermarks,
             lists: Lists::default(),
+            reserved: ByteCount(0),
         };
         let tier = TierModel {
             latency_ps: 80 * PS_PER_NS,
@@ -113,6 +114,8 @@ impl Bench {
         self.guest.map(&[Region {
             name,
             bytes: ByteCount(bytes),
+            start: ByteCount(bytes),
+            process: 0,
         }])[0]
     }
 

@@ -222,7 +222,7 @@ impl Manager for Colloid {
     }
 
     fn start(&mut self, guest: &Guest, now_ps: u64, _filling: bool) -> u64 {
-        self.heat = Heat::new(guest.vmas());
+        self.heat = Heat::new(guest.limits());
         self.spinner = Spinner::since(now_ps);
         now_ps + TURN_PS
     }

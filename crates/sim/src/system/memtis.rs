@@ -351,7 +351,7 @@ fn take_batch(list: &mut VecDeque<GuestVirtAddr>, guest: &Guest, bytes: u64) -> 
 
 /// Where a process's memory begins, and how many base pages lie between there and its end.
 fn extent(guest: &Guest) -> (GuestVirtAddr, usize) {
-    let (Some(first), Some(last)) = (guest.vmas().first(), guest.vmas().last()) else {
+    let (Some(first), Some(last)) = (guest.limits().first(), guest.limits().last()) else {
         return (GuestVirtAddr(0), 0);
     };
     let base = first.start();
