@@ -177,9 +177,8 @@ pub struct Sim {
     /// Whether the time counts in which a program fills its memory, and whoever manages memory is
     /// at work by then: so it is where a program is timed as a whole.
     pub timed_fill: bool,
-    /// Address space that a program reserves around each of its mappings without access (`PROT_NONE`), MiB, as JVMs and
-    /// sanitizers do: with `reserve_mib = 65536` and 300 MiB of memory 64 GiB of nothing before it. It lies between
-    /// mappings, and nothing in it can be moved.
+    /// Address space without access (`PROT_NONE`) that a program reserves before each of its mappings, MiB. JVMs and
+    /// sanitizers do so: `reserve_mib = 65536`. Nothing in it can be moved.
     #[serde(skip_serializing_if = "is_zero")]
     pub reserve_mib: u64,
     /// Whether `memtis` runs without the limit on fast memory that its authors set for a program: it then

@@ -36,9 +36,10 @@ const ACCESSES_WANTED: u64 = 1 << 25;
 /// Time between two accesses of a thread, for that estimate.
 const ACCESS_NS: u64 = 100;
 
-/// The most memory of a VM, and the most addresses from a program's first to its last: what its page tables hold, and what
-/// 32 bits number at 4 KiB.
+/// The most memory of a VM: its page tables hold no more.
 const MEMORY_MAX: u64 = 4 << 40;
+
+/// The most addresses from a program's first to its last: 32 bits number pages of 4 KiB.
 const SPAN_MAX: u64 = 16 << 40;
 
 /// The largest scale that is chosen: 2 MiB blocks keep 8 pages.

@@ -40,8 +40,8 @@ pub struct Gups {
     /// waited for, as the lab's emulator does. Simulator only.
     #[serde(default = "one")]
     pub in_flight: u32,
-    /// Whether the hot set lies in single blocks of 2 MiB that the seed scatters over the array, instead of in one
-    /// piece: with `hot_mib = 400` in 200 of them. Its blocks change as the piece would. Simulator only.
+    /// Whether the seed scatters the hot set over the array in single blocks of 2 MiB, instead of one piece. With
+    /// `hot_mib = 400` there are 200 of them. They jump, grow and shrink as the piece would. Simulator only.
     #[serde(default)]
     pub scattered: bool,
     /// Computation between two updates, nanoseconds: with `compute_ns = 4000` a server that waits for memory 5 % of its

@@ -63,7 +63,7 @@ pub(crate) trait Parameters {
         1
     }
 
-    /// What of it only the simulator can run, if anything.
+    /// The key that only the simulator can run, if it has one.
     fn simulated_only(&self) -> Option<&'static str> {
         None
     }
@@ -191,7 +191,7 @@ impl Workload {
         self.parameters().in_flight()
     }
 
-    /// What of it only the simulator can run, if anything: the key to leave out elsewhere.
+    /// The key that only the simulator can run, if it has one: to be left out elsewhere.
     pub fn simulated_only(&self) -> Option<&'static str> {
         self.parameters().simulated_only()
     }

@@ -11,7 +11,7 @@ const PROCESSES_MAX: usize = 64;
 /// Parameters of several processes. How hot each is follows from its threads, its hot sets and what it computes between
 /// two accesses:
 /// `processes = [{ threads = 3, parts = [{ size_mib = 800, hot_mib = 100, hot_weight = 0.9 }] }, { compute_ns = 2000, parts = [{ size_mib = 800 }] }]`.
-/// They are told apart by who manages memory, but share the guest's page tables. Simulator only.
+/// Each has a pid and mappings of its own, but all share the guest's page tables. Simulator only.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Several {
@@ -33,7 +33,7 @@ impl Parameters for Several {
         sizes.fold(0, u64::saturating_add)
     }
 
-    /// Every process says it, or at least some do and the others have none.
+    /// At least one process has a hot set, and none has one that it does not tell.
     fn tells_hot_set(&self) -> bool {
         self.processes.iter().any(Parameters::tells_hot_set)
             && self.processes.iter().all(|mix| {

@@ -26,7 +26,7 @@ pub struct Zipf {
     /// Whether an operation takes a whole page, line by line, instead of a word.
     #[serde(default)]
     pub whole_pages: bool,
-    /// Computation between two operations, nanoseconds.
+    /// Computation between two operations, nanoseconds, as in gups.
     #[serde(default)]
     pub compute_ns: u64,
 }

@@ -21,18 +21,18 @@ const FIRST_PID: u32 = 1;
 /// All mappings of a guest.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Mappings {
-    /// What is mapped.
+    /// The mappings as they are.
     vmas: Vec<VirtRange>,
-    /// What each may become.
+    /// The same, as large as they may grow.
     limits: Vec<VirtRange>,
-    /// Whose each is; those of a process follow one another.
+    /// The process of each; those of a process follow one another.
     processes: Vec<u32>,
-    /// Address space around each mapping that is reserved and cannot be accessed (`PROT_NONE`).
+    /// Address space before each mapping that is reserved and cannot be accessed (`PROT_NONE`).
     reserved: ByteCount,
 }
 
 impl Mappings {
-    /// No mapping yet; so much address space is to be reserved around each.
+    /// No mapping yet. Each will reserve this much address space before it.
     pub(super) fn new(reserved: ByteCount) -> Self {
         Self {
             reserved,
@@ -64,12 +64,12 @@ impl Mappings {
         last.map_or(GuestVirtAddr(FIRST_BASE), VirtRange::end)
     }
 
-    /// What can be accessed, sorted: as `/proc/PID/maps` shows it, without what is reserved.
+    /// The mappings that can be accessed, sorted: `/proc/PID/maps` without reservations.
     pub(super) fn vmas(&self) -> &[VirtRange] {
         &self.vmas
     }
 
-    /// The same when all have grown.
+    /// The same mappings, as large as they may grow.
     pub(super) fn limits(&self) -> &[VirtRange] {
         &self.limits
     }
@@ -105,7 +105,7 @@ impl Mappings {
         })
     }
 
-    /// Whose memory an address is: that of the process that begins at it or below.
+    /// The process that has an address: the one that begins at it or below.
     pub(super) fn pid_of(&self, gva: GuestVirtAddr) -> Pid {
         let after = self.limits.partition_point(|limit| limit.start() <= gva);
         let process = self.processes.get(after.saturating_sub(1));

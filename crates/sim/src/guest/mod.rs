@@ -162,12 +162,12 @@ impl Guest {
         Ok((range, self.gpa(first)))
     }
 
-    /// What the processes map, sorted.
+    /// The mappings of all processes, sorted.
     pub(crate) fn vmas(&self) -> &[VirtRange] {
         self.mappings.vmas()
     }
 
-    /// What these mappings may become as they grow.
+    /// The same mappings, as large as they may grow.
     pub(crate) fn limits(&self) -> &[VirtRange] {
         self.mappings.limits()
     }
@@ -177,7 +177,7 @@ impl Guest {
         self.mappings.processes()
     }
 
-    /// Whose memory an address is.
+    /// The process that has an address.
     pub(crate) fn pid_of(&self, gva: GuestVirtAddr) -> Pid {
         self.mappings.pid_of(gva)
     }

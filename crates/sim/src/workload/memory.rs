@@ -68,8 +68,8 @@ impl ProgramMemory {
         VirtRange::new(GuestVirtAddr(start), GuestVirtAddr(start + extent.bytes))
     }
 
-    /// Stores to the pages that are there from the start and nobody touched yet, in the order of allocation and of
-    /// addresses, as long as the batch has room. False when there was none left.
+    /// Stores to pages that nobody touched yet, of those that are there from the start, as long as the batch has room. They
+    /// come in the order of allocation and of addresses. False when there was none left.
     pub(crate) fn populate(&mut self, page_bytes: u64, out: &mut Batch) -> bool {
         while out.room() > 0 {
             let (region, offset) = self.untouched;

@@ -34,7 +34,7 @@ impl Mix {
         Self::of_process(mix, 0, 0, seed, scale_bits)
     }
 
-    /// One of several processes, whose parts come after so many regions.
+    /// One of several processes. Its first part is the region with this number.
     pub(crate) fn of_process(
         mix: &scenario::Mix,
         process: u32,
