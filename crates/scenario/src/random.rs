@@ -132,11 +132,13 @@ impl Draw {
 
     /// A program: its kind, what it is, its parameters.
     fn program(&mut self, size_mib: u64, threads: u32) -> (&'static str, &'static str, Workload) {
+        let compute_ns = self.compute_ns();
         let parts = |parts| {
             Workload::Mix(Mix {
                 cold_mib: 0,
                 threads,
                 turns_s: None,
+                compute_ns,
                 parts,
             })
         };
@@ -144,7 +146,7 @@ impl Draw {
             0 => (
                 "gups",
                 "a hot set at an end",
-                self.hot_end(size_mib, threads),
+                self.hot_end(size_mib, threads, compute_ns),
             ),
             1 => {
                 let placed = self.hot_somewhere(size_mib);
@@ -164,6 +166,7 @@ impl Draw {
                     theta: self.even(0.6..=1.2),
                     store_share: self.even(0.0..=0.5),
                     whole_pages: self.is_heads(),
+                    compute_ns,
                 });
                 ("zipf", "a law of popularity", zipf)
             }
@@ -182,16 +185,29 @@ impl Draw {
         }
     }
 
-    fn hot_end(&mut self, size_mib: u64, threads: u32) -> Workload {
+    /// Computation between two accesses: none, or up to fifty times what an access takes.
+    fn compute_ns(&mut self) -> u64 {
+        match self.is_heads() {
+            true => 0,
+            false => self.log(10.0..=10_000.0) as u64,
+        }
+    }
+
+    fn hot_end(&mut self, size_mib: u64, threads: u32, compute_ns: u64) -> Workload {
+        let scattered = self.is_heads();
+        // Scattered hot sets are of whole blocks.
+        let whole = |mib: u64| if scattered { (mib & !1).max(2) } else { mib };
         Workload::Gups(Gups {
-            size_mib,
-            hot_mib: self.hot_mib(size_mib),
+            size_mib: whole(size_mib),
+            hot_mib: whole(self.hot_mib(size_mib)),
             hot_weight: self.even(0.5..=0.99),
             reverse: self.is_heads(),
             threads,
             shift_at_s: None,
             phases: vec![],
             in_flight: 1,
+            scattered,
+            compute_ns,
         })
     }
 
@@ -274,6 +290,8 @@ fn evenly(size_mib: u64) -> Part {
         hot_mib: 0,
         hot_weight: 0.0,
         moves_s: None,
+        start_mib: None,
+        grows_s: None,
     }
 }
 

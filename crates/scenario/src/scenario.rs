@@ -177,6 +177,10 @@ pub struct Sim {
     /// Whether the time counts in which a program fills its memory, and whoever manages memory is
     /// at work by then: so it is where a program is timed as a whole.
     pub timed_fill: bool,
+    /// Address space without access (`PROT_NONE`) that a program reserves before each of its mappings, MiB. JVMs and
+    /// sanitizers do so: `reserve_mib = 65536`. Nothing in it can be moved.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub reserve_mib: u64,
     /// Whether `memtis` runs without the limit on fast memory that its authors set for a program: it then
     /// demotes nothing, and promotes only what free memory takes.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -188,6 +192,10 @@ pub struct Sim {
     /// A VM whose writes are logged: a model of its own instead of the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty_logging: Option<DirtyLogging>,
+}
+
+fn is_zero(value: &u64) -> bool {
+    *value == 0
 }
 
 impl Default for Sim {
@@ -203,6 +211,7 @@ impl Default for Sim {
             fast_others_gbps: 0,
             host_thp: Thp::Always,
             timed_fill: false,
+            reserve_mib: 0,
             memtis_unlimited: false,
             translation: None,
             dirty_logging: None,

@@ -1,4 +1,8 @@
 //! No management: pages stay where they were first put.
+//!
+//! The oracle is the best that lies still, in placement and in page size: what does not fit fast memory has huge pages of
+//! slow memory, where huge pages are the rule. Else systems with such pages (`hemem`) would surpass it. On the lab's
+//! emulator it has Linux's, as the lab's own oracle.
 
 use super::{Manager, Needs};
 
@@ -28,6 +32,7 @@ impl Manager for Unmanaged {
     fn needs(&self) -> Needs {
         Needs {
             keeps_hot_set: self.keeps_hot_set,
+            huge_in_slow: self.keeps_hot_set,
             ..Needs::default()
         }
     }
