@@ -6,7 +6,7 @@ ifeq ($(shell PATH="$(PATH)" command -v cargo 2>/dev/null),)
 $(error Rust is missing; get it from https://rustup.rs and try again)
 endif
 
-.PHONY: build setup demo test bench fuzz
+.PHONY: build setup demo test test-long bench fuzz
 
 # Static release binaries: target/release/{demeter,forks,graph,gups,kvload,memlat,mix,sweep}.
 build:
@@ -26,6 +26,10 @@ test: setup
 	@sh xtask/setup.sh fuzz
 	@sh xtask/setup.sh python || echo 'the Python package will not be tested'
 	@cargo xtask test
+
+# What takes hours: all sizes on the simulator, a hundred random cases, an hour of resizing VMs.
+test-long: setup
+	@cargo xtask test-long
 
 # A million inputs for each fuzz target: about an hour.
 fuzz:

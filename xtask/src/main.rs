@@ -13,6 +13,7 @@ mod results;
 mod shell;
 mod systems;
 mod test;
+mod test_long;
 
 use std::process::ExitCode;
 
@@ -29,6 +30,11 @@ enum Task {
     Demo,
     /// Run all checks and tests
     Test,
+    /// Run the tests that take hours: the scale suite, a hundred random cases, the soak, ignored tests
+    ///
+    /// Prints a line for each part, "skipped" and why where it cannot run, and ends with what passed and failed. Results are
+    /// kept in target/test-long. The random cases are new ones each time; their seed is printed.
+    TestLong,
     /// Fuzz what comes from the other side of a socket, a ring or a file
     Fuzz(fuzz::Args),
     /// Run the experiments of systems' authors on the simulator, scenarios/paper-*.toml and seed-*.toml, and
@@ -73,6 +79,7 @@ fn main() -> ExitCode {
         Task::Deb => deb::deb(),
         Task::Demo => demo::demo(),
         Task::Test => test::test(),
+        Task::TestLong => test_long::test_long(),
         Task::Docs => docs::docs(),
         Task::Results(args) => results::results(&args),
         Task::Fuzz(args) => fuzz::fuzz(&args),

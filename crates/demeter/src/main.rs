@@ -17,7 +17,6 @@ mod progress;
 mod replay;
 mod report;
 mod run;
-mod run_folder;
 mod shell;
 mod signals;
 mod sweep;

@@ -17,7 +17,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Also write a picture: throughput (or latency) over time; of a result whose cases differ in one setting, a
-    /// heat map of systems and cases
+    /// heat map of systems and cases, or where that is a number and there is an oracle, each system's share of it
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
@@ -36,12 +36,13 @@ pub fn report(args: &Args) -> anyhow::Result<()> {
 
 /// The picture that stands for a result.
 fn picture(args: &Args, result: &RunResult) -> anyhow::Result<String> {
-    if let Some(maps) = demeter_report::maps_svg(result) {
-        return Ok(maps);
+    let of_cases = demeter_report::maps_svg(result).or_else(|| demeter_report::shares_svg(result));
+    if let Some(picture) = of_cases {
+        return Ok(picture);
     }
     let why = match &result.cases[..] {
         [] => "nothing in it was measured over time",
-        _ => "its cases differ in several settings at once or in numbers",
+        _ => "its cases differ in several settings at once, or in a number without an oracle",
     };
     ensure!(
         result

@@ -146,8 +146,8 @@ fn refuse_the_simulated(scenario: &Scenario) -> Result<(), Error> {
     if !scenario.workload.is_real() {
         return Err(Error::SimOnly(scenario.workload.kind()));
     }
-    if scenario.workload.in_flight() > 1 {
-        return Err(Error::SimOnly("workload.in_flight above 1"));
+    if let Some(key) = scenario.workload.simulated_only() {
+        return Err(Error::SimOnly(key));
     }
     if scenario.machine.vcpus > VCPUS_MAX {
         return Err(Error::Vcpus(scenario.machine.vcpus));

@@ -51,9 +51,11 @@ const FIXED: &[Fixed] = &figures! {
     "t90_after_shift_s", "t90 after the shift", "s", |s| s.t90_after_shift_s;
     "mgmt_cpu_s", "management CPU", "s", |s| s.mgmt_cpu_s;
     "cores_managing", "cores managing", "", |s| s.cores_managing();
+    "cores_managing_steady", "cores managing at the end", "", |s| s.cores_managing_steady();
     "walk_overhead", "walks over all else", "", walk_overhead;
     "bytes_promoted", "promoted", "bytes", |s| Some(s.bytes_promoted? as f64);
     "bytes_demoted", "demoted", "bytes", |s| Some(s.bytes_demoted? as f64);
+    "bytes_moved", "moved", "bytes", |s| Some(s.bytes_moved()? as f64);
     "memory_overhead_bytes", "memory overhead", "bytes", |s| Some(s.memory_overhead_bytes? as f64);
     "tail.mean_ns", "mean of operations", "ns", |s| Some(s.tail?.mean_ns);
     "tail.p50_ns", "p50 of operations", "ns", |s| Some(s.tail?.p50_ns);
@@ -207,7 +209,9 @@ mod tests {
         let system = SystemResult {
             speed: Some(Speed::new(Unit::MOPS, 2.5, None)),
             mgmt_cpu_s: Some(6.0),
+            mgmt_cpu_steady_s: Some(1.0),
             bytes_promoted: Some(7),
+            bytes_demoted: Some(9),
             tail: Some(Tail {
                 p99_ns: 5.0,
                 ..Tail::default()
@@ -231,7 +235,9 @@ mod tests {
             ("peak_mops", Some(3.0)),
             ("trough", Some(2.0 / 3.0)),
             ("cores_managing", Some(3.0)),
+            ("cores_managing_steady", Some(1.5)),
             ("bytes_promoted", Some(7.0)),
+            ("bytes_moved", Some(16.0)),
             ("elapsed_s", None),
             ("slowest_mops", Some(1.0)),
             ("fast_share.a", Some(0.75)),

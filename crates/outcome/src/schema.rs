@@ -218,6 +218,17 @@ impl SystemResult {
         let seconds = self.elapsed_s.or(self.series.last().map(|p| p.t_s))?;
         (seconds > 0.0).then_some(self.mgmt_cpu_s? / seconds)
     }
+
+    /// The same of the last third.
+    pub fn cores_managing_steady(&self) -> Option<f64> {
+        let end_s = self.elapsed_s.or(self.series.last().map(|p| p.t_s))?;
+        (end_s > 0.0).then_some(self.mgmt_cpu_steady_s? / (end_s / 3.0))
+    }
+
+    /// Bytes moved in either direction.
+    pub fn bytes_moved(&self) -> Option<u64> {
+        Some(self.bytes_promoted?.saturating_add(self.bytes_demoted?))
+    }
 }
 
 /// How a run was made.

@@ -18,6 +18,7 @@ mod page;
 mod shape;
 mod text;
 
+pub use draw::along::shares_svg;
 pub use draw::field::maps_svg;
 pub use draw::lines::throughput_svg;
 pub use export::csv::csv;
@@ -26,6 +27,7 @@ pub use export::rows::{RunRow, columns};
 pub use page::html;
 pub use text::address_heat::{AddressHeat, HeatRange};
 pub use text::compare::{CompareError, compare};
+pub use text::harm::harm;
 pub use text::one_line::one_line;
 pub use text::part::{Part, part};
 pub use text::table::table;

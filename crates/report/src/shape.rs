@@ -22,6 +22,8 @@ const BAR_VALUES_MAX: usize = 24;
 const HEAT_VALUES_MAX: usize = 32;
 /// Largest number that lies on an axis of numbers; what is larger is a word.
 const NUMBER_MAX: f64 = 1e15;
+/// The setting that names a case of a folder.
+const CASE_KEY: &str = "scenario";
 /// The setting that counts VMs side by side.
 const VMS_KEY: &str = "sim.vms";
 
@@ -80,7 +82,10 @@ impl<'a> Group<'a> {
             }
         }
         let settings = keys.into_iter().map(|key| Setting::new(key, &cases));
-        let (axes, fixed): (Vec<_>, Vec<_>) = settings.partition(|s| s.values.len() > 1);
+        let (mut axes, fixed): (Vec<_>, Vec<_>) = settings.partition(|s| s.values.len() > 1);
+        // Where a number tells cases apart, they need no names.
+        let has_number = axes.iter().any(|s| s.numbers.is_some());
+        axes.retain(|s| s.key != CASE_KEY || !has_number);
         let fixed = fixed.iter().map(|s| (s.key, s.values[0])).collect();
         Self { fixed, axes, cases }
     }
@@ -204,6 +209,19 @@ pub(crate) fn settings(settings: &[(String, String)]) -> String {
     settings.collect::<Vec<_>>().join(", ")
 }
 
+/// What a case of a folder is called, for people: its scenario, or else all its settings.
+pub(crate) fn case_title(case: &Case) -> String {
+    let settings = case.settings.iter();
+    let name = settings.clone().find(|(key, _)| key == CASE_KEY);
+    match name {
+        Some((_, name)) => clean::name(name),
+        None => {
+            let values: Vec<&str> = settings.map(|(_, value)| value.as_str()).collect();
+            clean::name(&values.join(" "))
+        }
+    }
+}
+
 /// A case's value of a key; `-` where it sets none.
 pub(crate) fn value<'a>(case: &'a Case, key: &str) -> &'a str {
     let mut settings = case.settings.iter();
@@ -313,6 +331,11 @@ mod tests {
         assert_eq!(shape(grid), "heat y x ms");
         assert_eq!(title("machine.slow.latency_ns"), "slow latency ns");
         assert_eq!(shape(&[&[never]]), "table");
+        let folder = |name, mib| [("scenario", name), ("workload.size_mib", mib)];
+        assert_eq!(
+            shape(&[&folder("gups-4g", "4000"), &folder("gups-1g", "1000")]),
+            "lines 1000 4000"
+        );
         // What no axis can hold.
         for word in ["inf", "nan", "1e16"] {
             assert!(shape(&[&[vms("1")], &[vms(word)]]).starts_with("bars"));

@@ -7,7 +7,7 @@ use common::{empty, pictures};
 use demeter_outcome::{
     Case, Point, Published, Repeats, RunResult, Speed, SystemResult, Tail, Unit, WorkloadResult,
 };
-use demeter_report::{html, maps_svg, table, throughput_svg};
+use demeter_report::{html, maps_svg, shares_svg, table, throughput_svg};
 
 fn system(name: &str, elapsed_s: f64) -> SystemResult {
     SystemResult {
@@ -531,4 +531,31 @@ fn each_of_several_programs_has_its_column_and_its_picture() {
     assert!(page.contains("&lt;bfs&gt;") && !page.contains("<bfs>"));
     // Nobody counted what bfs did.
     assert!(!page.contains("bfs&gt;: throughput"));
+}
+
+#[test]
+fn sizes_of_one_program_make_a_line_of_the_share_of_the_oracle() {
+    let at = |name: &str, mib: &str, mean: f64| {
+        let system = |name: &str, mean: f64| SystemResult {
+            name: name.into(),
+            speed: Some(Speed::new(Unit::MOPS, mean, None)),
+            ..SystemResult::default()
+        };
+        let systems = vec![system("oracle", 10.0), system("demeter", mean)];
+        case(&[("scenario", name), ("workload.size_mib", mib)], systems)
+    };
+    let cases = vec![at("gups-4g", "4000", 9.0), at("gups-1g", "1000", 5.0)];
+    let mut sizes = result(cases);
+    let picture = shares_svg(&sizes).unwrap();
+    assert!(picture.contains("Share of the oracle by size mib (percent)"));
+    assert!(picture.contains("demeter, 1000: 50.0<") && picture.contains("demeter, 4000: 90.0<"));
+    // The oracle is what they are shares of, and no line.
+    assert!(!picture.contains("oracle, 1000"));
+    assert_eq!(
+        sections(&html(&sizes))[0],
+        "Share of the oracle by size mib"
+    );
+    // Without an oracle in each there is no such picture.
+    sizes.cases[0].systems.remove(0);
+    assert!(shares_svg(&sizes).is_none());
 }

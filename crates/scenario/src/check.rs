@@ -24,6 +24,8 @@ const VMS_MAX_ON_SHARED_CORES: u32 = 64;
 const CORES_MAX: u32 = 1024;
 /// Largest scale of the simulator: a page of 2 MiB.
 const SCALE_BITS_MAX: u32 = 9;
+/// Most address space that the simulator's program reserves around a mapping, MiB (256 GiB).
+const RESERVE_MAX_MIB: u64 = 256 << 10;
 /// Longest latency of a tier, nanoseconds.
 const LATENCY_MAX_NS: u64 = 1_000_000;
 /// Most bandwidth of a tier, GB/s.
@@ -215,6 +217,11 @@ fn check_sim(sim: &Sim) -> Result<(), String> {
     if let Some(bits) = sim.scale_bits {
         within("sim.scale_bits", bits, 0..=SCALE_BITS_MAX)?;
     }
+    within("sim.reserve_mib", sim.reserve_mib, 0..=RESERVE_MAX_MIB)?;
+    refuse_if(sim.reserve_mib > 0 && sim.translation.is_some(), || {
+        "sim.reserve_mib: with sim.translation all memory is reserved in one piece: remove one"
+            .into()
+    })?;
     let granule = sim.slow_granule_bytes;
     let is_granule = (64..=4096).contains(&granule) && granule.is_power_of_two();
     refuse_if(!is_granule, || {
@@ -279,6 +286,8 @@ mod tests {
             shift_at_s: Some(30),
             phases: vec![],
             in_flight: 1,
+            scattered: false,
+            compute_ns: 0,
         }
     }
 

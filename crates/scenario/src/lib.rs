@@ -11,6 +11,7 @@ mod file;
 mod grid;
 mod provision;
 mod provision_check;
+mod random;
 mod result;
 pub mod rng;
 mod scenario;
@@ -30,5 +31,5 @@ pub use translation::{Pages, Translation, TranslationMode};
 pub use vary::{Case, Published};
 pub use workload::{
     App, Cgroup, Course, Figure, Gups, Memlat, Mix, Number, Part, Pattern, Phase, Program,
-    Programs, Ready, Silo, SiloMix, Stretch, Trace, Workload, Zipf,
+    Programs, Ready, Several, Silo, SiloMix, Stretch, Trace, Workload, Zipf,
 };

@@ -177,6 +177,10 @@ pub struct Sim {
     /// Whether the time counts in which a program fills its memory, and whoever manages memory is
     /// at work by then: so it is where a program is timed as a whole.
     pub timed_fill: bool,
+    /// Address space without access (`PROT_NONE`) that a program reserves before each of its mappings, MiB. JVMs and
+    /// sanitizers do so: `reserve_mib = 65536`. Nothing in it can be moved.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub reserve_mib: u64,
     /// Whether `memtis` runs without the limit on fast memory that its authors set for a program: it then
     /// demotes nothing, and promotes only what free memory takes.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -188,6 +192,10 @@ pub struct Sim {
     /// A VM whose writes are logged: a model of its own instead of the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty_logging: Option<DirtyLogging>,
+}
+
+fn is_zero(value: &u64) -> bool {
+    *value == 0
 }
 
 impl Default for Sim {
@@ -203,6 +211,7 @@ impl Default for Sim {
             fast_others_gbps: 0,
             host_thp: Thp::Always,
             timed_fill: false,
+            reserve_mib: 0,
             memtis_unlimited: false,
             translation: None,
             dirty_logging: None,
@@ -270,6 +279,24 @@ impl Scenario {
         others
     }
 
+    /// The scenario without what grows with its size, or names it: two that differ in size only are equal.
+    pub fn without_size(&self) -> Self {
+        let mut scenario = self.clone();
+        scenario.name.clear();
+        scenario.about.clear();
+        let Machine {
+            vcpus, fast, slow, ..
+        } = &mut scenario.machine;
+        (*vcpus, fast.usable_mib, slow.usable_mib) = (0, 0, 0);
+        scenario.sim.scale_bits = None;
+        match &mut scenario.workload {
+            Workload::Gups(gups) => (gups.size_mib, gups.hot_mib, gups.threads) = (0, 0, 0),
+            Workload::Zipf(zipf) => (zipf.size_mib, zipf.cold_mib, zipf.threads) = (0, 0, 0),
+            _ => {}
+        }
+        scenario
+    }
+
     /// What each VM of a run executes, with its name: one VM for most scenarios, those of
     /// `provision.vms` where there are any. VMs side by side have different seeds.
     pub fn vms(&self) -> Vec<(String, Self)> {
@@ -313,6 +340,22 @@ mod tests {
             }
         }
         assert!(seen >= 5, "only {seen} scenarios in {}", folder.display());
+    }
+
+    #[test]
+    fn the_scale_suite_loads_and_its_sizes_differ_in_nothing_else() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/scale");
+        let load = |name: &str| Scenario::load(&folder.join(format!("{name}.toml"))).unwrap();
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_stem().unwrap().to_str().unwrap();
+            assert_eq!(load(name).name, name);
+        }
+        let small = load("gups-256m").without_size();
+        assert_eq!(load("gups-1t").without_size(), small);
+        for other in ["small-pages-4g", "zipf-4g"] {
+            assert_ne!(load(other).without_size(), small);
+        }
     }
 
     #[test]

@@ -39,6 +39,8 @@ fn kinds() -> Vec<(&'static str, Kind)> {
         shift_at_s: None,
         phases: vec![],
         in_flight: 1,
+        scattered: false,
+        compute_ns: 0,
     };
     let memlat = Memlat {
         size_mib: SIZE_MIB,

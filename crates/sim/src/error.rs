@@ -25,6 +25,27 @@ pub enum SimError {
         /// The most.
         max: u64,
     },
+    /// More memory than a VM's page tables hold.
+    #[error(
+        "a simulated VM has at most {max_gib} GiB of memory, not {gib}: lower machine.slow.usable_mib"
+    )]
+    TooMuchMemory {
+        /// Memory of a VM.
+        gib: u64,
+        /// The most.
+        max_gib: u64,
+    },
+    /// A program whose addresses are further apart than page tables reach.
+    #[error(
+        "the program's memory and what it reserves span {gib} GiB, of which the simulator holds {max_gib}: lower \
+         sim.reserve_mib"
+    )]
+    TooWide {
+        /// Addresses from the first to the last.
+        gib: u64,
+        /// The most.
+        max_gib: u64,
+    },
     /// Memory that does not suffice.
     #[error("{0}; raise machine.slow.usable_mib")]
     OutOfMemory(String),

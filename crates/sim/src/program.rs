@@ -120,8 +120,12 @@ impl Batch {
 pub struct Region {
     /// For people.
     pub name: String,
-    /// Its size; not zero.
+    /// Its size, when it has grown; not zero.
     pub bytes: ByteCount,
+    /// Of it, what is mapped from the start; the rest is mapped as it is touched.
+    pub start: ByteCount,
+    /// The process that has it, from 0 on; those of a process follow one another.
+    pub process: u32,
 }
 
 /// What a program does, thread by thread. Deterministic from its seed; no I/O, no clock.
@@ -146,8 +150,8 @@ pub trait Program {
     /// What is hot now, if the program knows: sorted, disjoint. Empty if it does not.
     fn hot(&self, now_ns: u64) -> Vec<VirtRange>;
 
-    /// Picoseconds of computation for each operation, beyond its accesses.
-    fn compute_ps(&self) -> u64;
+    /// Picoseconds of computation for each operation of a thread, beyond its accesses.
+    fn compute_ps(&self, thread: usize) -> u64;
 
     /// Why what it did was not what it should have done: a trace may change while it is replayed.
     /// Asked at the end; computed programs are always right.

@@ -101,6 +101,7 @@ fn run_looking(
         .map(|vm| Workload::new(workload(vm), seed.wrapping_add(vm << 32), setup.k))
         .collect::<Result<Vec<_>, _>>()
         .map_err(|e| SimError::Workload(e.to_string()))?;
+    setup.check_programs(&programs)?;
     simulate(scenario, &setup, settings.system, programs, watch, look)
 }
 
@@ -200,5 +201,7 @@ impl Digest {
     }
 }
 
+#[cfg(test)]
+mod shapes;
 #[cfg(test)]
 mod tests;

@@ -29,12 +29,20 @@ use crate::vm::{Hardware, Host, Machine, Vm};
 use crate::workload::accesses_per_operation;
 use crate::world::World;
 
+const GIB: u64 = 1 << 30;
+
 /// Simulated accesses that a run shall take about, when the scenario does not say its scale:
 /// some seconds.
 const ACCESSES_WANTED: u64 = 1 << 25;
 
 /// Time between two accesses of a thread, for that estimate.
 const ACCESS_NS: u64 = 100;
+
+/// The most memory of a VM: its page tables hold no more.
+const MEMORY_MAX: u64 = 4 << 40;
+
+/// The most addresses from a program's first to its last: 32 bits number pages of 4 KiB.
+const SPAN_MAX: u64 = 16 << 40;
 
 /// The largest scale that is chosen: 2 MiB blocks keep 8 pages.
 const SCALE_MAX: u32 = 6;
@@ -51,6 +59,8 @@ pub(crate) struct Setup {
     /// Memory of each VM that its program may use, by tier.
     pub(crate) usable: [ByteCount; 2],
     pub(crate) huge_pages: bool,
+    /// Whether the machine stands for the lab's, whose kernel is Debian's whatever manages memory.
+    is_lab: bool,
     /// What the hypervisor backs a guest's nodes with.
     host_pages: PageSize,
     /// Whether filling memory is a part of the timed phase.
@@ -68,6 +78,8 @@ pub(crate) struct Setup {
     operations: Option<u64>,
     /// When the hot set changes, if it does: the oracle knows all.
     hot_changes_s: Vec<u64>,
+    /// Address space that a program reserves around each of its mappings.
+    reserved: ByteCount,
     /// How reserved memory is translated.
     translation: Option<Translation>,
     /// What the system is set to, if not to what it is by default.
@@ -122,6 +134,7 @@ impl Setup {
             ],
             usable,
             huge_pages: machine.thp == Thp::Always,
+            is_lab: matches!(scenario.sim.cpu, Cpu::Lab | Cpu::LabHost),
             host_pages: match scenario.sim.host_thp {
                 Thp::Always => PageSize::Huge,
                 // The hypervisor does not ask for them.
@@ -135,7 +148,8 @@ impl Setup {
             agent: agent_settings(scenario, dilation),
             cores: cores_of(scenario) as usize,
             operations: scenario.sim.operations,
-            hot_changes_s: hot_changes_s(scenario),
+            hot_changes_s: scenario.workload.hot_changes_s(),
+            reserved: ByteCount(scenario.sim.reserve_mib * MIB),
             translation: scenario.sim.translation,
             settings: None,
         };
@@ -153,14 +167,36 @@ impl Setup {
 
     fn check(&self) -> Result<(), SimError> {
         self.cpu.check()?;
-        let bytes = u64::from(self.vms) * (self.usable[0].0 + self.usable[1].0);
+        let own = self.usable[0].0 + self.usable[1].0;
+        let bytes = u64::from(self.vms) * own;
         // A little more is needed for tables and watermarks.
         let pages = (bytes + bytes / 16) >> self.page_bits();
         let max = u64::from(INDEX_MAX);
         if pages > max {
             return Err(SimError::TooLarge { pages, max });
         }
+        if own > MEMORY_MAX {
+            let [gib, max_gib] = [own, MEMORY_MAX].map(|bytes| bytes.div_ceil(GIB));
+            return Err(SimError::TooMuchMemory { gib, max_gib });
+        }
         Ok(())
+    }
+
+    /// Refuses programs whose addresses are too far apart.
+    pub(crate) fn check_programs<P: Program>(&self, programs: &[P]) -> Result<(), SimError> {
+        let span = |program: &P| {
+            let regions = program.regions().into_iter();
+            let spans = regions.map(|region| region.bytes.0 + self.reserved.0);
+            spans.fold(GIB, u64::saturating_add)
+        };
+        let widest = programs.iter().map(span).max().unwrap_or(0);
+        match widest {
+            0..=SPAN_MAX => Ok(()),
+            _ => {
+                let [gib, max_gib] = [widest, SPAN_MAX].map(|bytes| bytes.div_ceil(GIB));
+                Err(SimError::TooWide { gib, max_gib })
+            }
+        }
     }
 
     fn page_bits(&self) -> u32 {
@@ -190,6 +226,8 @@ impl Setup {
                 }
             },
             huge_pages: self.huge_pages,
+            huge_in_slow: needs.huge_in_slow && !self.is_lab,
+            reserved: self.reserved,
             watermarks: needs.watermarks,
             lists: needs.lists,
         };
@@ -327,16 +365,6 @@ impl Setup {
 /// Sizes of nodes of which programs may use so much.
 fn nodes([fast, slow]: [ByteCount; 2]) -> [ByteCount; 2] {
     [Watermarks::LINUX.around(fast), slow].map(|n| ByteCount(n.0.next_multiple_of(BLOCK_SIZE)))
-}
-
-/// When the hot set jumps or changes its size.
-fn hot_changes_s(scenario: &Scenario) -> Vec<u64> {
-    let phases = match &scenario.workload {
-        Workload::Gups(gups) => &gups.phases[..],
-        _ => &[],
-    };
-    let phases = phases.iter().map(|phase| phase.at_s);
-    scenario.shift_at_s().into_iter().chain(phases).collect()
 }
 
 /// All that is in some range, as ranges that do not overlap, sorted.

@@ -98,6 +98,7 @@ pub(crate) struct Vm<P> {
     due: Vec<Due>,
     manager_due_ps: u64,
     worker_due_ps: u64,
+    khugepaged_due_ps: u64,
     /// When the timed phase began.
     start_ps: u64,
     /// Virtual CPUs that have a thread to run: the first ones, and none once the program is done.
@@ -142,6 +143,7 @@ impl<P: Program> Vm<P> {
             latencies: Latencies::default(),
             manager_due_ps: NEVER_PS,
             worker_due_ps: NEVER_PS,
+            khugepaged_due_ps: NEVER_PS,
             start_ps: 0,
         }
     }
@@ -203,6 +205,7 @@ impl<P: Program> Vm<P> {
         if self.manager.has_worker() {
             self.worker_due_ps = start_ps + WORKER_PS;
         }
+        self.khugepaged_due_ps = start_ps;
         self.sample();
     }
 

@@ -49,6 +49,9 @@ pub fn refuse_what_is_not_for_here(scenario: &Scenario) -> Result<(), Error> {
     if !scenario.workload.is_real() {
         return refuse(scenario.workload.kind(), "sim");
     }
+    if let Some(key) = scenario.workload.simulated_only() {
+        return refuse(key, "sim");
+    }
     match scenario.systems.iter().find(|s| !s.runs_on(Place::Here)) {
         Some(system) => Err(Error::Unfit {
             what: format!("{system} cannot run on this machine"),

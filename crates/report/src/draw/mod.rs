@@ -1,5 +1,6 @@
 //! Pictures, as SVG: what they consist of, and one module for each kind.
 
+pub(crate) mod along;
 pub(crate) mod axis;
 pub(crate) mod bars;
 pub(crate) mod curves;

@@ -1,11 +1,12 @@
 //! Pictures of cases: which one follows from what varies, see [`Shape`].
 
-use demeter_outcome::{Case, RunResult, SystemResult};
+use demeter_outcome::{Case, RunResult};
 use maud::{Markup, html};
 
 use super::{plot, section};
+use crate::draw::along::{along, shares_of_oracle};
 use crate::draw::bars::Bars;
-use crate::draw::curves::{self, Curve, Curves, Spot};
+use crate::draw::curves::{Curves, Spot};
 use crate::draw::field;
 use crate::draw::grouped::{self, Grouped};
 use crate::draw::heat::{Heat, Shades};
@@ -41,15 +42,19 @@ pub(super) fn pictures(result: &RunResult) -> Markup {
 fn curves_of(group: &Group, axis: &Setting, legend: &Legend) -> Markup {
     let measure = group.measure();
     let title = format!("{} by {}", measure.title(), axis.title());
-    let of_measure = along(group, axis, legend, &title, |s| Spot::of(&measure, s));
+    let of_measure = along(group, axis, legend, &title, |_, s| Spot::of(&measure, s));
     let cores_title = format!("Cores spent on management by {}", axis.title());
-    let cores = along(group, axis, legend, &cores_title, |system| {
+    let cores = along(group, axis, legend, &cores_title, |_, system| {
         Some(Spot {
             value: system.cores_managing()?,
             extremes: None,
         })
     });
     html! {
+        @if let Some(shares) = shares_of_oracle(group, axis, legend) {
+            (section(&shares.title, &note(group, "percent, more is better", &[axis])))
+            (curves(&shares))
+        }
         (section(&title, &note(group, &measure.unit(), &[axis])))
         (curves(&of_measure))
         @if axis.counts_vms() && !cores.curves.is_empty() {
@@ -159,35 +164,5 @@ fn note(group: &Group, unit: &str, axes: &[&Setting]) -> String {
     match group.common() {
         common if common.is_empty() => note,
         common => format!("{note} All with {common}."),
-    }
-}
-
-/// A curve for each system that has anything to show.
-fn along(
-    group: &Group,
-    axis: &Setting,
-    legend: &Legend,
-    title: &str,
-    spot: impl Fn(&SystemResult) -> Option<Spot>,
-) -> Curves {
-    let cases = group.along(axis);
-    let shares = curves::shares(axis.numbers.as_deref().unwrap_or_default());
-    let labels = axis.values.iter().map(|value| clean::name(value));
-    let curve = |(name, class): &(&str, String)| Curve {
-        name: clean::name(name),
-        class: class.clone(),
-        spots: cases
-            .iter()
-            .map(|case| spot(shape::system((*case)?, name)?))
-            .collect(),
-    };
-    let curves = legend.0.iter().map(curve);
-    Curves {
-        title: title.into(),
-        places: shares.into_iter().zip(labels).collect(),
-        is_log: false,
-        curves: curves
-            .filter(|curve| curve.spots.iter().any(Option::is_some))
-            .collect(),
     }
 }

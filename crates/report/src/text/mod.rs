@@ -6,6 +6,7 @@ pub(crate) mod clean;
 pub(crate) mod compare;
 pub(crate) mod flushes;
 pub(crate) mod grid;
+pub(crate) mod harm;
 pub(crate) mod kvm;
 pub(crate) mod number;
 pub(crate) mod one_line;

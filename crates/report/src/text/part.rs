@@ -16,7 +16,7 @@ pub enum Part {
     Figures,
     /// What others have published beside ours.
     Published,
-    /// Of a folder of scenarios, a line for each, that in which we are slowest first.
+    /// Of a folder of scenarios, a table for each system of ours, a line for each scenario, the worst first.
     WorstFirst,
     /// What a nested host's KVM counted.
     Kvm,
@@ -33,10 +33,11 @@ pub fn part(result: &RunResult, part: Part) -> String {
         Part::Published => Agreement::of(result)
             .map(|agreement| agreement.table.text())
             .unwrap_or_default(),
-        Part::WorstFirst => match result.cases[..] {
-            [] => String::new(),
-            _ => worst_first::figures(result).text(),
-        },
+        Part::WorstFirst => {
+            let tables = worst_first::figures(result);
+            let tables: Vec<String> = tables.iter().map(Table::text).collect();
+            tables.join("\n")
+        }
         Part::Kvm => kvm_table(&Side::all(result))
             .map(|table| table.text())
             .unwrap_or_default(),

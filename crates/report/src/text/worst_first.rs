@@ -1,145 +1,258 @@
-//! Many scenarios, one line each: what our system does to each against others, worst first.
+//! Many scenarios, one line each: what a managed system does to each beside yardsticks and rivals, worst first.
 
 use demeter_outcome::{Case, NONE, RunResult, SystemResult};
 
 use crate::OURS;
 use crate::measure::Measure;
+use crate::shape::case_title;
 use crate::text::clean;
-use crate::text::grid::{Row, Table, wrap};
+use crate::text::grid::{Column, Row, Table, wrap};
+use crate::text::number::short;
+use crate::text::table::table;
 
-/// Bytes of a MiB.
+/// Bytes of a MiB and of a GiB.
 const MIB: f64 = (1u64 << 20) as f64;
+const GIB: f64 = (1u64 << 30) as f64;
 
-/// Systems that manage nothing: yardsticks, no rivals.
-const ORACLE: &str = "oracle";
+/// The system that knows the hot set.
+pub(crate) const ORACLE: &str = "oracle";
 
-const EXPLANATION: &str = "How many times as fast demeter is as with memory left alone (none), over the \
-     whole run and over its last third; as the best other system, named; and as an oracle that had \
-     the hot set in fast memory from the start, where there is one. Management CPU in % of one CPU.";
+const EXPLANATION: &str = "Speed as a share of an oracle that had the hot set in fast memory from the start or, where \
+     there is none, of memory left alone (none): over the whole run, and over its last third (end). The best rival by \
+     its mean, and how many times as fast we are. t90: when 90 % of the hot set was in fast memory. CPU: management, in \
+     % of one CPU. Memory: what the system kept for itself.";
 
-/// A result of cases as lines of text, the case in which we are slowest first.
+/// A result of cases as lines of text: a table for each system of ours, its worst case first.
 pub fn worst_first(result: &RunResult) -> String {
-    format!("{}\n{}", figures(result).text(), wrap(EXPLANATION))
+    match &figures(result)[..] {
+        [] => table(result),
+        tables => {
+            let tables = tables.iter().map(Table::text);
+            let parts: Vec<String> = tables.chain([wrap(EXPLANATION)]).collect();
+            parts.join("\n")
+        }
+    }
 }
 
-/// Its table.
-pub(crate) fn figures(result: &RunResult) -> Table {
-    let mut lines: Vec<_> = result
-        .cases
-        .iter()
-        .map(|case| line(case, result.duration_s as f64))
+/// Its tables.
+pub(crate) fn figures(result: &RunResult) -> Vec<Table> {
+    let tables = managed(result).into_iter();
+    tables.map(|name| figures_of(result, name)).collect()
+}
+
+/// Whether a system is one of ours.
+fn is_ours(name: &str) -> bool {
+    let rest = name.strip_prefix(OURS);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+}
+
+/// Our systems, as they come.
+pub(crate) fn managed(result: &RunResult) -> Vec<&str> {
+    let mut names: Vec<&str> = vec![];
+    for system in result.cases.iter().flat_map(|case| &case.systems) {
+        if is_ours(&system.name) && !names.contains(&system.name.as_str()) {
+            names.push(&system.name);
+        }
+    }
+    names
+}
+
+/// How fast a system was beside another: mean and last third.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Beside {
+    pub mean: Option<f64>,
+    pub end: Option<f64>,
+}
+
+impl Beside {
+    /// One system of a case beside another; nothing if one of them did not run.
+    pub(crate) fn of(case: &Case, name: &str, yardstick: &str) -> Option<Self> {
+        let named = |name: &str| case.systems.iter().find(|s| s.name == name);
+        let (ours, theirs) = (named(name)?, named(yardstick)?);
+        let steady = || {
+            let (ours, theirs) = (ours.speed.as_ref()?, theirs.speed.as_ref()?);
+            Measure::Speed(ours.unit.clone()).times(ours.steady?, theirs.steady?)
+        };
+        Some(Self {
+            mean: Measure::of(case.systems.iter()).speed(ours, theirs),
+            end: steady(),
+        })
+    }
+
+    /// The lesser of both.
+    pub(crate) fn least(self) -> f64 {
+        let both = self.mean.into_iter().chain(self.end);
+        both.fold(f64::INFINITY, f64::min)
+    }
+}
+
+fn figures_of(result: &RunResult, name: &str) -> Table {
+    let columns = [
+        ("", "scenario", true),
+        ("share", "of", true),
+        ("share", "mean", false),
+        ("share", "end", false),
+        ("best rival", "", true),
+        ("best rival", "times", false),
+        ("t90", "s", false),
+        ("moved", "GiB", false),
+        ("CPU %", "mean", false),
+        ("CPU %", "end", false),
+        ("memory", "MiB", false),
+    ];
+    let column = |(group, title, is_name): (&str, &str, bool)| Column {
+        group: group.into(),
+        title: title.into(),
+        is_name,
+    };
+    let mut lines: Vec<_> = (result.cases.iter())
+        .filter_map(|case| line(case, name))
         .collect();
     lines.sort_by(|(a, _), (b, _)| a.total_cmp(b));
-    let titles = [
-        "scenario",
-        "best rival",
-        "x none",
-        "end",
-        "x rival",
-        "x oracle",
-        "up MiB",
-        "down MiB",
-        "mgmt %",
-    ];
     let rows = lines.into_iter().map(|(_, cells)| Row { cells, class: "" });
-    Table::plain(titles.map(String::from).into(), 2, rows.collect())
+    Table {
+        heading: clean::name(name),
+        columns: columns.map(column).into(),
+        rows: rows.collect(),
+        left_out: 0,
+    }
 }
 
-/// The line of a case, and how bad it is: the lesser of mean and last third against none.
-fn line(case: &Case, duration_s: f64) -> (f64, Vec<String>) {
-    let name = case.settings.iter().map(|(_, value)| value.as_str());
-    let name = clean::name(&name.collect::<Vec<_>>().join(" "));
-    let named = |name: &str| case.systems.iter().find(|s| s.name == name);
-    let measure = Measure::of(case.systems.iter());
-    let Some(ours) = named(OURS) else {
-        let blanks = std::iter::repeat_n(String::from("-"), 8);
-        return (f64::INFINITY, [name].into_iter().chain(blanks).collect());
-    };
-    let over = |other: Option<&SystemResult>| measure.speed(ours, other?);
-    let at_end = |other: Option<&SystemResult>| {
-        let (ours, theirs) = (ours.speed.as_ref()?, other?.speed.as_ref()?);
-        Measure::Speed(ours.unit.clone()).times(ours.steady?, theirs.steady?)
-    };
-    let (mean, end) = (over(named(NONE)), at_end(named(NONE)));
-    let is_rival = |s: &&SystemResult| ![OURS, NONE, ORACLE].contains(&s.name.as_str());
-    let rivals = case.systems.iter().filter(is_rival);
-    let rival = rivals
-        .filter_map(|s| Some((measure.speed(ours, s)?, s)))
-        .min_by(|(a, _), (b, _)| a.total_cmp(b));
-    let times = |value: Option<f64>| value.map_or("-".into(), |v| format!("{v:.3}"));
-    let mib = |bytes: Option<u64>| bytes.map_or("-".into(), |b| format!("{:.0}", b as f64 / MIB));
-    let share = |s: f64| format!("{:.1}", s / duration_s * 100.0);
+/// The line of a case, and how bad it is; nothing if the system did not run.
+fn line(case: &Case, name: &str) -> Option<(f64, Vec<String>)> {
+    let ours = case.systems.iter().find(|s| s.name == name)?;
+    let yardsticks = [ORACLE, NONE].into_iter();
+    let share = yardsticks
+        .filter_map(|of| Some((of, Beside::of(case, name, of)?)))
+        .next();
+    let (of, share) = share.unzip();
+    let rival = best_rival(case, ours);
+    let known = |value: Option<String>| value.unwrap_or_else(|| "-".into());
+    let times = |value: Option<f64>| known(value.map(|times| format!("{times:.3}")));
+    let percent = |cores: Option<f64>| known(cores.map(|cores| short(cores * 100.0)));
+    let bytes = |bytes: Option<u64>, unit: f64| known(bytes.map(|b| short(b as f64 / unit)));
     let cells = vec![
-        name,
-        rival.map_or("-".into(), |(_, s)| clean::name(&s.name)),
-        times(mean),
-        times(end),
-        times(rival.map(|(speed, _)| speed)),
-        times(over(named(ORACLE))),
-        mib(ours.bytes_promoted),
-        mib(ours.bytes_demoted),
-        ours.mgmt_cpu_s.map_or("-".into(), share),
+        case_title(case),
+        known(of.map(String::from)),
+        times(share.and_then(|share| share.mean)),
+        times(share.and_then(|share| share.end)),
+        known(rival.map(|(_, rival)| clean::name(&rival.name))),
+        times(rival.map(|(times, _)| times)),
+        known(ours.t90_s.map(|s| format!("{s:.1}"))),
+        bytes(ours.bytes_moved(), GIB),
+        percent(ours.cores_managing()),
+        percent(ours.cores_managing_steady()),
+        bytes(ours.memory_overhead_bytes, MIB),
     ];
-    let worst = mean.into_iter().chain(end).fold(f64::INFINITY, f64::min);
-    (worst, cells)
+    Some((share.map_or(f64::INFINITY, Beside::least), cells))
+}
+
+/// The fastest of the systems that are neither ours nor yardsticks, and how many times as fast we are.
+fn best_rival<'a>(case: &'a Case, ours: &SystemResult) -> Option<(f64, &'a SystemResult)> {
+    let measure = Measure::of(case.systems.iter());
+    let is_rival = |s: &&SystemResult| ![NONE, ORACLE].contains(&s.name.as_str());
+    let rivals = case.systems.iter().filter(is_rival);
+    rivals
+        .filter(|s| !is_ours(&s.name))
+        .filter_map(|s| Some((measure.speed(ours, s)?, s)))
+        .min_by(|(a, _), (b, _)| a.total_cmp(b))
 }
 
 #[cfg(test)]
-mod tests {
-    use demeter_outcome::{Speed, Unit};
+pub(crate) mod tests {
+    use demeter_outcome::{Point, Speed, Unit};
 
     use super::*;
 
-    fn system(name: &str, mean: f64, end: f64) -> SystemResult {
+    pub(crate) fn system(name: &str, mean: f64, end: f64) -> SystemResult {
         SystemResult {
             name: name.into(),
             speed: Some(Speed::new(Unit::MOPS, mean, Some(end))),
-            bytes_promoted: Some(3 << 20),
+            bytes_promoted: Some(3 << 29),
+            bytes_demoted: Some(1 << 29),
+            mgmt_cpu_s: Some(0.6),
+            mgmt_cpu_steady_s: Some(0.1),
+            series: vec![Point {
+                t_s: 60.0,
+                ..Point::default()
+            }],
             ..SystemResult::default()
         }
     }
 
-    #[test]
-    fn the_worst_comes_first_and_the_best_rival_is_named() {
-        let case = |name: &str, systems| Case {
+    pub(crate) fn case(name: &str, systems: Vec<SystemResult>) -> Case {
+        Case {
             group: 0,
             settings: vec![("scenario".into(), name.into())],
             systems,
-        };
-        let result = RunResult {
+        }
+    }
+
+    fn result(cases: Vec<Case>) -> RunResult {
+        RunResult {
             duration_s: 60,
-            cases: vec![
-                case(
-                    "good",
-                    vec![system("none", 1.0, 1.0), system(OURS, 2.0, 2.0)],
-                ),
-                case(
-                    "bad",
-                    vec![
-                        system("none", 1.0, 1.0),
-                        system("linux", 0.5, 0.5),
-                        system("memtis", 0.8, 0.8),
-                        system(OURS, 1.0, 0.6),
-                    ],
-                ),
-                case("unknown", vec![system("none", 1.0, 1.0)]),
-            ],
+            cases,
             ..RunResult::default()
-        };
+        }
+    }
+
+    fn words(line: &str) -> Vec<&str> {
+        line.split_whitespace().collect()
+    }
+
+    #[test]
+    fn the_worst_comes_first_beside_its_yardstick_and_its_best_rival() {
+        let result = result(vec![
+            case(
+                "good",
+                vec![system(NONE, 1.0, 1.0), system("demeter", 2.0, 2.0)],
+            ),
+            case(
+                "bad",
+                vec![
+                    system(NONE, 1.0, 1.0),
+                    system("linux", 0.5, 0.5),
+                    system("memtis", 0.8, 0.8),
+                    system("demeter", 1.0, 0.6),
+                    system("demeter-damon", 0.9, 1.0),
+                ],
+            ),
+            case(
+                "known",
+                vec![
+                    system(NONE, 1.0, 1.0),
+                    system(ORACLE, 4.0, 4.0),
+                    system("demeter", 3.0, 3.2),
+                ],
+            ),
+            case("not run", vec![system(NONE, 1.0, 1.0)]),
+        ]);
         let text = worst_first(&result);
-        let words = |n: usize| {
-            let line = text.lines().nth(n).unwrap();
-            line.split_whitespace()
-                .map(String::from)
-                .collect::<Vec<_>>()
-        };
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "demeter");
+        let figures = ["-", "2.00", "1.00", "0.500", "-"];
+        let row = |start: [&'static str; 6]| [&start[..], &figures[..]].concat();
         assert_eq!(
-            words(1),
-            [
-                "bad", "memtis", "1.000", "0.600", "1.250", "-", "3", "-", "-"
-            ]
+            words(lines[3]),
+            row(["bad", "none", "1.000", "0.600", "memtis", "1.250"])
         );
-        assert_eq!(words(2)[..4], ["good", "-", "2.000", "2.000"]);
-        assert_eq!(words(3)[0], "unknown");
+        assert_eq!(
+            words(lines[4]),
+            row(["known", "oracle", "0.750", "0.800", "-", "-"])
+        );
+        assert_eq!(
+            words(lines[5]),
+            row(["good", "none", "2.000", "2.000", "-", "-"])
+        );
+        // Another system of ours has a table of its own, and is no rival.
+        assert_eq!(lines[7], "demeter-damon");
+        assert_eq!(words(lines[10])[..3], ["bad", "none", "0.900"]);
+        assert!(lines.iter().all(|line| line.len() <= 100), "{text}");
+    }
+
+    #[test]
+    fn without_a_system_of_ours_it_is_a_table_of_all() {
+        let text = worst_first(&result(vec![case("a", vec![system("linux", 1.0, 1.0)])]));
+        assert!(text.contains("linux"), "{text}");
     }
 }

@@ -1,7 +1,7 @@
 //! The course of a mix: to which part an access goes, and where in it. The simulator and the lab's
 //! program follow the same.
 
-use demeter_policy::MIB;
+use demeter_policy::{BLOCK_SIZE, MIB};
 
 use super::mix::{Mix, Part, Pattern};
 use crate::rng::{Rng, bound};
@@ -30,6 +30,14 @@ pub struct Stretch {
     stores_below: u64,
     hot_below: u64,
     moves_ns: Option<u64>,
+    growth: Option<Growth>,
+}
+
+/// How a part grows.
+#[derive(Debug, Clone, Copy)]
+struct Growth {
+    start_bytes: u64,
+    until_ns: u64,
 }
 
 impl Course {
@@ -54,6 +62,10 @@ impl Course {
                 stores_below: bound(part.stores),
                 hot_below: bound(part.hot_weight),
                 moves_ns: part.moves_s.map(|s| s * NS_PER_S),
+                growth: part.start_mib.zip(part.grows_s).map(|(mib, s)| Growth {
+                    start_bytes: mib * MIB,
+                    until_ns: s * NS_PER_S,
+                }),
             }
         };
         Self {
@@ -80,10 +92,25 @@ impl Course {
 }
 
 impl Stretch {
-    /// Where its hot set begins, bytes from its start.
+    /// Its size at a time of the timed phase: of what grows, in whole blocks.
+    pub fn bytes_at(&self, now_ns: u64) -> u64 {
+        let Some(growth) = self.growth.filter(|growth| now_ns < growth.until_ns) else {
+            return self.bytes;
+        };
+        let more = u128::from(self.bytes - growth.start_bytes) * u128::from(now_ns)
+            / u128::from(growth.until_ns);
+        growth.start_bytes + more as u64 / BLOCK_SIZE * BLOCK_SIZE
+    }
+
+    /// Whether it grows.
+    pub fn grows(&self) -> bool {
+        self.growth.is_some()
+    }
+
+    /// Where its hot set begins, bytes from its start; without one, where its memory ends.
     pub fn hot_start(&self, now_ns: u64) -> u64 {
         let Some(moves_ns) = self.moves_ns else {
-            return self.bytes - self.hot_bytes;
+            return self.bytes_at(now_ns) - self.hot_bytes;
         };
         let places = self.bytes / self.hot_bytes;
         let moved = now_ns / moves_ns;
@@ -102,7 +129,11 @@ impl Stretch {
         if self.hot_bytes > 0 && rng.next() < self.hot_below {
             return hot_start + rng.below(self.hot_bytes / Course::LINE) * Course::LINE;
         }
-        let cold = rng.below((self.bytes - self.hot_bytes) / Course::LINE) * Course::LINE;
+        let cold_bytes = match self.hot_bytes {
+            0 => hot_start,
+            hot_bytes => self.bytes - hot_bytes,
+        };
+        let cold = rng.below(cold_bytes / Course::LINE) * Course::LINE;
         // What lies behind the hot set follows what lies before it.
         cold + if cold < hot_start { 0 } else { self.hot_bytes }
     }
@@ -149,5 +180,25 @@ mod tests {
         }
         assert!((4700..5300).contains(&hot), "{hot}");
         assert!((2200..2800).contains(&stores), "{stores}");
+    }
+
+    #[test]
+    fn a_part_that_grows_is_used_as_far_as_it_has_grown() {
+        let mix: Mix =
+            toml::from_str("parts = [{ size_mib = 101, start_mib = 1, grows_s = 10 }]").unwrap();
+        let (course, mut rng) = (Course::new(&mix), Rng::new(1, 0));
+        let part = &course.parts[0];
+        let sizes = [0, 1, 5, 10, 99].map(|s| part.bytes_at(s * NS_PER_S) / MIB);
+        assert_eq!(sizes, [1, 11, 51, 101, 101]);
+        for s in 0..12 {
+            let bytes = part.bytes_at(s * NS_PER_S);
+            let hot_start = part.hot_start(s * NS_PER_S);
+            let last = (0..2000).map(|_| part.offset(hot_start, &mut rng)).max();
+            let last = last.unwrap();
+            assert!(
+                last < bytes && last > bytes - bytes / 50,
+                "{last} of {bytes}"
+            );
+        }
     }
 }

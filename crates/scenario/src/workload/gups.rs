@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Parameters, THREADS_MAX, one};
+use super::{COMPUTE_MAX_NS, Parameters, THREADS_MAX, one};
 use crate::fault::{at_least_one, refuse_if, within};
 
 /// Most changes of a hot set's size.
@@ -10,6 +10,9 @@ const PHASES_MAX: usize = 100;
 
 /// Most misses that a core has under way: more than any has buffers for.
 const IN_FLIGHT_MAX: u32 = 64;
+
+/// MiB of a block, of which scattered hot sets are made.
+const BLOCK_MIB: u64 = 2;
 
 /// Parameters of gups.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -37,6 +40,14 @@ pub struct Gups {
     /// waited for, as the lab's emulator does. Simulator only.
     #[serde(default = "one")]
     pub in_flight: u32,
+    /// Whether the seed scatters the hot set over the array in single blocks of 2 MiB, instead of one piece. With
+    /// `hot_mib = 400` there are 200 of them. They jump, grow and shrink as the piece would. Simulator only.
+    #[serde(default)]
+    pub scattered: bool,
+    /// Computation between two updates, nanoseconds: with `compute_ns = 4000` a server that waits for memory 5 % of its
+    /// time, if an update takes 200 ns. Simulator only.
+    #[serde(default)]
+    pub compute_ns: u64,
 }
 
 /// From some moment on the hot set has another size, and keeps its end of the array; or the program is idle.
@@ -73,6 +84,24 @@ impl Parameters for Gups {
         self.in_flight
     }
 
+    fn simulated_only(&self) -> Option<&'static str> {
+        match self {
+            Self { in_flight: 2.., .. } => Some("workload.in_flight above 1"),
+            Self {
+                scattered: true, ..
+            } => Some("workload.scattered"),
+            Self {
+                compute_ns: 1.., ..
+            } => Some("workload.compute_ns"),
+            _ => None,
+        }
+    }
+
+    fn hot_changes_s(&self) -> Vec<u64> {
+        let phases = self.phases.iter().map(|phase| phase.at_s);
+        self.shift_at_s.into_iter().chain(phases).collect()
+    }
+
     fn is_idle_at_times(&self) -> bool {
         self.phases.iter().any(Phase::is_idle)
     }
@@ -89,6 +118,8 @@ impl Parameters for Gups {
         within("workload.hot_weight", self.hot_weight, 0.0..=1.0)?;
         within("workload.threads", self.threads, 1..=THREADS_MAX)?;
         within("workload.in_flight", self.in_flight, 1..=IN_FLIGHT_MAX)?;
+        within("workload.compute_ns", self.compute_ns, 0..=COMPUTE_MAX_NS)?;
+        self.check_scattered()?;
         self.check_phases(duration_s)?;
         let Some(shift_at_s) = self.shift_at_s else {
             return Ok(());
@@ -110,6 +141,18 @@ impl Parameters for Gups {
 }
 
 impl Gups {
+    fn check_scattered(&self) -> Result<(), String> {
+        let sizes = [self.size_mib, self.hot_mib].into_iter();
+        let sizes = sizes.chain(self.phases.iter().map(|phase| phase.hot_mib));
+        let odd = sizes.filter(|mib| !mib.is_multiple_of(BLOCK_MIB)).min();
+        match odd {
+            Some(odd) if self.scattered => Err(format!(
+                "workload.scattered: {odd} MiB are no whole blocks of 2 MiB: make size_mib and each hot_mib even"
+            )),
+            _ => Ok(()),
+        }
+    }
+
     fn check_phases(&self, duration_s: u64) -> Result<(), String> {
         refuse_if(self.phases.len() > PHASES_MAX, || {
             format!("workload.phases: at most {PHASES_MAX}")

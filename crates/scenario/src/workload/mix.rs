@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Parameters, THREADS_MAX, one};
+use super::{COMPUTE_MAX_NS, Parameters, THREADS_MAX, one};
 use crate::fault::{at_least_one, refuse_if, within};
 
 /// Most parts.
@@ -21,6 +21,9 @@ pub struct Mix {
     /// Seconds after which the next part has its turn; all at once when left out.
     #[serde(default)]
     pub turns_s: Option<u64>,
+    /// Computation between two accesses, nanoseconds. Simulator only.
+    #[serde(default)]
+    pub compute_ns: u64,
     /// The parts, in the order of their allocation.
     pub parts: Vec<Part>,
 }
@@ -50,6 +53,13 @@ pub struct Part {
     /// Seconds after which the hot set moves on by its own size, round and round.
     #[serde(default)]
     pub moves_s: Option<u64>,
+    /// Its size at the start, MiB; from there it grows in a straight line until it has `size_mib` after `grows_s`
+    /// seconds: `start_mib = 100, grows_s = 60`. Simulator only.
+    #[serde(default)]
+    pub start_mib: Option<u64>,
+    /// Seconds of the timed phase in which it grows.
+    #[serde(default)]
+    pub grows_s: Option<u64>,
 }
 
 /// The order of accesses.
@@ -81,6 +91,15 @@ impl Parameters for Mix {
         true
     }
 
+    fn simulated_only(&self) -> Option<&'static str> {
+        let grows = |part: &Part| part.grows_s.is_some();
+        match self.compute_ns {
+            0 if self.parts.iter().any(grows) => Some("workload.parts.grows_s"),
+            0 => None,
+            _ => Some("workload.compute_ns"),
+        }
+    }
+
     fn tells_hot_set(&self) -> bool {
         let stays = |part: &Part| part.moves_s.is_none();
         self.turns_s.is_none()
@@ -89,28 +108,7 @@ impl Parameters for Mix {
     }
 
     fn check(&self, _duration_s: u64) -> Result<(), String> {
-        within("workload.threads", self.threads, 1..=THREADS_MAX)?;
-        within(
-            "workload.parts, their number",
-            self.parts.len(),
-            1..=PARTS_MAX,
-        )?;
-        if let Some(turns_s) = self.turns_s {
-            at_least_one("workload.turns_s", turns_s)?;
-        }
-        for (n, part) in self.parts.iter().enumerate() {
-            part.check()
-                .map_err(|what| format!("workload.parts[{n}].{what}"))?;
-        }
-        let is_idle = |part: &Part| part.share == 0.0;
-        let has_idle = self.parts.iter().any(is_idle);
-        refuse_if(
-            self.parts.iter().all(is_idle) || self.turns_s.is_some() && has_idle,
-            || {
-                "workload.parts: share = 0: some part must be used, and all where turns_s is given"
-                    .into()
-            },
-        )
+        self.check_below("workload")
     }
 }
 
@@ -121,6 +119,31 @@ impl Mix {
     /// Which key is wrong, and how to mend it.
     pub fn is_sound(&self) -> Result<(), String> {
         self.check(0)
+    }
+
+    /// Checks the keys of a table of this name.
+    pub(super) fn check_below(&self, table: &str) -> Result<(), String> {
+        let key = |key: &str| format!("{table}.{key}");
+        within(&key("threads"), self.threads, 1..=THREADS_MAX)?;
+        within(&key("parts, their number"), self.parts.len(), 1..=PARTS_MAX)?;
+        within(&key("compute_ns"), self.compute_ns, 0..=COMPUTE_MAX_NS)?;
+        if let Some(turns_s) = self.turns_s {
+            at_least_one(&key("turns_s"), turns_s)?;
+        }
+        for (n, part) in self.parts.iter().enumerate() {
+            part.check()
+                .map_err(|what| format!("{table}.parts[{n}].{what}"))?;
+        }
+        let is_idle = |part: &Part| part.share == 0.0;
+        let has_idle = self.parts.iter().any(is_idle);
+        refuse_if(
+            self.parts.iter().all(is_idle) || self.turns_s.is_some() && has_idle,
+            || {
+                format!(
+                    "{table}.parts: share = 0: some part must be used, and all where turns_s is given"
+                )
+            },
+        )
     }
 }
 
@@ -144,9 +167,23 @@ impl Part {
         refuse_if(has_hot_keys && hot_mib == 0, || {
             "hot_mib = 0: hot_weight and moves_s need a hot set".into()
         })?;
+        self.check_growth(has_hot_keys || is_sweep)?;
         match self.moves_s {
             Some(moves_s) => at_least_one("moves_s", moves_s),
             None => Ok(()),
         }
+    }
+
+    fn check_growth(&self, is_uneven: bool) -> Result<(), String> {
+        let (start_mib, grows_s) = match (self.start_mib, self.grows_s) {
+            (None, None) => return Ok(()),
+            (Some(start_mib), Some(grows_s)) => (start_mib, grows_s),
+            _ => return Err("start_mib and grows_s go together: give both or none".into()),
+        };
+        at_least_one("grows_s", grows_s)?;
+        within("start_mib", start_mib, 1..=self.size_mib)?;
+        refuse_if(is_uneven, || {
+            "grows_s: what grows is used evenly and at random; put a hot set or a sweep into a part of its own".into()
+        })
     }
 }

@@ -7,6 +7,7 @@ mod gups;
 mod memlat;
 mod mix;
 mod program;
+mod several;
 mod silo;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -21,12 +22,16 @@ pub use gups::{Gups, Phase};
 pub use memlat::Memlat;
 pub use mix::{Mix, Part, Pattern};
 pub use program::{Cgroup, Figure, Number, Program, Programs, Ready};
+pub use several::Several;
 pub use silo::{Silo, SiloMix};
 pub use trace::Trace;
 pub use zipf::Zipf;
 
 /// Most threads: as many as a VM has virtual CPUs at most.
 pub(crate) const THREADS_MAX: u32 = 64;
+
+/// Longest computation between two accesses, nanoseconds: a millisecond.
+const COMPUTE_MAX_NS: u64 = 1_000_000;
 
 /// What a scenario asks of the parameters of every kind.
 pub(crate) trait Parameters {
@@ -56,6 +61,16 @@ pub(crate) trait Parameters {
     /// Misses that a core has under way at once.
     fn in_flight(&self) -> u32 {
         1
+    }
+
+    /// The key that only the simulator can run, if it has one.
+    fn simulated_only(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// When the hot set jumps or changes its size, seconds into the timed phase.
+    fn hot_changes_s(&self) -> Vec<u64> {
+        vec![]
     }
 
     /// Whether it accesses nothing for a while.
@@ -116,6 +131,8 @@ workloads! {
     Liblinear(App),
     /// Parts of memory that are used in different ways.
     Mix(Mix),
+    /// Several processes in one guest, of unequal heat.
+    Several(Several),
     /// A recorded program.
     Trace(Trace),
     /// Real programs, as they are.
@@ -172,6 +189,16 @@ impl Workload {
     /// Misses that a core has under way at once; with 1 each is waited for.
     pub fn in_flight(&self) -> u32 {
         self.parameters().in_flight()
+    }
+
+    /// The key that only the simulator can run, if it has one: to be left out elsewhere.
+    pub fn simulated_only(&self) -> Option<&'static str> {
+        self.parameters().simulated_only()
+    }
+
+    /// When the hot set jumps or changes its size, seconds into the timed phase.
+    pub fn hot_changes_s(&self) -> Vec<u64> {
+        self.parameters().hot_changes_s()
     }
 
     /// Whether it accesses nothing for a while.

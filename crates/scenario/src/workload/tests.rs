@@ -2,7 +2,8 @@
 
 use crate::Scenario;
 
-fn checked(workload: &str) -> Result<Scenario, String> {
+/// A scenario with this workload, as far as it can be read.
+pub(crate) fn checked(workload: &str) -> Result<Scenario, String> {
     checked_with(workload, "")
 }
 
@@ -38,6 +39,14 @@ fn every_kind_is_spelt_as_it_calls_itself() {
     }
     let silo = checked("kind = \"silo\", size_mib = 80, mix = \"ycsb\", drift_s = 3").unwrap();
     assert_eq!(silo.workload.kind(), "silo");
+    let gups = "kind = \"gups\", size_mib = 80, hot_mib = 8, hot_weight = 0.9, scattered = true";
+    let scattered = checked(&format!("{gups}, compute_ns = 4000")).unwrap();
+    assert_eq!(
+        scattered.workload.simulated_only(),
+        Some("workload.scattered")
+    );
+    let odd = checked(&gups.replace("8,", "7,")).unwrap_err();
+    assert!(odd.contains("workload.scattered: 7 MiB"), "{odd}");
     let trace = checked("kind = \"trace\", file = \"x.trace\"").unwrap();
     assert_eq!((trace.workload.kind(), trace.footprint_mib()), ("trace", 0));
 }

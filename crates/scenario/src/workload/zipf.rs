@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Parameters, app, one};
+use super::{COMPUTE_MAX_NS, Parameters, app, one};
 use crate::fault::within;
 
 /// Parameters of zipf.
@@ -26,6 +26,9 @@ pub struct Zipf {
     /// Whether an operation takes a whole page, line by line, instead of a word.
     #[serde(default)]
     pub whole_pages: bool,
+    /// Computation between two operations, nanoseconds, as in gups.
+    #[serde(default)]
+    pub compute_ns: u64,
 }
 
 fn default_theta() -> f64 {
@@ -48,6 +51,7 @@ impl Parameters for Zipf {
     fn check(&self, _duration_s: u64) -> Result<(), String> {
         within("workload.theta", self.theta, 0.0..=1.5)?;
         within("workload.store_share", self.store_share, 0.0..=1.0)?;
+        within("workload.compute_ns", self.compute_ns, 0..=COMPUTE_MAX_NS)?;
         app::check(self.size_mib, self.threads)
     }
 }

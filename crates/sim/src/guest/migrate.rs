@@ -164,21 +164,37 @@ impl Guest {
     /// Makes a huge page of a block's small ones, on the node where most of them lie; true when
     /// it did. All of them are mapped, or nothing happens.
     pub(crate) fn collapse(&mut self, block: Block, actor: &mut Actor<'_>) -> bool {
-        let start = block.start();
         let mut old = vec![];
         self.tables.for_each(whole(block), |_, entry, size| {
             if size == PageSize::Base {
                 old.push(entry.index());
             }
         });
-        if old.len() as u64 != BLOCK_SIZE >> self.page_bits {
-            return false;
-        }
-        let in_slow = old.iter().filter(|&&f| self.node_of(f) == TierId::Slow);
-        let to = match in_slow.count() * 2 >= old.len() {
+        let to = self.node_of_most(&old);
+        old.len() as u64 == BLOCK_SIZE >> self.page_bits
+            && self.make_huge(block, &old, to, Cause::Migrate, actor)
+    }
+
+    /// The node where most of these frames lie.
+    pub(super) fn node_of_most(&self, frames: &[u32]) -> TierId {
+        let in_slow = frames.iter().filter(|&&f| self.node_of(f) == TierId::Slow);
+        match in_slow.count() * 2 >= frames.len() {
             true => TierId::Slow,
             false => TierId::Fast,
-        };
+        }
+    }
+
+    /// Replaces a block's small pages, which lie in the frames `old`, by a huge one on a node; false where that has no
+    /// free one. Pages that were not mapped are filled with zeroes.
+    pub(super) fn make_huge(
+        &mut self,
+        block: Block,
+        old: &[u32],
+        to: TierId,
+        cause: Cause,
+        actor: &mut Actor<'_>,
+    ) -> bool {
+        let start = block.start();
         let Some(new) = self.nodes[to as usize].take_block() else {
             return false;
         };
@@ -187,15 +203,19 @@ impl Guest {
         self.frames.take(new, page, true);
         self.written.push((new, PageSize::Huge));
         let page_bytes = 1u64 << self.page_bits;
-        for frame in old {
+        for &frame in old {
             let from = self.node_of(frame);
             self.frames.free(frame);
             self.nodes[from as usize].give_page(frame);
-            actor.charge_page(Cause::Migrate, actor.costs.collapse_page_ps);
-            actor.copy(Cause::Migrate, from, to, page_bytes);
+            actor.charge_page(cause, actor.costs.collapse_page_ps);
+            actor.copy(cause, from, to, page_bytes);
             if from != to {
                 self.count_move(to, page_bytes);
             }
+        }
+        let missing = BLOCK_SIZE - ((old.len() as u64) << self.page_bits);
+        if missing > 0 {
+            actor.clear(cause, to, missing);
         }
         actor.flush_all();
         true
@@ -218,6 +238,6 @@ impl Guest {
 }
 
 /// All addresses of a block.
-fn whole(block: Block) -> Range<GuestVirtAddr> {
+pub(super) fn whole(block: Block) -> Range<GuestVirtAddr> {
     block.start()..GuestVirtAddr(block.start().0 + BLOCK_SIZE)
 }

@@ -7,6 +7,8 @@
 mod balloon;
 mod frames;
 mod hint;
+mod khugepaged;
+mod mappings;
 mod migrate;
 mod node;
 mod reclaim;
@@ -16,7 +18,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use demeter_policy::{
-    BLOCK_SIZE, Block, ByteCount, GuestPhysAddr, GuestVirtAddr, PAGE_SIZE, VirtRange,
+    BLOCK_SIZE, Block, ByteCount, GuestPhysAddr, GuestVirtAddr, PAGE_SIZE, Pid, VirtRange,
 };
 
 use crate::hypervisor::reserve;
@@ -27,10 +29,9 @@ use crate::machine::radix::{HUGE_BITS, PageSize, Radix, table_bytes};
 use crate::program::Region;
 use crate::reclaim::Lists;
 use frames::Frames;
+use khugepaged::Khugepaged;
+use mappings::Mappings;
 pub(crate) use node::{Node, Watermarks};
-
-/// Where the first region begins: nothing is mapped below, as on real systems.
-const FIRST_BASE: u64 = 1 << 30;
 
 /// How memory is laid out and allocated.
 #[derive(Debug, Clone)]
@@ -41,12 +42,16 @@ pub(crate) struct GuestConfig {
     pub(crate) page_bits: u32,
     /// Sizes of the nodes; the slow one may be empty.
     pub(crate) nodes: [ByteCount; 2],
-    /// Whether faults take huge pages where they can.
+    /// Whether faults take huge pages where they can, and khugepaged makes them.
     pub(crate) huge_pages: bool,
+    /// Whether a fault that finds no huge page in the fast node takes one of the slow node.
+    pub(crate) huge_in_slow: bool,
     /// Those of the fast node.
     pub(crate) watermarks: Watermarks,
     /// What reclaim goes by.
     pub(crate) lists: Lists,
+    /// Address space that the program reserves around each of its mappings.
+    pub(crate) reserved: ByteCount,
 }
 
 /// Counts of what happened, in real pages or bytes.
@@ -59,18 +64,21 @@ pub(crate) struct GuestCounts {
     pub(crate) scanned_by_reclaim: u64,
 }
 
-/// The kernel of a guest with one process.
+/// The kernel of a guest.
 #[derive(Debug, Clone)]
 pub(crate) struct Guest {
-    /// The process's page tables.
+    /// The page tables of all processes.
     pub(crate) tables: Radix<GuestVirtAddr>,
     /// Counts.
     pub(crate) counts: GuestCounts,
     page_bits: u32,
     nodes: [Node; 2],
     frames: Frames,
-    vmas: Vec<VirtRange>,
+    mappings: Mappings,
     huge_pages: bool,
+    huge_in_slow: bool,
+    /// None where the kernel runs no such thread.
+    khugepaged: Option<Khugepaged>,
     /// What fast memory is kept for; the rest is what is still to come of it.
     promised: Vec<VirtRange>,
     promised_frames: u32,
@@ -111,8 +119,10 @@ impl Guest {
                 Node::new(middle..end, per_block, Watermarks::NONE),
             ],
             frames: Frames::new(first, end - first),
-            vmas: vec![],
+            mappings: Mappings::new(config.reserved),
             huge_pages: config.huge_pages,
+            huge_in_slow: config.huge_in_slow,
+            khugepaged: config.huge_pages.then(Khugepaged::default),
             promised: vec![],
             promised_frames: 0,
             lists: config.lists.clone(),
@@ -127,15 +137,7 @@ impl Guest {
 
     /// Maps regions one after the other, each on blocks of its own; tells where they begin.
     pub(crate) fn map(&mut self, regions: &[Region]) -> Vec<GuestVirtAddr> {
-        let mut next = self.vmas.last().map_or(FIRST_BASE, |v| v.end().0);
-        let mut bases = vec![];
-        for region in regions {
-            let start = GuestVirtAddr(next.next_multiple_of(BLOCK_SIZE));
-            next = start.0 + region.bytes.0.max(1);
-            self.vmas.extend(VirtRange::new(start, GuestVirtAddr(next)));
-            bases.push(start);
-        }
-        bases
+        self.mappings.map(regions)
     }
 
     /// Maps all regions to memory in one piece, or in pieces of so many bytes, before anything is touched. Tells
@@ -145,9 +147,8 @@ impl Guest {
         size: PageSize,
         piece: Option<u64>,
     ) -> Result<(Range<GuestVirtAddr>, GuestPhysAddr), OutOfMemory> {
-        let end = self.vmas.last().map_or(FIRST_BASE, |v| v.end().0);
-        let end = GuestVirtAddr(end.next_multiple_of(BLOCK_SIZE));
-        let range = GuestVirtAddr(FIRST_BASE)..end;
+        let end = GuestVirtAddr(self.mappings.end().0.next_multiple_of(BLOCK_SIZE));
+        let range = GuestVirtAddr(mappings::FIRST_BASE)..end;
         let first = reserve(
             &mut self.tables,
             &mut self.nodes,
@@ -156,12 +157,34 @@ impl Guest {
             piece,
         )
         .ok_or(OutOfMemory(range.end))?;
+        // Reserved memory has the pages that were asked for.
+        self.khugepaged = None;
         Ok((range, self.gpa(first)))
     }
 
-    /// The process's mappings, sorted.
+    /// The mappings of all processes, sorted.
     pub(crate) fn vmas(&self) -> &[VirtRange] {
-        &self.vmas
+        self.mappings.vmas()
+    }
+
+    /// The same mappings, as large as they may grow.
+    pub(crate) fn limits(&self) -> &[VirtRange] {
+        self.mappings.limits()
+    }
+
+    /// The processes, each with what it maps.
+    pub(crate) fn processes(&self) -> impl Iterator<Item = (Pid, &[VirtRange])> {
+        self.mappings.processes()
+    }
+
+    /// The process that has an address.
+    pub(crate) fn pid_of(&self, gva: GuestVirtAddr) -> Pid {
+        self.mappings.pid_of(gva)
+    }
+
+    /// A range of addresses in pieces that belong to a process each.
+    pub(crate) fn by_process(&self, range: Range<GuestVirtAddr>) -> Vec<(Pid, VirtRange)> {
+        self.mappings.by_process(range)
     }
 
     /// Keeps fast memory for these ranges (sorted, disjoint) when they are first touched.
@@ -279,7 +302,8 @@ impl Guest {
         actor: &mut Actor<'_>,
     ) -> Result<(), OutOfMemory> {
         self.counts.faults += 1;
-        let is_promised = self.promised.iter().any(|r| r.contains(gva));
+        self.mappings.grow_to(gva);
+        let is_promised = self.is_promised(gva);
         let (size, frame) = self
             .huge_for(gva, is_promised)
             .map(|f| (PageSize::Huge, f))
@@ -305,20 +329,31 @@ impl Guest {
         Ok(())
     }
 
-    /// A block of the fast node for a huge page that holds `gva`, if there is to be one. As in Linux, a
-    /// fault that finds none in its own node takes small pages.
+    fn is_promised(&self, gva: GuestVirtAddr) -> bool {
+        let at = self.promised.partition_point(|range| range.end() <= gva);
+        self.promised
+            .get(at)
+            .is_some_and(|range| range.contains(gva))
+    }
+
+    /// A block for a huge page that holds `gva`, if there is to be one. As in Linux, a fault that finds none in its own
+    /// node, the fast one, takes small pages, unless the system has huge pages everywhere.
     fn huge_for(&mut self, gva: GuestVirtAddr, is_promised: bool) -> Option<u32> {
         let start = Block::of(gva).start();
         let whole = VirtRange::new(start, GuestVirtAddr(start.0 + BLOCK_SIZE))?;
-        let inside = |v: &VirtRange| v.intersection(&whole) == Some(whole);
         let wanted =
-            self.huge_pages && self.vmas.iter().any(inside) && self.tables.is_empty_block(gva);
+            self.huge_pages && self.mappings.holds(&whole) && self.tables.is_empty_block(gva);
         let frames = (BLOCK_SIZE >> self.page_bits) as u32;
-        if wanted && self.fast_has(frames, is_promised) {
-            self.nodes[0].take_block()
-        } else {
-            None
+        if !wanted {
+            return None;
         }
+        let fast = self
+            .fast_has(frames, is_promised)
+            .then(|| self.nodes[0].take_block());
+        fast.flatten().or_else(|| {
+            let slow = self.huge_in_slow.then(|| self.nodes[1].take_block());
+            slow.flatten()
+        })
     }
 
     fn base_for(&mut self, is_promised: bool) -> Option<u32> {

@@ -26,7 +26,7 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    fn new(k: u32, huge_pages: bool) -> Self {
+    pub(crate) fn new(k: u32, huge_pages: bool) -> Self {
         Self::with(
             k,
             [ByteCount(8 * MIB), ByteCount(32 * MIB)],
@@ -47,8 +47,10 @@ impl Bench {
             page_bits: 12 + k,
             nodes,
             huge_pages,
+            huge_in_slow: false,
             watermarks,
             lists: Lists::default(),
+            reserved: ByteCount(0),
         };
         let tier = TierModel {
             latency_ps: 80 * PS_PER_NS,
@@ -112,6 +114,8 @@ impl Bench {
         self.guest.map(&[Region {
             name,
             bytes: ByteCount(bytes),
+            start: ByteCount(bytes),
+            process: 0,
         }])[0]
     }
 

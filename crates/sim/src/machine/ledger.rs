@@ -30,7 +30,7 @@ pub enum Cause {
     Exit,
     /// Invalidating translations.
     Flush,
-    /// Timer ticks and context switches.
+    /// Timer ticks, context switches, and the kernel's own threads that manage no tiers.
     Kernel,
     /// Nothing to do.
     Idle,

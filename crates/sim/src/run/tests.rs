@@ -30,6 +30,8 @@ impl Program for Updates {
         vec![Region {
             name: "array".into(),
             bytes: ByteCount(self.bytes),
+            start: ByteCount(self.bytes),
+            process: 0,
         }]
     }
 
@@ -75,7 +77,7 @@ impl Program for Updates {
         hot.into_iter().collect()
     }
 
-    fn compute_ps(&self) -> u64 {
+    fn compute_ps(&self, _thread: usize) -> u64 {
         1000
     }
 }

@@ -14,7 +14,7 @@ use demeter_policy::engine::{
     Config, Direction, Engine, Gain, Input, Misuse, NodeFacts, Request, Stage, Strategy,
 };
 use demeter_policy::{
-    Block, ByteCount, GuestVirtAddr, PAGE_SIZE, PerTier, Pid, Placement, RankedRange, Relocation,
+    Block, ByteCount, GuestVirtAddr, PAGE_SIZE, PerTier, Placement, RankedRange, Relocation,
     Sample, VirtRange,
 };
 
@@ -34,9 +34,6 @@ use crate::machine::sampler::{Record, Sampling};
 /// (`sched_prio_to_weight`).
 const PROGRAM_WEIGHT: u64 = 1024;
 const AGENT_WEIGHT: u64 = 9548;
-
-/// The process of a guest.
-const PID: Pid = Pid(1);
 
 /// What an agent is set to.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -164,13 +161,12 @@ impl<S: Strategy> SimulatedAgent<S> {
         loop {
             match engine.request() {
                 Request::Refresh => {
-                    if engine.epoch() == 0 {
-                        engine.push(Input::Started(PID))?;
+                    for (pid, vmas) in guest.processes() {
+                        if engine.epoch() == 0 {
+                            engine.push(Input::Started(pid))?;
+                        }
+                        engine.push(Input::Space { pid, vmas })?;
                     }
-                    engine.push(Input::Space {
-                        pid: PID,
-                        vmas: guest.vmas(),
-                    })?;
                     self.push(engine, Input::Refreshed)?;
                 }
                 Request::Samples { most, .. } => {
@@ -232,7 +228,7 @@ impl<S: Strategy> SimulatedAgent<S> {
                 lost = addresses.len().saturating_sub(most) as u64;
                 let taken = addresses.drain(..).take(most);
                 samples.extend(taken.map(|addr| Sample {
-                    pid: PID,
+                    pid: guest.pid_of(addr),
                     addr,
                     weight: 1,
                 }));
@@ -379,7 +375,7 @@ impl<S: Strategy> Manager for SimulatedAgent<S> {
         self.next_epoch_ps = now_ps + self.settings.epoch_ps;
         self.due_ps = self.next_epoch_ps;
         if self.traits.has_damon {
-            let tracker = DamonTracker::new(PID, self.settings.epoch_ps, now_ps);
+            let tracker = DamonTracker::new(self.settings.epoch_ps, now_ps);
             self.tracker = Tracker::Damon(Box::new(tracker));
             return now_ps;
         }

@@ -14,7 +14,8 @@
 //! is aimed for. Pages are moved whose samples add up to that part of all, hottest first, and in 500
 //! ms no more bytes than the traffic that is shifted.
 //!
-//! A guest has no such counters: the model gives it the host's.
+//! A guest has no such counters: the model gives it the host's. Memory is in pages of 2 MiB in both tiers, as HeMem has
+//! it.
 //!
 //! # Properties
 //! - What is open is a part of 0 to 1, and what is aimed for lies in it.
@@ -23,7 +24,7 @@
 use demeter_policy::{BLOCK_SIZE, Block, ByteCount, GuestVirtAddr};
 
 use super::hemem::{Heat, Spinner, TURN_PS, tier_of};
-use super::{Context, Managed, Manager};
+use super::{Context, Managed, Manager, Needs};
 use crate::guest::Guest;
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
@@ -202,6 +203,13 @@ impl Colloid {
 }
 
 impl Manager for Colloid {
+    fn needs(&self) -> Needs {
+        Needs {
+            huge_in_slow: true,
+            ..Needs::default()
+        }
+    }
+
     fn sampling(&self, k: u32) -> Option<Sampling> {
         Some(Sampling {
             period: PERIOD.max(1 << k),
@@ -214,7 +222,7 @@ impl Manager for Colloid {
     }
 
     fn start(&mut self, guest: &Guest, now_ps: u64, _filling: bool) -> u64 {
-        self.heat = Heat::new(guest.vmas());
+        self.heat = Heat::new(guest.limits());
         self.spinner = Spinner::since(now_ps);
         now_ps + TURN_PS
     }

@@ -13,6 +13,10 @@
 //! moved, the first found first: to free fast memory or, where there is none, in place of the cold
 //! page that has been known longest. Where no page is cold nothing moves. Four threads copy.
 //!
+//! All memory is in pages of 2 MiB from its first touch on, in both tiers: the library maps `/dev/dax` devices that are
+//! aligned to 2 MiB, whatever the kernel does elsewhere (`PAGE_SIZE` is `HUGEPAGE_SIZE` in its `hemem.h`). The model does
+//! the same where `thp = "always"`; else the scenario has small pages only, and so has this.
+//!
 //! Left out: writers wait while their page is copied (userfaultfd).
 //!
 //! # Properties
@@ -23,7 +27,7 @@ use std::collections::VecDeque;
 
 use demeter_policy::{BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, VirtRange};
 
-use super::{Context, Managed, Manager};
+use super::{Context, Managed, Manager, Needs};
 use crate::guest::Guest;
 use crate::machine::actor::{Actor, Vcpu};
 use crate::machine::ledger::Cause;
@@ -223,6 +227,13 @@ pub(super) fn tier_of(guest: &Guest, block: Block) -> Option<TierId> {
 }
 
 impl Manager for Hemem {
+    fn needs(&self) -> Needs {
+        Needs {
+            huge_in_slow: true,
+            ..Needs::default()
+        }
+    }
+
     fn sampling(&self, k: u32) -> Option<Sampling> {
         Some(Sampling {
             period: PERIOD.max(1 << k),
@@ -235,7 +246,7 @@ impl Manager for Hemem {
     }
 
     fn start(&mut self, guest: &Guest, now_ps: u64, _filling: bool) -> u64 {
-        self.heat = Heat::new(guest.vmas());
+        self.heat = Heat::new(guest.limits());
         self.is_listed = vec![false; self.heat.counts.len()];
         self.spinner = Spinner::since(now_ps);
         now_ps + TURN_PS

@@ -68,6 +68,9 @@ pub(crate) struct Needs {
     pub(crate) lists: Lists,
     /// Whether fast memory is kept for what the program says is hot.
     pub(crate) keeps_hot_set: bool,
+    /// Whether a fault that finds no huge page in the fast node takes one of the slow node, where huge pages are the
+    /// rule. Linux takes small pages there, unless it is set to `defrag = always`.
+    pub(crate) huge_in_slow: bool,
 }
 
 impl Default for Needs {
@@ -79,6 +82,7 @@ impl Default for Needs {
             watermarks: Watermarks::LINUX,
             lists: Lists::default(),
             keeps_hot_set: false,
+            huge_in_slow: false,
         }
     }
 }

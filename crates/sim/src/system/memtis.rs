@@ -16,6 +16,10 @@
 //! program has too much of fast memory is told by a limit, which the authors' scripts set for each; a
 //! program without one is never demoted, and its hot pages are promoted as long as memory is free.
 //!
+//! Its authors set `transparent_hugepage/defrag` to `always` (`scripts/run_bench.sh` of their artifact): a fault that
+//! finds no huge page in the fast node takes one of the slow node. So does the model where `thp = "always"`. Left out:
+//! huge pages of which only a part is hot are not split.
+//!
 //! # Properties
 //! - The histogram counts every sampled page once.
 //! - The hot bins fit the capacity, and no others would fit with them.
@@ -25,7 +29,7 @@ use std::collections::VecDeque;
 
 use demeter_policy::{ByteCount, GuestVirtAddr};
 
-use super::{Context, Manager};
+use super::{Context, Manager, Needs};
 use crate::guest::Guest;
 use crate::machine::actor::Actor;
 use crate::machine::ledger::Cause;
@@ -227,6 +231,13 @@ impl Memtis {
 }
 
 impl Manager for Memtis {
+    fn needs(&self) -> Needs {
+        Needs {
+            huge_in_slow: true,
+            ..Needs::default()
+        }
+    }
+
     /// A period is at least the `2^k` loads that a simulated one stands for.
     fn sampling(&self, k: u32) -> Option<Sampling> {
         let part = f64::from(self.period_step) / f64::from(PERIOD_STEPS - 1);
@@ -340,7 +351,7 @@ fn take_batch(list: &mut VecDeque<GuestVirtAddr>, guest: &Guest, bytes: u64) -> 
 
 /// Where a process's memory begins, and how many base pages lie between there and its end.
 fn extent(guest: &Guest) -> (GuestVirtAddr, usize) {
-    let (Some(first), Some(last)) = (guest.vmas().first(), guest.vmas().last()) else {
+    let (Some(first), Some(last)) = (guest.limits().first(), guest.limits().last()) else {
         return (GuestVirtAddr(0), 0);
     };
     let base = first.start();

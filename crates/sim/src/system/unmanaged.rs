@@ -1,4 +1,8 @@
 //! No management: pages stay where they were first put.
+//!
+//! The oracle is the best placement on the kernel that programs have anyway, with that kernel's page sizes. A system whose
+//! own design puts slow memory into huge pages (`hemem`, `colloid`, `memtis`) may surpass it by what fewer TLB misses in cold
+//! memory are worth.
 
 use super::{Manager, Needs};
 

@@ -184,7 +184,7 @@ impl Manager for Vtmm {
     }
 
     fn start(&mut self, guest: &Guest, now_ps: u64, _filling: bool) -> u64 {
-        if let (Some(first), Some(last)) = (guest.vmas().first(), guest.vmas().last()) {
+        if let (Some(first), Some(last)) = (guest.limits().first(), guest.limits().last()) {
             self.base = first.start().0;
             let pages = ((last.end().0 - self.base) >> guest.page_bits()) + 1;
             self.histories = vec![History::default(); pages as usize];

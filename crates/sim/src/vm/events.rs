@@ -5,6 +5,7 @@ use crate::error::SimError;
 use crate::machine::cost::TICK_PERIOD_PS;
 use crate::machine::ledger::Cause;
 use crate::program::Program;
+use crate::system::NEVER_PS;
 
 /// Time between two context switches of a busy virtual CPU: the ten wakes a second that a quiet
 /// system's own threads need at the least.
@@ -46,6 +47,9 @@ impl<P: Program> Vm<P> {
         }
         if now_ps >= self.manager_due_ps {
             self.run_manager(on, now_ps, host)?;
+        }
+        if now_ps >= self.khugepaged_due_ps {
+            self.run_khugepaged(on, now_ps, host)?;
         }
         Ok(())
     }
@@ -94,6 +98,15 @@ impl<P: Program> Vm<P> {
         // What took longer than its period is not made up for.
         let after_ps = self.hardware.vcpus[on].clock_ps;
         self.manager_due_ps = due_ps.max(after_ps);
+        self.back_what_was_written(on, host)
+    }
+
+    /// A pass of the kernel's thread that makes huge pages, likewise.
+    fn run_khugepaged(&mut self, on: usize, now_ps: u64, host: &mut Host) -> Result<(), SimError> {
+        let on = self.idle_at(now_ps).unwrap_or(on);
+        let (_, mut ctx) = self.manager_on(on, host);
+        let due_ps = ctx.guest.run_khugepaged(&mut ctx.actor);
+        self.khugepaged_due_ps = due_ps.unwrap_or(NEVER_PS);
         self.back_what_was_written(on, host)
     }
 

@@ -29,6 +29,8 @@ impl Program for Stripe {
         vec![Region {
             name: "stripes".into(),
             bytes: ByteCount(BYTES),
+            start: ByteCount(BYTES),
+            process: 0,
         }]
     }
 
@@ -64,7 +66,7 @@ impl Program for Stripe {
         vec![]
     }
 
-    fn compute_ps(&self) -> u64 {
+    fn compute_ps(&self, _thread: usize) -> u64 {
         1000
     }
 }

@@ -15,6 +15,9 @@ use crate::program::{BATCH, Batch, Program};
 /// The least accesses in a slice, but where each is a fault.
 const SLICE_MIN: usize = 32;
 
+/// The most computation in a slice, beyond that of one access: nothing that is due has to wait longer.
+const COMPUTE_MAX_PS: u64 = 10_000_000_000;
+
 /// Faults in a row on one access: not present, its tables, its second-level tables, a hint, and
 /// as many again for a move in between. More is an error of ours.
 const FAULTS_MAX: u32 = 64;
@@ -35,6 +38,17 @@ impl Thread {
     fn operations(&self) -> u64 {
         let (done, all) = (self.done as u64, self.batch.accesses().len() as u64);
         u64::from(self.batch.ops) * done / all.max(1)
+    }
+
+    /// Accesses of the batch whose computation takes no longer than `most_ps`, at least one, when that of each operation
+    /// takes `op_ps`.
+    fn accesses_within(&self, most_ps: u64, op_ps: u64) -> usize {
+        let all_ps = u64::from(self.batch.ops) * op_ps;
+        let accesses = self.batch.accesses().len() as u64;
+        match all_ps {
+            0 => usize::MAX,
+            _ => (accesses * most_ps / all_ps).max(1) as usize,
+        }
     }
 
     fn begin_batch(&mut self) {
@@ -91,7 +105,9 @@ impl<P: Program> Vm<P> {
             }
         }
         let least = if self.filling { 1 } else { SLICE_MIN };
+        let op_ps = self.program.compute_ps(which) << self.hardware.k;
         let slice = (BATCH >> self.hardware.k).max(least);
+        let slice = slice.min(thread.accesses_within(COMPUTE_MAX_PS, op_ps));
         let Vcpu {
             clock_ps,
             interruptions,
@@ -102,7 +118,7 @@ impl<P: Program> Vm<P> {
         let taken = self.take_slice(on, &mut thread, slice, host);
         let ops = (thread.operations() - before) << self.hardware.k;
         self.ops += ops;
-        let compute_ps = ops * self.program.compute_ps();
+        let compute_ps = ops * self.program.compute_ps(which);
         self.hardware.vcpus[on].charge(Cause::Compute, compute_ps);
         thread.operation.compute(compute_ps);
         if self.share.is_some_and(|share| self.ops >= share) {
@@ -173,7 +189,7 @@ impl<P: Program> Vm<P> {
             }
             while thread.next_end() == Some(thread.done) {
                 let vcpu = &self.hardware.vcpus[on];
-                let compute_ps = self.program.compute_ps();
+                let compute_ps = self.program.compute_ps(self.running[on]);
                 let operation = &mut thread.operation;
                 operation.look(vcpu.clock_ps, vcpu.interruptions);
                 operation.end(compute_ps, k, &mut self.latencies);

@@ -152,7 +152,7 @@ impl Generator for Bfs {
         vec![whole(OFFSETS, OFFSET), whole(PARENTS, VERTEX)]
     }
 
-    fn compute_ps(&self) -> u64 {
+    fn compute_ps(&self, _thread: usize) -> u64 {
         EDGE_PS
     }
 }

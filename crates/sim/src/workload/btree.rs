@@ -56,7 +56,7 @@ impl Generator for Btree {
         }]
     }
 
-    fn compute_ps(&self) -> u64 {
+    fn compute_ps(&self, _thread: usize) -> u64 {
         LOOKUP_PS
     }
 }

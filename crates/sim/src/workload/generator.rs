@@ -22,7 +22,7 @@ pub(crate) trait Generator: Send {
     fn hot(&self, now_ns: u64) -> Vec<Extent>;
 
     /// As [`crate::Program::compute_ps`].
-    fn compute_ps(&self) -> u64;
+    fn compute_ps(&self, thread: usize) -> u64;
 
     /// As [`crate::Program::fault`].
     fn fault(&self) -> Option<String> {

@@ -2,7 +2,8 @@
 //!
 //! An update is a load and a store of one word: of the hot set with probability `hot_weight`,
 //! else of the rest. The hot set lies at the array's start, or with `reverse` at its end. It may
-//! jump to the middle, or change its size in phases and keep its end of the array.
+//! jump to the middle, or change its size in phases and keep its end of the array. With `scattered` all that is true of
+//! an array whose blocks of 2 MiB then change places at random.
 
 use demeter_policy::{BLOCK_SIZE, MIB};
 use demeter_scenario as scenario;
@@ -10,6 +11,8 @@ use demeter_scenario as scenario;
 use super::generator::Generator;
 use super::memory::{Extent, ProgramMemory, load, region, store};
 use super::rng::{Rng, bound};
+use super::scatter::Scatter;
+use crate::machine::cost::PS_PER_NS;
 use crate::{Batch, Region};
 
 const WORD: u64 = 8;
@@ -24,6 +27,9 @@ pub(crate) struct Gups {
     hot_sets: Vec<HotSet>,
     /// Random numbers below this go to the hot set.
     hot_below: u64,
+    /// Where each block lies, if not where it is.
+    blocks: Option<Scatter>,
+    compute_ps: u64,
     rngs: Vec<Rng>,
 }
 
@@ -57,6 +63,10 @@ impl Gups {
             bytes,
             hot_sets: std::iter::once(first).chain(jump).chain(phases).collect(),
             hot_below: bound(gups.hot_weight),
+            blocks: gups
+                .scattered
+                .then(|| Scatter::new(bytes / BLOCK_SIZE, seed)),
+            compute_ps: UPDATE_PS + gups.compute_ns * PS_PER_NS,
             rngs: Rng::for_threads(seed, gups.threads),
         }
     }
@@ -94,22 +104,41 @@ impl Generator for Gups {
                     cold + hot.bytes
                 }
             };
-            out.push(load(array + offset));
-            out.push(store(array + offset));
+            let at = array + placed(&self.blocks, offset);
+            out.push(load(at));
+            out.push(store(at));
             out.ops += 1;
         }
     }
 
     fn hot(&self, now_ns: u64) -> Vec<Extent> {
         let hot = self.hot_set(now_ns);
-        vec![Extent {
+        let extent = |offset, bytes| Extent {
             region: ARRAY,
-            offset: hot.start,
-            bytes: hot.bytes,
-        }]
+            offset,
+            bytes,
+        };
+        let Some(blocks) = &self.blocks else {
+            return vec![extent(hot.start, hot.bytes)];
+        };
+        let hot = hot.start / BLOCK_SIZE..(hot.start + hot.bytes) / BLOCK_SIZE;
+        let mut hot: Vec<u64> = hot.map(|block| blocks.at(block)).collect();
+        hot.sort_unstable();
+        let hot = hot.into_iter();
+        hot.map(|block| extent(block * BLOCK_SIZE, BLOCK_SIZE))
+            .collect()
     }
 
-    fn compute_ps(&self) -> u64 {
-        UPDATE_PS
+    fn compute_ps(&self, _thread: usize) -> u64 {
+        self.compute_ps
     }
+}
+
+/// Where the byte at an offset lies when its block has changed places.
+#[inline]
+fn placed(blocks: &Option<Scatter>, offset: u64) -> u64 {
+    let Some(blocks) = blocks else {
+        return offset;
+    };
+    blocks.at(offset / BLOCK_SIZE) * BLOCK_SIZE + offset % BLOCK_SIZE
 }

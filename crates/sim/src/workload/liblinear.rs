@@ -145,7 +145,7 @@ impl Generator for Liblinear {
         ]
     }
 
-    fn compute_ps(&self) -> u64 {
+    fn compute_ps(&self, _thread: usize) -> u64 {
         INSTANCE_PS
     }
 }

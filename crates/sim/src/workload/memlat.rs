@@ -57,7 +57,7 @@ impl Generator for Memlat {
         }]
     }
 
-    fn compute_ps(&self) -> u64 {
+    fn compute_ps(&self, _thread: usize) -> u64 {
         HOP_PS
     }
 }

@@ -68,12 +68,12 @@ impl ProgramMemory {
         VirtRange::new(GuestVirtAddr(start), GuestVirtAddr(start + extent.bytes))
     }
 
-    /// Stores to the pages that nobody touched yet, in the order of allocation and of addresses,
-    /// as long as the batch has room. False when there was none left.
+    /// Stores to pages that nobody touched yet, of those that are there from the start, as long as the batch has room. They
+    /// come in the order of allocation and of addresses. False when there was none left.
     pub(crate) fn populate(&mut self, page_bytes: u64, out: &mut Batch) -> bool {
         while out.room() > 0 {
             let (region, offset) = self.untouched;
-            let Some(ByteCount(bytes)) = self.regions.get(region).map(|r| r.bytes) else {
+            let Some(ByteCount(bytes)) = self.regions.get(region).map(|r| r.start) else {
                 break;
             };
             if offset >= bytes {
@@ -92,6 +92,8 @@ pub(crate) fn region(name: &str, bytes: u64) -> Region {
     Region {
         name: name.into(),
         bytes: ByteCount(bytes),
+        start: ByteCount(bytes),
+        process: 0,
     }
 }
 

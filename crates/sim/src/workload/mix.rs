@@ -1,11 +1,13 @@
 //! mix: parts of memory that are used in different ways, at once or in turn.
 
+use demeter_policy::ByteCount;
 use demeter_scenario::{self as scenario, Course, Stretch};
 
 use super::generator::Generator;
 use super::memory::{Extent, LINE, ProgramMemory, load, region, store};
 use super::rng::Rng;
 use super::sweep::Sweep;
+use crate::machine::cost::PS_PER_NS;
 use crate::{Batch, Region};
 
 /// Estimated: a random number and index arithmetic.
@@ -13,6 +15,10 @@ const ACCESS_PS: u64 = 2_000;
 
 pub(crate) struct Mix {
     course: Course,
+    compute_ps: u64,
+    /// The process that it is, and where its parts begin among the regions of all.
+    process: u32,
+    first_region: usize,
     threads: Vec<Thread>,
 }
 
@@ -23,7 +29,19 @@ struct Thread {
 }
 
 impl Mix {
+    /// A program of its own.
     pub(crate) fn new(mix: &scenario::Mix, seed: u64, scale_bits: u32) -> Self {
+        Self::of_process(mix, 0, 0, seed, scale_bits)
+    }
+
+    /// One of several processes. Its first part is the region with this number.
+    pub(crate) fn of_process(
+        mix: &scenario::Mix,
+        process: u32,
+        first_region: usize,
+        seed: u64,
+        scale_bits: u32,
+    ) -> Self {
         let course = Course::new(mix);
         let threads = u64::from(mix.threads);
         let thread = |(n, rng)| {
@@ -37,13 +55,23 @@ impl Mix {
         };
         let rngs = Rng::for_threads(seed, mix.threads);
         let threads = (0..).zip(rngs).map(thread).collect();
-        Self { course, threads }
+        Self {
+            course,
+            compute_ps: ACCESS_PS + mix.compute_ns * PS_PER_NS,
+            process,
+            first_region,
+            threads,
+        }
     }
 }
 
 impl Generator for Mix {
     fn regions(&self) -> Vec<Region> {
-        let part = |(n, part): (usize, &Stretch)| region(&format!("part {n}"), part.bytes);
+        let part = |(n, part): (usize, &Stretch)| Region {
+            start: ByteCount(part.bytes_at(0)),
+            process: self.process,
+            ..region(&format!("part {n}"), part.bytes)
+        };
         self.course.parts.iter().enumerate().map(part).collect()
     }
 
@@ -57,7 +85,8 @@ impl Generator for Mix {
         while out.room() > 0 {
             let chosen = self.course.choose(turn, rng);
             let part = &self.course.parts[chosen];
-            let (base, hot_start) = (memory.base(chosen), part.hot_start(now_ns));
+            let base = memory.base(self.first_region + chosen);
+            let hot_start = part.hot_start(now_ns);
             for _ in 0..out.room().min(Course::RUN) {
                 let offset = if part.is_sweep {
                     let line = sweeps[chosen].item();
@@ -74,8 +103,8 @@ impl Generator for Mix {
     }
 
     fn hot(&self, now_ns: u64) -> Vec<Extent> {
-        let hot = |(region, part): (usize, &Stretch)| Extent {
-            region,
+        let hot = |(n, part): (usize, &Stretch)| Extent {
+            region: self.first_region + n,
             offset: part.hot_start(now_ns),
             bytes: part.hot_bytes,
         };
@@ -86,7 +115,7 @@ impl Generator for Mix {
             .collect()
     }
 
-    fn compute_ps(&self) -> u64 {
-        ACCESS_PS
+    fn compute_ps(&self, _thread: usize) -> u64 {
+        self.compute_ps
     }
 }

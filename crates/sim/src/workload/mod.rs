@@ -17,6 +17,7 @@ mod popular;
 mod replay;
 mod scatter;
 mod sequential;
+mod several;
 mod silo;
 mod stencil;
 mod sweep;
@@ -64,6 +65,7 @@ impl Workload {
             Kind::Pagerank(app) => Box::new(pagerank::Pagerank::new(app, seed, scale_bits)),
             Kind::Liblinear(app) => Box::new(liblinear::Liblinear::new(app, seed)),
             Kind::Mix(mix) => Box::new(mix::Mix::new(mix, seed, scale_bits)),
+            Kind::Several(several) => Box::new(several::Several::new(several, seed, scale_bits)),
             Kind::Trace(trace) => Box::new(replay::Replay::open(&trace.file)?),
             Kind::Program(programs) => {
                 let trace = programs.trace.as_ref().ok_or(Error::NotRecorded)?;
@@ -129,8 +131,8 @@ impl Program for Workload {
         ranges
     }
 
-    fn compute_ps(&self) -> u64 {
-        self.generator.compute_ps()
+    fn compute_ps(&self, thread: usize) -> u64 {
+        self.generator.compute_ps(thread)
     }
 
     fn fault(&self) -> Option<String> {

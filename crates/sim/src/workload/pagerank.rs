@@ -122,7 +122,7 @@ impl Generator for Pagerank {
         }]
     }
 
-    fn compute_ps(&self) -> u64 {
+    fn compute_ps(&self, _thread: usize) -> u64 {
         EDGE_PS
     }
 }

@@ -12,6 +12,7 @@ use super::memory::{Extent, LINE, ProgramMemory, load, region, store};
 use super::rng::{Rng, bound};
 use super::scatter::Scatter;
 use super::zipf::Zipf;
+use crate::machine::cost::PS_PER_NS;
 use crate::{Batch, Region};
 
 const WORD: u64 = 8;
@@ -27,6 +28,7 @@ pub(crate) struct Popular {
     /// Random numbers below this store.
     store_below: u64,
     whole_pages: bool,
+    compute_ps: u64,
     rngs: Vec<Rng>,
 }
 
@@ -40,6 +42,7 @@ impl Popular {
             law: Zipf::new(pages, zipf.theta),
             store_below: bound(zipf.store_share),
             whole_pages: zipf.whole_pages,
+            compute_ps: ACCESS_PS + zipf.compute_ns * PS_PER_NS,
             rngs: Rng::for_threads(seed, zipf.threads),
         }
     }
@@ -81,8 +84,8 @@ impl Generator for Popular {
         vec![]
     }
 
-    fn compute_ps(&self) -> u64 {
-        ACCESS_PS
+    fn compute_ps(&self, _thread: usize) -> u64 {
+        self.compute_ps
     }
 }
 
@@ -101,6 +104,7 @@ mod tests {
             theta: 0.99,
             store_share,
             whole_pages,
+            compute_ns: 0,
         };
         let popular = Popular::new(&zipf, 1, 2);
         let mut memory = ProgramMemory::new(0, popular.regions());

@@ -128,7 +128,7 @@ impl Generator for Replay {
         Vec::new()
     }
 
-    fn compute_ps(&self) -> u64 {
+    fn compute_ps(&self, _thread: usize) -> u64 {
         self.access_ps
     }
 

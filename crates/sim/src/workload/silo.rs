@@ -205,7 +205,7 @@ impl Generator for Silo {
         hot
     }
 
-    fn compute_ps(&self) -> u64 {
+    fn compute_ps(&self, _thread: usize) -> u64 {
         match self.mix {
             Mix::Ycsb { .. } => YCSB_PS,
             Mix::Tpcc { .. } => TPCC_PS,

@@ -109,7 +109,7 @@ impl Generator for Stencil {
         Vec::new()
     }
 
-    fn compute_ps(&self) -> u64 {
+    fn compute_ps(&self, _thread: usize) -> u64 {
         CELL_PS
     }
 }

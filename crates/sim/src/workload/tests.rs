@@ -1,8 +1,8 @@
 //! What holds for every workload, and the share of each one's hot traffic.
 
-use demeter_policy::{GuestVirtAddr, MIB, PAGE_SIZE, VirtRange};
+use demeter_policy::{BLOCK_SIZE, ByteCount, GuestVirtAddr, MIB, PAGE_SIZE, VirtRange};
 use demeter_scenario::{
-    App, Gups, Memlat, Mix, Part, Pattern, Phase, Silo, SiloMix, Workload as Kind,
+    App, Gups, Memlat, Mix, Part, Pattern, Phase, Several, Silo, SiloMix, Workload as Kind,
 };
 use proptest::prelude::*;
 
@@ -40,6 +40,39 @@ fn gups(size_mib: u64, hot_mib: u64, hot_weight: f64, threads: u32) -> Kind {
         shift_at_s: Some(1),
         phases: vec![],
         in_flight: 1,
+        scattered: false,
+        compute_ns: 0,
+    })
+}
+
+/// The same with single hot blocks.
+fn scattered(size_mib: u64, hot_mib: u64, threads: u32) -> Kind {
+    match gups(size_mib / 2 * 2, hot_mib / 2 * 2, 0.9, threads) {
+        Kind::Gups(gups) => Kind::Gups(Gups {
+            scattered: true,
+            ..gups
+        }),
+        other => other,
+    }
+}
+
+/// Two processes: one as `mix`, the other with memory that grows.
+fn several(size_mib: u64, threads: u32) -> Kind {
+    let Kind::Mix(first) = mix(size_mib / 2, threads, None) else {
+        unreachable!("a mix is one");
+    };
+    let mut second = first.clone();
+    second.parts[1] = Part {
+        hot_mib: 0,
+        hot_weight: 0.0,
+        moves_s: None,
+        start_mib: Some(1),
+        grows_s: Some(20),
+        ..second.parts[1].clone()
+    };
+    second.compute_ns = 500;
+    Kind::Several(Several {
+        processes: vec![first, second],
     })
 }
 
@@ -53,11 +86,14 @@ fn mix(size_mib: u64, threads: u32, turns_s: Option<u64>) -> Kind {
         hot_mib,
         hot_weight: if hot_mib > 0 { 0.9 } else { 0.0 },
         moves_s: (hot_mib > 0).then_some(1),
+        start_mib: None,
+        grows_s: None,
     };
     Kind::Mix(Mix {
         cold_mib: 0,
         threads,
         turns_s,
+        compute_ns: 0,
         parts: vec![
             part(Pattern::Sweep, 0),
             part(Pattern::Random, size_mib / 10),
@@ -85,6 +121,8 @@ fn kinds(size_mib: u64, threads: u32) -> Vec<Kind> {
         Kind::Liblinear(app(size_mib, threads)),
         mix(size_mib, threads, None),
         mix(size_mib, threads, Some(2)),
+        scattered(size_mib, size_mib / 8, threads),
+        several(size_mib, threads),
     ]
 }
 
@@ -134,6 +172,8 @@ fn a_hot_set_in_phases_keeps_its_end_and_gets_its_share() {
             shift_at_s: None,
             phases: phases.to_vec(),
             in_flight: 1,
+            scattered: false,
+            compute_ns: 0,
         });
         let (mut program, ranges) = placed(&kind, 3);
         for (second, hot_mib) in [(0, 20), (9, 20), (10, 60), (19, 60), (20, 5), (99, 5)] {
@@ -152,6 +192,52 @@ fn a_hot_set_in_phases_keeps_its_end_and_gets_its_share() {
             assert!((0.85..0.95).contains(&share), "{share} at {second} s");
         }
     }
+}
+
+#[test]
+fn a_scattered_hot_set_is_made_of_single_blocks_and_gets_its_share() {
+    let kind = scattered(1024, 128, 1);
+    let hot_at = |now_ns, seed| placed(&kind, seed).0.hot(now_ns);
+    let hot = hot_at(0, 3);
+    let whole = |range: &&VirtRange| range.len().0 == BLOCK_SIZE;
+    assert_eq!(hot.iter().filter(whole).count(), 64);
+    // Of two that lie beside each other there are few, and another seed has others.
+    let beside = hot.windows(2).filter(|w| w[0].end() == w[1].start());
+    assert!(beside.count() < 16);
+    assert_ne!(hot, hot_at(0, 4));
+    // It jumps as a whole.
+    let jumped = hot_at(1_000_000_000, 3);
+    assert!(jumped.len() == 64 && jumped.iter().all(|range| !hot.contains(range)));
+    let (mut program, _) = placed(&kind, 3);
+    let share = share(&mut program, 20, &hot);
+    assert!((0.88..0.92).contains(&share), "{share}");
+}
+
+#[test]
+fn each_process_uses_its_own_memory_as_far_as_it_is_there() {
+    let kind = several(64, 2);
+    let (mut program, ranges) = placed(&kind, 5);
+    let regions = program.regions();
+    let processes: Vec<u32> = regions.iter().map(|region| region.process).collect();
+    assert_eq!(processes, [0, 0, 1, 1]);
+    assert_eq!(program.threads(), 4);
+    assert_eq!(regions[3].start, ByteCount(MIB));
+    for (thread, second, of, until) in [
+        (0, 0, 0..2, None),
+        (3, 0, 2..4, Some(1)),
+        (3, 10, 2..4, Some(9)),
+    ] {
+        let batch = next(&mut program, thread, second * 1_000_000_000);
+        for access in batch.accesses() {
+            let region = ranges.iter().position(|range| range.contains(access.gva()));
+            let region = region.unwrap();
+            assert!(of.contains(&region), "thread {thread} in region {region}");
+            let offset = access.gva().0 - ranges[region].start().0;
+            let is_there = until.is_none_or(|mib| offset < mib * MIB);
+            assert!(region != 3 || is_there, "{offset} at {second} s");
+        }
+    }
+    assert!(program.compute_ps(3) > program.compute_ps(0));
 }
 
 proptest! {

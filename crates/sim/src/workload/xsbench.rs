@@ -164,7 +164,7 @@ impl Generator for Xsbench {
         ]
     }
 
-    fn compute_ps(&self) -> u64 {
+    fn compute_ps(&self, _thread: usize) -> u64 {
         LOOKUP_PS
     }
 }

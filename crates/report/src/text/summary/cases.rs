@@ -91,9 +91,7 @@ fn figures(group: &Group) -> Figures {
     figures.add("management CPU", "cores", |_, s| {
         s.cores_managing().map(short)
     });
-    figures.add("moved", "MiB", |_, s| {
-        Some(mib(s.bytes_promoted?.saturating_add(s.bytes_demoted?)))
-    });
+    figures.add("moved", "MiB", |_, s| Some(mib(s.bytes_moved()?)));
     if any(has_overhead) {
         figures.add("overhead", "MiB", overhead_mib);
     }

@@ -13,7 +13,7 @@ use std::num::NonZero;
 use std::time::Duration;
 
 use demeter_policy::damon::{CPU_PERCENT, Look, Observer, Region, region_bounds};
-use demeter_policy::{GuestVirtAddr, Pid, Sample, VirtRange};
+use demeter_policy::{GuestVirtAddr, Sample};
 
 use crate::damon::{Attrs, Bounds, Kdamond};
 use crate::guest::Guest;
@@ -24,7 +24,6 @@ use crate::machine::ledger::Cause;
 /// The tracker.
 #[derive(Debug)]
 pub(super) struct DamonTracker {
-    pid: Pid,
     epoch_ps: u64,
     observer: Observer,
     /// Whether the first pass is to begin.
@@ -61,10 +60,9 @@ impl Running {
 }
 
 impl DamonTracker {
-    /// One that looks at a process, for an agent that wakes so often.
-    pub(super) fn new(pid: Pid, epoch_ps: u64, now_ps: u64) -> Self {
+    /// One that looks at all processes, for an agent that wakes so often.
+    pub(super) fn new(epoch_ps: u64, now_ps: u64) -> Self {
         Self {
-            pid,
             epoch_ps,
             observer: Observer::new(CPU_PERCENT, time(now_ps)),
             is_new: true,
@@ -110,10 +108,10 @@ impl DamonTracker {
             let elapsed_ps = actor.now_ps() - running.began_ps;
             running.reported_ps.get_or_insert(elapsed_ps);
             let regions = running.kdamond.regions();
-            let found = regions.iter().filter_map(|region| {
-                let range = VirtRange::new(region.range.start, region.range.end)?;
-                Some(Region {
-                    pid: self.pid,
+            let found = regions.iter().flat_map(|region| {
+                let pieces = guest.by_process(region.range.clone()).into_iter();
+                pieces.map(|(pid, range)| Region {
+                    pid,
                     range,
                     accesses: region.accesses,
                     page_bytes: None,

@@ -1,7 +1,10 @@
-//! `demeter run`: a scenario under several systems, with live progress and a result file.
+//! `demeter run`: scenarios under several systems, with live progress and a result file.
+
+mod cases;
+mod random;
 
 use std::num::{NonZeroU32, NonZeroUsize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use anyhow::bail;
@@ -12,9 +15,9 @@ use demeter_lab::{Lab, Repetition};
 use demeter_outcome::RunResult;
 use demeter_scenario::{Scenario, System};
 
+use self::cases::Cases;
 use crate::output;
 use crate::progress::{Progress, Work};
-use crate::run_folder;
 use crate::signals;
 use crate::systems;
 use crate::trace;
@@ -58,8 +61,16 @@ impl Place {
 /// Options of `demeter run`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Scenario file, or a folder of them: then each gets one line, worst first
-    scenario: PathBuf,
+    /// Scenario file; of several, or a folder of them, each gets one line, worst first
+    #[arg(value_name = "SCENARIO")]
+    scenarios: Vec<PathBuf>,
+    /// Run N random scenarios instead, new ones with each seed: 256 MiB to 64 GiB, hot sets, laws of
+    /// popularity, sweeps. On the simulator, under none, demeter and demeter-damon
+    #[arg(long, value_name = "N")]
+    random: Option<u64>,
+    /// Write the random scenarios to this folder, one file each, to run them again
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
     /// Where to run it
     #[arg(long, value_enum, default_value = "lab")]
     on: Place,
@@ -69,7 +80,8 @@ pub struct Args {
     /// Run only this system (see demeter systems); may be given several times
     #[arg(long = "system", value_name = "NAME", value_parser = systems::parser())]
     systems: Vec<System>,
-    /// Seed of the workload instead of the scenario's
+    /// Seed of the workload instead of the scenario's; with --random, of all that is random, drawn and
+    /// printed if not given
     #[arg(long)]
     seed: Option<u64>,
     /// Seconds of the timed phase instead of the scenario's
@@ -94,22 +106,33 @@ pub struct Args {
     work: Work,
 }
 
-/// Runs the scenario, or every scenario of a folder.
+/// Runs the scenario, or several, or random ones.
 pub fn run(args: Args) -> anyhow::Result<()> {
+    args.check()?;
     let stop = signals::stop_flag()?;
-    if args.scenario.is_dir() {
-        let (folder, json) = (&args.scenario, args.json.as_deref());
-        let adapt = |scenario: &mut Scenario| args.adapt(scenario);
-        return run_folder::run(folder, args.on.name(), json, adapt, |scenario| {
-            let (result, ended) = measure(&args, scenario, &stop)?;
-            ended?;
-            Ok(result.systems)
-        });
+    let adapt = |scenario: &mut Scenario| args.adapt(scenario);
+    let cases = match (&args.scenarios[..], args.random) {
+        (_, Some(count)) => random::cases(count, args.seed, args.keep.as_deref(), adapt)?,
+        ([path], None) if !path.is_dir() => return run_one(&args, path, &stop),
+        (paths, None) => Cases::load(paths, adapt)?,
+    };
+    let result = cases.run(args.on.name(), args.json.as_deref(), |scenario| {
+        let (result, ended) = measure(&args, scenario, &stop)?;
+        ended?;
+        Ok(result.systems)
+    })?;
+    output::print(demeter_report::worst_first(&result))?;
+    if args.random.is_some() {
+        output::print(format!("\n{}", demeter_report::harm(&result)))?;
     }
-    let mut scenario = Scenario::load(&args.scenario)?;
+    Ok(())
+}
+
+fn run_one(args: &Args, path: &Path, stop: &AtomicBool) -> anyhow::Result<()> {
+    let mut scenario = Scenario::load(path)?;
     args.adapt(&mut scenario);
     scenario.check()?;
-    let (result, ended) = measure(&args, &scenario, &stop)?;
+    let (result, ended) = measure(args, &scenario, stop)?;
     // What was measured before a VM failed is kept.
     if !result.systems.is_empty() || !result.cases.is_empty() {
         if let Some(path) = &args.json {
@@ -176,12 +199,34 @@ fn measure(args: &Args, scenario: &Scenario, stop: &AtomicBool) -> anyhow::Resul
 }
 
 impl Args {
+    /// Refuses options that do not go together.
+    fn check(&self) -> anyhow::Result<()> {
+        let is_random = self.random.is_some();
+        if self.scenarios.is_empty() && !is_random {
+            bail!(
+                "no scenario: give the path of one, as scenarios/gups.toml, or --random N --on sim"
+            );
+        }
+        if is_random && !self.scenarios.is_empty() {
+            bail!("--random makes its own scenarios: leave out the path, or --random");
+        }
+        if is_random && !matches!(self.on, Place::Sim) {
+            bail!("--random is for the simulator: add --on sim, or give the path of a scenario");
+        }
+        if self.keep.is_some() && !is_random {
+            bail!("--keep is for random scenarios: add --random N, or leave it out");
+        }
+        Ok(())
+    }
+
     /// Lays what the command line says over a scenario.
     fn adapt(&self, scenario: &mut Scenario) {
         if !self.systems.is_empty() {
             scenario.systems = self.systems.clone();
         }
-        scenario.seed = self.seed.unwrap_or(scenario.seed);
+        if self.random.is_none() {
+            scenario.seed = self.seed.unwrap_or(scenario.seed);
+        }
         scenario.duration_s = self.duration.unwrap_or(scenario.duration_s);
         if self.systems.is_empty() || matches!(self.on, Place::Sim) {
             let place = match self.on {
