@@ -36,7 +36,7 @@ pub use classifier::{ClassifiedRange, Classifier, ClassifierConfig};
 pub use planner::{Budget, FillThreshold, Plan, Relocation, Room, Situation, plan};
 pub use ranking::{RankedRange, rank};
 pub use residency::{Block, Placement, ResidencyMap};
-pub use sample::Sample;
+pub use sample::{Observation, Sample};
 pub use share::{Share, divide};
 pub use tier::{PerTier, Tier, TierBytes};
 pub use tuning::{OutOfBounds, Tuning};

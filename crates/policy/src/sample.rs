@@ -1,6 +1,6 @@
 //! What a tracker yields.
 
-use crate::{GuestVirtAddr, Pid};
+use crate::{Block, GuestVirtAddr, Pid};
 
 /// One observed access, or `weight` accesses observed as one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,4 +11,19 @@ pub struct Sample {
     pub addr: GuestVirtAddr,
     /// How many samples this record stands for; 1 for a hardware sample.
     pub weight: u32,
+}
+
+/// What looks at the accessed bits of one block have found.
+///
+/// The block's access rate is estimated as `events / exposure_ns`, with the certainty of a Poisson count of `events`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Observation {
+    /// The process.
+    pub pid: Pid,
+    /// Its block.
+    pub block: Block,
+    /// Accesses found.
+    pub events: u32,
+    /// Time of the block that was watched for them, nanoseconds.
+    pub exposure_ns: u64,
 }

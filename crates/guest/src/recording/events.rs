@@ -2,7 +2,7 @@
 
 use demeter_policy::engine::{Direction, Input, NodeFacts, Request};
 use demeter_policy::{
-    BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, PerTier, Pid, Placement, Relocation, Sample,
+    BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, Observation, PerTier, Pid, Placement, Relocation, Sample,
     Share, VirtRange,
 };
 
@@ -39,6 +39,7 @@ mod tag {
     pub(super) const SHARE: u8 = 17;
     pub(super) const NO_SHARE: u8 = 18;
     pub(super) const SIGHTING: u8 = 19;
+    pub(super) const LOOKED: u8 = 20;
 
     pub(super) const REFRESH: u8 = 32;
     pub(super) const SAMPLES: u8 = 33;
@@ -99,6 +100,10 @@ impl Encoder {
                 let Sample { pid, addr, weight } = sighting;
                 tagged(to, tag::SIGHTING, [pid.0.into(), addr.0, weight.into()]);
             }
+            Input::Looked(seen) => {
+                let (pid, events) = (seen.pid.0.into(), seen.events.into());
+                tagged(to, tag::LOOKED, [pid, seen.block.0, events, seen.exposure_ns]);
+            }
             Input::SamplesEnd {
                 lost,
                 rejected,
@@ -142,7 +147,7 @@ impl Encoder {
     pub(super) fn request(&mut self, request: Request<'_>, to: &mut Vec<u8>) {
         match request {
             Request::Refresh => to.push(tag::REFRESH),
-            Request::Samples { most } => tagged(to, tag::SAMPLES, [most as u64]),
+            Request::Samples { most, .. } => tagged(to, tag::SAMPLES, [most as u64]),
             Request::LookUp { pid, blocks } => {
                 tagged(to, tag::LOOK_UP, [pid.0.into(), blocks.len() as u64]);
                 let mut next = 0;
@@ -243,6 +248,12 @@ impl Decoder {
                 addr: GuestVirtAddr(from.number()?),
                 weight: from.number_u32()?,
             }),
+            tag::LOOKED => Input::Looked(Observation {
+                pid: pid(from)?,
+                block: Block(from.number()?),
+                events: from.number_u32()?,
+                exposure_ns: from.number()?,
+            }),
             tag::SAMPLES_END => Input::SamplesEnd {
                 lost: from.number()?,
                 rejected: from.number()?,
@@ -274,6 +285,7 @@ impl Decoder {
             tag::REFRESH => Request::Refresh,
             tag::SAMPLES => Request::Samples {
                 most: from.number_u32()? as usize,
+                wanted: &[],
             },
             tag::LOOK_UP => {
                 let pid = pid(from)?;

@@ -222,6 +222,10 @@ fn any_event() -> impl Strategy<Value = Any> {
             let addr = GuestVirtAddr(a);
             Input::Sighting(Sample { pid, addr, weight })
         }),
+        (pid(), number(), any::<u32>(), number()).prop_map(|(pid, b, events, exposure_ns)| {
+            let block = Block(b);
+            Input::Looked(Observation { pid, block, events, exposure_ns })
+        }),
         (number(), number(), any::<bool>()).prop_map(|(lost, rejected, is_repeat)| {
             Input::SamplesEnd {
                 lost,
@@ -237,7 +241,8 @@ fn any_event() -> impl Strategy<Value = Any> {
     let request = prop_oneof![
         Just(Request::Refresh),
         any::<u32>().prop_map(|most| Request::Samples {
-            most: most as usize
+            most: most as usize,
+            wanted: &[],
         }),
         Just(Request::ReadNodes),
         Just(Request::Reclaim),

@@ -291,7 +291,7 @@ impl Worker {
                     }
                     self.engine.push(Input::Refreshed)?;
                 }
-                Request::Samples { most } => {
+                Request::Samples { most, .. } => {
                     let lost = self.accessed.len().saturating_sub(most) as u64;
                     for &addr in self.accessed.iter().take(most) {
                         self.engine.push(Input::Sample(Sample {

@@ -1,487 +1,515 @@
-//! What a tracker on DAMON, the kernel's monitor of data accesses, decides: when accessed bits are looked
-//! at, for how long, and what is made of it. A driver carries it out: the guest's tracker on a live
-//! kernel, the simulated agent on the simulated one.
+//! Decides which memory to look at without a sampling unit: the observer behind the tracker on DAMON.
 //!
-//! The kernel clears the accessed bit of one page of each region and looks again one sampling
-//! interval later. Each look costs microseconds, so looks are few and long: a long pass tells hot
-//! small pages from cold ones; while many regions are always found accessed, as huge pages are,
-//! shorter passes over just those follow at once. Then there is a rest for as long as the CPU bound wants, and
-//! several times as long while the agent is calm. In between a calm agent *watches* a few of the hottest regions,
-//! which costs little: it cannot tell what is hot, but when two watches, one right after the other, find that they no longer are all
-//! memory is looked at again at once. The hottest regions have been picked for what is chance in part, so that one watch finds less now and then.
-//! exposure.rs says what can be made of the looks.
+//! # Problem
+//! A kernel can tell whether a page was accessed since its accessed bit was cleared. A look costs CPU time, and so does
+//! telling the kernel where to look. Memory has up to half a million blocks of 2 MiB. One waiting time does not fit
+//! all of them: a cold huge page is always found accessed after 80 ms, a hot small page seldom after 1 ms.
 //!
-//! The kernel clears accessed bits without flushing the TLB: a page that never leaves it looks untouched. So the driver has CPUs
-//! flushed in the middle of each interval that is long enough for that. In the shortest passes such a page stays hidden.
+//! # Approach
+//! Looks are a resource with a measured price and a budget. The observer chooses *rounds* of blocks: one half as the
+//! policy wishes, one quarter neighbours of newly hot blocks, and the rest in turn. The order of turns is scattered,
+//! so that a hot set which has moved is met soon, and its neighbours show how far it reaches.
+//!
+//! Each block has a *rung*, the waiting time of its looks. A block that is always found accessed goes one rung down, to
+//! a shorter time, and is looked at again in the same round. A block that is never found goes one rung up. A *pass* takes
+//! blocks of one rung, and no more than the kernel visits in half of the waiting time: it clears all bits before it reads
+//! the first. A pass of the same blocks needs no new regions.
+//!
+//! [`estimate`] makes a rate of what looks found. A lower bound is reported only where no shorter look corrects it:
+//! its long exposure would outweigh the better estimate.
+//!
+//! Blocks that nobody has looked at come first, and are paid for out of savings. Otherwise each round is paid for by a
+//! rest. While the agent is calm, the rest is longer and the savings grow. See [`budget`].
+//!
+//! DAMON does not flush TLBs when it clears bits: a page that never leaves a TLB looks untouched. So the driver flushes
+//! them once in each interval that is long enough. A huge page that is always found by a flushed look, and never
+//! by the shorter one without, is such a page: its lower bound is reported.
+//!
+//! # Properties
+//! - All known memory is looked at again in turn: as many rounds as it takes, each block once.
+//! - Memory that nobody has looked at comes before memory that somebody has.
+//! - A round looks at each of its blocks once at a rung, and reports it at most once.
+//! - A pass never has more blocks than [`SET_MAX`], nor more than the kernel visits in half of its interval at the measured price.
+//! - Nothing is spent on memory that is not mapped; knowledge stays when a mapping grows.
+//! - CPU time stays within the share, the savings, and one round.
 
 mod budget;
-mod exposure;
+mod estimate;
+mod memory;
 
 use std::num::NonZero;
 use std::time::Duration;
 
-use crate::addr::{BLOCK_SIZE, Pid, VirtRange};
-use crate::sample::Sample;
-use budget::Budget;
-pub use exposure::Exposures;
+use crate::{BLOCK_SIZE, Block, Observation, PAGE_SIZE, Pid, VirtRange};
+use budget::{Budget, Prices};
+use memory::{Memory, State};
 
-/// The most that looking may take of one CPU, %, if nobody says otherwise.
+/// The most that looking may take of one CPU, %, for each [`CPUS_PER_SHARE`]: the lab's VM of 8 GiB is covered in a minute.
 pub const CPU_PERCENT: f64 = 2.5;
 
-/// How a pass looks at regions.
+/// CPUs that bring another share: a VM with 1 TiB has about 64, and sixteen times the blocks of one with 64 GiB.
+const CPUS_PER_SHARE: u32 = 8;
+
+/// The part of the share that a calm agent spends: 0.3 % of one CPU in a VM with 16.
+const CALM_PART: f64 = 1.0 / 16.0;
+
+/// CPU time that can be saved for each CPU, and is there at the start: 8 GiB cost 3 s in the emulator, 1 TiB up to 26 s on hardware.
+const SAVED_PER_CPU: Duration = Duration::from_secs(2);
+
+/// Time from one round to the next while nothing is new: a move is verified soon, and a pass's fixed cost is small in it.
+const PERIOD: Duration = Duration::from_secs(2);
+
+/// The most blocks of a pass: the kernel keeps about 2 KiB for each of its regions.
+pub const SET_MAX: usize = 4096;
+
+/// Neighbours on each side of a newly hot block that are looked at next: a hot set's edge is found in steps of that.
+const REACH: u64 = 2;
+
+/// What a look and setting a region cost where they cost most, in the emulator: the first round goes by that.
+const HIGHEST_PRICES: (Duration, Duration) =
+    (Duration::from_micros(35), Duration::from_micros(400));
+
+/// Address spaces that a CPU must run to forget another one's translations: x86 kernels tell six apart
+/// (`TLB_NR_DYN_ASIDS`), twice that since the next number may be one just used.
+pub const SPACES_TO_FLUSH: usize = 12;
+
+/// Waiting times, longest first. No round figures, so that they do not keep step with a program. Flushes need longer
+/// times than user space can hardly keep.
+pub const RUNGS: [Pass; 4] = [
+    Pass::new(80_021, 4, true),
+    Pass::new(10_007, 8, true),
+    Pass::new(1499, 8, false),
+    Pass::new(251, 8, false),
+];
+
+/// How a pass looks at each of its regions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pass {
-    /// From clearing an accessed bit to looking at it.
+    /// From clearing an accessed bit to reading it.
     pub interval: Duration,
     /// Looks at each region.
     pub looks: u32,
+    /// Whether CPUs have to forget their translations once in each interval.
+    pub is_flushed: bool,
 }
 
 impl Pass {
-    /// How long it takes, but for what kdamond itself needs.
+    const fn new(interval_us: u64, looks: u32, is_flushed: bool) -> Self {
+        Self {
+            interval: Duration::from_micros(interval_us),
+            looks,
+            is_flushed,
+        }
+    }
+
+    /// How long it takes, without the kernel's own time.
     pub fn length(&self) -> Duration {
         self.interval * self.looks
     }
 }
 
-/// Regions of processes, in order of process and address, and disjoint.
-pub type Regions = Vec<(Pid, VirtRange)>;
-
-/// A pass, and what it looks at.
+/// A pass, and its blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Look {
-    /// Its exposure's number, longest first.
-    pub rung: usize,
     /// How it looks.
     pub pass: Pass,
-    /// At these regions only; nothing: at all memory, in regions of DAMON's choice.
-    pub at: Option<Regions>,
+    /// At these blocks, in order of process and address; at least one.
+    pub blocks: Vec<(Pid, Block)>,
+    rung: usize,
 }
 
-impl Look {
-    /// Whether CPUs have to forget which translations they hold, once in each interval.
-    pub fn is_flushed(&self) -> bool {
-        self.pass.interval >= FLUSHED_MIN
-    }
-
-    /// Whether it can tell that what was hot no longer is, but not what is hot instead.
-    pub fn is_watch(&self) -> bool {
-        self.rung == 0 && self.at.is_some()
-    }
+/// What there is to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Next {
+    /// A pass, to be carried out now; [`Observer::found`] answers it.
+    Look(Look),
+    /// Nothing until then.
+    Rest(Duration),
+    /// Nothing before there is memory.
+    Idle,
 }
 
-/// A region of one aggregation.
+/// What a pass found of one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Region {
+pub struct Found {
     /// The process.
     pub pid: Pid,
-    /// Its addresses.
-    pub range: VirtRange,
-    /// Looks that found it accessed.
+    /// Its block.
+    pub block: Block,
+    /// Looks that found an access.
     pub accesses: u32,
-    /// Bytes that each of its page-table entries maps; nothing where nobody has asked.
+    /// Bytes that one page-table entry maps there; nothing where nobody has asked.
     pub page_bytes: Option<NonZero<u64>>,
 }
 
-/// Longest first; a pass's place in this list is its *rung*. The first one ends within an epoch, kdamond's
-/// own work included; the others are waited for. Intervals are no round figures, so that they do not keep
-/// step with a program.
-pub const PASSES: [Pass; 4] = [
-    Pass {
-        interval: Duration::from_micros(80_021),
-        looks: 4,
-    },
-    Pass {
-        interval: Duration::from_micros(10_007),
-        looks: 5,
-    },
-    Pass {
-        interval: Duration::from_micros(1499),
-        looks: 5,
-    },
-    Pass {
-        interval: Duration::from_micros(251),
-        looks: 8,
-    },
-];
+/// CPU time that a pass has cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Cost {
+    /// Visiting pages, flushes included.
+    pub looking: Duration,
+    /// Setting regions, and all else that the agent did for the pass.
+    pub setting: Duration,
+    /// Regions that were set: none where the kernel had them.
+    pub set: u64,
+}
 
-/// Intervals from here on have a flush each. Shorter times are hard to keep from user space.
-const FLUSHED_MIN: Duration = Duration::from_millis(5);
+/// A block of a round that is still to be looked at.
+#[derive(Debug, Clone, Copy)]
+struct Pending {
+    at: (Pid, Block),
+    way: Way,
+}
 
-/// Address spaces that have to run on a CPU until it holds no translation of another one, where it has PCIDs. Linux on x86 tells six
-/// apart on each CPU (`TLB_NR_DYN_ASIDS` in `arch/x86/mm/tlb.c`). Twice as many: the number that the next one takes may be that
-/// of one which has just run.
-pub const SPACES_TO_FLUSH: usize = 12;
+/// Which looks of this round came before.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    /// None; nobody has ever looked.
+    Unknown,
+    /// None.
+    Known,
+    /// Shorter ones, which never found it accessed.
+    Up,
+    /// Longer ones, which always found it accessed: a rate of at least that.
+    Down(Observation),
+}
 
-/// The first one of a calm agent: enough to see that memory which was hot no longer is. At half of the cost
-/// it comes twice as often.
-const CALM_PASS: Pass = Pass {
-    looks: 2,
-    ..PASSES[0]
-};
+/// Blocks that were chosen together.
+#[derive(Debug, Clone, Default)]
+struct Round {
+    /// By rung.
+    pending: [Vec<Pending>; RUNGS.len()],
+    began: Duration,
+    spent: Duration,
+    /// Whether it is for blocks that nobody has looked at.
+    is_first: bool,
+    /// Whether it looks until that has cost as much as setting regions: CPU time is scarcer than time.
+    is_thorough: bool,
+    /// Of these blocks, how many each rung could tell.
+    told: [usize; RUNGS.len()],
+}
 
-/// Regions that a calm agent watches: the hottest.
-const WATCHED_MAX: usize = 16;
+impl Round {
+    fn is_over(&self) -> bool {
+        self.pending.iter().all(Vec::is_empty)
+    }
+}
 
-/// Watches in a row that find what was hot no longer so until it is believed.
-const SURPRISES_NEEDED: u32 = 2;
-
-/// A shorter exposure is expected to take less than this part of the one before.
-const SHORTER: f64 = 0.7;
-
-/// An interval is taken to be no longer than so many times what was asked for, whatever a clock says.
-const STRETCH_MAX: u32 = 100;
-
-/// Regions, over all targets: one for each block where memory is small enough, so that none is split or merged;
-/// else DAMON adapts their sizes.
-const REGIONS_MAX: u64 = 400;
-const REGIONS_MIN_PER_TARGET: u64 = 10;
-
-/// What was seen of processes' memory, and when to look again. Times are since any fixed moment.
+/// Chooses what to look at, and when. Times are since any fixed moment.
 #[derive(Debug, Clone)]
 pub struct Observer {
-    exposures: Exposures,
+    memory: Memory,
     budget: Budget,
-    calm: bool,
-    /// What was found last.
-    last: Last,
-    taken: Taken,
-}
-
-/// How long the last look at what is hot took.
-#[derive(Debug, Clone, Copy)]
-struct Taken {
-    /// What an interval was, and what was asked for.
-    interval: Duration,
-    asked: Duration,
-    /// Regions that were looked at.
-    regions: usize,
-}
-
-impl Taken {
-    /// Whether an interval of a look at so many regions can be expected to be a good deal shorter. Kdamond's own part in it
-    /// grows with their number, and does not depend on what is asked for.
-    fn can_be_shortened_to(&self, asked: Duration, regions: usize) -> bool {
-        let own = self.interval.saturating_sub(self.asked);
-        let part = regions as f64 / self.regions.max(1) as f64;
-        asked + own.mul_f64(part) < self.interval.mul_f64(SHORTER)
-    }
-}
-
-/// What a pass was for, and what came of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Last {
-    /// To see what is hot.
-    Look,
-    /// To see whether what was hot still is. So many watches in a row have found that it is not.
-    Watch { surprises: u32 },
-}
-
-impl Last {
-    /// Watches in a row that have found what was hot no longer so.
-    fn surprises(self) -> u32 {
-        match self {
-            Self::Look => 0,
-            Self::Watch { surprises } => surprises,
-        }
-    }
+    prices: Prices,
+    round: Round,
+    wanted: Vec<(Pid, Block)>,
+    /// Neighbours of newly hot blocks, with the rung of those.
+    near: Vec<(Pid, Block, usize)>,
+    /// Turns so far.
+    turn: usize,
+    /// The rung that told most of the blocks of the last first look: the next ones begin there.
+    usual_rung: usize,
 }
 
 impl Observer {
-    /// One that has seen nothing yet, and may spend so much of one CPU, %.
-    pub fn new(cpu_percent: f64, now: Duration) -> Self {
+    /// One that knows nothing yet. For each eight CPUs it may spend so much of one, %.
+    pub fn new(cpu_percent: f64, cpus: u32, now: Duration) -> Self {
+        let shares = cpus.max(1).div_ceil(CPUS_PER_SHARE);
+        // A share of nothing would never pay.
+        let share = (cpu_percent / 100.0 * f64::from(shares)).max(f64::EPSILON);
         Self {
-            exposures: Exposures::default(),
-            budget: Budget::new(cpu_percent, now),
-            calm: false,
-            last: Last::Look,
-            taken: Taken {
-                interval: PASSES[0].interval,
-                asked: PASSES[0].interval,
-                regions: 0,
-            },
+            memory: Memory::default(),
+            budget: Budget::new(share, cpus, now),
+            prices: Prices::default(),
+            round: Round::default(),
+            wanted: vec![],
+            near: vec![],
+            turn: 0,
+            usual_rung: 0,
         }
     }
 
-    /// Whether a long pass may begin, or the CPU bound wants a rest.
-    pub fn may_look(&mut self, now: Duration) -> bool {
-        self.budget.allows(now) || self.may_watch(now)
-    }
-
-    /// Whether a look now would be at the hottest regions only.
-    fn may_watch(&mut self, now: Duration) -> bool {
-        self.is_at_rest() && self.exposures.has_samples() && self.budget.allows_watch(now)
-    }
-
-    /// How to look at this rung, and at what: the long pass at all memory, or what a calm agent watches; a shorter one
-    /// at what the one before it could not tell.
-    pub fn look(&mut self, rung: usize, now: Duration) -> Look {
-        let pass = match rung {
-            0 if self.is_at_rest() => CALM_PASS,
-            _ => PASSES[rung.min(PASSES.len() - 1)],
-        };
-        let at = match rung.checked_sub(1) {
-            None if !self.budget.allows(now) && self.may_watch(now) => {
-                Some(self.exposures.hottest(WATCHED_MAX))
-            }
-            None => None,
-            Some(longer) => self.untold(longer),
-        };
-        Look { rung, pass, at }
-    }
-
-    /// What this rung could not tell, to be looked at for a shorter time; nothing where that is most of memory: to name
-    /// it costs more than it saves.
-    fn untold(&self, rung: usize) -> Option<Regions> {
-        let saturated = self.exposures.saturated(rung);
-        (saturated.len() * 2 < self.exposures.accessed()).then_some(saturated)
-    }
-
-    /// Takes what a look has found, whose first aggregation was reported so long after its start.
-    /// Returns how long an interval really was: from one look at a region to the next, kdamond goes through
-    /// all others, too, and may have to wait for a CPU.
-    pub fn found(&mut self, look: &Look, elapsed: Duration, regions: &[Region]) -> Duration {
-        let pass = &look.pass;
-        let most = pass.interval * STRETCH_MAX;
-        let interval = (elapsed / pass.looks.max(1)).clamp(pass.interval, most);
-        let exposures = &mut self.exposures;
-        self.last = match look.is_watch() {
-            true => Last::Watch {
-                surprises: match exposures.are_contradicted_by(pass.looks, regions) {
-                    true => self.last.surprises().saturating_add(1),
-                    false => 0,
-                },
-            },
-            false => {
-                exposures.add(look.rung, interval, pass.looks, regions);
-                self.taken = Taken {
-                    interval,
-                    asked: pass.interval,
-                    regions: regions.len(),
-                };
-                Last::Look
-            }
-        };
-        interval
-    }
-
-    /// The rung to look at as soon as this one, the last, has found something, if any. None where kdamond is too slow to make
-    /// it much shorter.
-    pub fn follow_up(&self, rung: usize) -> Option<usize> {
-        let next = rung + 1;
-        let pass = PASSES.get(next)?;
-        let is_due = !self.is_at_rest() || !self.exposures.knows(next);
-        let is_due = is_due && self.has_news() && self.exposures.is_saturated(rung);
-        let regions = || self.untold(rung).map_or(self.taken.regions, |at| at.len());
-        let follows = is_due && self.taken.can_be_shortened_to(pass.interval, regions());
-        follows.then_some(next)
-    }
-
-    /// Whether what was found last can tell what is hot.
-    pub fn has_news(&self) -> bool {
-        self.last == Last::Look
-    }
-
-    /// Whether what was hot seems to be so no longer: the next look is not to wait until the agent wakes again.
-    pub fn is_surprised(&self) -> bool {
-        self.last.surprises() > 0
-    }
-
-    /// Pays for what was looked at since `began`. Returns whether a calm agent's rest follows.
-    pub fn pay(&mut self, began: Duration, spent: Duration) -> bool {
-        let is_at_rest = self.is_at_rest();
-        match self.last {
-            Last::Look => self.budget.spend(began, spent, is_at_rest),
-            Last::Watch { surprises } => {
-                self.budget.spend_on_watch(began, spent);
-                match surprises {
-                    0 => {}
-                    1..SURPRISES_NEEDED => self.budget.watch_again(),
-                    SURPRISES_NEEDED.. => self.budget.wake(),
-                }
-            }
-        }
-        is_at_rest
-    }
-
-    /// The agent has decided and moved what it wanted. If it is calm it found nothing to do: news can wait.
-    pub fn epoch_ended(&mut self, is_calm: bool) {
-        if self.calm && !is_calm {
-            self.budget.wake();
-        }
-        self.calm = is_calm;
-    }
-
-    /// Whether the agent is calm: it sleeps for longer than a pass takes, and has the time to wait for one
-    /// when it wakes.
-    pub fn is_calm(&self) -> bool {
-        self.calm
-    }
-
-    /// Calm, and nothing was seen lately that the next pass has to confirm.
-    fn is_at_rest(&self) -> bool {
-        let is_surprised = self.last.surprises() >= SURPRISES_NEEDED;
-        self.calm && !is_surprised && !self.exposures.is_urgent()
-    }
-
-    /// Appends at most `max` samples to `out`: what the policy lacks after it has forgotten half of
-    /// what it held.
-    pub fn samples(&mut self, max: usize, out: &mut Vec<Sample>) {
-        self.exposures.samples(max, out);
-    }
-
-    /// Appends at most `max` sightings to `out`: what the last looks found, and how hot it is known to be.
-    pub fn sightings(&self, max: usize, out: &mut Vec<Sample>) {
-        self.exposures.sightings(max, out);
+    /// The memory of a process from now on: its readable mappings, sorted.
+    pub fn set_memory(&mut self, pid: Pid, readable: &[VirtRange]) {
+        self.memory.set(pid, readable);
     }
 
     /// Forgets all other processes.
     pub fn retain(&mut self, pids: &[Pid]) {
-        self.exposures.retain(pids);
+        self.memory.retain(pids);
+        for pending in &mut self.round.pending {
+            pending.retain(|pending| pids.contains(&pending.at.0));
+        }
     }
 
-    /// Forgets what it has seen.
+    /// Forgets what it has seen, not what it has spent.
     pub fn clear(&mut self) {
-        self.exposures.clear();
+        self.memory = Memory::default();
+        self.round = Round::default();
+        self.wanted.clear();
+        self.near.clear();
     }
-}
 
-/// How many regions a kdamond keeps of so many targets with so many mapped bytes: at least so many
-/// for each target, at most so many for all. DAMON splits regions while there are fewer than half
-/// of the most.
-pub fn region_bounds(targets: u64, mapped_bytes: u64) -> (u64, u64) {
-    let targets = targets.max(1);
-    let blocks = mapped_bytes.div_ceil(BLOCK_SIZE).min(REGIONS_MAX);
-    let min = (blocks / targets).max(REGIONS_MIN_PER_TARGET);
-    (min, (min * targets).max(REGIONS_MAX))
-}
+    /// The blocks that the policy most wants to have looked at, in place of those before.
+    pub fn want(&mut self, wanted: &[(Pid, Block)]) {
+        self.wanted.clear();
+        self.wanted.extend(wanted.iter().take(SET_MAX));
+    }
 
-#[cfg(test)]
-mod harm;
+    /// Whether the agent finds nothing to do: news can wait.
+    pub fn set_calm(&mut self, is_calm: bool, now: Duration) {
+        self.budget.set_calm(is_calm, now);
+    }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::addr::GuestVirtAddr;
+    /// Blocks that nobody has looked at.
+    pub fn unknown(&self) -> usize {
+        self.memory.unknown()
+    }
 
-    const PID: Pid = Pid(7);
-
-    fn block(number: u64, accesses: u32) -> Region {
-        let start = number * BLOCK_SIZE;
-        let range = VirtRange::new(GuestVirtAddr(start), GuestVirtAddr(start + BLOCK_SIZE));
-        Region {
-            pid: PID,
-            range: range.unwrap(),
-            accesses,
-            page_bytes: None,
+    /// What there is to do now. A look is given once.
+    pub fn next(&mut self, now: Duration) -> Next {
+        if self.round.is_over() {
+            if self.memory.len() == 0 {
+                return Next::Idle;
+            }
+            let is_first = self.memory.unknown() > 0;
+            let due = self.budget.due(is_first, now);
+            if due > now {
+                return Next::Rest(due);
+            }
+            self.begin_round(is_first, now);
         }
+        Next::Look(self.pass())
     }
 
-    /// Looks at a hundred blocks, or at those of them that are to be watched: each is found accessed by so many looks.
-    /// That takes 70 ms of a CPU, or 10.
-    fn look(observer: &mut Observer, now: Duration, found: impl Fn(u64) -> u32) -> Look {
-        let look = observer.look(0, now);
-        let all = (0..100).map(|number| block(number, found(number)));
-        let watched = |region: &Region| {
-            let at = (region.pid, region.range);
-            look.at.as_ref().is_none_or(|regions| regions.contains(&at))
+    /// Chooses blocks.
+    fn begin_round(&mut self, is_first: bool, now: Duration) {
+        let (pace, saved_s) = (self.budget.pace(), self.budget.saved_s(now));
+        let quick_s = self.prices.block_s(RUNGS[0].looks);
+        let is_thorough = !is_first || self.memory.unknown() as f64 * quick_s > saved_s;
+        let looks = self.looks(&RUNGS[0], is_thorough);
+        let seconds = match is_first {
+            true => saved_s.max(self.budget.share() * PERIOD.as_secs_f64()),
+            false => pace * PERIOD.as_secs_f64(),
         };
-        let regions: Vec<_> = all.filter(watched).collect();
-        observer.found(&look, look.pass.length(), &regions);
-        let cost_ms = if look.is_watch() { 10 } else { 70 };
-        observer.pay(now, Duration::from_millis(cost_ms));
-        look
+        let size = (seconds / self.prices.block_s(looks)) as usize;
+        let size = size.clamp(1, SET_MAX.min(self.memory.len()));
+        self.round = Round {
+            began: now,
+            is_first,
+            is_thorough,
+            ..Round::default()
+        };
+        let mut chosen: Vec<(Pid, Block)> = vec![];
+        let is_mapped = |&(pid, block): &(Pid, Block)| self.memory.index(pid, block).is_some();
+        let wanted = self.wanted.iter().copied().filter(is_mapped);
+        chosen.extend(wanted.take(size / 2));
+        let is_due = |&(pid, block, rung): &(Pid, Block, usize)| {
+            let state = self.memory.state(pid, block);
+            state.is_some_and(|state| match state.is_known() {
+                true => !is_first && state.rung() < rung,
+                false => true,
+            })
+        };
+        self.near.retain(is_due);
+        let rest = size - chosen.len();
+        let near = self.near.drain(..self.near.len().min(rest / 2));
+        chosen.extend(near.map(|(pid, block, _)| (pid, block)));
+        self.take_turns(size - chosen.len(), &mut chosen);
+        chosen.sort_unstable();
+        chosen.dedup();
+        for at in chosen {
+            let state = self
+                .memory
+                .state(at.0, at.1)
+                .filter(|state| state.is_known());
+            let (rung, way) = match state {
+                Some(state) => (state.rung(), Way::Known),
+                None => (self.usual_rung, Way::Unknown),
+            };
+            self.round.pending[rung].push(Pending { at, way });
+        }
     }
 
-    #[test]
-    fn a_calm_agent_watches_what_is_hot_and_looks_at_all_when_it_no_longer_is() {
-        let hot = |number| if number < 20 { 3 } else { 0 };
-        let mut observer = Observer::new(CPU_PERCENT, Duration::ZERO);
-        let mut now = Duration::ZERO;
-        for _ in 0..4 {
-            assert_eq!(look(&mut observer, now, hot).at, None);
-            observer.samples(10_000, &mut vec![]);
-            now += Duration::from_secs(1);
+    /// Appends the next blocks in turn, or only unknown ones while there are any.
+    fn take_turns(&mut self, count: usize, chosen: &mut Vec<(Pid, Block)>) {
+        // A step of about the root visits all parts soon, and one without a common factor visits every block.
+        let len = self.memory.len();
+        let mut step = len.isqrt().max(1);
+        while greatest_common_divisor(step, len) > 1 {
+            step += 1;
         }
-        observer.epoch_ended(true);
-        look(&mut observer, now, hot);
-        observer.samples(10_000, &mut vec![]);
-        // A whole look is not due, a watch is.
-        now += Duration::from_millis(500);
-        assert!(observer.may_look(now));
-        let watch = look(&mut observer, now, hot);
-        assert!(watch.is_watch() && !observer.has_news() && observer.follow_up(0).is_none());
-        let at = watch.at.unwrap();
-        assert!(at.len() == WATCHED_MAX);
-        assert!(
-            at.iter()
-                .all(|(_, range)| range.start().0 < 20 * BLOCK_SIZE)
-        );
-        assert!(!observer.may_look(now));
-
-        // One watch may find nothing by chance; the next one comes at once, and has to agree.
-        now += Duration::from_secs(4);
-        assert!(look(&mut observer, now, |_| 0).is_watch());
-        assert!(observer.may_look(now) && observer.is_surprised());
-        assert!(look(&mut observer, now, hot).is_watch());
-        assert!(!observer.may_look(now) && !observer.is_surprised());
-
-        now += Duration::from_secs(4);
-        for _ in 0..2 {
-            assert!(look(&mut observer, now, |_| 0).is_watch());
-            assert!(observer.may_look(now));
+        let (is_first, mut left) = (self.round.is_first, count);
+        for _ in 0..len {
+            if left == 0 {
+                break;
+            }
+            self.turn = (self.turn + step) % len;
+            if !is_first || !self.memory.is_known(self.turn) {
+                chosen.extend(self.memory.block(self.turn));
+                left -= 1;
+            }
         }
-        assert_eq!(look(&mut observer, now, hot).at, None);
-        assert!(observer.has_news());
     }
 
-    #[test]
-    fn a_shorter_pass_looks_at_what_the_longer_one_could_not_tell() {
-        let mut observer = Observer::new(CPU_PERCENT, Duration::ZERO);
-        look(&mut observer, Duration::ZERO, |number| match number {
-            0..10 => 4,
-            10..50 => 1,
-            _ => 0,
+    /// The looks of a pass. A thorough one looks until that has cost as much as setting its regions.
+    fn looks(&self, pass: &Pass, is_thorough: bool) -> u32 {
+        if !is_thorough {
+            return pass.looks;
+        }
+        let longest = PERIOD.div_duration_f64(pass.interval) as u32;
+        let paid = (self.prices.set_s() / self.prices.look_s()) as u32;
+        paid.min(longest).max(pass.looks)
+    }
+
+    /// Blocks that the kernel visits in half of the interval: with more, its own time makes a longer one of it.
+    fn fitting(&self, pass: &Pass) -> usize {
+        ((pass.interval / 2).as_secs_f64() / self.prices.look_s()) as usize
+    }
+
+    /// Whether a rung is there, and the kernel is quick enough to use it: a pass of a few blocks costs more than it tells.
+    fn has_rung(&self, rung: usize) -> bool {
+        RUNGS
+            .get(rung)
+            .is_some_and(|pass| self.fitting(pass) >= pass.looks as usize)
+    }
+
+    /// The next blocks of the round, of the rung with the most of them.
+    fn pass(&mut self) -> Look {
+        let count = |rung: &usize| self.round.pending[*rung].len();
+        let rung = (0..RUNGS.len()).rev().max_by_key(count).unwrap_or(0);
+        let mut pass = RUNGS[rung];
+        pass.looks = self.looks(&pass, self.round.is_thorough);
+        let fitting = self.fitting(&pass);
+        let pending = &mut self.round.pending[rung];
+        pending.sort_unstable_by_key(|pending| pending.at);
+        let count = pending.len().min(fitting.clamp(1, SET_MAX));
+        let blocks = pending[..count].iter().map(|pending| pending.at).collect();
+        Look { pass, blocks, rung }
+    }
+
+    /// Takes what a pass has found, whose first look of each block to the last took so long, and appends what that
+    /// tells. A block without an answer was not looked at.
+    pub fn found(
+        &mut self,
+        look: &Look,
+        elapsed: Duration,
+        cost: &Cost,
+        found: &[Found],
+        out: &mut Vec<Observation>,
+    ) {
+        let looks = look.pass.looks;
+        let spent = cost.looking + cost.setting;
+        self.budget.pay(spent);
+        self.prices
+            .add(look.blocks.len() as u64 * u64::from(looks), cost);
+        self.round.spent += spent;
+        // The kernel visits all other regions from one look to the next, too.
+        let interval = (elapsed / looks).max(look.pass.interval);
+        let is_asked = |pending: &Pending| look.blocks.binary_search(&pending.at).is_ok();
+        let asked: Vec<_> = self.round.pending[look.rung]
+            .extract_if(.., |p| is_asked(p))
+            .collect();
+        let mut answers: Vec<&Found> = found.iter().collect();
+        answers.sort_unstable_by_key(|found| (found.pid, found.block));
+        for pending in asked {
+            let answer =
+                answers.binary_search_by_key(&pending.at, |found| (found.pid, found.block));
+            match answer {
+                Ok(answer) => self.take(pending, look, interval, answers[answer], out),
+                Err(_) => self.pass_over(pending),
+            }
+        }
+        if self.round.is_over() {
+            self.budget.rest(self.round.began, self.round.spent);
+            let told = |&rung: &usize| self.round.told[rung];
+            let usual = (0..RUNGS.len())
+                .max_by_key(told)
+                .filter(|rung| told(rung) > 0);
+            self.usual_rung = usual.unwrap_or(self.usual_rung);
+        }
+    }
+
+    /// Takes what a pass has found of a block.
+    fn take(
+        &mut self,
+        pending: Pending,
+        look: &Look,
+        interval: Duration,
+        found: &Found,
+        out: &mut Vec<Observation>,
+    ) {
+        let (pid, block) = pending.at;
+        let Some(before) = self.memory.state(pid, block) else {
+            return;
+        };
+        let is_huge = match found.page_bytes {
+            Some(bytes) => bytes.get() >= BLOCK_SIZE,
+            None => before.is_huge(),
+        };
+        let page_bytes = if is_huge { BLOCK_SIZE } else { PAGE_SIZE };
+        let page_bytes = found.page_bytes.map_or(page_bytes, NonZero::get);
+        let entries = (BLOCK_SIZE as f64 / page_bytes as f64).max(1.0);
+        let (looks, rung) = (look.pass.looks, look.rung);
+        let seen = estimate::observe(pending.at, interval, looks, found.accesses, entries);
+        let is_always = found.accesses >= looks;
+        let is_never = found.accesses == 0;
+        let (next, way) = match pending.way {
+            Way::Unknown | Way::Up if is_never && rung > 0 => (rung - 1, Some(Way::Up)),
+            Way::Unknown | Way::Known | Way::Down(_) if is_always && self.has_rung(rung + 1) => {
+                (rung + 1, Some(Way::Down(seen)))
+            }
+            Way::Known if is_never => (rung.saturating_sub(1), None),
+            Way::Down(_) if is_never => (rung - 1, None),
+            _ => (rung, None),
+        };
+        self.memory
+            .set_state(pid, block, State::known(next, is_huge));
+        if let Some(way) = way {
+            let at = pending.at;
+            return self.round.pending[next].push(Pending { at, way });
+        }
+        out.push(match pending.way {
+            Way::Down(bound) if is_never => bound,
+            _ => seen,
         });
-        assert_eq!(observer.follow_up(0), Some(1));
-        let shorter = observer.look(1, Duration::ZERO);
-        let expected: Vec<_> = (0..10).map(|n| (PID, block(n, 4).range)).collect();
-        assert_eq!(shorter.at, Some(expected));
-        assert!(!shorter.is_watch());
-    }
-
-    #[test]
-    fn a_shorter_pass_that_kdamond_is_too_slow_for_is_spared() {
-        let follows = |own_ms: u64, saturated: u64| {
-            let mut observer = Observer::new(CPU_PERCENT, Duration::ZERO);
-            let found = |n| if n < saturated { 5 } else { 1 };
-            let all: Vec<_> = (0..100).map(|n| block(n, found(n))).collect();
-            for rung in 0..2 {
-                let look = observer.look(rung, Duration::ZERO);
-                let interval = look.pass.interval + Duration::from_millis(own_ms);
-                observer.found(&look, interval * look.pass.looks, &all);
-            }
-            observer.follow_up(1)
-        };
-        // Rung 1 asks for 10 ms, rung 2 for 1.5 ms.
-        assert_eq!(follows(0, 100), Some(2));
-        assert_eq!(follows(15, 100), Some(2));
-        assert_eq!(follows(25, 100), None);
-        // Of a few regions it can be short all the same.
-        assert_eq!(follows(25, 10), Some(2));
-    }
-
-    #[test]
-    fn region_bounds_hold_for_any_number_of_targets() {
-        for targets in [0, 1, 2, 16, 64] {
-            for mapped in [0, 1, 800 << 20, u64::MAX] {
-                let (min, max) = region_bounds(targets, mapped);
-                // The kernel takes no less than three, and no fewer at the most than at the least.
-                assert!(min >= 3 && min * targets <= max);
-            }
+        if self.round.is_first {
+            self.round.told[rung] += 1;
         }
-        // Small memory has a region for each block, and DAMON splits none of them.
-        let (min, max) = region_bounds(1, 800 << 20);
-        assert!(min == 400 && min >= max / 2);
+        if matches!(pending.way, Way::Down(_)) && !is_never {
+            self.look_around(pending.at, rung);
+        }
+    }
+
+    /// A block was not looked at: it has had its turn, or the next round would choose it again.
+    fn pass_over(
+        &mut self,
+        Pending {
+            at: (pid, block), ..
+        }: Pending,
+    ) {
+        if let Some(state) = self.memory.state(pid, block) {
+            let state = State::known(state.rung(), state.is_huge());
+            self.memory.set_state(pid, block, state);
+        }
+    }
+
+    /// A block has turned out to be hotter than it was known to be: its neighbours are next.
+    fn look_around(&mut self, (pid, Block(block)): (Pid, Block), rung: usize) {
+        let beside = block.saturating_sub(REACH)..=block.saturating_add(REACH);
+        let free = SET_MAX.saturating_sub(self.near.len());
+        let near = beside.filter(|&near| near != block).take(free);
+        self.near.extend(near.map(|near| (pid, Block(near), rung)));
     }
 }
+
+fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    match b {
+        0 => a,
+        _ => greatest_common_divisor(b, a % b),
+    }
+}
+
+#[cfg(test)]
+mod machine;
+#[cfg(test)]
+mod tests;

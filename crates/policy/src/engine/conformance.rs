@@ -316,7 +316,7 @@ impl<S: Strategy> Plain<S> {
                     .expect("it is known");
                 engine.push(Input::Refreshed)
             }
-            Request::Samples { most } => {
+            Request::Samples { most, .. } => {
                 for b in epoch.samples.iter().take(most) {
                     let sample = Sample {
                         pid: PID,

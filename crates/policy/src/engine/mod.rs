@@ -196,6 +196,7 @@ impl<S: Strategy> Engine<S> {
             State::Refresh => Request::Refresh,
             State::Samples => Request::Samples {
                 most: deciding::SAMPLES_MAX,
+                wanted: &[],
             },
             State::LookUp => {
                 let next = self.look_ups.last();
@@ -242,6 +243,18 @@ impl<S: Strategy> Engine<S> {
                 self.begin_epoch();
             }
             (Input::Refreshed, State::Refresh) => self.refreshed(),
+            // A stub: the rule that takes observations as they are comes with the engine's own change.
+            (Input::Looked(seen), State::Samples) => {
+                let per_ms = f64::from(seen.events) / seen.exposure_ns as f64 * 1e6;
+                let sample = Sample {
+                    pid: seen.pid,
+                    addr: seen.block.start(),
+                    weight: per_ms as u32,
+                };
+                if sample.weight > 0 {
+                    self.take_sample(sample);
+                }
+            }
             (Input::Sighting(sighting), State::Samples) => self.take_sighting(sighting),
             (
                 Input::SamplesEnd {

@@ -1,7 +1,8 @@
 //! What a driver tells an engine, and what an engine asks of its driver.
 
 use crate::{
-    Block, ByteCount, PerTier, Pid, Placement, Relocation, Sample, Share, Tier, VirtRange,
+    Block, ByteCount, Observation, PerTier, Pid, Placement, Relocation, Sample, Share, Tier,
+    VirtRange,
 };
 
 /// Something that a driver tells.
@@ -40,6 +41,8 @@ pub enum Input<'a> {
     Refreshed,
     /// One of the samples that [`Request::Samples`] asked for.
     Sample(Sample),
+    /// What looks at the accessed bits of a block found, where there is no sampling unit: likewise asked for.
+    Looked(Observation),
     /// Memory that the last look found accessed, beside the samples: where these are estimates from many looks,
     /// only sightings can tell what moves have brought.
     Sighting(Sample),
@@ -125,6 +128,8 @@ pub enum Request<'a> {
     Samples {
         /// The most that are taken; what is over counts as lost.
         most: usize,
+        /// Blocks that are most wanted to be looked at now, where accessed bits are looked at.
+        wanted: &'a [(Pid, Block)],
     },
     /// Look where these blocks lie: [`Input::Located`] or [`Input::LookUpFailed`].
     LookUp {
@@ -202,6 +207,7 @@ impl Input<'_> {
             Self::Paused(_) => "paused",
             Self::Refreshed => "refreshed",
             Self::Sample(_) => "sample",
+            Self::Looked(_) => "looked",
             Self::Sighting(_) => "sighting",
             Self::SamplesEnd { .. } => "samples end",
             Self::Located(_) => "located",
