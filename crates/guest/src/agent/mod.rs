@@ -286,7 +286,10 @@ impl Agent {
                     return Ok(epochs);
                 }
                 Request::Refresh => self.refresh()?,
-                Request::Samples { most } => self.take_samples(most)?,
+                Request::Samples { most, wanted } => {
+                    self.tracker.want(wanted);
+                    self.take_samples(most)?;
+                }
                 Request::LookUp { pid, blocks } => {
                     let space = self.engine.space(pid);
                     let placements = self.prober.look(&mut *self.pages, pid, space, blocks);
@@ -393,12 +396,8 @@ impl Agent {
         for &sample in &self.samples {
             self.engine.push(Input::Sample(sample))?;
         }
-        if !drained.is_repeat {
-            self.samples.clear();
-            self.tracker.sightings(most, &mut self.samples);
-            for &sighting in &self.samples {
-                self.engine.push(Input::Sighting(sighting))?;
-            }
+        for &seen in self.tracker.observed() {
+            self.engine.push(Input::Looked(seen))?;
         }
         Ok(self.engine.push(Input::SamplesEnd {
             lost: drained.lost,

@@ -2,8 +2,8 @@
 
 use demeter_policy::engine::{Direction, Input, NodeFacts, Request};
 use demeter_policy::{
-    BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, Observation, PerTier, Pid, Placement, Relocation, Sample,
-    Share, VirtRange,
+    BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, Observation, PerTier, Pid, Placement, Relocation,
+    Sample, Share, VirtRange,
 };
 
 use super::format::{Bytes, Fault, put, put_step};
@@ -102,7 +102,11 @@ impl Encoder {
             }
             Input::Looked(seen) => {
                 let (pid, events) = (seen.pid.0.into(), seen.events.into());
-                tagged(to, tag::LOOKED, [pid, seen.block.0, events, seen.exposure_ns]);
+                tagged(
+                    to,
+                    tag::LOOKED,
+                    [pid, seen.block.0, events, seen.exposure_ns],
+                );
             }
             Input::SamplesEnd {
                 lost,

@@ -6,8 +6,8 @@ use std::path::Path;
 use demeter_policy::engine::conformance::{Rig, Script, hot_set};
 use demeter_policy::engine::{Direction, Input, NodeFacts, Request};
 use demeter_policy::{
-    BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, PerTier, Pid, Placement, Relocation, Sample,
-    Share, VirtRange,
+    BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, Observation, PerTier, Pid, Placement, Relocation,
+    Sample, Share, VirtRange,
 };
 use proptest::prelude::*;
 
@@ -224,7 +224,12 @@ fn any_event() -> impl Strategy<Value = Any> {
         }),
         (pid(), number(), any::<u32>(), number()).prop_map(|(pid, b, events, exposure_ns)| {
             let block = Block(b);
-            Input::Looked(Observation { pid, block, events, exposure_ns })
+            Input::Looked(Observation {
+                pid,
+                block,
+                events,
+                exposure_ns,
+            })
         }),
         (number(), number(), any::<bool>()).prop_map(|(lost, rejected, is_repeat)| {
             Input::SamplesEnd {

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use demeter_policy::damon::CPU_PERCENT;
-use demeter_policy::{GuestVirtAddr, PAGE_SIZE, Pid, Sample, Tuning};
+use demeter_policy::{Block, GuestVirtAddr, Observation, PAGE_SIZE, Pid, Sample, Tuning};
 
 pub(crate) use choice::try_all;
 pub use choice::{Choice, PassedOver, choose};
@@ -43,22 +43,27 @@ pub trait Tracker: Send {
     /// is passed over.
     fn set_targets(&mut self, targets: &[Pid]) -> Result<(), TrackerError>;
 
-    /// Appends the samples since the last call to `out`, at most `max` of them; the rest is
-    /// counted as lost, never silently dropped. While paused there are none.
+    /// Appends the samples since the last call to `out`, or keeps observations for [`Self::observed`]; at most `max` of
+    /// them. The rest is counted as lost, never silently dropped. While paused there are none.
     ///
     /// After [`TrackerError::Corrupt`] the source is in step again and the next call works; what
     /// was sound before the fault has been appended.
     fn drain(&mut self, out: &mut Vec<Sample>, max: usize) -> Result<Drained, TrackerError>;
 
-    /// The caller has decided and moved what it wanted, and sleeps until its next epoch: the time to look.
-    /// If it is calm, it found nothing to do: news can wait, and a tracker that costs CPU looks seldom.
+    /// Blocks that the caller most wants to have looked at, in place of those before. Of no use to trackers whose samples
+    /// are accesses.
+    fn want(&mut self, _blocks: &[(Pid, Block)]) {}
+
+    /// What looks at accessed bits had found by the last drain. Nothing of a tracker whose samples are accesses.
+    fn observed(&self) -> &[Observation] {
+        &[]
+    }
+
+    /// The caller has decided and moved what it wanted, and sleeps until its next epoch. If it is calm, it found nothing
+    /// to do: news can wait, and a tracker that costs CPU looks seldom.
     fn epoch_ended(&mut self, _is_calm: bool) -> Result<(), TrackerError> {
         Ok(())
     }
-
-    /// After a drain that was no repeat, appends at most `max` sightings to `out`: what the last look found. Nothing of
-    /// a tracker whose samples are accesses, which tell that themselves.
-    fn sightings(&mut self, _max: usize, _out: &mut Vec<Sample>) {}
 
     /// Stop observing until `resume`: no CPU is spent, what was observed meanwhile is dropped.
     fn pause(&mut self) -> Result<(), TrackerError>;
@@ -104,13 +109,13 @@ pub(crate) fn is_user_address(addr: GuestVirtAddr) -> bool {
 /// What one drain did, beside the samples themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Drained {
-    /// Samples appended.
+    /// Samples appended, or observations kept.
     pub taken: u64,
     /// Samples that the source lost or that were over `max`.
     pub lost: u64,
     /// Records that were malformed or belonged to nobody we follow.
     pub rejected: u64,
-    /// The samples repeat what was seen before: there was no look since the last drain.
+    /// Nobody has looked since the last drain.
     pub is_repeat: bool,
 }
 
