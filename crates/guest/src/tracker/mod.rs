@@ -83,7 +83,7 @@ pub struct Settings {
     pub latency_threshold_ns: u32,
     /// Time between two drains.
     pub epoch: Duration,
-    /// The most that a tracker without hardware's help may take of one CPU, %.
+    /// The most that a tracker without hardware's help may take of one CPU for each eight, %.
     pub cpu_percent: f64,
 }
 

@@ -61,7 +61,7 @@ impl Budget {
     /// When a round may begin, out of the savings where it `is_new`: at once if that is not later than now.
     pub(super) fn due(&mut self, is_new: bool, now: Duration) -> Duration {
         let owed_s = -self.saved_s(now);
-        let paid = now + Duration::from_secs_f64(owed_s.max(0.0) / self.share);
+        let paid = after(now, owed_s.max(0.0) / self.share);
         match is_new {
             true => paid,
             false => paid.max(self.rest_until),
@@ -73,9 +73,9 @@ impl Budget {
         self.saved_s -= spent.as_secs_f64();
     }
 
-    /// A round that began then has cost this; a rest follows that pays for it.
-    pub(super) fn rest(&mut self, began: Duration, spent: Duration) {
-        self.rest_until = began + spent.div_f64(self.pace());
+    /// A round that began then, at such a pace, has cost this; a rest follows that pays for it.
+    pub(super) fn rest(&mut self, began: Duration, spent: Duration, pace: f64) {
+        self.rest_until = after(began, spent.as_secs_f64() / pace);
     }
 
     /// Whether the agent finds nothing to do. Once it does no rest is left.
@@ -85,6 +85,12 @@ impl Budget {
         }
         self.is_calm = is_calm;
     }
+}
+
+/// So many seconds later, as far as there is time.
+fn after(now: Duration, seconds: f64) -> Duration {
+    let later = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+    now.saturating_add(later)
 }
 
 /// Measured costs: of all that was spent so far, so that what a pass costs beside its looks counts by its part.
@@ -147,7 +153,7 @@ mod tests {
         let mut budget = Budget::new(0.01, 1, Duration::ZERO);
         budget.set_calm(true, Duration::ZERO);
         budget.pay(SECOND / 100);
-        budget.rest(Duration::ZERO, SECOND / 100);
+        budget.rest(Duration::ZERO, SECOND / 100, budget.pace());
         let calm = budget.due(false, SECOND);
         assert!(calm > SECOND * 15 && calm < SECOND * 17, "{calm:?}");
         assert_eq!(budget.due(true, SECOND), SECOND);
@@ -186,7 +192,7 @@ mod tests {
                 prop_assert!(spent - last <= now.as_secs_f64() * share + savings + 1e-6);
                 let cost = Duration::from_millis(cost_ms);
                 budget.pay(cost);
-                budget.rest(now, cost);
+                budget.rest(now, cost, budget.pace());
                 last = cost.as_secs_f64();
                 spent += last;
             }

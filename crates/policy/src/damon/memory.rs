@@ -8,33 +8,29 @@ use std::ops::Range;
 
 use crate::{Block, Pid, VirtRange};
 
-/// How a block is looked at.
+/// How a block is looked at: 0 if nobody has looked, else one more than twice the rung, and another for a huge page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct State(u8);
 
 impl State {
-    const KNOWN: u8 = 1 << 7;
-    const HUGE: u8 = 1 << 6;
-
     /// A block that was looked at, at this rung from now on.
     pub(super) fn known(rung: usize, is_huge: bool) -> Self {
-        let huge = if is_huge { Self::HUGE } else { 0 };
-        Self(Self::KNOWN | huge | rung as u8)
+        Self(((rung as u8) << 1 | u8::from(is_huge)) + 1)
     }
 
     /// Whether anybody has looked.
     pub(super) fn is_known(self) -> bool {
-        self.0 & Self::KNOWN != 0
+        self.0 > 0
     }
 
     /// Whether it was one huge page when last found accessed.
     pub(super) fn is_huge(self) -> bool {
-        self.0 & Self::HUGE != 0
+        self.0.saturating_sub(1) & 1 == 1
     }
 
     /// The rung of its next look.
     pub(super) fn rung(self) -> usize {
-        usize::from(self.0 & !(Self::KNOWN | Self::HUGE))
+        usize::from(self.0.saturating_sub(1) >> 1)
     }
 }
 

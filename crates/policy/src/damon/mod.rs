@@ -180,6 +180,8 @@ struct Round {
     pending: [Vec<Pending>; RUNGS.len()],
     began: Duration,
     spent: Duration,
+    /// The part of one CPU that it was chosen for.
+    pace: f64,
     /// Whether it is for blocks that nobody has looked at.
     is_first: bool,
     /// Whether it looks until that has cost as much as setting regions: CPU time is scarcer than time.
@@ -244,7 +246,7 @@ impl Observer {
     /// Forgets what it has seen, not what it has spent.
     pub fn clear(&mut self) {
         self.memory = Memory::default();
-        self.round = Round::default();
+        self.round.pending = Default::default();
         self.wanted.clear();
         self.near.clear();
     }
@@ -295,6 +297,7 @@ impl Observer {
         let size = size.clamp(1, SET_MAX.min(self.memory.len()));
         self.round = Round {
             began: now,
+            pace,
             is_first,
             is_thorough,
             ..Round::default()
@@ -420,7 +423,10 @@ impl Observer {
             }
         }
         if self.round.is_over() {
-            self.budget.rest(self.round.began, self.round.spent);
+            let Round {
+                began, spent, pace, ..
+            } = self.round;
+            self.budget.rest(began, spent, pace);
             let told = |&rung: &usize| self.round.told[rung];
             let usual = (0..RUNGS.len())
                 .max_by_key(told)

@@ -253,6 +253,7 @@ impl<S: Strategy> Engine<S> {
                 };
                 if sample.weight > 0 {
                     self.take_sample(sample);
+                    self.take_sighting(sample);
                 }
             }
             (Input::Sighting(sighting), State::Samples) => self.take_sighting(sighting),

@@ -107,7 +107,7 @@ fn while_nothing_is_accessed_an_epoch_is_a_look_at_the_samples() {
     let asked = run(&mut plain, &idle);
     assert!(plain.engine.ranking().is_empty());
     let requests: BTreeSet<_> = asked[30..].iter().flatten().map(String::as_str).collect();
-    let samples = "Samples { most: 65536 }";
+    let samples = "Samples { most: 65536, wanted: [] }";
     assert_eq!(requests, ["Refresh", samples, "Sleep { epochs: 2 }"].into());
     let refreshes = asked[30..].iter().flatten().filter(|a| *a == "Refresh");
     assert_eq!(refreshes.count(), 2, "every twentieth epoch");

@@ -122,7 +122,9 @@ impl DamonTracker {
         let look = match self.observer.next(time(actor.now_ps())) {
             Next::Look(look) => look,
             Next::Rest(until) => {
-                self.due_ps = until.as_nanos() as u64 * PS_PER_NS + PS_PER_NS;
+                let until_ns = u64::try_from(until.as_nanos()).unwrap_or(NEVER_PS);
+                // Not in the nanosecond before.
+                self.due_ps = until_ns.saturating_add(1).saturating_mul(PS_PER_NS);
                 return;
             }
             Next::Idle => {
