@@ -1,4 +1,4 @@
-//! Any tracepoint format and record is survived, and any findings: what is told is about blocks that are mapped.
+//! Any tracepoint format and record is survived, and any findings: observations are of mapped blocks.
 #![no_main]
 
 use std::num::NonZero;

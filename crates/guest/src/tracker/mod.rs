@@ -54,7 +54,7 @@ pub trait Tracker: Send {
     /// are accesses.
     fn want(&mut self, _blocks: &[(Pid, Block)]) {}
 
-    /// What looks at accessed bits had found by the last drain. Nothing of a tracker whose samples are accesses.
+    /// Observations of the last drain. Nothing of a tracker whose samples are accesses.
     fn observed(&self) -> &[Observation] {
         &[]
     }
@@ -115,7 +115,7 @@ pub struct Drained {
     pub lost: u64,
     /// Records that were malformed or belonged to nobody we follow.
     pub rejected: u64,
-    /// Nobody has looked since the last drain.
+    /// True if there was no look since the last drain.
     pub is_repeat: bool,
 }
 

@@ -139,7 +139,7 @@ impl Kdamond {
         Ok(())
     }
 
-    /// Starts aggregations of so many looks, each an interval after the one before, and returns the kdamond's thread.
+    /// Starts aggregations of `looks` looks, each an interval after the one before. Returns the kdamond's thread.
     /// Fails with EINVAL if a target has gone.
     ///
     /// # Errors

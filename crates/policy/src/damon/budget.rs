@@ -24,7 +24,7 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// Of so much of one CPU, on a machine with so many, with full savings.
+    /// A budget of a share of one CPU, on a machine with `cpus` of them, with full savings.
     pub(super) fn new(share: f64, cpus: u32, now: Duration) -> Self {
         let saved_max_s = SAVED_PER_CPU.as_secs_f64() * f64::from(cpus.max(1));
         Self {
@@ -50,7 +50,7 @@ impl Budget {
         }
     }
 
-    /// What is saved, seconds.
+    /// The savings, seconds.
     pub(super) fn saved_s(&mut self, now: Duration) -> f64 {
         let since_s = now.saturating_sub(self.saved_at).as_secs_f64();
         self.saved_s = (self.saved_s + since_s * self.share).min(self.saved_max_s);
@@ -87,7 +87,7 @@ impl Budget {
     }
 }
 
-/// So many seconds later, as far as there is time.
+/// Adds seconds, or stops at the end of time.
 fn after(now: Duration, seconds: f64) -> Duration {
     let later = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
     now.saturating_add(later)

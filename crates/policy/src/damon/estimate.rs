@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::{Block, Observation, Pid};
 
-/// What `found` of `looks` looks at a block tell, each `interval` after the bit of a random page was cleared. The
-/// block has `entries` page-table entries.
+/// Makes an observation of `looks` looks at a block, of which `found` found an access. Each came `interval` after the
+/// bit of a random page was cleared; the block has `entries` page-table entries.
 ///
 /// Accesses that arrive independently at a rate r leave a page untouched for a time T with probability exp(-rT). So a
 /// share f of looks that find an access stands for the rate -ln(1 - f) / T of a page. Where all looks find one, the

@@ -4,12 +4,12 @@ use std::num::NonZero;
 use std::time::Duration;
 
 use super::*;
-use crate::GuestVirtAddr;
 use crate::chance::Chance;
+use crate::{BLOCK_SIZE, GuestVirtAddr, VirtRange};
 
 const PID: Pid = Pid(7);
 
-/// What looks cost: on hardware as the simulator has it, and in the emulator as measured.
+/// Costs of looking: on hardware as the simulator has them, and in the emulator as measured.
 #[derive(Debug, Clone, Copy)]
 struct Costs {
     look_s: f64,

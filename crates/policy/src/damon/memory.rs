@@ -1,7 +1,7 @@
 //! The blocks that there are to look at, and how each is looked at: a byte a block.
 //!
 //! # Properties
-//! - What is known of a block stays while the block is mapped, whatever is mapped beside it.
+//! - Knowledge of a block stays while the block is mapped, whatever is mapped beside it.
 //! - Each block is there once, in order of process and address.
 
 use std::ops::Range;

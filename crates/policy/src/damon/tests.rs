@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::GuestVirtAddr;
+use crate::{BLOCK_SIZE, GuestVirtAddr, Observation, PAGE_SIZE, VirtRange};
 
 const CPUS: u32 = 2;
 
@@ -30,7 +30,7 @@ fn pass(observer: &mut Observer, now: &mut Duration) -> Look {
     }
 }
 
-/// What looks cost on hardware.
+/// Costs of a pass on hardware.
 fn cost(look: &Look) -> Cost {
     let blocks = look.blocks.len() as u32;
     Cost {
@@ -177,8 +177,8 @@ fn nothing_is_looked_at_before_there_is_memory() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever is found: each block of all processes is looked at again and again, passes keep their bounds, a round
-    /// reports a block at most once, and the budget holds.
+    /// Each block is looked at again and again, and a round reports it at most once. Passes and the budget keep their
+    /// bounds.
     #[test]
     fn all_memory_has_its_turn_within_the_budget(
         spaces in prop::collection::vec(prop::collection::vec((1u64..50, 1u64..300), 1..4), 1..4),

@@ -41,7 +41,7 @@ pub enum Input<'a> {
     Refreshed,
     /// One of the samples that [`Request::Samples`] asked for.
     Sample(Sample),
-    /// What looks at the accessed bits of a block found, where there is no sampling unit: likewise asked for.
+    /// Evidence from a block's accessed bits, where there is no sampling unit. It answers the same request.
     Looked(Observation),
     /// Memory that the last look found accessed, beside the samples: where these are estimates from many looks,
     /// only sightings can tell what moves have brought.

@@ -1,7 +1,7 @@
 //! The tracker on DAMON, the kernel's monitor of data accesses: works in any guest whose kernel has it, without a PMU.
 //!
-//! [`Observer`] decides what to look at and when. A thread carries that out with a kdamond of our own ([`passes`]) while
-//! the agent works and sleeps, and keeps what it found until the agent asks for it. Between passes no kdamond works.
+//! [`Observer`] decides what to look at and when. A thread carries that out with a kdamond of our own ([`passes`]), while
+//! the agent works and sleeps. It keeps the findings until the agent asks for them. Between passes no kdamond works.
 
 mod passes;
 
@@ -54,11 +54,11 @@ impl From<DamonError> for TrackerError {
 pub struct DamonTracker {
     shared: Arc<Shared>,
     looker: Option<JoinHandle<()>>,
-    /// What the agent has drained and not taken yet.
+    /// The observations of the last drain.
     drained: Vec<Observation>,
 }
 
-/// What the agent and the looking thread share.
+/// State that the agent and the looking thread share.
 struct Shared {
     root: PathBuf,
     /// What the observer's times count from.

@@ -14,7 +14,7 @@ use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr, Pid, VirtRange};
 use super::super::TrackerError;
 use super::NAME;
 
-/// A pass is given up after so many times its length, and this time: kdamond may have to wait for a CPU.
+/// A pass is given up after this multiple of its length and this time: kdamond may have to wait for a CPU.
 const PATIENCE: u32 = 4;
 const PATIENCE_MIN: Duration = Duration::from_secs(2);
 
@@ -24,7 +24,7 @@ const REPORT_WAIT: Duration = Duration::from_millis(1);
 /// How often a start is tried again without the processes that ended meanwhile.
 const START_ATTEMPTS: u32 = 5;
 
-/// Listens to a kdamond's thread, and waits for so many regions.
+/// Listens to a kdamond's thread. A wait ends after the given number of regions.
 pub(super) type Listen = Box<dyn Fn(Pid, u32) -> Result<Aggregations, DamonError> + Send>;
 
 /// A kdamond, and what it was set to.
@@ -38,7 +38,7 @@ pub(super) struct Passes {
     set: Vec<(Pid, Block)>,
 }
 
-/// What came of a pass.
+/// The outcome of a pass.
 #[derive(Debug, Default)]
 pub(super) struct Taken {
     /// From its start to the first report.

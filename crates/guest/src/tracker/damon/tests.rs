@@ -99,7 +99,7 @@ impl FakeDamon {
         change(&mut self.kernel.lock().unwrap());
     }
 
-    /// Waits for so many more passes; false where they do not come.
+    /// Waits for more passes; false where they do not come.
     fn wait(&self, passes: u64) -> bool {
         let kernel = self.kernel.lock().unwrap();
         let last = kernel.passes + passes;

@@ -58,7 +58,7 @@ impl Running {
 }
 
 impl DamonTracker {
-    /// One that looks at a process on a machine with so many virtual CPUs.
+    /// A tracker of a process, on a machine with this number of virtual CPUs.
     pub(super) fn new(pid: Pid, vcpus: u32, now_ps: u64) -> Self {
         Self {
             pid,
@@ -111,7 +111,7 @@ impl DamonTracker {
         self.due_ps = self.due_ps.min(now_ps);
     }
 
-    /// What was found since the last time.
+    /// Takes the findings since the last call.
     pub(super) fn take_found(&mut self) -> Vec<Observation> {
         std::mem::take(&mut self.found)
     }
@@ -199,8 +199,8 @@ impl DamonTracker {
     }
 }
 
-/// Bytes that an entry at an address stands for: a simulated access stands for as many real ones as a base page for real
-/// pages, so that of a huge page each stands for a part.
+/// Bytes that an entry at an address stands for. A simulated access stands for 2^k real ones, so a huge page counts as
+/// 2^k entries, and a base page as the real ones that it stands for.
 fn page_bytes(gva: GuestVirtAddr, guest: &Guest) -> Option<NonZero<u64>> {
     let (_, size) = guest.tables.find(gva)?;
     NonZero::new(guest.bytes(size) >> guest.k())
