@@ -33,7 +33,7 @@ pub struct Config {
 
     /// Where samples come from.
     pub tracker: Choice,
-    /// The most of one CPU that a tracker without hardware's help (damon) may take, %.
+    /// The most that a tracker without hardware's help (damon) may take of one CPU for each eight, %.
     pub tracker_cpu_percent: f64,
     /// The fast node, where the system does not tell.
     pub fast_node: Option<u32>,

@@ -200,7 +200,7 @@ fn start(
 fn name_tracker(config: &Config, tracker: &str, passed_over: &[PassedOver], say: &dyn Fn(&str)) {
     let bound = match tracker {
         "damon" => format!(
-            " (accessed bits, looked at by the kernel's DAMON, for at most {} % of a CPU)",
+            " (accessed bits, looked at by the kernel's DAMON, for at most {} % of one CPU for each eight)",
             config.tracker_cpu_percent
         ),
         _ => String::new(),

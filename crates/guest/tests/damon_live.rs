@@ -2,6 +2,7 @@
 //! DAMON; a VM will do: build this test static, make it part of an initramfs and run it with
 //! `--ignored --nocapture`.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -9,11 +10,11 @@ use std::time::Duration;
 use demeter_guest::tracker::damon::DamonTracker;
 use demeter_guest::tracker::{Settings, Tracker};
 use demeter_linux::testing::HotArray;
-use demeter_policy::{MIB, VirtRange};
+use demeter_policy::{Block, MIB};
 
 const SIZE: u64 = 800 * MIB;
 const EPOCH: Duration = Duration::from_millis(500);
-const EPOCHS: u32 = 12;
+const EPOCHS: u32 = 24;
 const NAME: &str = "a_hot_eighth_stands_out";
 
 #[test]
@@ -25,29 +26,35 @@ fn a_hot_eighth_stands_out() {
     let admin = Path::new("/sys/kernel/mm/damon/admin/kdamonds");
     let mut tracker = DamonTracker::new(&Settings::default()).unwrap();
     tracker.set_targets(&[process.pid()]).unwrap();
-    let mut found = Vec::new();
+    // Events and exposure of each block.
+    let mut seen: BTreeMap<Block, (f64, f64)> = BTreeMap::new();
     for epoch in 1..=EPOCHS {
         std::thread::sleep(EPOCH);
-        let mut out = Vec::new();
-        let before = std::time::Instant::now();
-        let drained = tracker.drain(&mut out, 100_000).unwrap();
-        let took = before.elapsed();
-        let within = |range: VirtRange| out.iter().filter(|s| range.contains(s.addr)).count();
-        let (in_hot, in_array) = (within(hot), within(array));
-        let ratio = in_hot as f64 * 7.0 / (in_array - in_hot).max(1) as f64;
-        println!(
-            "epoch {epoch}: {} samples, {in_hot} of {in_array} hot, density {ratio:.1} to 1; \
-             drain {took:?}; {drained:?}",
-            out.len(),
-        );
-        found.push(ratio);
+        let drained = tracker.drain(&mut vec![], 100_000).unwrap();
+        for found in tracker.observed() {
+            let (events, exposure_s) = seen.entry(found.block).or_default();
+            *events += f64::from(found.events);
+            *exposure_s += found.exposure_ns as f64 / 1e9;
+        }
+        println!("epoch {epoch}: {drained:?}");
     }
-    // The decision is made in the first epochs.
-    let decided = found.iter().take(4).sum::<f64>() / 4.0;
+    let rate = |is_hot: bool| {
+        let blocks = Block::all_of(&array).filter(|b| hot.contains(b.start()) == is_hot);
+        let rates: Vec<f64> = blocks
+            .filter_map(|block| seen.get(&block).map(|(events, s)| events / s))
+            .collect();
+        (
+            rates.len(),
+            rates.iter().sum::<f64>() / rates.len().max(1) as f64,
+        )
+    };
+    let ((hot, hot_rate), (cold, cold_rate)) = (rate(true), rate(false));
+    println!("{hot} hot blocks at {hot_rate:.1}/s, {cold} cold ones at {cold_rate:.1}/s");
     assert!(
-        decided >= 1.5,
-        "hot memory is only {decided:.1} times as dense as the rest"
+        hot as u64 * 2 * MIB * 10 >= SIZE,
+        "{hot} of the hot blocks were seen"
     );
+    assert!(hot_rate > 1.5 * cold_rate);
 
     drop(tracker);
     assert_eq!(

@@ -13,7 +13,9 @@ pub struct Sample {
     pub weight: u32,
 }
 
-/// What looks at the accessed bits of one block have found.
+/// Evidence of one block's heat, from looks at its accessed bits.
+///
+/// The block's access rate is estimated as `events / exposure_ns`, with the certainty of a Poisson count of `events`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Observation {
     /// The process.

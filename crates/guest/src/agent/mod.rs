@@ -18,9 +18,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Instant;
 
 use demeter_policy::engine::{self, ByHeat, Engine, Gain, Input, Misuse, NodeFacts, Request};
-use demeter_policy::{
-    BLOCK_SIZE, Block, ByteCount, MIB, Observation, PerTier, Pid, Relocation, Sample,
-};
+use demeter_policy::{BLOCK_SIZE, Block, ByteCount, MIB, PerTier, Pid, Relocation, Sample};
 use process::Process;
 
 use crate::config::{Config, ConfigError};
@@ -91,7 +89,6 @@ pub struct Agent {
     prober: Prober,
     mover: Mover,
     samples: Vec<Sample>,
-    observations: Vec<Observation>,
     paused: bool,
     /// The last error of this epoch that does not end the agent.
     error: Option<String>,
@@ -196,7 +193,6 @@ impl Agent {
             processes: BTreeMap::new(),
             prober: Prober::new(tiers),
             samples: vec![],
-            observations: vec![],
             root,
             paused: false,
             error: None,
@@ -389,10 +385,8 @@ impl Agent {
         for &sample in &self.samples {
             self.engine.push(Input::Sample(sample))?;
         }
-        self.observations.clear();
-        self.tracker.observations(most, &mut self.observations);
-        for &observation in &self.observations {
-            self.engine.push(Input::Looked(observation))?;
+        for &seen in self.tracker.observed() {
+            self.engine.push(Input::Looked(seen))?;
         }
         Ok(self.engine.push(Input::SamplesEnd {
             lost: drained.lost,

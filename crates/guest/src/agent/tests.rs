@@ -32,11 +32,6 @@ struct Script {
     drawn: u64,
     /// A process with as many samples, at the same addresses.
     peer: Option<Pid>,
-    /// It looks at each so many-th drain only, repeats itself in between, and nobody knows what a sample is worth.
-    looks_every: Option<u64>,
-    drains: u64,
-    /// What a look finds.
-    sighted: Vec<Sample>,
     corrupt_next: bool,
     observing: bool,
     targets: Vec<Pid>,
@@ -51,10 +46,7 @@ impl Tracker for ScriptedTracker {
     }
 
     fn loads_per_sample(&self) -> Option<u32> {
-        match self.0.lock().unwrap().looks_every {
-            Some(_) => None,
-            None => WORTH_MUCH.loads_per_sample,
-        }
+        WORTH_MUCH.loads_per_sample
     }
 
     fn set_targets(&mut self, targets: &[Pid]) -> Result<(), TrackerError> {
@@ -70,7 +62,6 @@ impl Tracker for ScriptedTracker {
                 what: "head".into(),
             });
         }
-        s.drains += 1;
         for _ in 0..s.samples {
             s.drawn += 1;
             let spread = s.drawn.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
@@ -90,13 +81,8 @@ impl Tracker for ScriptedTracker {
             taken: s.samples,
             lost: 0,
             rejected: 0,
-            is_repeat: s.looks_every.is_some_and(|n| !s.drains.is_multiple_of(n)),
+            is_repeat: false,
         })
-    }
-
-    fn sightings(&mut self, max: usize, out: &mut Vec<Sample>) {
-        let s = self.0.lock().unwrap();
-        out.extend(s.sighted.iter().take(max));
     }
 
     fn pause(&mut self) -> Result<(), TrackerError> {
@@ -229,35 +215,6 @@ fn the_hot_set_comes_into_fast_memory_and_then_nothing_moves() {
         s.targets[0].fast_bytes + s.targets[0].slow_bytes,
         400 * BLOCK_SIZE
     );
-}
-
-/// Of a tracker that repeats itself only what its looks find counts.
-#[test]
-fn what_looks_do_not_sight_is_not_moved_and_brings_nothing() {
-    let moved_and_brought = |sighted: Vec<Sample>| {
-        let script = Script {
-            samples: 300,
-            blocks: 400,
-            hot: 350..400,
-            looks_every: Some(4),
-            sighted,
-            ..Script::default()
-        };
-        let mut w = World::of(script, Tuning::default());
-        w.steps(24);
-        (w.hot_in_fast(), w.status.get().moves_benefit_ms)
-    };
-    let sighting = |block| Sample {
-        pid: PID,
-        addr: GuestVirtAddr(BASE + block * BLOCK_SIZE),
-        weight: 1,
-    };
-    assert_eq!(moved_and_brought(vec![]), (0, 0));
-    let (moved, brought_ms) = moved_and_brought((350..400).map(sighting).collect());
-    assert!(moved == 50 && brought_ms > 0, "{moved} {brought_ms}");
-    // What no plan wants.
-    let elsewhere = (310..340).map(sighting).collect();
-    assert_eq!(moved_and_brought(elsewhere), (0, 0));
 }
 
 #[test]

@@ -6,8 +6,8 @@ use std::path::Path;
 use demeter_policy::engine::conformance::{Rig, Script, hot_set};
 use demeter_policy::engine::{Direction, Input, NodeFacts, Request};
 use demeter_policy::{
-    BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, PerTier, Pid, Placement, Relocation, Sample,
-    Share, VirtRange,
+    BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, Observation, PerTier, Pid, Placement, Relocation,
+    Sample, Share, VirtRange,
 };
 use proptest::prelude::*;
 
@@ -231,6 +231,15 @@ fn any_event() -> impl Strategy<Value = Any> {
                 exposure_ns,
             })
         }),
+        (pid(), number(), any::<u32>(), number()).prop_map(|(pid, b, events, exposure_ns)| {
+            let block = Block(b);
+            Input::Looked(Observation {
+                pid,
+                block,
+                events,
+                exposure_ns,
+            })
+        }),
         (number(), number(), any::<bool>()).prop_map(|(lost, rejected, is_repeat)| {
             Input::SamplesEnd {
                 lost,
@@ -246,7 +255,8 @@ fn any_event() -> impl Strategy<Value = Any> {
     let request = prop_oneof![
         Just(Request::Refresh),
         any::<u32>().prop_map(|most| Request::Samples {
-            most: most as usize
+            most: most as usize,
+            wanted: &[],
         }),
         Just(Request::ReadNodes),
         Just(Request::Reclaim),

@@ -39,33 +39,35 @@ pub trait Tracker: Send {
         None
     }
 
+    /// Share of its time that a program is taken to wait for memory, at most.
+    fn waits(&self) -> f64 {
+        1.0
+    }
+
     /// Follow exactly these processes from now on. A process that has gone is not an error: it
     /// is passed over.
     fn set_targets(&mut self, targets: &[Pid]) -> Result<(), TrackerError>;
 
-    /// Appends the samples since the last call to `out`, at most `max` of them; the rest is
-    /// counted as lost, never silently dropped. While paused there are none.
+    /// Appends the samples since the last call to `out`, or keeps observations for [`Self::observed`]; at most `max` of
+    /// them. The rest is counted as lost, never silently dropped. While paused there are none.
     ///
     /// After [`TrackerError::Corrupt`] the source is in step again and the next call works; what
     /// was sound before the fault has been appended.
     fn drain(&mut self, out: &mut Vec<Sample>, max: usize) -> Result<Drained, TrackerError>;
 
-    /// The caller has decided and moved what it wanted, and sleeps until its next epoch: the time to look.
-    /// If it is calm, it found nothing to do: news can wait, and a tracker that costs CPU looks seldom.
-    fn epoch_ended(&mut self, _is_calm: bool) -> Result<(), TrackerError> {
-        Ok(())
-    }
-
-    /// Appends at most `max` observations to `out`: what looks at accessed bits have found since the last call. Nothing
-    /// of a tracker that samples accesses.
-    fn observations(&mut self, _max: usize, _out: &mut Vec<Observation>) {}
-
-    /// Names the blocks that shall be looked at first. A tracker that cannot choose where it looks ignores it.
+    /// Blocks that the caller most wants to have looked at, in place of those before. Of no use to trackers whose samples
+    /// are accesses.
     fn want(&mut self, _blocks: &[(Pid, Block)]) {}
 
-    /// Share of its time that a program is taken to wait for memory, at most.
-    fn waits(&self) -> f64 {
-        1.0
+    /// Observations of the last drain. Nothing of a tracker whose samples are accesses.
+    fn observed(&self) -> &[Observation] {
+        &[]
+    }
+
+    /// The caller has decided and moved what it wanted, and sleeps until its next epoch. If it is calm, it found nothing
+    /// to do: news can wait, and a tracker that costs CPU looks seldom.
+    fn epoch_ended(&mut self, _is_calm: bool) -> Result<(), TrackerError> {
+        Ok(())
     }
 
     /// Stop observing until `resume`: no CPU is spent, what was observed meanwhile is dropped.
@@ -86,7 +88,7 @@ pub struct Settings {
     pub latency_threshold_ns: u32,
     /// Time between two drains.
     pub epoch: Duration,
-    /// The most that a tracker without hardware's help may take of one CPU, %.
+    /// The most that a tracker without hardware's help may take of one CPU for each eight, %.
     pub cpu_percent: f64,
 }
 
@@ -112,13 +114,13 @@ pub(crate) fn is_user_address(addr: GuestVirtAddr) -> bool {
 /// What one drain did, beside the samples themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Drained {
-    /// Samples appended.
+    /// Samples appended, or observations kept.
     pub taken: u64,
     /// Samples that the source lost or that were over `max`.
     pub lost: u64,
     /// Records that were malformed or belonged to nobody we follow.
     pub rejected: u64,
-    /// The samples repeat what was seen before: there was no look since the last drain.
+    /// True if there was no look since the last drain.
     pub is_repeat: bool,
 }
 

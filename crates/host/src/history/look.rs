@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use demeter_linux::cpu;
-use demeter_linux::damon::{DamonError, Kdamond, Pass, Region, Tracepoint};
+use demeter_linux::damon::{DamonError, Kdamond, Region, Tracepoint};
 use demeter_policy::{Block, GuestVirtAddr, Pid, VirtRange};
 
 use super::VmMemory;
@@ -205,11 +205,7 @@ impl AccessBits for DamonBits {
         window: Duration,
         accessed: &mut Vec<GuestVirtAddr>,
     ) -> Result<Duration, DamonError> {
-        let pass = Pass {
-            interval: window,
-            looks: 1,
-        };
-        let thread = self.damon.switch(|kdamond| kdamond.start(&pass))?;
+        let thread = self.damon.switch(|kdamond| kdamond.start(window, 1))?;
         let listened = self.listen(thread, window, accessed);
         let spent = cpu::of(&self.root, thread).unwrap_or_default();
         self.damon.switch(Kdamond::stop)?;
@@ -297,7 +293,7 @@ mod tests {
             let blocks: Vec<_> =
                 (0..looks.len() as u64).map(|b| range(b * BLOCK_SIZE, (b + 1) * BLOCK_SIZE)).collect();
             let records: Vec<_> = blocks.iter().zip(&looks).map(|(&range, &is_accessed)| Region {
-                pid: Pid(1), range, accesses: is_accessed.into(), page_bytes: None,
+                pid: Pid(1), range, accesses: is_accessed.into(),
             }).collect();
             // The first aggregation has begun before; the second and third follow.
             let skipped = skipped % records.len();

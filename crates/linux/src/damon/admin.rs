@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use demeter_policy::{Pid, VirtRange};
 
-use super::{DamonError, Pass};
+use super::DamonError;
 use crate::lock::LockedFile;
 
 const ADMIN_DIR: &str = "sys/kernel/mm/damon/admin/kdamonds";
@@ -31,10 +31,8 @@ const TARGETS_DIR: &str = "contexts/0/targets";
 /// others'.
 const UPDATE_US: u64 = 1_000_003;
 
-/// The kernel's names for what a kdamond can watch of processes: all that they map, in regions of DAMON's choice, and
-/// the regions that it is given.
-const MAPPED: &str = "vaddr";
-const FIXED: &str = "fvaddr";
+/// The kernel's name for a kdamond that watches the regions of processes that it is given.
+const OPERATIONS: &str = "fvaddr";
 
 /// DAMON, taken for ourselves; given back with the last kdamond.
 #[derive(Debug)]
@@ -97,31 +95,14 @@ impl Kdamond {
     fn create(&self) -> Result<(), DamonError> {
         self.set("contexts/nr_contexts", 1)?;
         let offered = self.get(&format!("{CONTEXT_DIR}/avail_operations"))?;
-        for wanted in [MAPPED, FIXED] {
-            if !offered.split_whitespace().any(|name| name == wanted) {
-                return Err(unavailable(
-                    format!("the kernel's DAMON cannot watch virtual addresses ({wanted})"),
-                    "use a kernel with CONFIG_DAMON_VADDR",
-                ));
-            }
+        if !offered.split_whitespace().any(|name| name == OPERATIONS) {
+            return Err(unavailable(
+                format!("the kernel's DAMON watches no given regions ({OPERATIONS})"),
+                "use Linux 5.19 or later with CONFIG_DAMON_VADDR",
+            ));
         }
-        self.watch(MAPPED)?;
+        self.set(&format!("{CONTEXT_DIR}/operations"), OPERATIONS)?;
         self.set(&format!("{INTERVALS_DIR}/update_us"), UPDATE_US)
-    }
-
-    fn watch(&self, operations: &str) -> Result<(), DamonError> {
-        self.set(&format!("{CONTEXT_DIR}/operations"), operations)
-    }
-
-    /// Watches these processes from the next start on. `regions` are the least for each process and
-    /// the most for all.
-    ///
-    /// # Errors
-    /// When the kernel refuses, or it is on.
-    pub fn set_targets(&self, targets: &[Pid], regions: (u64, u64)) -> Result<(), DamonError> {
-        self.watch(MAPPED)?;
-        self.set_bounds(regions)?;
-        self.set_pids(targets)
     }
 
     /// Watches these regions from the next start on, in order of process and address and disjoint: none of them is
@@ -130,11 +111,11 @@ impl Kdamond {
     /// # Errors
     /// When the kernel refuses, or it is on.
     pub fn set_regions(&self, regions: &[(Pid, VirtRange)]) -> Result<(), DamonError> {
-        self.watch(FIXED)?;
         // As many at least as at most: DAMON splits while there are fewer than half of the most, and
         // merges to no more than the average size of the least.
         let count = (regions.len() as u64).max(REGIONS_MIN);
-        self.set_bounds((count, count))?;
+        self.set(&format!("{REGIONS_DIR}/max"), count)?;
+        self.set(&format!("{REGIONS_DIR}/min"), count)?;
         let targets: Vec<_> = regions.chunk_by(|a, b| a.0 == b.0).collect();
         let pids: Vec<_> = targets.iter().map(|regions| regions[0].0).collect();
         self.set_pids(&pids)?;
@@ -149,11 +130,6 @@ impl Kdamond {
         Ok(())
     }
 
-    fn set_bounds(&self, (least, most): (u64, u64)) -> Result<(), DamonError> {
-        self.set(&format!("{REGIONS_DIR}/max"), most)?;
-        self.set(&format!("{REGIONS_DIR}/min"), least)
-    }
-
     /// The kernel makes all targets anew, without regions.
     fn set_pids(&self, targets: &[Pid]) -> Result<(), DamonError> {
         self.set(&format!("{TARGETS_DIR}/nr_targets"), targets.len())?;
@@ -163,14 +139,15 @@ impl Kdamond {
         Ok(())
     }
 
-    /// Starts a pass and returns the kdamond's thread. Fails with EINVAL if a target has gone.
+    /// Starts aggregations of `looks` looks, each an interval after the one before. Returns the kdamond's thread.
+    /// Fails with EINVAL if a target has gone.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn start(&self, pass: &Pass) -> Result<Pid, DamonError> {
+    pub fn start(&self, interval: Duration, looks: u32) -> Result<Pid, DamonError> {
         for (file, us) in [
-            ("sample_us", pass.interval.as_micros()),
-            ("aggr_us", pass.length().as_micros()),
+            ("sample_us", interval.as_micros()),
+            ("aggr_us", (interval * looks).as_micros()),
         ] {
             self.set(&format!("{INTERVALS_DIR}/{file}"), us)?;
         }
@@ -240,7 +217,7 @@ fn stop(dir: &Path) -> Result<(), DamonError> {
 fn are_ours(dir: &Path, kdamonds: &str) -> bool {
     let is_ours = |index: u32| {
         let text = |file: &str| read(&dir.join(index.to_string()).join(file)).unwrap_or_default();
-        [MAPPED, FIXED].contains(&text(&format!("{CONTEXT_DIR}/operations")).as_str())
+        text(&format!("{CONTEXT_DIR}/operations")) == OPERATIONS
             && text(&format!("{INTERVALS_DIR}/update_us")) == UPDATE_US.to_string()
     };
     kdamonds

@@ -227,8 +227,7 @@ impl Format {
         })
     }
 
-    /// The region in a record, whose target number is an index of `targets`; DAMON does not tell
-    /// its page size.
+    /// The region in a record, whose target number is an index of `targets`.
     pub fn region(&self, record: &[u8], targets: &[Pid]) -> Option<Region> {
         let target = usize::try_from(self.target.value(record)?).ok()?;
         let start = GuestVirtAddr(self.start.value(record)?);
@@ -237,7 +236,6 @@ impl Format {
             pid: *targets.get(target)?,
             range: VirtRange::new(start, end)?,
             accesses: u32::try_from(self.accesses.value(record)?).ok()?,
-            page_bytes: None,
         })
     }
 }

@@ -5,10 +5,22 @@ mod aggregations;
 
 pub use admin::Kdamond;
 pub use aggregations::{Aggregations, Format, Reported, Tracepoint};
-pub use demeter_policy::damon::{Pass, Region};
+
+use demeter_policy::{Pid, VirtRange};
 
 #[cfg(any(test, feature = "testing"))]
 pub use aggregations::testing;
+
+/// A region of one aggregation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Region {
+    /// The process.
+    pub pid: Pid,
+    /// Its addresses.
+    pub range: VirtRange,
+    /// Looks that found it accessed.
+    pub accesses: u32,
+}
 
 /// Why DAMON cannot be used.
 #[derive(Debug, thiserror::Error)]

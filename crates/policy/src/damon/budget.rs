@@ -1,99 +1,142 @@
-//! When looking may go on, so that it keeps within a share of one CPU.
+//! CPU time to spend on looking, and what looking costs.
 //!
-//! Something is there at the start, and what is not spent is saved, up to a bound: at the start, and when memory that was
-//! hot is no longer, passes follow one another in haste. Afterwards each is paid for by a rest.
-//!
-//! Properties:
-//! - In any time t no more is spent than share x t, what may be saved, and one pass.
-//! - After looks of an agent that is not calm, none begins before they are paid for at three times the share.
+//! # Properties
+//! - In any time t no more is spent than the share times t, the savings, and one round.
+//! - While nothing is new a calm agent spends its calm part of the share, and the savings fill up.
 
 use std::time::Duration;
 
-/// In haste looks take so many times the share: where they are dear, the second one shall not come before it can
-/// confirm what the first has found, and then leave nothing for one that can.
-const HASTE_PART: f64 = 3.0;
-
-/// While the agent is calm, these parts of the share are used: to look at all memory, and to watch what is hot.
-const CALM_PART: f64 = 0.15;
-const WATCH_PART: f64 = 0.12;
-
-/// CPU time that may be saved, and is there at the start: a round of all passes where a look costs the most, and
-/// elsewhere a second one, so that what the first finds is confirmed soon. More would cost a program that nothing helps more
-/// than it may: all of it is spent each time that chance wakes an agent.
-const SAVED_MAX: Duration = Duration::from_millis(250);
-
-/// The longest rest from looks at all memory: after it one is due if something is saved, whatever the last one cost.
-const REST_MAX: Duration = Duration::from_secs(20);
+use super::{CALM_PART, Cost, HIGHEST_PRICES, SAVED_PER_CPU};
 
 /// CPU time to spend.
 #[derive(Debug, Clone)]
 pub(super) struct Budget {
     /// Of one CPU; more than zero.
     share: f64,
-    /// CPU time that is there to spend, seconds; below zero it is owed.
+    /// Seconds; below zero they are owed.
     saved_s: f64,
-    /// Until when saving is counted in.
+    saved_max_s: f64,
+    /// Until when the share is added to the savings.
     saved_at: Duration,
-    /// All memory is not looked at until then.
+    /// Nothing begins before, unless something is new.
     rest_until: Duration,
-    /// Nor is watched what is hot.
-    watched_until: Duration,
+    is_calm: bool,
 }
 
 impl Budget {
-    /// Of so much of one CPU, with what there is at the start.
-    pub(super) fn new(percent: f64, now: Duration) -> Self {
+    /// A budget of a share of one CPU, on a machine with `cpus` of them, with full savings.
+    pub(super) fn new(share: f64, cpus: u32, now: Duration) -> Self {
+        let saved_max_s = SAVED_PER_CPU.as_secs_f64() * f64::from(cpus.max(1));
         Self {
-            share: (percent / 100.0).max(1e-3),
-            saved_s: SAVED_MAX.as_secs_f64(),
+            share,
+            saved_s: saved_max_s,
+            saved_max_s,
             saved_at: now,
             rest_until: now,
-            watched_until: now,
+            is_calm: false,
         }
     }
 
-    /// Whether all memory may be looked at.
-    pub(super) fn allows(&mut self, now: Duration) -> bool {
-        self.has_saved(now) && now >= self.rest_until
+    /// The share of one CPU.
+    pub(super) fn share(&self) -> f64 {
+        self.share
     }
 
-    /// Whether what is hot may be watched.
-    pub(super) fn allows_watch(&mut self, now: Duration) -> bool {
-        self.has_saved(now) && now >= self.watched_until
+    /// The share that is spent while nothing is new.
+    pub(super) fn pace(&self) -> f64 {
+        match self.is_calm {
+            true => self.share * CALM_PART,
+            false => self.share,
+        }
     }
 
-    /// Pays for what was looked at since `started`.
-    pub(super) fn spend(&mut self, started: Duration, spent: Duration, is_calm: bool) {
+    /// The savings, seconds.
+    pub(super) fn saved_s(&mut self, now: Duration) -> f64 {
+        let since_s = now.saturating_sub(self.saved_at).as_secs_f64();
+        self.saved_s = (self.saved_s + since_s * self.share).min(self.saved_max_s);
+        self.saved_at = self.saved_at.max(now);
+        self.saved_s
+    }
+
+    /// When a round may begin, out of the savings where it `is_new`: at once if that is not later than now.
+    pub(super) fn due(&mut self, is_new: bool, now: Duration) -> Duration {
+        let owed_s = -self.saved_s(now);
+        let paid = after(now, owed_s.max(0.0) / self.share);
+        match is_new {
+            true => paid,
+            false => paid.max(self.rest_until),
+        }
+    }
+
+    /// Pays for a pass.
+    pub(super) fn pay(&mut self, spent: Duration) {
         self.saved_s -= spent.as_secs_f64();
-        let part = if is_calm { CALM_PART } else { HASTE_PART };
-        self.rest_until = started + spent.div_f64(self.share * part).min(REST_MAX);
     }
 
-    /// Pays for what was watched since `started`.
-    pub(super) fn spend_on_watch(&mut self, started: Duration, spent: Duration) {
-        self.saved_s -= spent.as_secs_f64();
-        self.watched_until = started + spent.div_f64(self.share * WATCH_PART);
+    /// A round that began then, at such a pace, has cost this; a rest follows that pays for it.
+    pub(super) fn rest(&mut self, began: Duration, spent: Duration, pace: f64) {
+        self.rest_until = after(began, spent.as_secs_f64() / pace);
     }
 
-    /// What the last watch has found is to be confirmed: the next one does not wait.
-    pub(super) fn watch_again(&mut self) {
-        self.watched_until = self.saved_at;
+    /// Whether the agent finds nothing to do. Once it does no rest is left.
+    pub(super) fn set_calm(&mut self, is_calm: bool, now: Duration) {
+        if self.is_calm && !is_calm {
+            self.rest_until = self.rest_until.min(now);
+        }
+        self.is_calm = is_calm;
+    }
+}
+
+/// Adds seconds, or stops at the end of time.
+fn after(now: Duration, seconds: f64) -> Duration {
+    let later = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+    now.saturating_add(later)
+}
+
+/// Measured costs: of all that was spent so far, so that what a pass costs beside its looks counts by its part.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Prices {
+    looked_s: f64,
+    looks: f64,
+    set_s: f64,
+    set: f64,
+}
+
+impl Default for Prices {
+    /// The highest known, as a single measurement.
+    fn default() -> Self {
+        let (look, set) = HIGHEST_PRICES;
+        Self {
+            looked_s: look.as_secs_f64(),
+            looks: 1.0,
+            set_s: set.as_secs_f64(),
+            set: 1.0,
+        }
+    }
+}
+
+impl Prices {
+    /// Takes in what a pass has cost.
+    pub(super) fn add(&mut self, looks: u64, cost: &Cost) {
+        self.looked_s += cost.looking.as_secs_f64();
+        self.looks += looks as f64;
+        self.set_s += cost.setting.as_secs_f64();
+        self.set += cost.set as f64;
     }
 
-    /// The agent is no longer calm.
-    pub(super) fn wake(&mut self) {
-        self.rest_until = self.saved_at;
+    /// CPU time of a look, seconds.
+    pub(super) fn look_s(&self) -> f64 {
+        self.looked_s / self.looks
     }
 
-    fn has_saved(&mut self, now: Duration) -> bool {
-        self.save(now);
-        self.saved_s > 0.0
+    /// CPU time of a block that is looked at so often, seconds.
+    pub(super) fn block_s(&self, looks: u32) -> f64 {
+        self.set_s() + self.look_s() * f64::from(looks)
     }
 
-    fn save(&mut self, now: Duration) {
-        let saved = now.saturating_sub(self.saved_at).as_secs_f64() * self.share;
-        self.saved_s = (self.saved_s + saved).min(SAVED_MAX.as_secs_f64());
-        self.saved_at = now;
+    /// CPU time of setting a region, seconds.
+    pub(super) fn set_s(&self) -> f64 {
+        self.set_s / self.set
     }
 }
 
@@ -103,58 +146,53 @@ mod tests {
 
     use super::*;
 
+    const SECOND: Duration = Duration::from_secs(1);
+
     #[test]
-    fn a_calm_agent_rests_until_it_wakes() {
-        let start = Duration::from_secs(7);
-        let mut budget = Budget::new(5.0, start);
-        budget.spend(start, Duration::from_millis(100), true);
-        assert!(!budget.allows(start + Duration::from_millis(13_300)));
-        assert!(budget.allows(start + Duration::from_millis(13_400)));
-        budget.spend(start, Duration::from_millis(100), true);
-        budget.wake();
-        assert!(budget.allows(start + Duration::from_millis(13_500)));
+    fn an_agent_that_wakes_does_not_wait_for_a_calm_ones_rest() {
+        let mut budget = Budget::new(0.01, 1, Duration::ZERO);
+        budget.set_calm(true, Duration::ZERO);
+        budget.pay(SECOND / 100);
+        budget.rest(Duration::ZERO, SECOND / 100, budget.pace());
+        let calm = budget.due(false, SECOND);
+        assert!(calm > SECOND * 15 && calm < SECOND * 17, "{calm:?}");
+        assert_eq!(budget.due(true, SECOND), SECOND);
+        budget.set_calm(false, SECOND);
+        assert_eq!(budget.due(false, SECOND), SECOND);
+    }
+
+    #[test]
+    fn many_looks_settle_the_price() {
+        let mut prices = Prices::default();
+        let cost = Cost {
+            looking: Duration::from_millis(16),
+            setting: Duration::from_millis(52),
+            set: 4000,
+        };
+        prices.add(16_000, &cost);
+        assert!((1e-6..1.1e-6).contains(&prices.look_s()));
+        assert!((13e-6..13.2e-6).contains(&prices.set_s()));
     }
 
     proptest! {
         #[test]
-        fn a_second_look_in_haste_comes_when_it_can_confirm_the_first(
-            spent_ms in 1u64..150, percent in 0.5f64..10.0,
+        fn no_more_is_spent_than_the_share_and_the_savings(
+            rounds in prop::collection::vec((1u64..4000, 0u64..3000, any::<[bool; 2]>()), 1..200),
+            share in 0.001f64..1.0, cpus in 1u32..9,
         ) {
-            let start = Duration::from_secs(7);
-            let mut budget = Budget::new(percent, start);
-            let spent = Duration::from_millis(spent_ms);
-            budget.spend(start, spent, false);
-            let rest = spent.div_f64(percent / 100.0 * HASTE_PART).min(REST_MAX);
-            prop_assert!(!budget.allows(start + rest.mul_f64(0.99)));
-            prop_assert!(budget.allows(start + rest.mul_f64(1.01)));
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn no_more_is_spent_than_the_share_and_what_was_saved(
-            passes in prop::collection::vec((1u64..400, 1u64..3000, any::<[bool; 2]>()), 1..200),
-            percent in 0.1f64..100.0,
-        ) {
-            let mut budget = Budget::new(percent, Duration::ZERO);
-            let start = budget.saved_at;
-            let (mut now, mut spent, mut last) = (start, 0.0, 0.0);
-            for (cost_ms, wait_ms, [is_calm, is_watch]) in passes {
+            let mut budget = Budget::new(share, cpus, Duration::ZERO);
+            let savings = SAVED_PER_CPU.as_secs_f64() * f64::from(cpus);
+            let (mut now, mut spent, mut last) = (Duration::ZERO, 0.0, 0.0);
+            for (cost_ms, wait_ms, [is_new, is_calm]) in rounds {
                 now += Duration::from_millis(wait_ms);
-                let is_allowed = match is_watch {
-                    true => budget.allows_watch(now),
-                    false => budget.allows(now),
-                };
-                if !is_allowed {
+                budget.set_calm(is_calm, now);
+                if budget.due(is_new, now) > now {
                     continue;
                 }
-                let bound = (now - start).as_secs_f64() * percent / 100.0;
-                prop_assert!(spent - last <= bound + SAVED_MAX.as_secs_f64() + 1e-6);
+                prop_assert!(spent - last <= now.as_secs_f64() * share + savings + 1e-6);
                 let cost = Duration::from_millis(cost_ms);
-                match is_watch {
-                    true => budget.spend_on_watch(now, cost),
-                    false => budget.spend(now, cost, is_calm),
-                }
+                budget.pay(cost);
+                budget.rest(now, cost, budget.pace());
                 last = cost.as_secs_f64();
                 spent += last;
             }

@@ -71,9 +71,8 @@ pub(crate) struct SimulatedAgent<S: Strategy> {
     misuse: Option<Misuse>,
     tracker: Tracker,
     next_epoch_ps: u64,
-    /// When it has its next turn; never while it waits for its tracker.
+    /// When it has its next turn.
     due_ps: u64,
-    waits: bool,
     /// Samples so far.
     samples_seen: u64,
     /// What is asked for, in tests.
@@ -96,7 +95,6 @@ impl<S: Strategy> SimulatedAgent<S> {
             tracker: Tracker::Sampler(vec![]),
             next_epoch_ps: 0,
             due_ps: 0,
-            waits: false,
             samples_seen: 0,
             #[cfg(test)]
             asked: vec![],
@@ -116,7 +114,6 @@ impl<S: Strategy> SimulatedAgent<S> {
             self.run_epoch(&mut engine, guest, actor).map(|ready_ps| {
                 let epochs = match engine.request() {
                     Request::Sleep { epochs } => epochs,
-                    _ if self.waits => 0,
                     _ => 1,
                 };
                 self.next_epoch_ps += u64::from(epochs) * self.settings.epoch_ps;
@@ -131,14 +128,11 @@ impl<S: Strategy> SimulatedAgent<S> {
         let (now_ps, stage) = (actor.now_ps(), engine.stage());
         let is_calm = matches!(engine.request(), Request::Sleep { epochs: 2.. });
         self.engine = Some(engine);
-        if self.waits {
-            return NEVER_PS;
-        }
         if stage == Stage::Asleep {
             // An epoch that took too long is not made up for.
             self.next_epoch_ps = self.next_epoch_ps.max(now_ps);
             if let Tracker::Damon(tracker) = &mut self.tracker {
-                tracker.epoch_ended(is_calm, guest, actor);
+                tracker.epoch_ended(is_calm, now_ps);
             }
             return self.next_epoch_ps;
         }
@@ -155,7 +149,7 @@ impl<S: Strategy> SimulatedAgent<S> {
     ) -> Result<u64, Misuse> {
         let before = engine.figures().samples;
         let mut in_kernel_ps = 0;
-        if engine.epoch() > 0 && !std::mem::take(&mut self.waits) {
+        if engine.epoch() > 0 {
             self.push(engine, Input::Epoch)?;
         }
         loop {
@@ -169,11 +163,11 @@ impl<S: Strategy> SimulatedAgent<S> {
                     }
                     self.push(engine, Input::Refreshed)?;
                 }
-                Request::Samples { most, .. } => {
-                    if !self.tell_samples(engine, most, guest, actor)? {
-                        self.waits = true;
-                        return Ok(actor.now_ps());
+                Request::Samples { most, wanted } => {
+                    if let Tracker::Damon(tracker) = &mut self.tracker {
+                        tracker.want(wanted);
                     }
+                    self.tell_samples(engine, most, guest)?;
                 }
                 Request::LookUp { blocks, .. } => {
                     let places: Vec<_> = blocks.iter().map(|&b| place(b, guest)).collect();
@@ -213,41 +207,39 @@ impl<S: Strategy> SimulatedAgent<S> {
         Ok(actor.now_ps() + in_kernel_ps)
     }
 
-    /// Tells this epoch's samples; false while the tracker has to be waited for.
+    /// Tells this epoch's samples, or what looks at accessed bits found.
     fn tell_samples(
         &mut self,
         engine: &mut Engine<S>,
         most: usize,
-        guest: &mut Guest,
-        actor: &mut Actor<'_>,
-    ) -> Result<bool, Misuse> {
-        let mut samples = vec![];
+        guest: &Guest,
+    ) -> Result<(), Misuse> {
         let (mut lost, mut is_repeat) = (0, false);
         match &mut self.tracker {
             Tracker::Sampler(addresses) => {
                 lost = addresses.len().saturating_sub(most) as u64;
-                let taken = addresses.drain(..).take(most);
-                samples.extend(taken.map(|addr| Sample {
-                    pid: guest.pid_of(addr),
-                    addr,
-                    weight: 1,
-                }));
+                for addr in addresses.drain(..).take(most) {
+                    engine.push(Input::Sample(Sample {
+                        pid: guest.pid_of(addr),
+                        addr,
+                        weight: 1,
+                    }))?;
+                }
             }
-            Tracker::Damon(tracker) => match tracker.drain(most, &mut samples, guest, actor) {
-                Some(is_news) => is_repeat = !is_news,
-                None => return Ok(false),
-            },
-        }
-        for sample in samples {
-            engine.push(Input::Sample(sample))?;
+            Tracker::Damon(tracker) => {
+                let found = tracker.take_found();
+                is_repeat = found.is_empty();
+                for seen in found {
+                    engine.push(Input::Looked(seen))?;
+                }
+            }
         }
         let end = Input::SamplesEnd {
             lost,
             rejected: 0,
             is_repeat,
         };
-        self.push(engine, end)?;
-        Ok(true)
+        self.push(engine, end)
     }
 
     fn tell_nodes(
@@ -375,7 +367,7 @@ impl<S: Strategy> Manager for SimulatedAgent<S> {
         self.next_epoch_ps = now_ps + self.settings.epoch_ps;
         self.due_ps = self.next_epoch_ps;
         if self.traits.has_damon {
-            let tracker = DamonTracker::new(self.settings.epoch_ps, now_ps);
+            let tracker = DamonTracker::new(self.settings.vcpus, now_ps);
             self.tracker = Tracker::Damon(Box::new(tracker));
             return now_ps;
         }
@@ -385,16 +377,14 @@ impl<S: Strategy> Manager for SimulatedAgent<S> {
     /// Its tracker's turn, its own, or both.
     fn turn(&mut self, ctx: &mut Context<'_>) -> u64 {
         let Context { guest, actor, .. } = ctx;
-        let mut has_waited = false;
         if let Tracker::Damon(tracker) = &mut self.tracker {
             tracker.run(guest, actor);
-            has_waited = self.waits && tracker.is_ready();
         }
-        if has_waited || actor.now_ps() >= self.due_ps {
+        if actor.now_ps() >= self.due_ps {
             self.due_ps = self.act(guest, actor);
         }
         match &self.tracker {
-            Tracker::Damon(tracker) => self.due_ps.min(tracker.due_ps().unwrap_or(NEVER_PS)),
+            Tracker::Damon(tracker) => self.due_ps.min(tracker.due_ps()),
             Tracker::Sampler(_) => self.due_ps,
         }
     }

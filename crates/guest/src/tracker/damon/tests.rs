@@ -2,10 +2,10 @@ use std::fs::{self, File, OpenOptions};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
+use demeter_linux::damon::Aggregations;
 use demeter_linux::damon::testing::{FORMAT, record};
 use demeter_linux::mapping::Mapping;
 use demeter_linux::perf::ring;
-use demeter_policy::GuestVirtAddr;
 
 use super::super::lab::tests::map;
 use super::*;
@@ -14,10 +14,32 @@ const ADMIN: &str = "sys/kernel/mm/damon/admin/kdamonds";
 const RING: &str = "ring";
 const MAPPED_BYTES: usize = ring::CONTROL_BYTES + RING_BYTES;
 
-/// The kernel's side in a fake root: DAMON's files and the ring of the tracepoint.
+/// Regions that the fake kernel has files for.
+const REGIONS_MAX: usize = 40;
+
+/// A pass comes within this time, if one comes at all.
+const PATIENCE: Duration = Duration::from_millis(700);
+
+/// The kernel's side in a fake root: DAMON's files and the ring of the tracepoint. As soon as somebody listens, a kdamond
+/// reports its regions.
+#[derive(Clone)]
 pub(in crate::tracker) struct FakeDamon {
     root: PathBuf,
+    kernel: Arc<Mutex<Kernel>>,
+    passed: Arc<Condvar>,
+}
+
+/// How kdamonds behave.
+struct Kernel {
     ring: Mapping,
+    /// Passes so far.
+    passes: u64,
+    /// Looks of the next pass that find each region accessed.
+    accesses: u32,
+    /// Reports of another region as well.
+    reports_strangers: bool,
+    /// Finds no process any more.
+    is_deaf: bool,
 }
 
 impl FakeDamon {
@@ -39,8 +61,11 @@ impl FakeDamon {
         for file in ["operations", "targets/nr_targets", "targets/0/pid_target"] {
             fake(&format!("{context}/{file}"), "");
         }
-        for file in ["nr_regions", "0/start", "0/end"] {
-            fake(&format!("{context}/targets/0/regions/{file}"), "");
+        fake(&format!("{context}/targets/0/regions/nr_regions"), "");
+        for region in 0..REGIONS_MAX {
+            for file in ["start", "end"] {
+                fake(&format!("{context}/targets/0/regions/{region}/{file}"), "");
+            }
         }
         for file in [
             "intervals/sample_us",
@@ -59,8 +84,68 @@ impl FakeDamon {
         let ring = Mapping::new(&open_ring(root), MAPPED_BYTES).unwrap();
         Self {
             root: root.into(),
-            ring,
+            kernel: Arc::new(Mutex::new(Kernel {
+                ring,
+                passes: 0,
+                accesses: 0,
+                reports_strangers: false,
+                is_deaf: false,
+            })),
+            passed: Arc::default(),
         }
+    }
+
+    fn set(&self, change: impl FnOnce(&mut Kernel)) {
+        change(&mut self.kernel.lock().unwrap());
+    }
+
+    /// Waits for more passes; false where they do not come.
+    fn wait(&self, passes: u64) -> bool {
+        let kernel = self.kernel.lock().unwrap();
+        let last = kernel.passes + passes;
+        let waited = self
+            .passed
+            .wait_timeout_while(kernel, PATIENCE * 5, |k| k.passes < last);
+        !waited.unwrap().1.timed_out()
+    }
+
+    /// Lets the next pass find accesses, and waits until the one after it has begun, if any comes.
+    pub fn access(&self) {
+        let mut kernel = self.kernel.lock().unwrap();
+        kernel.accesses = 2;
+        let last = kernel.passes + 2;
+        let waited = self
+            .passed
+            .wait_timeout_while(kernel, PATIENCE, |k| k.passes < last);
+        waited.unwrap().0.accesses = 0;
+    }
+
+    /// A kdamond's pass.
+    fn pass(&self) {
+        let mut kernel = self.kernel.lock().unwrap();
+        kernel.passes += 1;
+        let accesses = std::mem::take(&mut kernel.accesses);
+        // Each listener has a ring of its own: the last one's reports are gone.
+        let head = kernel.ring.u64_at(ring::DATA_HEAD).load(Ordering::Relaxed);
+        let tail = kernel.ring.u64_at(ring::DATA_TAIL);
+        tail.store(head, Ordering::Relaxed);
+        let regions = "0/contexts/0/targets/0/regions";
+        let number = |file: &str| {
+            self.text(&format!("{regions}/{file}"))
+                .parse()
+                .unwrap_or(0u64)
+        };
+        if !kernel.is_deaf {
+            for region in 0..number("nr_regions") {
+                let (start, end) = (format!("{region}/start"), format!("{region}/end"));
+                report(&kernel.ring, 0, number(&start), number(&end), accesses);
+            }
+        }
+        if kernel.reports_strangers {
+            report(&kernel.ring, 1, 0x20_0000, 0x40_0000, 1);
+            report(&kernel.ring, 0, 0x20_1000, 0x40_0000, 1);
+        }
+        self.passed.notify_all();
     }
 
     pub fn text(&self, file: &str) -> String {
@@ -73,32 +158,28 @@ impl FakeDamon {
     fn write(&self, file: &str, text: &str) {
         fs::write(self.root.join(ADMIN).join(file), text).unwrap();
     }
+}
 
-    /// Reports a region of a target, as the kernel does at the end of an aggregation.
-    pub fn report(&self, target: u64, start: u64, end: u64, accesses: u32) {
-        // A kdamond that is off reports nothing.
-        if self.text("0/state") == "off" {
-            return;
-        }
-        let raw = record(target, start, end, accesses);
-        let mut bytes = super::cpu::monotonic_ns().to_ne_bytes().to_vec();
-        bytes.extend((raw.len() as u32).to_ne_bytes());
-        bytes.extend(raw);
-        bytes.resize(bytes.len().next_multiple_of(8), 0);
-        let header = u64::from(ring::PERF_RECORD_SAMPLE) | (bytes.len() as u64 + 8) << 48;
-        bytes.splice(..0, header.to_ne_bytes());
-        let head = self.ring.u64_at(ring::DATA_HEAD).load(Ordering::Relaxed);
-        for (index, word) in bytes.chunks_exact(8).enumerate() {
-            let place = (head as usize + index * 8) % (256 << 10);
-            let word = u64::from_ne_bytes(word.try_into().unwrap());
-            self.ring
-                .u64_at(ring::CONTROL_BYTES + place)
-                .store(word, Ordering::Relaxed);
-        }
-        self.ring
-            .u64_at(ring::DATA_HEAD)
-            .store(head + bytes.len() as u64, Ordering::Release);
+/// Reports a region of a target, as the kernel does at the end of an aggregation.
+fn report(mapped: &Mapping, target: u64, start: u64, end: u64, accesses: u32) {
+    let raw = record(target, start, end, accesses);
+    let mut bytes = demeter_linux::cpu::monotonic_ns().to_ne_bytes().to_vec();
+    bytes.extend((raw.len() as u32).to_ne_bytes());
+    bytes.extend(raw);
+    bytes.resize(bytes.len().next_multiple_of(8), 0);
+    let header = u64::from(ring::PERF_RECORD_SAMPLE) | (bytes.len() as u64 + 8) << 48;
+    bytes.splice(..0, header.to_ne_bytes());
+    let head = mapped.u64_at(ring::DATA_HEAD).load(Ordering::Relaxed);
+    for (index, word) in bytes.chunks_exact(8).enumerate() {
+        let place = (head as usize + index * 8) % RING_BYTES;
+        let word = u64::from_ne_bytes(word.try_into().unwrap());
+        mapped
+            .u64_at(ring::CONTROL_BYTES + place)
+            .store(word, Ordering::Relaxed);
     }
+    mapped
+        .u64_at(ring::DATA_HEAD)
+        .store(head + bytes.len() as u64, Ordering::Release);
 }
 
 fn open_ring(root: &Path) -> File {
@@ -110,127 +191,134 @@ fn open_ring(root: &Path) -> File {
 }
 
 /// A tracker on the fake kernel.
-pub(in crate::tracker) fn tracker(root: &Path) -> Result<DamonTracker, TrackerError> {
+pub(in crate::tracker) fn tracker(damon: &FakeDamon) -> Result<DamonTracker, TrackerError> {
     let settings = Settings {
-        root: root.into(),
-        // Nothing is topped up while a test runs.
-        epoch: Duration::from_secs(3600),
+        root: damon.root.clone(),
+        // Rests are short.
+        cpu_percent: 1e6,
         ..Settings::default()
     };
-    let kdamond = Kdamond::claim(root, 1)?.remove(0);
+    let kdamond = Kdamond::claim(&damon.root, 1)?.remove(0);
     let format = Format::parse(FORMAT).unwrap();
-    let root = root.to_owned();
-    let listen =
-        move |_kdamond, _regions| Aggregations::of(open_ring(&root).into(), format, RING_BYTES);
-    Ok(DamonTracker::with(&settings, kdamond, Box::new(listen)))
+    let damon = damon.clone();
+    let listen = move |_kdamond, _regions| {
+        let ring = Aggregations::of(open_ring(&damon.root).into(), format, RING_BYTES);
+        damon.pass();
+        ring
+    };
+    DamonTracker::with(&settings, kdamond, Box::new(listen), None)
 }
 
-/// A tracker whose first pass over a process's memory has begun.
+/// A tracker of a process with four blocks, of which it knows all.
 fn watching() -> (tempfile::TempDir, FakeDamon, DamonTracker) {
     let root = tempfile::tempdir().unwrap();
     let damon = FakeDamon::new(root.path());
-    map(root.path(), 8, 0x1000, 0x2000);
-    let mut tracker = tracker(root.path()).unwrap();
+    map(root.path(), 8, 0x40_0000, 0xc0_0000);
+    let mut tracker = tracker(&damon).unwrap();
     tracker.set_targets(&[Pid(8)]).unwrap();
+    assert!(damon.wait(2), "it looks at once");
     (root, damon, tracker)
 }
 
-#[test]
-fn a_gone_process_is_passed_over_and_numbers_stay_right() {
-    let root = tempfile::tempdir().unwrap();
-    let damon = FakeDamon::new(root.path());
-    map(root.path(), 8, 0x1000, 0x2000);
-    let mut tracker = tracker(root.path()).unwrap();
-    tracker.set_targets(&[Pid(7), Pid(8)]).unwrap();
-    assert_eq!(damon.text("0/contexts/0/targets/nr_targets"), "1");
-    assert_eq!(damon.text("0/contexts/0/targets/0/pid_target"), "8");
-    damon.report(0, 0x20_0000, 0x120_0000, 50);
-    damon.report(1, 0x20_0000, 0x120_0000, 50);
-    let mut out = Vec::new();
-    let drained = tracker.drain(&mut out, 1000).unwrap();
-    assert_eq!(drained.rejected, 1);
-    assert!(drained.taken > 0 && out.iter().all(|sample| sample.pid == Pid(8)));
-    assert!(
-        out.iter()
-            .all(|sample| sample.addr >= GuestVirtAddr(0x20_0000))
-    );
-    assert!(!drained.is_repeat);
-    out.clear();
-    tracker.sightings(1000, &mut out);
-    assert!(!out.is_empty() && out.iter().all(|sighting| sighting.pid == Pid(8)));
-    // Nobody has looked since.
-    assert!(tracker.drain(&mut out, 1000).unwrap().is_repeat);
+fn drain(tracker: &mut DamonTracker) -> Drained {
+    tracker.drain(&mut vec![], 1000).unwrap()
 }
 
 #[test]
-fn nothing_is_looked_at_while_pages_move() {
+fn each_block_is_a_region_and_what_is_found_is_told_once() {
     let (_root, damon, mut tracker) = watching();
-    damon.report(0, 0x20_0000, 0x120_0000, 50);
-    tracker.drain(&mut Vec::new(), 1000).unwrap();
-    // The caller decides and moves now.
-    assert_eq!(damon.text("0/state"), "off");
-    tracker.epoch_ended(false).unwrap();
-    assert_eq!(damon.text("0/state"), "on");
-    tracker.pause().unwrap();
-    tracker.epoch_ended(false).unwrap();
-    assert_eq!(damon.text("0/state"), "off");
-}
-
-#[test]
-fn a_shorter_pass_is_told_what_to_look_at() {
-    let (_root, damon, mut tracker) = watching();
-    assert_eq!(damon.text("0/contexts/0/operations"), "vaddr");
-    // Always found accessed: how hot it is a shorter pass has to tell.
-    damon.report(0, 0x20_0000, 0x40_0000, PASSES[0].looks);
-    damon.report(0, 0x40_0000, 0x60_0000, 1);
-    damon.report(0, 0x60_0000, 0x80_0000, 1);
-    tracker.drain(&mut Vec::new(), 1000).unwrap();
     assert_eq!(damon.text("0/contexts/0/operations"), "fvaddr");
     let regions = "0/contexts/0/targets/0/regions";
-    assert_eq!(damon.text(&format!("{regions}/nr_regions")), "1");
-    let end = 0x40_0000.to_string();
-    assert_eq!(damon.text(&format!("{regions}/0/end")), end);
+    assert_eq!(damon.text(&format!("{regions}/nr_regions")), "4");
+    assert_eq!(
+        damon.text(&format!("{regions}/3/start")),
+        0xa0_0000.to_string()
+    );
+    assert_eq!(
+        damon.text(&format!("{regions}/3/end")),
+        0xc0_0000.to_string()
+    );
+    damon.access();
+    let drained = drain(&mut tracker);
+    assert!(drained.taken >= 8 && !drained.is_repeat, "{drained:?}");
+    let hot: Vec<_> = tracker
+        .observed()
+        .iter()
+        .filter(|seen| seen.events > 0)
+        .collect();
+    assert_eq!(hot.len(), 4);
+    assert!(
+        hot.iter()
+            .all(|seen| seen.pid == Pid(8) && (2..6).contains(&seen.block.0))
+    );
+    tracker.pause().unwrap();
+    assert!(drain(&mut tracker).is_repeat);
 }
 
 #[test]
-fn a_calm_agent_waits_for_a_slow_kdamond() {
-    let (_root, damon, mut tracker) = watching();
-    damon.report(0, 0x20_0000, 0x120_0000, 50);
-    tracker.drain(&mut Vec::new(), 1000).unwrap();
-    tracker.epoch_ended(true).unwrap();
-    let drained = std::thread::scope(|scope| {
-        scope.spawn(move || {
-            let began = Instant::now();
-            while damon.text("0/state") == "off" && began.elapsed() < Duration::from_secs(60) {
-                std::thread::yield_now();
-            }
-            // Twice as long as it should take, and more than the least patience.
-            std::thread::sleep(PASSES[0].length() + LOOK_PATIENCE_MIN);
-            damon.report(0, 0x20_0000, 0x120_0000, 50);
-        });
-        tracker.drain(&mut Vec::new(), 1000).unwrap()
-    });
-    assert!(!drained.is_repeat);
+fn memory_that_nobody_can_read_is_not_looked_at() {
+    let root = tempfile::tempdir().unwrap();
+    let damon = FakeDamon::new(root.path());
+    map(root.path(), 8, 0x40_0000, 0x80_0000);
+    let reserved = "800000-1000000000 ---p 0 00:00 0\n";
+    let maps = root.path().join("proc/8/maps");
+    let text = fs::read_to_string(&maps).unwrap() + reserved;
+    fs::write(&maps, text).unwrap();
+    let mut tracker = tracker(&damon).unwrap();
+    tracker.set_targets(&[Pid(8)]).unwrap();
+    assert!(damon.wait(2));
+    assert_eq!(damon.text("0/contexts/0/targets/0/regions/nr_regions"), "2");
 }
 
 #[test]
-fn a_busy_agent_waits_for_a_pass_that_is_late() {
+fn a_gone_process_is_passed_over() {
+    let root = tempfile::tempdir().unwrap();
+    let damon = FakeDamon::new(root.path());
+    map(root.path(), 8, 0x40_0000, 0x80_0000);
+    let mut tracker = tracker(&damon).unwrap();
+    tracker.set_targets(&[Pid(7), Pid(8)]).unwrap();
+    damon.access();
+    assert_eq!(damon.text("0/contexts/0/targets/nr_targets"), "1");
+    assert_eq!(damon.text("0/contexts/0/targets/0/pid_target"), "8");
+    drain(&mut tracker);
+    assert!(tracker.observed().iter().all(|seen| seen.pid == Pid(8)));
+}
+
+#[test]
+fn reports_of_other_regions_are_rejected() {
     let (_root, damon, mut tracker) = watching();
-    // It has just begun: nobody waits.
-    let drained = tracker.drain(&mut Vec::new(), 1000).unwrap();
-    assert!(drained.is_repeat && damon.text("0/state") == "on");
-    std::thread::sleep(PASSES[0].length());
-    let (drained, damon) = std::thread::scope(|scope| {
-        let kernel = scope.spawn(move || {
-            std::thread::sleep(PASSES[0].length() / 4);
-            damon.report(0, 0x20_0000, 0x120_0000, 50);
-            damon
-        });
-        let drained = tracker.drain(&mut Vec::new(), 1000).unwrap();
-        (drained, kernel.join().unwrap())
-    });
-    assert!(!drained.is_repeat);
+    damon.set(|kernel| kernel.reports_strangers = true);
+    damon.wait(3);
+    assert!(drain(&mut tracker).rejected >= 2);
+    assert!(tracker.observed().iter().all(|seen| seen.pid == Pid(8)));
+}
+
+#[test]
+fn a_pass_that_reports_nothing_ends_when_it_is_no_longer_wanted() {
+    let (_root, damon, mut tracker) = watching();
+    damon.set(|kernel| kernel.is_deaf = true);
+    assert!(damon.wait(1));
+    tracker.pause().unwrap();
+    let began = Instant::now();
+    drop(tracker);
+    assert!(began.elapsed() < Duration::from_secs(2));
     assert_eq!(damon.text("0/state"), "off");
+}
+
+#[test]
+fn a_kernel_that_refuses_our_regions_is_no_tracker() {
+    let root = tempfile::tempdir().unwrap();
+    let damon = FakeDamon::new(root.path());
+    fs::remove_dir_all(
+        root.path()
+            .join(ADMIN)
+            .join("0/contexts/0/targets/0/regions/0"),
+    )
+    .unwrap();
+    let error = tracker(&damon).err().unwrap();
+    assert!(matches!(error, TrackerError::Unavailable { .. }));
+    assert!(error.to_string().contains("refuses regions"), "{error}");
+    assert_eq!(damon.text("nr_kdamonds"), "0");
 }
 
 #[test]
@@ -240,7 +328,7 @@ fn other_peoples_kdamonds_are_left_alone() {
     damon.write("nr_kdamonds", "1\n");
     damon.write("0/state", "on\n");
     damon.write("0/contexts/0/operations", "paddr\n");
-    let error = tracker(root.path()).err().unwrap().to_string();
+    let error = tracker(&damon).err().unwrap().to_string();
     assert!(error.contains("somebody else"), "{error}");
     assert_eq!(
         (damon.text("nr_kdamonds"), damon.text("0/state")),
@@ -252,15 +340,8 @@ fn other_peoples_kdamonds_are_left_alone() {
 fn what_a_dead_demeter_left_is_taken_over() {
     let root = tempfile::tempdir().unwrap();
     let damon = FakeDamon::new(root.path());
-    map(root.path(), 8, 0x1000, 0x2000);
-    let mut first = tracker(root.path()).unwrap();
-    first.set_targets(&[Pid(8)]).unwrap();
-    assert_eq!(
-        (damon.text("nr_kdamonds"), damon.text("0/state")),
-        ("1".into(), "on".into())
-    );
-
-    let error = tracker(root.path()).err().unwrap().to_string();
+    let first = tracker(&damon).unwrap();
+    let error = tracker(&damon).err().unwrap().to_string();
     assert!(error.contains("another Demeter"), "{error}");
 
     // A killed process runs no destructors but loses its locks. Forgetting ours would keep the
@@ -268,19 +349,20 @@ fn what_a_dead_demeter_left_is_taken_over() {
     std::mem::forget(first);
     fs::remove_file(root.path().join(ADMIN).join("nr_kdamonds")).unwrap();
     damon.write("nr_kdamonds", "1\n");
-    let _second = tracker(root.path()).unwrap();
+    damon.write("0/state", "on\n");
+    let _second = tracker(&damon).unwrap();
     assert_eq!(damon.text("0/state"), "off");
 }
 
 #[test]
 fn no_damon_says_what_to_use() {
     let root = tempfile::tempdir().unwrap();
-    let error = tracker(root.path()).err().unwrap().to_string();
+    let error = Kdamond::claim(root.path(), 1).err().unwrap().to_string();
     assert!(error.contains("CONFIG_DAMON_SYSFS"), "{error}");
 
     let damon = FakeDamon::new(root.path());
-    damon.write("0/contexts/0/avail_operations", "paddr\n");
-    let error = tracker(root.path()).err().unwrap().to_string();
-    assert!(error.contains("CONFIG_DAMON_VADDR"), "{error}");
+    damon.write("0/contexts/0/avail_operations", "vaddr\npaddr\n");
+    let error = tracker(&damon).err().unwrap().to_string();
+    assert!(error.contains("Linux 5.19"), "{error}");
     assert_eq!(damon.text("nr_kdamonds"), "0");
 }

@@ -1,20 +1,19 @@
-//! The agent's tracker on DAMON: what to look at and when [`Observer`] decides, as it does in a live guest;
-//! a simulated kdamond looks.
+//! The agent's tracker on DAMON: [`Observer`] decides what to look at and when, as it does in a live guest; a simulated
+//! kdamond looks.
 //!
-//! A pass begins when the agent sleeps. Short passes, and those of a calm agent, are waited for when it
-//! wakes: it has no samples until they have ended.
-//!
-//! In each long interval the TLB is flushed by helpers, as a live agent has it: here right after bits are cleared, before
+//! Passes follow each other while the agent works and sleeps; what they find is taken at its next epoch. In each
+//! interval that is long enough, helpers flush the TLB, as a live agent has it: here right after bits are cleared, before
 //! the program goes on.
 //!
-//! What a kdamond takes to come and go, and the agent's own work in reading what it found, is left out.
+//! Left out: the time that a kdamond takes to come and go, and that of reading what it found.
 
 use std::num::NonZero;
 use std::time::Duration;
 
-use demeter_policy::damon::{CPU_PERCENT, Look, Observer, Region, region_bounds};
-use demeter_policy::{GuestVirtAddr, Sample};
+use demeter_policy::damon::{CPU_PERCENT, Cost, Found, Look, Next, Observer};
+use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr, Observation, Pid};
 
+use super::super::NEVER_PS;
 use crate::damon::{Attrs, Bounds, Kdamond};
 use crate::guest::Guest;
 use crate::machine::actor::Actor;
@@ -24,15 +23,14 @@ use crate::machine::ledger::Cause;
 /// The tracker.
 #[derive(Debug)]
 pub(super) struct DamonTracker {
-    epoch_ps: u64,
     observer: Observer,
-    /// Whether the first pass is to begin.
-    is_new: bool,
     running: Option<Running>,
-    /// When the passes began that are still to be paid for, and what they took.
-    round: Option<(u64, u64)>,
-    topped_up_ps: Option<u64>,
+    /// The blocks whose regions the kdamond has.
+    set: Vec<(Pid, Block)>,
+    /// When the observer wants to be asked again.
+    due_ps: u64,
     passes: u64,
+    found: Vec<Observation>,
 }
 
 /// A pass under way.
@@ -40,12 +38,11 @@ pub(super) struct DamonTracker {
 struct Running {
     look: Look,
     kdamond: Kdamond<GuestVirtAddr>,
+    /// When it was switched on.
     began_ps: u64,
-    /// Whether the agent waits for it.
-    is_waited_for: bool,
-    /// How long after its begin it first reported.
-    reported_ps: Option<u64>,
-    found: Vec<Region>,
+    /// Blocks whose regions were set for it, and the time that took.
+    set: u64,
+    set_ps: u64,
     /// What flushing has taken.
     flushed_ps: u64,
 }
@@ -53,32 +50,29 @@ struct Running {
 impl Running {
     /// An interval has begun.
     fn flush(&mut self, actor: &mut Actor<'_>) {
-        if self.look.is_flushed() {
+        if self.look.pass.is_flushed {
             self.flushed_ps += actor.crowd_out();
         }
     }
 }
 
 impl DamonTracker {
-    /// One that looks at all processes, for an agent that wakes so often.
-    pub(super) fn new(epoch_ps: u64, now_ps: u64) -> Self {
+    /// A tracker of all processes, on a machine with this number of virtual CPUs.
+    pub(super) fn new(vcpus: u32, now_ps: u64) -> Self {
         Self {
-            epoch_ps,
-            observer: Observer::new(CPU_PERCENT, time(now_ps)),
-            is_new: true,
+            observer: Observer::new(CPU_PERCENT, vcpus, time(now_ps)),
             running: None,
-            round: None,
-            topped_up_ps: None,
+            set: vec![],
+            due_ps: now_ps,
             passes: 0,
+            found: vec![],
         }
     }
 
-    /// When its kdamond wants to look.
-    pub(super) fn due_ps(&self) -> Option<u64> {
-        match &self.running {
-            Some(running) => Some(running.kdamond.due_ps()),
-            None => self.is_new.then_some(0),
-        }
+    /// When its kdamond wants to look, or a pass may begin.
+    pub(super) fn due_ps(&self) -> u64 {
+        let running = self.running.as_ref();
+        running.map_or(self.due_ps, |running| running.kdamond.due_ps())
     }
 
     /// Bytes of the regions that a kdamond knows now.
@@ -87,195 +81,129 @@ impl DamonTracker {
         running.map_or(0, |running| size_of_val(running.kdamond.regions()))
     }
 
-    /// Whether what the agent waits for is there.
-    pub(super) fn is_ready(&self) -> bool {
-        let running = self.running.as_ref();
-        running.is_none_or(|running| running.reported_ps.is_some())
-    }
-
-    /// Lets its kdamond look, if that is due.
+    /// Lets its kdamond look, or begins a pass, if that is due.
     pub(super) fn run(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
-        if std::mem::take(&mut self.is_new) {
-            self.start_when_due(guest, actor);
-        }
-        let Some(running) = &mut self.running else {
-            return;
-        };
-        if actor.now_ps() < running.kdamond.due_ps() {
+        if actor.now_ps() < self.due_ps() {
             return;
         }
-        if running.kdamond.look(guest, actor) {
-            let elapsed_ps = actor.now_ps() - running.began_ps;
-            running.reported_ps.get_or_insert(elapsed_ps);
-            let regions = running.kdamond.regions();
-            let found = regions.iter().flat_map(|region| {
-                let pieces = guest.by_process(region.range.clone()).into_iter();
-                pieces.map(|(pid, range)| Region {
-                    pid,
-                    range,
-                    accesses: region.accesses,
-                    page_bytes: None,
-                })
-            });
-            running.found.extend(found);
-        }
-        running.kdamond.go_on(guest, actor);
-        running.flush(actor);
-    }
-
-    /// The agent sleeps now; if it is calm, for longer.
-    pub(super) fn epoch_ended(&mut self, is_calm: bool, guest: &mut Guest, actor: &mut Actor<'_>) {
-        self.observer.epoch_ended(is_calm);
-        if !is_calm {
-            self.start_when_due(guest, actor);
-        }
-    }
-
-    /// Appends the samples of an epoch, at most `most`. Returns whether anything was looked at since the last time;
-    /// nothing while the agent has to wait for them.
-    pub(super) fn drain(
-        &mut self,
-        most: usize,
-        out: &mut Vec<Sample>,
-        guest: &mut Guest,
-        actor: &mut Actor<'_>,
-    ) -> Option<bool> {
-        let has_news = match self.running.take() {
-            Some(running) if running.reported_ps.is_some() => {
-                if let Some(next) = self.end(running, guest, actor) {
-                    self.start(next, true, guest, actor);
-                    return self.unless_awaited();
-                }
-                self.pay();
-                if self.observer.is_surprised() && self.observer.may_look(time(actor.now_ps())) {
-                    self.start(0, true, guest, actor);
-                    return self.unless_awaited();
-                }
-                self.observer.has_news()
-            }
-            Some(running) => {
-                let is_waited_for = running.is_waited_for;
+        if let Some(mut running) = self.running.take() {
+            if !running.kdamond.look(guest, actor) {
+                running.kdamond.go_on(guest, actor);
+                running.flush(actor);
                 self.running = Some(running);
-                if is_waited_for {
-                    return None;
-                }
-                false
+                return;
             }
-            None if self.observer.is_calm() && self.observer.may_look(time(actor.now_ps())) => {
-                self.start(0, true, guest, actor);
-                return self.unless_awaited();
+            self.end(running, guest, actor);
+        }
+        self.start(guest, actor);
+    }
+
+    /// The blocks that are most wanted to be looked at.
+    pub(super) fn want(&mut self, wanted: &[(Pid, Block)]) {
+        self.observer.want(wanted);
+    }
+
+    /// The agent sleeps now; if it is calm, news can wait.
+    pub(super) fn epoch_ended(&mut self, is_calm: bool, now_ps: u64) {
+        self.observer.set_calm(is_calm, time(now_ps));
+        self.due_ps = self.due_ps.min(now_ps);
+    }
+
+    /// Takes the findings since the last call.
+    pub(super) fn take_found(&mut self) -> Vec<Observation> {
+        std::mem::take(&mut self.found)
+    }
+
+    /// Begins the next pass, if one is due.
+    fn start(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
+        for (pid, vmas) in guest.processes() {
+            self.observer.set_memory(pid, vmas);
+        }
+        let look = match self.observer.next(time(actor.now_ps())) {
+            Next::Look(look) => look,
+            Next::Rest(until) => {
+                let until_ns = u64::try_from(until.as_nanos()).unwrap_or(NEVER_PS);
+                // Not in the nanosecond before.
+                self.due_ps = until_ns.saturating_add(1).saturating_mul(PS_PER_NS);
+                return;
             }
-            None => false,
+            Next::Idle => {
+                self.due_ps = NEVER_PS;
+                return;
+            }
         };
-        let now_ps = actor.now_ps();
-        let is_due = self
-            .topped_up_ps
-            .is_none_or(|at_ps| now_ps - at_ps >= self.epoch_ps / 2);
-        if has_news || is_due {
-            self.observer.samples(most, out);
-            self.topped_up_ps = Some(now_ps);
-        }
-        Some(has_news)
-    }
-
-    /// No news; nothing at all while a pass is waited for.
-    fn unless_awaited(&self) -> Option<bool> {
-        let running = self.running.as_ref();
-        let is_awaited = running.is_some_and(|running| running.is_waited_for);
-        (!is_awaited).then_some(false)
-    }
-
-    /// Begins a long pass, unless one is under way or the budget wants a rest.
-    fn start_when_due(&mut self, guest: &mut Guest, actor: &mut Actor<'_>) {
-        if self.running.is_none() && self.observer.may_look(time(actor.now_ps())) {
-            self.start(0, false, guest, actor);
-        }
-    }
-
-    fn start(
-        &mut self,
-        rung: usize,
-        is_waited_for: bool,
-        guest: &mut Guest,
-        actor: &mut Actor<'_>,
-    ) {
-        let vmas = guest.vmas();
-        let (Some(first), Some(last)) = (vmas.first(), vmas.last()) else {
-            return;
-        };
-        let watched = first.start()..last.end();
-        let look = self.observer.look(rung, time(actor.now_ps()));
-        let (least, most) = match &look.at {
-            None => region_bounds(1, vmas.iter().map(|vma| vma.len().0).sum()),
-            Some(regions) => (regions.len() as u64, regions.len() as u64),
-        };
+        let blocks = look.blocks.len() as u64;
+        let is_kept = self.set == look.blocks;
+        let set = if is_kept { 0 } else { blocks };
+        let set_ps = set * actor.costs.damon_region_ps;
+        actor.charge(Cause::Track, set_ps);
+        self.set.clone_from(&look.blocks);
         let attrs = Attrs {
             sample_ps: look.pass.interval.as_nanos() as u64 * PS_PER_NS,
             looks: look.pass.looks,
             bounds: Bounds {
-                least,
-                most,
+                least: blocks,
+                most: blocks,
                 page_bytes: 1 << guest.page_bits(),
             },
         };
-        let began_ps = actor.now_ps();
         self.passes += 1;
-        let kdamond = match &look.at {
-            None => Kdamond::start(watched, attrs, self.passes, guest, actor),
-            Some(regions) => {
-                let ranges = regions.iter().map(|(_, range)| range.start()..range.end());
-                Kdamond::start_at(ranges, attrs, self.passes, guest, actor)
-            }
-        };
+        let began_ps = actor.now_ps();
+        let regions = look.blocks.iter();
+        let regions = regions.map(|(_, block)| block.start()..Block(block.0 + 1).start());
+        let kdamond = Kdamond::start_at(regions, attrs, self.passes, guest, actor);
         let mut running = Running {
             look,
             kdamond,
             began_ps,
-            is_waited_for,
-            reported_ps: None,
-            found: vec![],
+            set,
+            set_ps,
             flushed_ps: 0,
         };
         running.flush(actor);
         self.running = Some(running);
     }
 
-    /// Takes what a pass has found. Returns the rung that follows at once, if any.
-    fn end(
-        &mut self,
-        mut running: Running,
-        guest: &mut Guest,
-        actor: &mut Actor<'_>,
-    ) -> Option<usize> {
-        let accessed = running.found.iter_mut().filter(|r| r.accesses > 0);
+    /// Takes what a pass has found.
+    fn end(&mut self, running: Running, guest: &mut Guest, actor: &mut Actor<'_>) {
+        let elapsed = time(actor.now_ps() - running.began_ps);
         let mut asked = 0;
-        for region in accessed {
-            let middle = region.range.start().0 + region.range.len().0 / 2;
-            if let Some((_, size)) = guest.tables.find(GuestVirtAddr(middle)) {
-                region.page_bytes = NonZero::new(guest.bytes(size));
-            }
-            asked += 1;
-        }
-        actor.charge(Cause::Track, asked * actor.costs.agent_lookup_ps);
-        let (_, spent_ps) = self.round.get_or_insert((running.began_ps, 0));
-        *spent_ps += running.kdamond.spent_ps() + running.flushed_ps;
-        let elapsed = time(running.reported_ps.unwrap_or(0));
-        let Running {
-            look,
-            found,
-            kdamond,
-            ..
-        } = running;
+        let regions = running.kdamond.regions().iter();
+        let found: Vec<_> = regions
+            .map(|region| {
+                let middle = GuestVirtAddr(region.range.start.0 + BLOCK_SIZE / 2);
+                let page_bytes = match region.accesses {
+                    0 => None,
+                    _ => page_bytes(middle, guest),
+                };
+                asked += u64::from(region.accesses > 0);
+                Found {
+                    pid: guest.pid_of(region.range.start),
+                    block: Block::of(region.range.start),
+                    accesses: region.accesses,
+                    page_bytes,
+                }
+            })
+            .collect();
+        let asked_ps = asked * actor.costs.agent_lookup_ps;
+        actor.charge(Cause::Track, asked_ps);
+        let cost = Cost {
+            looking: time(running.kdamond.spent_ps() + running.flushed_ps),
+            setting: time(running.set_ps + asked_ps),
+            set: running.set,
+        };
+        let Running { look, kdamond, .. } = running;
         kdamond.stop(guest, actor);
-        self.observer.found(&look, elapsed, &found);
-        self.observer.follow_up(look.rung)
+        self.observer
+            .found(&look, elapsed, &cost, &found, &mut self.found);
     }
+}
 
-    fn pay(&mut self) {
-        if let Some((began_ps, spent_ps)) = self.round.take() {
-            self.observer.pay(time(began_ps), time(spent_ps));
-        }
-    }
+/// Bytes that an entry at an address stands for. A simulated access stands for 2^k real ones, so a huge page counts as
+/// 2^k entries, and a base page as the real ones that it stands for.
+fn page_bytes(gva: GuestVirtAddr, guest: &Guest) -> Option<NonZero<u64>> {
+    let (_, size) = guest.tables.find(gva)?;
+    NonZero::new(guest.bytes(size) >> guest.k())
 }
 
 fn time(ps: u64) -> Duration {

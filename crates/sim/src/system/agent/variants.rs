@@ -1,14 +1,12 @@
 //! The agents that there are: the product, and others that differ from it in one thing or another.
 
+use demeter_policy::damon::WAITS;
 use demeter_policy::engine::{ByHeat, Gain};
 
 use super::super::block_counters::Blocks;
 use super::super::paper_ranges::Paper;
 use super::super::sequential::Sequential;
 use super::{AgentSettings, SimulatedAgent};
-
-/// Share of its time that a program is taken to wait for memory where only accessed bits are known, as the live agent has it.
-const ACCESSED_BITS_WAIT: f64 = 0.4;
 
 /// What an agent does as others do not, beside what it decides by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -38,7 +36,7 @@ impl SimulatedAgent<ByHeat> {
         };
         let gain = Gain {
             loads_per_sample: None,
-            waits: ACCESSED_BITS_WAIT,
+            waits: WAITS,
             ..settings.gain
         };
         let settings = AgentSettings { gain, ..*settings };

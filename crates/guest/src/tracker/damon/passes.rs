@@ -1,0 +1,252 @@
+//! Carries passes out: a kdamond of our own looks at given blocks.
+
+use std::num::NonZero;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use demeter_linux::cpu;
+use demeter_linux::damon::{Aggregations, DamonError, Kdamond, Region};
+use demeter_linux::page_size::PageSizes;
+use demeter_linux::tlb_flusher::TlbFlusher;
+use demeter_policy::damon::{Cost, Found, Look, RUNGS};
+use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr, Pid, VirtRange};
+
+use super::super::TrackerError;
+use super::NAME;
+
+/// A pass is given up after this multiple of its length and this time: kdamond may have to wait for a CPU.
+const PATIENCE: u32 = 4;
+const PATIENCE_MIN: Duration = Duration::from_secs(2);
+
+/// The last reports come so soon after most of them.
+const REPORT_WAIT: Duration = Duration::from_millis(1);
+
+/// How often a start is tried again without the processes that ended meanwhile.
+const START_ATTEMPTS: u32 = 5;
+
+/// Listens to a kdamond's thread. A wait ends after the given number of regions.
+pub(super) type Listen = Box<dyn Fn(Pid, u32) -> Result<Aggregations, DamonError> + Send>;
+
+/// A kdamond, and what it was set to.
+pub(super) struct Passes {
+    root: PathBuf,
+    kdamond: Kdamond,
+    listen: Listen,
+    /// Nothing where there is no way: pages that stay in the TLB look untouched then.
+    flusher: Option<TlbFlusher>,
+    /// The blocks whose regions the kdamond has.
+    set: Vec<(Pid, Block)>,
+}
+
+/// The outcome of a pass.
+#[derive(Debug, Default)]
+pub(super) struct Taken {
+    /// From its start to the first report.
+    pub(super) elapsed: Duration,
+    pub(super) cost: Cost,
+    pub(super) found: Vec<Found>,
+    /// Reports that found no room, and those of other regions than were asked for.
+    pub(super) lost: u64,
+    pub(super) rejected: u64,
+}
+
+/// A kdamond at work.
+struct Running {
+    thread: Pid,
+    started_ns: u64,
+    aggregations: Aggregations,
+}
+
+impl Passes {
+    /// Takes a kdamond that watches given regions.
+    ///
+    /// # Errors
+    /// When the kernel refuses regions of our own.
+    pub(super) fn new(
+        root: PathBuf,
+        kdamond: Kdamond,
+        listen: Listen,
+        flusher: Option<TlbFlusher>,
+    ) -> Result<Self, TrackerError> {
+        let mut passes = Self {
+            root,
+            kdamond,
+            listen,
+            flusher,
+            set: vec![],
+        };
+        passes.prove()?;
+        Ok(passes)
+    }
+
+    /// Lets the kernel look at a block of this process.
+    fn prove(&mut self) -> Result<(), TrackerError> {
+        let here = 0u8;
+        let block = Block::of(GuestVirtAddr(&raw const here as u64));
+        let regions: Vec<_> = region(Pid(std::process::id()), block).into_iter().collect();
+        let tried = self
+            .kdamond
+            .set_regions(&regions)
+            .and_then(|()| self.kdamond.start(RUNGS[RUNGS.len() - 1].interval, 1));
+        let stopped = self.kdamond.stop();
+        tried
+            .and(stopped.map(|()| Pid(0)))
+            .map_err(|error| TrackerError::Unavailable {
+                tracker: NAME,
+                why: format!("the kernel's DAMON refuses regions of 2 MiB ({error})"),
+                mend: "use Linux 5.19 or later, or another tracker".into(),
+            })?;
+        Ok(())
+    }
+
+    /// Looks, unless it is no longer wanted. Processes that have ended are passed over.
+    pub(super) fn carry_out(
+        &mut self,
+        look: &Look,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Taken, TrackerError> {
+        let own = cpu::of_this_thread();
+        let mut taken = Taken::default();
+        let Some((running, set)) = self.start(look)? else {
+            taken.cost.setting = cpu::of_this_thread().saturating_sub(own);
+            return Ok(taken);
+        };
+        taken.cost.set = set;
+        let listened = self.listen(look, &running, is_wanted, &mut taken);
+        let kdamond = cpu::of(&self.root, running.thread).unwrap_or_default();
+        let stopped = self.kdamond.stop();
+        let flushes = self.flusher.as_mut().map(|flusher| {
+            flusher.stop();
+            flusher.take_spent()
+        });
+        taken.cost.looking = kdamond + flushes.unwrap_or_default();
+        taken.cost.setting = cpu::of_this_thread().saturating_sub(own);
+        listened?;
+        stopped?;
+        Ok(taken)
+    }
+
+    /// Switches the kdamond on. Returns it with the number of regions that were set; nothing where no process is left.
+    fn start(&mut self, look: &Look) -> Result<Option<(Running, u64)>, TrackerError> {
+        let mut tried = 0;
+        loop {
+            tried += 1;
+            match self.try_start(look) {
+                Ok(running) => return Ok(running),
+                Err(error) if tried == START_ATTEMPTS => return Err(error.into()),
+                Err(error) => {
+                    tracing::debug!(%error, "a process may have ended: trying again");
+                    self.set.clear();
+                    self.kdamond.stop()?;
+                }
+            }
+        }
+    }
+
+    fn try_start(&mut self, look: &Look) -> Result<Option<(Running, u64)>, DamonError> {
+        let mut pids: Vec<Pid> = look.blocks.iter().map(|&(pid, _)| pid).collect();
+        pids.dedup();
+        pids.retain(|pid| self.root.join(format!("proc/{pid}/maps")).exists());
+        let mut blocks = look.blocks.clone();
+        blocks.retain(|(pid, _)| pids.binary_search(pid).is_ok());
+        if blocks.is_empty() {
+            return Ok(None);
+        }
+        let mut set = 0;
+        if self.set != blocks {
+            self.set.clear();
+            let regions = blocks.iter().filter_map(|&(pid, block)| region(pid, block));
+            self.kdamond.set_regions(&regions.collect::<Vec<_>>())?;
+            set = blocks.len() as u64;
+            self.set = blocks;
+        }
+        let pass = look.pass;
+        let thread = self.kdamond.start(pass.interval, pass.looks)?;
+        let started_ns = cpu::monotonic_ns();
+        let aggregations = (self.listen)(thread, self.set.len() as u32)?;
+        if let Some(flusher) = self.flusher.as_mut().filter(|_| pass.is_flushed) {
+            flusher.flush_each(pass.interval, pass.looks);
+        }
+        let running = Running {
+            thread,
+            started_ns,
+            aggregations,
+        };
+        Ok(Some((running, set)))
+    }
+
+    /// Takes the first report of each region.
+    fn listen(
+        &self,
+        look: &Look,
+        running: &Running,
+        is_wanted: &dyn Fn() -> bool,
+        taken: &mut Taken,
+    ) -> Result<(), TrackerError> {
+        let mut pids: Vec<Pid> = self.set.iter().map(|&(pid, _)| pid).collect();
+        pids.dedup();
+        let patience = look.pass.length() * PATIENCE + PATIENCE_MIN;
+        let deadline = Instant::now() + patience;
+        let mut regions: Vec<Region> = vec![];
+        let mut first_ns = None;
+        while regions.len() < self.set.len() && Instant::now() < deadline && is_wanted() {
+            running
+                .aggregations
+                .wait(look.pass.length().max(REPORT_WAIT));
+            let reported = running.aggregations.take(&pids);
+            let reported = reported.map_err(|what| TrackerError::Corrupt {
+                tracker: NAME,
+                what,
+            })?;
+            first_ns = first_ns.or(reported.first_ns);
+            taken.lost += reported.lost;
+            taken.rejected += reported.rejected;
+            if reported.regions.is_empty() {
+                std::thread::sleep(REPORT_WAIT);
+            }
+            regions.extend(reported.regions);
+        }
+        let first_ns = first_ns.unwrap_or(running.started_ns);
+        taken.elapsed = Duration::from_nanos(first_ns.saturating_sub(running.started_ns));
+        self.judge(&regions, taken);
+        Ok(())
+    }
+
+    /// Takes regions for blocks, and asks for the page sizes of those that were found accessed.
+    fn judge(&self, regions: &[Region], taken: &mut Taken) {
+        for regions in regions.chunk_by(|a, b| a.pid == b.pid) {
+            let pages = PageSizes::of(&self.root, regions[0].pid);
+            for &Region {
+                pid,
+                range,
+                accesses,
+            } in regions
+            {
+                let block = Block::of(range.start());
+                if region(pid, block) != Some((pid, range)) {
+                    taken.rejected += 1;
+                    continue;
+                }
+                let middle = GuestVirtAddr(range.start().0 + BLOCK_SIZE / 2);
+                let page_bytes = match accesses {
+                    0 => None,
+                    _ => NonZero::new(pages.at(middle)),
+                };
+                taken.found.push(Found {
+                    pid,
+                    block,
+                    accesses,
+                    page_bytes,
+                });
+            }
+        }
+        // A second aggregation may have begun to report before kdamond was stopped.
+        taken.found.truncate(self.set.len());
+    }
+}
+
+/// All of a block.
+fn region(pid: Pid, block: Block) -> Option<(Pid, VirtRange)> {
+    let end = Block(block.0.checked_add(1)?).start();
+    Some((pid, VirtRange::new(block.start(), end)?))
+}

@@ -1,0 +1,372 @@
+//! The observer's rounds, see the folder's text.
+
+use std::num::NonZero;
+use std::time::Duration;
+
+use super::budget::{Budget, Prices};
+use super::estimate;
+use super::memory::{Memory, State};
+use super::{CPUS_PER_SHARE, Cost, Found, Look, Next, PERIOD, Pass, REACH, RUNGS, SET_MAX};
+use crate::{BLOCK_SIZE, Block, Observation, PAGE_SIZE, Pid, VirtRange};
+
+/// A block of a round that is still to be looked at.
+#[derive(Debug, Clone, Copy)]
+struct Pending {
+    at: (Pid, Block),
+    way: Way,
+}
+
+/// Which looks of this round came before.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    /// None; nobody has ever looked.
+    Unknown,
+    /// None.
+    Known,
+    /// Shorter ones, which never found it accessed.
+    Up,
+    /// Longer ones, which always found it accessed: a rate of at least that.
+    Down(Observation),
+}
+
+/// Blocks that were chosen together.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Round {
+    /// By rung.
+    pending: [Vec<Pending>; RUNGS.len()],
+    began: Duration,
+    spent: Duration,
+    /// The part of one CPU that it was chosen for.
+    pace: f64,
+    /// Whether it is for blocks that nobody has looked at.
+    is_first: bool,
+    /// Whether it looks until that has cost as much as setting regions: CPU time is scarcer than time.
+    is_thorough: bool,
+    /// Of these blocks, how many each rung could tell.
+    told: [usize; RUNGS.len()],
+}
+
+impl Round {
+    pub(super) fn is_over(&self) -> bool {
+        self.pending.iter().all(Vec::is_empty)
+    }
+}
+
+/// Chooses what to look at, and when. Times are since any fixed moment.
+#[derive(Debug, Clone)]
+pub struct Observer {
+    memory: Memory,
+    budget: Budget,
+    prices: Prices,
+    pub(super) round: Round,
+    wanted: Vec<(Pid, Block)>,
+    /// Neighbours of newly hot blocks, with the rung of those.
+    near: Vec<(Pid, Block, usize)>,
+    /// Turns so far.
+    turn: usize,
+    /// The rung that most of the last new blocks ended at: the next ones begin there.
+    usual_rung: usize,
+}
+
+impl Observer {
+    /// An observer that knows nothing yet. It may spend `cpu_percent` of one CPU for each [`CPUS_PER_SHARE`].
+    pub fn new(cpu_percent: f64, cpus: u32, now: Duration) -> Self {
+        let shares = cpus.max(1).div_ceil(CPUS_PER_SHARE);
+        // A share of nothing would never pay.
+        let share = (cpu_percent / 100.0 * f64::from(shares)).max(f64::EPSILON);
+        Self {
+            memory: Memory::default(),
+            budget: Budget::new(share, cpus, now),
+            prices: Prices::default(),
+            round: Round::default(),
+            wanted: vec![],
+            near: vec![],
+            turn: 0,
+            usual_rung: 0,
+        }
+    }
+
+    /// The memory of a process from now on: its readable mappings, sorted.
+    pub fn set_memory(&mut self, pid: Pid, readable: &[VirtRange]) {
+        self.memory.set(pid, readable);
+    }
+
+    /// Forgets all other processes.
+    pub fn retain(&mut self, pids: &[Pid]) {
+        self.memory.retain(pids);
+        for pending in &mut self.round.pending {
+            pending.retain(|pending| pids.contains(&pending.at.0));
+        }
+    }
+
+    /// Forgets what it has seen, not what it has spent.
+    pub fn clear(&mut self) {
+        self.memory = Memory::default();
+        self.round.pending = Default::default();
+        self.wanted.clear();
+        self.near.clear();
+    }
+
+    /// The blocks that the policy most wants to have looked at, in place of those before.
+    pub fn want(&mut self, wanted: &[(Pid, Block)]) {
+        self.wanted.clear();
+        self.wanted.extend(wanted.iter().take(SET_MAX));
+    }
+
+    /// Whether the agent finds nothing to do: news can wait.
+    pub fn set_calm(&mut self, is_calm: bool, now: Duration) {
+        self.budget.set_calm(is_calm, now);
+    }
+
+    /// Blocks that nobody has looked at.
+    pub fn unknown(&self) -> usize {
+        self.memory.unknown()
+    }
+
+    /// Says how to go on. A look is given once.
+    pub fn next(&mut self, now: Duration) -> Next {
+        if self.round.is_over() {
+            if self.memory.len() == 0 {
+                return Next::Idle;
+            }
+            let is_first = self.memory.unknown() > 0;
+            let due = self.budget.due(is_first, now);
+            if due > now {
+                return Next::Rest(due);
+            }
+            self.begin_round(is_first, now);
+        }
+        Next::Look(self.pass())
+    }
+
+    /// Chooses blocks.
+    fn begin_round(&mut self, is_first: bool, now: Duration) {
+        let (pace, saved_s) = (self.budget.pace(), self.budget.saved_s(now));
+        let quick_s = self.prices.block_s(RUNGS[0].looks);
+        let is_thorough = !is_first || self.memory.unknown() as f64 * quick_s > saved_s;
+        let looks = self.looks(&RUNGS[0], is_thorough);
+        let seconds = match is_first {
+            true => saved_s.max(self.budget.share() * PERIOD.as_secs_f64()),
+            false => pace * PERIOD.as_secs_f64(),
+        };
+        let size = (seconds / self.prices.block_s(looks)) as usize;
+        let size = size.clamp(1, SET_MAX.min(self.memory.len()));
+        self.round = Round {
+            began: now,
+            pace,
+            is_first,
+            is_thorough,
+            ..Round::default()
+        };
+        let mut chosen: Vec<(Pid, Block)> = vec![];
+        let is_mapped = |&(pid, block): &(Pid, Block)| self.memory.index(pid, block).is_some();
+        let wanted = self.wanted.iter().copied().filter(is_mapped);
+        chosen.extend(wanted.take(size / 2));
+        let is_due = |&(pid, block, rung): &(Pid, Block, usize)| {
+            let state = self.memory.state(pid, block);
+            state.is_some_and(|state| match state.is_known() {
+                true => !is_first && state.rung() < rung,
+                false => true,
+            })
+        };
+        self.near.retain(is_due);
+        let rest = size - chosen.len();
+        let near = self.near.drain(..self.near.len().min(rest / 2));
+        chosen.extend(near.map(|(pid, block, _)| (pid, block)));
+        self.take_turns(size - chosen.len(), &mut chosen);
+        chosen.sort_unstable();
+        chosen.dedup();
+        for at in chosen {
+            let state = self
+                .memory
+                .state(at.0, at.1)
+                .filter(|state| state.is_known());
+            let (rung, way) = match state {
+                Some(state) => (state.rung(), Way::Known),
+                None => (self.usual_rung, Way::Unknown),
+            };
+            self.round.pending[rung].push(Pending { at, way });
+        }
+    }
+
+    /// Appends the next blocks in turn, or only unknown ones while there are any.
+    fn take_turns(&mut self, count: usize, chosen: &mut Vec<(Pid, Block)>) {
+        // A step of about the root visits all parts soon, and one without a common factor visits every block.
+        let len = self.memory.len();
+        let mut step = len.isqrt().max(1);
+        while greatest_common_divisor(step, len) > 1 {
+            step += 1;
+        }
+        let (is_first, mut left) = (self.round.is_first, count);
+        for _ in 0..len {
+            if left == 0 {
+                break;
+            }
+            self.turn = (self.turn + step) % len;
+            if !is_first || !self.memory.is_known(self.turn) {
+                chosen.extend(self.memory.block(self.turn));
+                left -= 1;
+            }
+        }
+    }
+
+    /// The looks of a pass. A thorough one looks until that has cost as much as setting its regions.
+    fn looks(&self, pass: &Pass, is_thorough: bool) -> u32 {
+        if !is_thorough {
+            return pass.looks;
+        }
+        let longest = PERIOD.div_duration_f64(pass.interval) as u32;
+        let paid = (self.prices.set_s() / self.prices.look_s()) as u32;
+        paid.min(longest).max(pass.looks)
+    }
+
+    /// Blocks that the kernel visits in half of the interval: with more, its own time makes a longer one of it.
+    fn fitting(&self, pass: &Pass) -> usize {
+        ((pass.interval / 2).as_secs_f64() / self.prices.look_s()) as usize
+    }
+
+    /// Whether a rung is there, and the kernel is quick enough to use it: a pass of a few blocks costs more than it tells.
+    fn has_rung(&self, rung: usize) -> bool {
+        RUNGS
+            .get(rung)
+            .is_some_and(|pass| self.fitting(pass) >= pass.looks as usize)
+    }
+
+    /// The next blocks of the round, of the rung with the most of them.
+    fn pass(&mut self) -> Look {
+        let count = |rung: &usize| self.round.pending[*rung].len();
+        let rung = (0..RUNGS.len()).rev().max_by_key(count).unwrap_or(0);
+        let mut pass = RUNGS[rung];
+        pass.looks = self.looks(&pass, self.round.is_thorough);
+        let fitting = self.fitting(&pass);
+        let pending = &mut self.round.pending[rung];
+        pending.sort_unstable_by_key(|pending| pending.at);
+        let count = pending.len().min(fitting.clamp(1, SET_MAX));
+        let blocks = pending[..count].iter().map(|pending| pending.at).collect();
+        Look { pass, blocks, rung }
+    }
+
+    /// Takes what a pass has found, whose first look of each block to the last took so long, and appends what that
+    /// tells. A block without an answer was not looked at.
+    pub fn found(
+        &mut self,
+        look: &Look,
+        elapsed: Duration,
+        cost: &Cost,
+        found: &[Found],
+        out: &mut Vec<Observation>,
+    ) {
+        let looks = look.pass.looks;
+        let spent = cost.looking + cost.setting;
+        self.budget.pay(spent);
+        self.prices
+            .add(look.blocks.len() as u64 * u64::from(looks), cost);
+        self.round.spent += spent;
+        // The kernel visits all other regions from one look to the next, too.
+        let interval = (elapsed / looks).max(look.pass.interval);
+        let is_asked = |pending: &Pending| look.blocks.binary_search(&pending.at).is_ok();
+        let asked: Vec<_> = self.round.pending[look.rung]
+            .extract_if(.., |p| is_asked(p))
+            .collect();
+        let mut answers: Vec<&Found> = found.iter().collect();
+        answers.sort_unstable_by_key(|found| (found.pid, found.block));
+        for pending in asked {
+            let answer =
+                answers.binary_search_by_key(&pending.at, |found| (found.pid, found.block));
+            match answer {
+                Ok(answer) => self.take(pending, look, interval, answers[answer], out),
+                Err(_) => self.pass_over(pending),
+            }
+        }
+        if self.round.is_over() {
+            let Round {
+                began, spent, pace, ..
+            } = self.round;
+            self.budget.rest(began, spent, pace);
+            let told = |&rung: &usize| self.round.told[rung];
+            let usual = (0..RUNGS.len())
+                .max_by_key(told)
+                .filter(|rung| told(rung) > 0);
+            self.usual_rung = usual.unwrap_or(self.usual_rung);
+        }
+    }
+
+    /// Takes what a pass has found of a block.
+    fn take(
+        &mut self,
+        pending: Pending,
+        look: &Look,
+        interval: Duration,
+        found: &Found,
+        out: &mut Vec<Observation>,
+    ) {
+        let (pid, block) = pending.at;
+        let Some(before) = self.memory.state(pid, block) else {
+            return;
+        };
+        let is_huge = match found.page_bytes {
+            Some(bytes) => bytes.get() >= BLOCK_SIZE,
+            None => before.is_huge(),
+        };
+        let page_bytes = if is_huge { BLOCK_SIZE } else { PAGE_SIZE };
+        let page_bytes = found.page_bytes.map_or(page_bytes, NonZero::get);
+        let entries = (BLOCK_SIZE as f64 / page_bytes as f64).max(1.0);
+        let (looks, rung) = (look.pass.looks, look.rung);
+        let seen = estimate::observe(pending.at, interval, looks, found.accesses, entries);
+        let is_always = found.accesses >= looks;
+        let is_never = found.accesses == 0;
+        let (next, way) = match pending.way {
+            Way::Unknown | Way::Up if is_never && rung > 0 => (rung - 1, Some(Way::Up)),
+            Way::Unknown | Way::Known | Way::Down(_) if is_always && self.has_rung(rung + 1) => {
+                (rung + 1, Some(Way::Down(seen)))
+            }
+            Way::Known if is_never => (rung.saturating_sub(1), None),
+            Way::Down(_) if is_never => (rung - 1, None),
+            _ => (rung, None),
+        };
+        self.memory
+            .set_state(pid, block, State::known(next, is_huge));
+        if let Some(way) = way {
+            let at = pending.at;
+            return self.round.pending[next].push(Pending { at, way });
+        }
+        out.push(match pending.way {
+            Way::Down(bound) if is_never => bound,
+            _ => seen,
+        });
+        if self.round.is_first {
+            self.round.told[rung] += 1;
+        }
+        if matches!(pending.way, Way::Down(_)) && !is_never {
+            self.look_around(pending.at, rung);
+        }
+    }
+
+    /// A block was not looked at: it has had its turn, or the next round would choose it again.
+    fn pass_over(
+        &mut self,
+        Pending {
+            at: (pid, block), ..
+        }: Pending,
+    ) {
+        if let Some(state) = self.memory.state(pid, block) {
+            let state = State::known(state.rung(), state.is_huge());
+            self.memory.set_state(pid, block, state);
+        }
+    }
+
+    /// A block has turned out to be hotter than it was known to be: its neighbours are next.
+    fn look_around(&mut self, (pid, Block(block)): (Pid, Block), rung: usize) {
+        let beside = block.saturating_sub(REACH)..=block.saturating_add(REACH);
+        let free = SET_MAX.saturating_sub(self.near.len());
+        let near = beside.filter(|&near| near != block).take(free);
+        self.near.extend(near.map(|near| (pid, Block(near), rung)));
+    }
+}
+
+fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    match b {
+        0 => a,
+        _ => greatest_common_divisor(b, a % b),
+    }
+}
