@@ -186,7 +186,7 @@ impl Agent {
             finder: TargetFinder::new(&root, config.targets()?),
             config,
             tiers,
-            mover: Mover::new(tiers, tracker.sees_huge_pages() && huge_pages_always(&root)),
+            mover: Mover::new(tiers, huge_pages_always(&root)),
             tracker,
             pages,
             status,

@@ -28,12 +28,6 @@ pub trait Tracker: Send {
     /// Short name: `perf`, `damon`, `lab`.
     fn name(&self) -> &'static str;
 
-    /// Whether an access to a huge page is seen as surely as one to a small page. If not, small
-    /// pages stay small when they are promoted, so that they stay in sight.
-    fn sees_huge_pages(&self) -> bool {
-        true
-    }
-
     /// Loads that a sample stands for, where that is known.
     fn loads_per_sample(&self) -> Option<u32> {
         None

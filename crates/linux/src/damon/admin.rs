@@ -31,8 +31,10 @@ const TARGETS_DIR: &str = "contexts/0/targets";
 /// others'.
 const UPDATE_US: u64 = 1_000_003;
 
-/// The kernel's name for a kdamond that watches the regions of processes that it is given.
+/// The kernel's name for a kdamond that watches the regions of processes that it is given, and for one that chooses
+/// them itself, as older Demeters had it.
 const OPERATIONS: &str = "fvaddr";
+const OLD_OPERATIONS: &str = "vaddr";
 
 /// DAMON, taken for ourselves; given back with the last kdamond.
 #[derive(Debug)]
@@ -217,7 +219,8 @@ fn stop(dir: &Path) -> Result<(), DamonError> {
 fn are_ours(dir: &Path, kdamonds: &str) -> bool {
     let is_ours = |index: u32| {
         let text = |file: &str| read(&dir.join(index.to_string()).join(file)).unwrap_or_default();
-        text(&format!("{CONTEXT_DIR}/operations")) == OPERATIONS
+        let operations = text(&format!("{CONTEXT_DIR}/operations"));
+        [OPERATIONS, OLD_OPERATIONS].contains(&operations.as_str())
             && text(&format!("{INTERVALS_DIR}/update_us")) == UPDATE_US.to_string()
     };
     kdamonds

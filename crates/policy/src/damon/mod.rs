@@ -49,7 +49,7 @@ pub use observer::Observer;
 pub const CPU_PERCENT: f64 = 2.5;
 
 /// Share of its time that a program is taken to wait for memory: accessed bits do not tell it, and most programs wait less.
-pub const WAITS: f64 = 0.4;
+pub const WAITS: f64 = 0.8;
 
 /// CPUs that bring another share: a VM with 1 TiB has about 64, and sixteen times the blocks of one with 64 GiB.
 const CPUS_PER_SHARE: u32 = 8;

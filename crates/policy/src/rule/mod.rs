@@ -49,6 +49,9 @@ const TRICKLE: f64 = 0.003;
 /// Tokens at first, seconds for each CPU: the hundredth of twenty seconds. At most a second is kept.
 const TOKENS_S: f64 = 0.25;
 
+/// Blocks that a plan moves each way while nobody knows what that costs: two make a price.
+const FIRST_BLOCKS: usize = 2;
+
 /// One call that moves pages holds a program no longer than this, nanoseconds.
 const BATCH_NS: u64 = 20_000_000;
 
@@ -197,10 +200,20 @@ impl Rule {
         }
     }
 
+    /// Whether it has been measured what moves cost.
+    fn knows_prices(&self) -> bool {
+        self.promotion.is_known() && self.demotion.is_known()
+    }
+
+    /// Whether moves have lost as much as they were allowed to cost at first: then they are undone.
+    pub(crate) fn has_lost(&self) -> bool {
+        self.tokens_s <= -TOKENS_S * f64::from(self.gain.cpus)
+    }
+
     /// The most blocks that one call shall move.
     pub fn batch_blocks(&self, most: usize) -> usize {
-        if !self.promotion.is_known() || !self.demotion.is_known() {
-            return 1 + 1;
+        if !self.knows_prices() {
+            return FIRST_BLOCKS;
         }
         let dearer_ps = self
             .promotion

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 use super::shares::Parts;
-use super::{CERTAINTY, Rule};
+use super::{CERTAINTY, FIRST_BLOCKS, Rule};
 use crate::heat::{Estimate, Heat, RATIO, WINDOWS, windows_due};
 use crate::residency::{CHUNK_BLOCKS, Known};
 use crate::{BLOCK_SIZE, Block, ByteCount, Pid, Plan, Relocation, Situation, Tier};
@@ -75,11 +75,15 @@ struct Left {
 impl Left {
     fn of(rule: &Rule, situation: &Situation<'_>) -> Self {
         let room = &situation.room;
+        let most = match rule.knows_prices() || situation.balloon_waits {
+            true => room.batch.0,
+            false => room.batch.0.min(FIRST_BLOCKS as u64 * BLOCK_SIZE),
+        };
         Self {
             tokens_s: rule.tokens_s,
             epoch_s: situation.epoch_ms as f64 / 1e3,
-            may_promote: room.batch.0,
-            may_demote: room.batch.0,
+            may_promote: most,
+            may_demote: most,
             fast_free: room.fast_free.0,
             level: room.level().0,
             slow_free: room.slow_free.0,
@@ -190,11 +194,13 @@ fn exchange(
         for at in (0..victims.len()).rev().filter(may_leave).take(TRIED) {
             let cold = victims[at];
             let is_due = parts.is_due(hot, cold);
-            if cold.density >= hot.density && !is_due {
+            if cold.density >= hot.density && !is_due && !rule.has_lost() {
                 break;
             }
             let may_pay = !is_broke || (hot.goes_home && cold.goes_home) || is_due;
-            let is_worth = is_due
+            let is_undone = rule.has_lost() && hot.goes_home && cold.goes_home;
+            let is_worth = is_undone
+                || is_due
                 || (parts.may_exchange(hot.pid, cold.pid) && rule.pays(window, hot, Some(cold)));
             if !may_pay || !left.can_demote(demoted + cold.bytes) || !is_worth {
                 plan.note_undecided(hot, cold);
@@ -303,7 +309,8 @@ fn candidates<'a>(
                     let unit = unit(Tier::Slow, placement.slow.0);
                     let (events, _) = unit.events_by(unit.estimate, window, unit.bytes);
                     let may_pay = events * rule.event_s >= rule.promotion.seconds(unit.bytes);
-                    if may_pay || !situation.shares.is_empty() {
+                    let is_undone = rule.has_lost() && unit.goes_home;
+                    if may_pay || is_undone || !situation.shares.is_empty() {
                         slow.push(unit);
                     }
                 }

@@ -6,8 +6,6 @@
 //! - Mappings are sorted, disjoint, and begin on blocks of their own.
 //! - A mapping grows within its limit only, and what it may become overlaps nothing.
 
-use std::ops::Range;
-
 use demeter_policy::{BLOCK_SIZE, ByteCount, GuestVirtAddr, Pid, VirtRange};
 
 use crate::program::Region;
@@ -111,21 +109,6 @@ impl Mappings {
         let process = self.processes.get(after.saturating_sub(1));
         pid(process.copied().unwrap_or(0))
     }
-
-    /// A range of addresses in pieces that belong to a process each.
-    pub(super) fn by_process(&self, range: Range<GuestVirtAddr>) -> Vec<(Pid, VirtRange)> {
-        let starts = self
-            .processes()
-            .filter_map(|(_, vmas)| Some(vmas.first()?.start()));
-        let cuts = starts.filter(|&start| range.start < start && start < range.end);
-        let cuts: Vec<_> = cuts.chain([range.end]).collect();
-        let mut from = range.start;
-        let piece = |end| {
-            let piece = VirtRange::new(std::mem::replace(&mut from, end), end)?;
-            Some((self.pid_of(piece.start()), piece))
-        };
-        cuts.into_iter().filter_map(piece).collect()
-    }
 }
 
 fn pid(process: u32) -> Pid {
@@ -182,8 +165,5 @@ mod tests {
             .map(|(pid, vmas)| (pid.0, vmas.len()))
             .collect();
         assert_eq!(of, [(1, 2), (2, 1)]);
-        let pieces = mappings.by_process(bases[1]..mappings.end());
-        let pieces = pieces.iter().map(|(pid, range)| (pid.0, range.len().0));
-        assert_eq!(pieces.collect::<Vec<_>>(), [(1, 4 * MIB), (2, 4 * MIB)]);
     }
 }

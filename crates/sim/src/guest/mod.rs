@@ -182,11 +182,6 @@ impl Guest {
         self.mappings.pid_of(gva)
     }
 
-    /// A range of addresses in pieces that belong to a process each.
-    pub(crate) fn by_process(&self, range: Range<GuestVirtAddr>) -> Vec<(Pid, VirtRange)> {
-        self.mappings.by_process(range)
-    }
-
     /// Keeps fast memory for these ranges (sorted, disjoint) when they are first touched.
     pub(crate) fn promise(&mut self, ranges: Vec<VirtRange>) {
         let bytes: u64 = ranges

@@ -312,8 +312,7 @@ impl<S: Strategy> SimulatedAgent<S> {
             Direction::Promotion => TierId::Fast,
             Direction::Demotion => TierId::Slow,
         };
-        // DAMON sees a huge page less surely than small ones.
-        if to == TierId::Fast && guest.wants_huge() && !self.traits.has_damon {
+        if to == TierId::Fast && guest.wants_huge() {
             guest.collapse(block, actor);
         }
         if self.traits.moves_singly {

@@ -231,12 +231,6 @@ impl Tracker for DamonTracker {
         NAME
     }
 
-    /// The shortest passes are not flushed: what is hot and huge stays in the TLB, sets no bit again and looks less
-    /// hot than it is.
-    fn sees_huge_pages(&self) -> bool {
-        false
-    }
-
     fn waits(&self) -> f64 {
         WAITS
     }
