@@ -49,11 +49,14 @@ const TRICKLE: f64 = 0.003;
 /// Tokens at first, seconds for each CPU: the hundredth of twenty seconds. At most a second is kept.
 const TOKENS_S: f64 = 0.25;
 
+/// Income counts as steady that was there in each of the first three windows, the longest of sixteen seconds.
+const STEADY_WINDOWS: usize = 3;
+
 /// Blocks that a plan moves each way while nobody knows what that costs: two make a price.
 const FIRST_BLOCKS: usize = 2;
 
-/// One call that moves pages holds a program no longer than this, nanoseconds.
-const BATCH_NS: u64 = 20_000_000;
+/// One call that moves pages holds a program no longer than this, seconds.
+const BATCH_S: f64 = 0.02;
 
 /// What was found in memory that was moved to one tier, since the last epoch with news.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -97,6 +100,8 @@ pub struct Rule {
     fresh: PerTier<Fresh>,
     /// Seconds since somebody has looked.
     unseen_s: f64,
+    /// What moved memory has earned of late over the shortest windows, seconds a second.
+    income: [f64; STEADY_WINDOWS],
     /// What an event costs more in slow memory than in fast memory, seconds.
     event_s: f64,
     balance: Balance,
@@ -127,6 +132,7 @@ impl Rule {
             demotion: Price::default(),
             fresh: PerTier::default(),
             unseen_s: 0.0,
+            income: [0.0; STEADY_WINDOWS],
             event_s: 0.0,
             balance: Balance::default(),
         }
@@ -164,6 +170,10 @@ impl Rule {
             let most_s = cpus * self.unseen_s;
             let earned_s = (net * self.event_s * self.unseen_s).clamp(-most_s, most_s);
             self.tokens_s += earned_s;
+            for (window, income) in self.income.iter_mut().enumerate() {
+                let memory_s = window_s(window) + self.unseen_s;
+                *income += (earned_s - *income * self.unseen_s) / memory_s;
+            }
             self.balance.benefit_ns = self
                 .balance
                 .benefit_ns
@@ -200,14 +210,31 @@ impl Rule {
         }
     }
 
-    /// Whether it has been measured what moves cost.
-    fn knows_prices(&self) -> bool {
-        self.promotion.is_known() && self.demotion.is_known()
+    /// What may be spent: the tokens, and what moved memory will earn in the next seconds, if it has done so for as long.
+    pub(crate) fn spendable_s(&self) -> f64 {
+        let steady = self.income.iter().copied().fold(f64::INFINITY, f64::min);
+        self.tokens_s + steady.max(0.0) * window_s(STEADY_WINDOWS - 1)
     }
 
-    /// Whether moves have lost as much as they were allowed to cost at first: then they are undone.
+    /// Whether it has been measured what moves cost.
+    fn knows_prices(&self) -> bool {
+        self.promotion.is_known() || self.demotion.is_known()
+    }
+
+    /// What promoting so many bytes costs, seconds.
+    fn promotion_s(&self, bytes: u64) -> f64 {
+        self.promotion.or(&self.demotion).seconds(bytes)
+    }
+
+    /// What demoting so many bytes costs, seconds.
+    fn demotion_s(&self, bytes: u64) -> f64 {
+        self.demotion.or(&self.promotion).seconds(bytes)
+    }
+
+    /// Whether moves have lost as much as they were allowed to cost at first, and still lose: then they are undone.
     pub(crate) fn has_lost(&self) -> bool {
-        self.tokens_s <= -TOKENS_S * f64::from(self.gain.cpus)
+        let loses = self.income[0] < 0.0 && self.income[1] < 0.0;
+        loses && self.tokens_s <= -TOKENS_S * f64::from(self.gain.cpus)
     }
 
     /// The most blocks that one call shall move.
@@ -215,18 +242,17 @@ impl Rule {
         if !self.knows_prices() {
             return FIRST_BLOCKS;
         }
-        let dearer_ps = self
-            .promotion
-            .ps_per_byte()
-            .max(self.demotion.ps_per_byte());
-        let blocks = BATCH_NS * 1000 / (dearer_ps * BLOCK_SIZE).max(1);
+        let dearer_s = self
+            .promotion_s(BLOCK_SIZE)
+            .max(self.demotion_s(BLOCK_SIZE));
+        let blocks = (BATCH_S / dearer_s) as u64;
         blocks.clamp(1, most as u64) as usize
     }
 
     /// What moves have cost and brought.
     pub fn balance(&self) -> Balance {
         Balance {
-            is_resting: self.tokens_s <= 0.0,
+            is_resting: self.spendable_s() <= 0.0,
             ..self.balance
         }
     }

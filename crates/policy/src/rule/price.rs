@@ -34,6 +34,14 @@ impl Price {
         self.bytes > GUESS_BYTES
     }
 
+    /// This price, or the other direction's where only that was measured.
+    pub fn or(&self, other: &Self) -> Self {
+        match self.is_known() || !other.is_known() {
+            true => *self,
+            false => *other,
+        }
+    }
+
     /// Half of what is known counts no longer.
     pub fn age(&mut self) {
         self.bytes /= 2;
