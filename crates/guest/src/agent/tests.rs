@@ -150,8 +150,7 @@ impl World {
         let kernel = SharedPages::new(kernel, Some(root.path().into()));
         let script = Arc::new(Mutex::new(script));
         let status = StatusCell::default();
-        // How long moves take on this machine must decide nothing.
-        let agent = Agent::with_stake(
+        let agent = Agent::new(
             root.path().into(),
             Config {
                 pids: vec![PID.0],
@@ -160,7 +159,6 @@ impl World {
             },
             effects(&script, &kernel),
             status.clone(),
-            Some(1 << 50),
         )
         .unwrap();
         Self {

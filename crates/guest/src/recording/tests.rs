@@ -231,15 +231,6 @@ fn any_event() -> impl Strategy<Value = Any> {
                 exposure_ns,
             })
         }),
-        (pid(), number(), any::<u32>(), number()).prop_map(|(pid, b, events, exposure_ns)| {
-            let block = Block(b);
-            Input::Looked(Observation {
-                pid,
-                block,
-                events,
-                exposure_ns,
-            })
-        }),
         (number(), number(), any::<bool>()).prop_map(|(lost, rejected, is_repeat)| {
             Input::SamplesEnd {
                 lost,
@@ -273,6 +264,10 @@ fn any_event() -> impl Strategy<Value = Any> {
         1 => (pid(), prop::collection::vec(range, 0..9)).prop_map(|(p, r)| Any::Space(p, r)),
         1 => places().prop_map(Any::Located),
         1 => (places(), number()).prop_map(|(all, took)| Any::Moved(all, took)),
+        1 => (any::<u32>(), prop::collection::vec((pid(), number()), 0..20)).prop_map(|(most, wanted)| {
+            let wanted = wanted.into_iter().map(|(pid, b)| (pid, Block(b)));
+            Any::Samples(most as usize, wanted.collect())
+        }),
         1 => (pid(), prop::collection::vec(number(), 0..20))
             .prop_map(|(p, b)| Any::LookUp(p, b.into_iter().map(Block).collect())),
         1 => moved.prop_map(|(pid, up, blocks)| {
