@@ -260,8 +260,9 @@ impl Heat {
             let of_large = part(2, whole, large);
             for small in large * 8..large * 8 + 8 {
                 let of_small = part(1, of_large, small);
-                for at in small * 8..small * 8 + 8 {
-                    out[at] = part(0, of_small, at);
+                let first = small * 8;
+                for (at, estimate) in out[first..first + 8].iter_mut().enumerate() {
+                    *estimate = part(0, of_small, first + at);
                 }
             }
         }

@@ -137,7 +137,7 @@ proptest! {
         let mut heat = heat(1200);
         for (n, &(block, events)) in events.iter().enumerate() {
             heat.add(Block(BASE + block), events);
-            if n as u32 % 5 == 0 {
+            if n.is_multiple_of(5) {
                 (0..epochs).for_each(|epoch| heat.end_epoch(epoch, 0.5));
             }
         }
