@@ -11,8 +11,10 @@
 //! 2. A pair is exchanged once its loss over some window has reached the measured cost of the exchange, if in each shorter
 //!    window the difference is, within chance, what the longer one says. The hottest slow block is paired with the coldest
 //!    fast one, and so on; while fast memory is free a promotion needs no partner.
-//! 3. A token bucket pays for exchanges: a hundredth of the machine's time, plus what memory earns that was moved, less what
-//!    it loses, compared with where it lay first. When it is empty, blocks may only go back to where they lay first.
+//! 3. A token bucket pays for exchanges. It begins with a quarter of a second for each CPU and gains 0.3 % of the machine's
+//!    time. It gains what memory earns that was moved, and loses what that memory loses, compared with where it lay first.
+//!    What moved memory has earned steadily for sixteen seconds is lent for as long. When the bucket is empty, blocks may
+//!    only go back to where they lay first. Moves that have lost as much as it held at first, and still lose, are undone.
 //!
 //! So a hot set that is ten times thinner is moved ten times later, and no horizon has to be known. The rule is that of one
 //! boundary between two tiers; with more tiers it is applied to each boundary, the fastest first. Blocks may have any size:
@@ -21,8 +23,7 @@
 //! # Properties
 //! - Memory that is used evenly accrues no loss, so nothing moves.
 //! - One pair, prices known, costs at most three times what an offline optimum costs, and an exchange more.
-//! - What moves cost is at most the tokens at first, a hundredth of the time and what they earn; with what they lose until
-//!   they are taken back, at most three times that.
+//! - What moves cost is at most twice (for the way back) the tokens at first, the share of the time and what they earn.
 //! - Neither tier is promised more than it has; promotions and demotions are equal to within a block once fast memory is
 //!   full; a plan is bounded by the budget of one epoch.
 //! - The same evidence gives the same plan.
@@ -43,10 +44,11 @@ use price::Price;
 /// Standard deviations by which a difference must exceed chance: among some thousand pairs one in a thousand does.
 pub(crate) const CERTAINTY: f64 = 3.0;
 
-/// Share of the machine's time that moves may cost before they have earned anything.
+/// Share of the machine's time that moves may cost without earning: with the loss until they are undone and the way back a
+/// hundredth.
 const TRICKLE: f64 = 0.003;
 
-/// Tokens at first, seconds for each CPU: the hundredth of twenty seconds. At most a second is kept.
+/// Tokens at first, seconds for each CPU: a few exchanges on the slowest machine known. At most a second is kept.
 const TOKENS_S: f64 = 0.25;
 
 /// Income counts as steady that was there in each of the first three windows, the longest of sixteen seconds.
