@@ -22,13 +22,13 @@ pub struct Tuning {
 
     /// Time between two decisions, milliseconds.
     pub epoch_ms: u64,
-    /// Samples by which a part of a range must stand out to be split off.
+    /// Samples by which a part of a range must stand out to be split off; `demeter-paper` only, in the simulator.
     pub tau_split: u32,
-    /// How many times as dense (or as sparse) as the rest of its range it must be.
+    /// How many times as dense (or as sparse) as the rest of its range it must be; `demeter-paper` only.
     pub alpha: f64,
-    /// The smallest part of memory that is told apart, MiB; a power of two.
+    /// The smallest part of memory that is told apart, MiB; a power of two; `demeter-paper` only.
     pub granularity_mib: u64,
-    /// The most ranges in one process.
+    /// The most ranges in one process; `demeter-paper` only.
     pub max_ranges: usize,
 
     /// The most that is promoted, and the most that is demoted, MiB per second. By default only what moves cost and bring
