@@ -65,7 +65,7 @@ fn a_replay_decides_what_the_agent_decided() {
 fn a_replay_with_another_tuning_differs_and_says_where() {
     let bytes = bytes_of(&hot_set(20, 60, 60..75, 10));
     let mut reader = Reader::new(&bytes[..], Path::new("x.rec")).unwrap();
-    reader.header_mut().tuning.tau_split = 50_000;
+    reader.header_mut().tuning.rate_limit_mib_s = 4;
     let divergence = replay(&mut reader, &mut |_| ())
         .unwrap()
         .divergence
