@@ -70,6 +70,8 @@ pub(crate) struct SimulatedAgent<S: Strategy> {
     /// What the engine was told that it had not asked for: an error in this module.
     misuse: Option<Misuse>,
     tracker: Tracker,
+    /// What is told of how long a batch took. In tests moves take no time: how fast a machine is must decide nothing.
+    took_ns: fn(u64) -> u64,
     next_epoch_ps: u64,
     /// When it has its next turn.
     due_ps: u64,
@@ -93,6 +95,7 @@ impl<S: Strategy> SimulatedAgent<S> {
             engine: None,
             misuse: None,
             tracker: Tracker::Sampler(vec![]),
+            took_ns: |took_ps| took_ps / PS_PER_NS,
             next_epoch_ps: 0,
             due_ps: 0,
             samples_seen: 0,
@@ -294,7 +297,7 @@ impl<S: Strategy> SimulatedAgent<S> {
                 let places: Vec<_> = blocks.iter().map(&mut moved).collect();
                 let moved = Input::Moved {
                     placements: &places,
-                    took_ns: (actor.now_ps() - began_ps) / PS_PER_NS,
+                    took_ns: (self.took_ns)(actor.now_ps() - began_ps),
                 };
                 self.push(engine, moved)
             }

@@ -80,6 +80,7 @@ impl Rig for SimulatedRig {
         assert_eq!(rig.free(TierId::Slow), script.slow_free);
         let first = Block::of(rig.base).0;
         rig.bench.guest.pinned = script.stuck.iter().map(|b| Block(first + b)).collect();
+        rig.agent.took_ns = |_| 0;
         rig.agent.start(&rig.bench.guest, 0, false);
         rig
     }
