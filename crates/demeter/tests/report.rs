@@ -89,7 +89,7 @@ fn a_failure_is_one_line_that_names_the_thing() {
         ),
         (
             &of_cases,
-            "cases.json: its cases differ in several settings at once or in numbers; --html FILE",
+            "cases.json: its cases differ in several settings at once, or in a number without an oracle; --html FILE",
         ),
     ] {
         let output = run(args);

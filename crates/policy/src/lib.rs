@@ -4,10 +4,11 @@
 //! arguments, decisions go out as values. The live agent, the lab and the simulator run
 //! this same code.
 //!
-//! Within a guest [`engine::Engine`] decides: [`Sample`] → [`Classifier`] → [`rank`] → [`plan`] (with
-//! [`ResidencyMap`] and [`Room`]) → [`Plan`] → batches of moves. [`Tuning`] is what a person may set of it; [`provision`] is what a
-//! host decides between guests, and [`history`] how it tells hot memory of a guest that tells nothing.
-//! [`damon`] makes samples of accessed bits, where a guest has no sampling unit.
+//! Within a guest [`engine::Engine`] decides: [`Sample`]s or [`Observation`]s → [`Heat`] of each block → pairs of blocks whose
+//! exchange has paid for itself ([`Plan`], with [`ResidencyMap`] and [`Room`]) → batches of moves. [`Tuning`] is what a
+//! person may set of it. [`damon`] chooses where to look at accessed bits where a guest has no sampling unit.
+//! [`provision`] is what a host decides between guests, and [`history`] how it tells hot memory of a guest that tells
+//! nothing.
 
 mod addr;
 #[cfg(test)]

@@ -320,6 +320,12 @@ impl ResidencyMap {
         chunks.map(|chunk| (Block(chunk.first_block()), &*chunk.known))
     }
 
+    /// Blocks whose place is known, of all processes.
+    pub fn known_in_all(&self) -> u64 {
+        let chunks = self.spaces.values().flatten();
+        chunks.map(|chunk| u64::from(chunk.known_blocks)).sum()
+    }
+
     /// Bytes of what is known, without what an allocator adds.
     pub fn state_bytes(&self) -> usize {
         let chunks: usize = self.spaces.values().map(Vec::len).sum();

@@ -90,6 +90,8 @@ pub struct Agent {
     mover: Mover,
     samples: Vec<Sample>,
     paused: bool,
+    /// How long ago something began, nanoseconds. In tests moves take no time: how fast a machine is must decide nothing.
+    took_ns: fn(Instant) -> u64,
     /// The last error of this epoch that does not end the agent.
     error: Option<String>,
 }
@@ -195,6 +197,7 @@ impl Agent {
             samples: vec![],
             root,
             paused: false,
+            took_ns: elapsed_ns,
             error: None,
         };
         agent.act()?;
@@ -422,7 +425,7 @@ impl Agent {
                         .zip(left)
                         .filter(|(_, left)| *left > 0),
                 );
-                let took_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                let took_ns = (self.took_ns)(began);
                 self.engine.push(Input::Moved {
                     placements,
                     took_ns,
@@ -544,6 +547,10 @@ impl Agent {
             slow_bytes: figures.placement.slow.0,
         }
     }
+}
+
+fn elapsed_ns(began: Instant) -> u64 {
+    u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// A node that programs have filled stands at its low watermark. Moves that kept to the high one would leave fast memory

@@ -65,7 +65,7 @@ fn a_replay_decides_what_the_agent_decided() {
 fn a_replay_with_another_tuning_differs_and_says_where() {
     let bytes = bytes_of(&hot_set(20, 60, 60..75, 10));
     let mut reader = Reader::new(&bytes[..], Path::new("x.rec")).unwrap();
-    reader.header_mut().tuning.tau_split = 50_000;
+    reader.header_mut().tuning.rate_limit_mib_s = 4;
     let divergence = replay(&mut reader, &mut |_| ())
         .unwrap()
         .divergence
@@ -231,15 +231,6 @@ fn any_event() -> impl Strategy<Value = Any> {
                 exposure_ns,
             })
         }),
-        (pid(), number(), any::<u32>(), number()).prop_map(|(pid, b, events, exposure_ns)| {
-            let block = Block(b);
-            Input::Looked(Observation {
-                pid,
-                block,
-                events,
-                exposure_ns,
-            })
-        }),
         (number(), number(), any::<bool>()).prop_map(|(lost, rejected, is_repeat)| {
             Input::SamplesEnd {
                 lost,
@@ -273,6 +264,10 @@ fn any_event() -> impl Strategy<Value = Any> {
         1 => (pid(), prop::collection::vec(range, 0..9)).prop_map(|(p, r)| Any::Space(p, r)),
         1 => places().prop_map(Any::Located),
         1 => (places(), number()).prop_map(|(all, took)| Any::Moved(all, took)),
+        1 => (any::<u32>(), prop::collection::vec((pid(), number()), 0..20)).prop_map(|(most, wanted)| {
+            let wanted = wanted.into_iter().map(|(pid, b)| (pid, Block(b)));
+            Any::Samples(most as usize, wanted.collect())
+        }),
         1 => (pid(), prop::collection::vec(number(), 0..20))
             .prop_map(|(p, b)| Any::LookUp(p, b.into_iter().map(Block).collect())),
         1 => moved.prop_map(|(pid, up, blocks)| {

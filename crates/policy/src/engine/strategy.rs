@@ -72,13 +72,16 @@ impl Classify for Heat {
     }
 
     fn rate(&self) -> f64 {
-        Self::rate(self, 0)
+        Self::rate(self, RATE_WINDOW)
     }
 
     fn state_bytes(&self) -> usize {
         Self::state_bytes(self)
     }
 }
+
+/// The window by which the worth of an event is told: long enough that each block was looked at.
+const RATE_WINDOW: usize = 2;
 
 /// Which blocks are looked up before a plan is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

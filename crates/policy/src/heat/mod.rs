@@ -42,6 +42,9 @@ pub(crate) const RATIO: f64 = 4.0;
 /// Weights are scaled down before they come near the largest `f32`.
 const WEIGHT_MAX: f64 = 1e15;
 
+/// As long as four looks of 80 ms watch a block of small pages, which look at one page in 512.
+const WATCHED_MAX_S: f64 = 4.0 * 0.08 / 512.0;
+
 /// Events in the shortest window below which a process counts as idle.
 const COLD_EVENTS: f64 = 1.0 / 64.0;
 
@@ -145,8 +148,13 @@ impl Heat {
     }
 
     /// Takes what a look at a block has found: so many events in so many seconds that it was watched.
+    ///
+    /// A block is taken to be watched for no longer than [`WATCHED_MAX_S`], with as many events as fall in that: else cold
+    /// blocks that are watched for long would outweigh the hot ones, which are watched briefly, in what groups tell.
     pub fn observe(&mut self, block: Block, events: u32, exposure_s: f64) {
-        self.take(block, f64::from(events), Some(exposure_s.max(0.0)));
+        let watched_s = exposure_s.clamp(f64::MIN_POSITIVE, WATCHED_MAX_S);
+        let events = f64::from(events) * watched_s / exposure_s.max(f64::MIN_POSITIVE);
+        self.take(block, events, Some(watched_s));
     }
 
     fn take(&mut self, block: Block, events: f64, exposure_s: Option<f64>) {
@@ -252,8 +260,9 @@ impl Heat {
             let of_large = part(2, whole, large);
             for small in large * 8..large * 8 + 8 {
                 let of_small = part(1, of_large, small);
-                for at in small * 8..small * 8 + 8 {
-                    out[at] = part(0, of_small, at);
+                let first = small * 8;
+                for (at, estimate) in out[first..first + 8].iter_mut().enumerate() {
+                    *estimate = part(0, of_small, first + at);
                 }
             }
         }
@@ -286,19 +295,27 @@ impl Heat {
 
     fn whole(&self, window: usize) -> Estimate {
         let events = self.events[window] / self.weight[window];
-        let exposed_s = match self.exposure[window] > 0.0 {
-            // Watched now and then: as if all blocks had been for as long as the mean.
-            true => self.exposure[window] / self.weight[window] / self.mapped_blocks.max(1) as f64,
-            false => self.span_s[window],
+        let rate = match self.exposure[window] > 0.0 {
+            true => self.watched_rate(window),
+            false if self.span_s[window] > 0.0 => events / self.span_s[window],
+            false => 0.0,
         };
-        Estimate {
-            rate: if exposed_s > 0.0 {
-                events / exposed_s
-            } else {
-                0.0
-            },
-            sure: events,
-        }
+        Estimate { rate, sure: events }
+    }
+
+    /// Events a second in all memory where some blocks are watched more often than others: the rates of the smallest groups,
+    /// so that those do not outweigh the others.
+    fn watched_rate(&self, window: usize) -> f64 {
+        let groups = FIRST[1]..FIRST[2];
+        let rate = |chunk: &Chunk, cell: usize| {
+            let (events, exposure_s) = self.seen(chunk, window, cell);
+            match exposure_s > 0.0 {
+                true => events / exposure_s * f64::from(chunk.mapped[cell]),
+                false => 0.0,
+            }
+        };
+        let of_chunk = |chunk: &Chunk| groups.clone().map(|cell| rate(chunk, cell)).sum::<f64>();
+        self.chunks.iter().map(of_chunk).sum()
     }
 
     /// Events of a cell, and the seconds in which its blocks were exposed, together.

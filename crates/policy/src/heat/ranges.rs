@@ -74,22 +74,19 @@ impl Heat {
         let groups = CHUNK_BLOCKS >> (3 * level);
         let first = chunk.number * groups as u64;
         let span_s = self.span_s(WINDOW);
-        let mut estimates = [Estimate::default(); CHUNK_BLOCKS];
         if level == 0 {
-            let first_block = Block(chunk.number * CHUNK_BLOCKS as u64);
-            self.estimates(WINDOW, first_block, &mut estimates);
+            let mut estimates = [Estimate::default(); CHUNK_BLOCKS];
+            self.estimates(WINDOW, Block(first), &mut estimates);
+            for (block, estimate) in (first..).zip(&estimates) {
+                each(block, estimate.rate * span_s);
+            }
+            return;
         }
         for at in 0..groups {
-            let rate = match level {
-                0 => estimates[at].rate,
-                _ => {
-                    let (events, exposure_s) = self.seen(chunk, WINDOW, FIRST[level] + at);
-                    if exposure_s > 0.0 {
-                        events / exposure_s
-                    } else {
-                        0.0
-                    }
-                }
+            let (events, exposure_s) = self.seen(chunk, WINDOW, FIRST[level] + at);
+            let rate = match exposure_s > 0.0 {
+                true => events / exposure_s,
+                false => 0.0,
             };
             each(first + at as u64, rate * span_s);
         }

@@ -79,7 +79,7 @@ fn what_was_seldom_watched_counts_for_little() {
     for epoch in 1..20 {
         for b in (0..512).filter(|b| b % 2 == u64::from(epoch) % 2) {
             let events = if b < 64 { 4 } else { 0 };
-            heat.observe(Block(BASE + b), events, 0.1);
+            heat.observe(Block(BASE + b), events, 0.0005);
         }
         heat.end_epoch(epoch, 0.5);
     }
@@ -137,7 +137,7 @@ proptest! {
         let mut heat = heat(1200);
         for (n, &(block, events)) in events.iter().enumerate() {
             heat.add(Block(BASE + block), events);
-            if n as u32 % 5 == 0 {
+            if n.is_multiple_of(5) {
                 (0..epochs).for_each(|epoch| heat.end_epoch(epoch, 0.5));
             }
         }

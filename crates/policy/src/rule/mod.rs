@@ -11,8 +11,10 @@
 //! 2. A pair is exchanged once its loss over some window has reached the measured cost of the exchange, if in each shorter
 //!    window the difference is, within chance, what the longer one says. The hottest slow block is paired with the coldest
 //!    fast one, and so on; while fast memory is free a promotion needs no partner.
-//! 3. A token bucket pays for exchanges: a hundredth of the machine's time, plus what memory earns that was moved, less what
-//!    it loses, compared with where it lay first. When it is empty, blocks may only go back to where they lay first.
+//! 3. A token bucket pays for exchanges. It begins with a quarter of a second for each CPU and gains 0.3 % of the machine's
+//!    time. It gains what memory earns that was moved, and loses what that memory loses, compared with where it lay first.
+//!    What moved memory has earned steadily for sixteen seconds is lent for as long. When the bucket is empty, blocks may
+//!    only go back to where they lay first. Moves that have lost as much as it held at first, and still lose, are undone.
 //!
 //! So a hot set that is ten times thinner is moved ten times later, and no horizon has to be known. The rule is that of one
 //! boundary between two tiers; with more tiers it is applied to each boundary, the fastest first. Blocks may have any size:
@@ -21,8 +23,7 @@
 //! # Properties
 //! - Memory that is used evenly accrues no loss, so nothing moves.
 //! - One pair, prices known, costs at most three times what an offline optimum costs, and an exchange more.
-//! - What moves cost is at most the tokens at first, a hundredth of the time and what they earn; with what they lose until
-//!   they are taken back, at most three times that.
+//! - What moves cost is at most twice (for the way back) the tokens at first, the share of the time and what they earn.
 //! - Neither tier is promised more than it has; promotions and demotions are equal to within a block once fast memory is
 //!   full; a plan is bounded by the budget of one epoch.
 //! - The same evidence gives the same plan.
@@ -43,17 +44,21 @@ use price::Price;
 /// Standard deviations by which a difference must exceed chance: among some thousand pairs one in a thousand does.
 pub(crate) const CERTAINTY: f64 = 3.0;
 
-/// Share of the machine's time that moves may cost before they have earned anything.
+/// Share of the machine's time that moves may cost without earning: with the loss until they are undone and the way back a
+/// hundredth.
 const TRICKLE: f64 = 0.003;
 
-/// Tokens at first, seconds for each CPU: the hundredth of twenty seconds. At most a second is kept.
+/// Tokens at first, seconds for each CPU: a few exchanges on the slowest machine known. At most a second is kept.
 const TOKENS_S: f64 = 0.25;
+
+/// Income counts as steady that was there in each of the first three windows, the longest of sixteen seconds.
+const STEADY_WINDOWS: usize = 3;
 
 /// Blocks that a plan moves each way while nobody knows what that costs: two make a price.
 const FIRST_BLOCKS: usize = 2;
 
-/// One call that moves pages holds a program no longer than this, nanoseconds.
-const BATCH_NS: u64 = 20_000_000;
+/// One call that moves pages holds a program no longer than this, seconds.
+const BATCH_S: f64 = 0.02;
 
 /// What was found in memory that was moved to one tier, since the last epoch with news.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -97,6 +102,8 @@ pub struct Rule {
     fresh: PerTier<Fresh>,
     /// Seconds since somebody has looked.
     unseen_s: f64,
+    /// What moved memory has earned of late over the shortest windows, seconds a second.
+    income: [f64; STEADY_WINDOWS],
     /// What an event costs more in slow memory than in fast memory, seconds.
     event_s: f64,
     balance: Balance,
@@ -127,6 +134,7 @@ impl Rule {
             demotion: Price::default(),
             fresh: PerTier::default(),
             unseen_s: 0.0,
+            income: [0.0; STEADY_WINDOWS],
             event_s: 0.0,
             balance: Balance::default(),
         }
@@ -164,6 +172,10 @@ impl Rule {
             let most_s = cpus * self.unseen_s;
             let earned_s = (net * self.event_s * self.unseen_s).clamp(-most_s, most_s);
             self.tokens_s += earned_s;
+            for (window, income) in self.income.iter_mut().enumerate() {
+                let memory_s = window_s(window) + self.unseen_s;
+                *income += (earned_s - *income * self.unseen_s) / memory_s;
+            }
             self.balance.benefit_ns = self
                 .balance
                 .benefit_ns
@@ -200,14 +212,31 @@ impl Rule {
         }
     }
 
-    /// Whether it has been measured what moves cost.
-    fn knows_prices(&self) -> bool {
-        self.promotion.is_known() && self.demotion.is_known()
+    /// What may be spent: the tokens, and what moved memory will earn in the next seconds, if it has done so for as long.
+    pub(crate) fn spendable_s(&self) -> f64 {
+        let steady = self.income.iter().copied().fold(f64::INFINITY, f64::min);
+        self.tokens_s + steady.max(0.0) * window_s(STEADY_WINDOWS - 1)
     }
 
-    /// Whether moves have lost as much as they were allowed to cost at first: then they are undone.
+    /// Whether it has been measured what moves cost.
+    fn knows_prices(&self) -> bool {
+        self.promotion.is_known() || self.demotion.is_known()
+    }
+
+    /// What promoting so many bytes costs, seconds.
+    fn promotion_s(&self, bytes: u64) -> f64 {
+        self.promotion.or(&self.demotion).seconds(bytes)
+    }
+
+    /// What demoting so many bytes costs, seconds.
+    fn demotion_s(&self, bytes: u64) -> f64 {
+        self.demotion.or(&self.promotion).seconds(bytes)
+    }
+
+    /// Whether moves have lost as much as they were allowed to cost at first, and still lose: then they are undone.
     pub(crate) fn has_lost(&self) -> bool {
-        self.tokens_s <= -TOKENS_S * f64::from(self.gain.cpus)
+        let loses = self.income[0] < 0.0 && self.income[1] < 0.0;
+        loses && self.tokens_s <= -TOKENS_S * f64::from(self.gain.cpus)
     }
 
     /// The most blocks that one call shall move.
@@ -215,18 +244,17 @@ impl Rule {
         if !self.knows_prices() {
             return FIRST_BLOCKS;
         }
-        let dearer_ps = self
-            .promotion
-            .ps_per_byte()
-            .max(self.demotion.ps_per_byte());
-        let blocks = BATCH_NS * 1000 / (dearer_ps * BLOCK_SIZE).max(1);
+        let dearer_s = self
+            .promotion_s(BLOCK_SIZE)
+            .max(self.demotion_s(BLOCK_SIZE));
+        let blocks = (BATCH_S / dearer_s) as u64;
         blocks.clamp(1, most as u64) as usize
     }
 
     /// What moves have cost and brought.
     pub fn balance(&self) -> Balance {
         Balance {
-            is_resting: self.tokens_s <= 0.0,
+            is_resting: self.spendable_s() <= 0.0,
             ..self.balance
         }
     }

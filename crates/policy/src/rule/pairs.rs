@@ -80,7 +80,7 @@ impl Left {
             false => room.batch.0.min(FIRST_BLOCKS as u64 * BLOCK_SIZE),
         };
         Self {
-            tokens_s: rule.tokens_s,
+            tokens_s: rule.spendable_s(),
             epoch_s: situation.epoch_ms as f64 / 1e3,
             may_promote: most,
             may_demote: most,
@@ -151,7 +151,7 @@ fn make_room(
         if left.fast_free >= left.level || !left.can_demote(victim.bytes) {
             break;
         }
-        left.demote(victim.bytes, rule.demotion.seconds(victim.bytes));
+        left.demote(victim.bytes, rule.demotion_s(victim.bytes));
         plan.demotions.push(victim.relocation());
         taken += 1;
     }
@@ -172,7 +172,7 @@ fn exchange(
         if left.epoch_s <= 0.0 || hot.bytes > left.may_promote {
             break;
         }
-        let promotion_s = rule.promotion.seconds(hot.bytes);
+        let promotion_s = rule.promotion_s(hot.bytes);
         if left.has_room_for(hot.bytes) {
             let may = parts.may_fill(hot.pid) && (left.tokens_s > 0.0 || hot.goes_home);
             if may && rule.pays(window, hot, None) {
@@ -191,9 +191,16 @@ fn exchange(
             continue;
         }
         let may_leave = |at: &usize| !is_broke || victims[*at].goes_home || !parts.is_empty();
-        for at in (0..victims.len()).rev().filter(may_leave).take(TRIED) {
+        let in_order = (0..victims.len()).rev().filter(may_leave);
+        // What is due to a group comes first.
+        let (due, others): (Vec<usize>, Vec<usize>) = match parts.is_empty() {
+            true => (vec![], in_order.take(TRIED).collect()),
+            false => in_order.partition(|&at| parts.is_due(hot, victims[at])),
+        };
+        let due_len = due.len();
+        for (n, at) in due.into_iter().chain(others).take(TRIED).enumerate() {
             let cold = victims[at];
-            let is_due = parts.is_due(hot, cold);
+            let is_due = n < due_len;
             if cold.density >= hot.density && !is_due && !rule.has_lost() {
                 break;
             }
@@ -216,9 +223,10 @@ fn exchange(
         if freed < hot.bytes {
             continue;
         }
+        leaving.sort_unstable_by(|a, b| b.cmp(a));
         for at in leaving {
             let cold = victims.remove(at);
-            left.demote(cold.bytes, rule.demotion.seconds(cold.bytes));
+            left.demote(cold.bytes, rule.demotion_s(cold.bytes));
             parts.demoted(cold.pid, cold.bytes);
             plan.demotions.push(cold.relocation());
         }
@@ -241,8 +249,8 @@ impl Rule {
     /// Whether the loss of a pair over a window has reached the cost of its exchange, and recurs in each shorter window.
     fn pays(&self, window: usize, hot: &Unit<'_>, cold: Option<&Unit<'_>>) -> bool {
         let bytes = hot.bytes;
-        let demotion_s = cold.map_or(0.0, |_| self.demotion.seconds(bytes));
-        let cost_s = self.promotion.seconds(bytes) + demotion_s;
+        let demotion_s = cold.map_or(0.0, |_| self.demotion_s(bytes));
+        let cost_s = self.promotion_s(bytes) + demotion_s;
         let (of_hot, hot_variance) = hot.events_by(hot.estimate, window, bytes);
         let (of_cold, cold_variance) = cold.map_or((0.0, 0.0), |cold| {
             cold.events_by(cold.estimate, window, bytes)
@@ -254,9 +262,11 @@ impl Rule {
         }
         (0..window).all(|shorter| {
             let part = hot.heat.span_s(shorter) / hot.heat.span_s(window).max(f64::MIN_POSITIVE);
-            let (of_hot_now, _) = hot.events(shorter, bytes);
-            let of_cold_now = cold.map_or(0.0, |cold| cold.events(shorter, bytes).0);
-            let chance = CERTAINTY * ((of_hot + of_cold) * part).sqrt();
+            let (of_hot_now, hot_now) = hot.events(shorter, bytes);
+            let (of_cold_now, cold_now) =
+                cold.map_or((0.0, 0.0), |cold| cold.events(shorter, bytes));
+            let expected = (hot_variance + cold_variance) * part;
+            let chance = CERTAINTY * (expected + hot_now + cold_now).sqrt();
             of_hot_now - of_cold_now >= difference * part - chance
         })
     }
@@ -285,7 +295,7 @@ fn candidates<'a>(
     heats: &[(Pid, &'a Heat)],
     window: usize,
 ) -> Candidates<'a> {
-    let block_s = rule.promotion.seconds(BLOCK_SIZE) + rule.demotion.seconds(BLOCK_SIZE);
+    let block_s = rule.promotion_s(BLOCK_SIZE) + rule.demotion_s(BLOCK_SIZE);
     let by_time = (situation.epoch_ms as f64 / 1e3 / block_s.max(1e-6)) as usize;
     let by_rate = (situation.room.batch.0 / BLOCK_SIZE) as usize;
     // Small blocks are cheaper to move than whole ones.
@@ -308,7 +318,7 @@ fn candidates<'a>(
                 if placement.slow.0 > 0 {
                     let unit = unit(Tier::Slow, placement.slow.0);
                     let (events, _) = unit.events_by(unit.estimate, window, unit.bytes);
-                    let may_pay = events * rule.event_s >= rule.promotion.seconds(unit.bytes);
+                    let may_pay = events * rule.event_s >= rule.promotion_s(unit.bytes);
                     let is_undone = rule.has_lost() && unit.goes_home;
                     if may_pay || is_undone || !situation.shares.is_empty() {
                         slow.push(unit);

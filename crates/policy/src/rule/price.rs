@@ -1,11 +1,9 @@
 //! What moving a byte costs, as the driver measures it.
 
-use crate::MIB;
+use crate::{BLOCK_SIZE, MIB};
 
-/// What moving a byte is taken to cost before it is measured, picoseconds: a copy at 3 GB/s; and the bytes that this
-/// counts for.
+/// What moving a byte is taken to cost before it is measured, picoseconds: a copy at 3 GB/s. It counts for one block.
 const GUESS_PS: u64 = 350;
-const GUESS_BYTES: u64 = 2 * MIB;
 
 /// A price is that of the last so many bytes, about.
 pub(super) const PRICE_BYTES: u64 = 64 * MIB;
@@ -31,7 +29,15 @@ impl Price {
 
     /// Whether what was measured counts for more than the guess.
     pub fn is_known(&self) -> bool {
-        self.bytes > GUESS_BYTES
+        self.bytes > BLOCK_SIZE
+    }
+
+    /// This price, or the other direction's where only that was measured.
+    pub fn or(&self, other: &Self) -> Self {
+        match self.is_known() || !other.is_known() {
+            true => *self,
+            false => *other,
+        }
     }
 
     /// Half of what is known counts no longer.
@@ -42,9 +48,9 @@ impl Price {
 
     /// Picoseconds a byte.
     pub fn ps_per_byte(&self) -> u64 {
-        let guess_ps = u128::from(GUESS_PS * GUESS_BYTES);
+        let guess_ps = u128::from(GUESS_PS * BLOCK_SIZE);
         let ps = u128::from(self.took_ns) * 1000 + guess_ps;
-        let ps = ps / u128::from(self.bytes + GUESS_BYTES);
+        let ps = ps / u128::from(self.bytes + BLOCK_SIZE);
         ps.min(u32::MAX.into()) as u64
     }
 

@@ -17,6 +17,7 @@ impl Rule {
             to.extend([fresh.events.to_bits(), fresh.rates.to_bits(), fresh.watched]);
         }
         to.extend([self.unseen_s.to_bits(), self.event_s.to_bits()]);
+        to.extend(self.income.map(f64::to_bits));
         to.extend([self.balance.cost_ns, self.balance.benefit_ns as u64]);
     }
 
@@ -41,6 +42,9 @@ impl Rule {
         };
         self.unseen_s = from.number()?;
         self.event_s = from.number()?;
+        for income in &mut self.income {
+            *income = from.number()?;
+        }
         self.balance.cost_ns = from.next(u64::MAX)?;
         self.balance.benefit_ns = from.next(u64::MAX)? as i64;
         Ok(())

@@ -50,7 +50,7 @@ pub(crate) fn along(
 /// Each system's share of the oracle of its case, percent; nothing if a case has none.
 pub(crate) fn shares_of_oracle(group: &Group, axis: &Setting, legend: &Legend) -> Option<Curves> {
     let has_oracle = |case: &&Case| shape::system(case, ORACLE).is_some();
-    if !group.cases.iter().all(|case| has_oracle(case)) {
+    if !group.cases.iter().all(has_oracle) {
         return None;
     }
     let measure = group.measure();

@@ -97,6 +97,8 @@ pub struct CostModel {
     pub agent_epoch_ps: u64,
     /// An agent: a range, in each epoch.
     pub agent_range_ps: u64,
+    /// An agent: a block whose place it knows, in each epoch.
+    pub agent_block_ps: u64,
     /// The paper's kernel: finding out in which node a page lies, where all pages are looked at in a
     /// row.
     pub paper_page_ps: u64,
@@ -179,6 +181,8 @@ pub(super) const X86_COSTS: CostModel = CostModel {
     agent_sample_ps: 10 * PS_PER_NS,
     agent_epoch_ps: 10_000 * PS_PER_NS,
     agent_range_ps: 25 * PS_PER_NS,
+    // Two windows of each block are estimated in an epoch.
+    agent_block_ps: 20 * PS_PER_NS,
     // Assumed, with `seed-breakdown` in view: the page's entry and its record, held for a moment.
     paper_page_ps: 100 * PS_PER_NS,
 };

@@ -198,10 +198,16 @@ impl<S: Strategy> SimulatedAgent<S> {
             [] => engine.processes().map(|p| p.ranges).sum(),
             ranking => ranking.len(),
         };
+        // A kernel that manages by ranges looks at no block for itself.
+        let blocks = match self.traits.in_kernel {
+            true => 0,
+            false => engine.residency().known_in_all(),
+        };
         let costs = actor.costs;
         let work = costs.agent_epoch_ps
             + samples * costs.agent_sample_ps
-            + ranges as u64 * costs.agent_range_ps;
+            + ranges as u64 * costs.agent_range_ps
+            + blocks * costs.agent_block_ps;
         actor.charge(Cause::Classify, work);
         actor.charge_all(Cause::Classify, in_kernel_ps);
         Ok(actor.now_ps() + in_kernel_ps)
