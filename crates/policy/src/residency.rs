@@ -24,9 +24,9 @@ impl Block {
         range.start().0 / BLOCK_SIZE..range.end().0.div_ceil(BLOCK_SIZE)
     }
 
-    /// Its first address.
+    /// Its first address; the last address for a block beyond all of them.
     pub fn start(self) -> GuestVirtAddr {
-        GuestVirtAddr(self.0 * BLOCK_SIZE)
+        GuestVirtAddr(self.0.saturating_mul(BLOCK_SIZE))
     }
 }
 

@@ -46,7 +46,7 @@ impl Default for Tuning {
             alpha: 2.0,
             granularity_mib: 2,
             max_ranges: 512,
-            rate_limit_mib_s: RATE_LIMIT_MAX_MIB_S,
+            rate_limit_mib_s: 1_048_576,
         }
     }
 }
