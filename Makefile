@@ -36,7 +36,7 @@ fuzz:
 	@sh xtask/setup.sh fuzz
 	@cargo xtask fuzz
 
-# How fast the classifier and the simulator are, the latter beside plain C.
+# How fast an epoch and the simulator are, the latter beside plain C.
 bench:
 	@sh xtask/setup.sh compiler
 	@cargo xtask bench
