@@ -15,11 +15,11 @@
 //! blocks of one rung, and no more than the kernel visits in half of the waiting time: it clears all bits before it reads
 //! the first. A pass of the same blocks needs no new regions.
 //!
-//! [`estimate`] makes a rate of what looks found. A lower bound is reported only where no shorter look corrects it:
+//! `estimate` makes a rate of what looks found. A lower bound is reported only where no shorter look corrects it:
 //! its long exposure would outweigh the better estimate.
 //!
 //! Blocks that nobody has looked at come first, and are paid for out of savings. Otherwise each round is paid for by a
-//! rest. While the agent is calm, the rest is longer and the savings grow. See [`budget`].
+//! rest. While the agent is calm, the rest is longer and the savings grow. See `budget`.
 //!
 //! DAMON does not flush TLBs when it clears bits: a page that never leaves a TLB looks untouched. So the driver flushes
 //! them once in each interval that is long enough. A huge page that is always found by a flushed look, and never
@@ -45,7 +45,7 @@ use crate::{Block, Pid};
 
 pub use observer::Observer;
 
-/// The most that looking may take of one CPU, %, for each [`CPUS_PER_SHARE`]: the lab's VM of 8 GiB is covered in a minute.
+/// The most that looking may take of one CPU, %, for each `CPUS_PER_SHARE`: the lab's VM of 8 GiB is covered in a minute.
 pub const CPU_PERCENT: f64 = 2.5;
 
 /// Share of its time that a program is taken to wait for memory: accessed bits do not tell it, and most programs wait less.

@@ -69,7 +69,7 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// An observer that knows nothing yet. It may spend `cpu_percent` of one CPU for each [`CPUS_PER_SHARE`].
+    /// An observer that knows nothing yet. It may spend `cpu_percent` of one CPU for each `CPUS_PER_SHARE`.
     pub fn new(cpu_percent: f64, cpus: u32, now: Duration) -> Self {
         let shares = cpus.max(1).div_ceil(CPUS_PER_SHARE);
         // A share of nothing would never pay.

@@ -149,7 +149,7 @@ impl Heat {
 
     /// Takes what a look at a block has found: so many events in so many seconds that it was watched.
     ///
-    /// A block is taken to be watched for no longer than [`WATCHED_MAX_S`], with as many events as fall in that: else cold
+    /// A block is taken to be watched for no longer than `WATCHED_MAX_S`, with as many events as fall in that: else cold
     /// blocks that are watched for long would outweigh the hot ones, which are watched briefly, in what groups tell.
     pub fn observe(&mut self, block: Block, events: u32, exposure_s: f64) {
         let watched_s = exposure_s.clamp(f64::MIN_POSITIVE, WATCHED_MAX_S);

@@ -1,6 +1,6 @@
 //! The tracker on DAMON, the kernel's monitor of data accesses: works in any guest whose kernel has it, without a PMU.
 //!
-//! [`Observer`] decides what to look at and when. A thread carries that out with a kdamond of our own ([`passes`]), while
+//! [`Observer`] decides what to look at and when. A thread carries that out with a kdamond of our own (`passes`), while
 //! the agent works and sleeps. It keeps the findings until the agent asks for them. Between passes no kdamond works.
 
 mod passes;
