@@ -184,7 +184,7 @@ impl Collector for Snapshot {
         gauge("paused", "1 while paused", None, s.paused.into())?;
         gauge(
             "resting",
-            "1 while nothing moves because moving has brought less than it cost",
+            "1 while the budget for moves is empty because earlier ones have saved less than they cost",
             None,
             s.is_resting.into(),
         )?;

@@ -1,4 +1,4 @@
-//! What an epoch costs the engine itself: samples, heat, ranking and plan, for memory of 16 GiB to 1 TiB.
+//! The time that the engine takes for an epoch (samples, heat, ranking and plan), for memory of 16 GiB to 1 TiB.
 
 use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group, criterion_main};
 use demeter_policy::engine::{ByHeat, Config, Direction, Engine, Gain, Input, NodeFacts, Request};

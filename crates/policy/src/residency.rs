@@ -60,7 +60,7 @@ pub struct ResidencyMap {
     away: PerTier<u64>,
 }
 
-/// What is known of the blocks of 1 GiB of addresses.
+/// The known blocks of 1 GiB of addresses.
 #[derive(Debug, Clone)]
 pub(crate) struct Chunk {
     /// The addresses' upper bits.
@@ -73,7 +73,7 @@ pub(crate) struct Chunk {
     aside_until: u32,
 }
 
-/// What is known of one block.
+/// Place and history of one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Known {
     fast: u32,
@@ -311,7 +311,7 @@ impl ResidencyMap {
         sum
     }
 
-    /// What is known of a process's blocks: the first block of each chunk of 512, and all of them.
+    /// The known blocks of a process, by chunk: the first block of the chunk, and all 512.
     pub(crate) fn known_by_chunk(
         &self,
         pid: Pid,

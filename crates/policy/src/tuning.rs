@@ -26,7 +26,7 @@ pub struct Tuning {
     pub tau_split: u32,
     /// How many times as dense (or as sparse) as the rest of its range it must be; `demeter-paper` only.
     pub alpha: f64,
-    /// The smallest part of memory that is told apart, MiB; a power of two; `demeter-paper` only.
+    /// The smallest range, MiB; a power of two; `demeter-paper` only.
     pub granularity_mib: u64,
     /// The most ranges in one process; `demeter-paper` only.
     pub max_ranges: usize,

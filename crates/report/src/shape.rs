@@ -209,7 +209,7 @@ pub(crate) fn settings(settings: &[(String, String)]) -> String {
     settings.collect::<Vec<_>>().join(", ")
 }
 
-/// What a case of a folder is called, for people: its scenario, or else all its settings.
+/// The name of a folder's case, for people: its scenario, or else all its settings.
 pub(crate) fn case_title(case: &Case) -> String {
     let settings = case.settings.iter();
     let name = settings.clone().find(|(key, _)| key == CASE_KEY);

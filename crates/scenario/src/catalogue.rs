@@ -290,7 +290,7 @@ catalogue! {
     }
     DemeterBlocks {
         name: "demeter-blocks",
-        about: "Demeter with a counter for each 2 MiB instead of ranges",
+        about: "Plain counts for each 2 MiB, and the planner of `history`",
         source: "this project",
         runs_on: &[P::Sim],
         color: None,

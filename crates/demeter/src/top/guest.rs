@@ -144,7 +144,7 @@ impl Shown {
 fn headline(status: &Status) -> String {
     let state = match (status.paused, status.is_resting) {
         (true, _) => "  PAUSED",
-        (false, true) => "  resting: moves brought less than they cost",
+        (false, true) => "  resting: earlier moves saved less than they cost",
         (false, false) => "",
     };
     let hit = status.fast_hit_permille;

@@ -28,7 +28,7 @@ use super::sleep::Sleep;
 use super::{HistoryError, VmMemory};
 use crate::config::VmConfig;
 
-/// The most that moves in one direction. What moves bring is not known here, so nothing else limits them.
+/// The most that moves in one direction. The host cannot measure the benefit of moves, so nothing else limits them.
 const RATE_LIMIT_MIB_S: u64 = 256;
 
 /// How often it is counted where all of the memory lies: the guest takes memory by itself.

@@ -12,8 +12,8 @@
 //!
 //! Each block has a *rung*, the waiting time of its looks. A block that is always found accessed goes one rung down, to
 //! a shorter time, and is looked at again in the same round. A block that is never found goes one rung up. A *pass* takes
-//! blocks of one rung, and no more than the kernel visits in half of the waiting time: it clears all bits before it reads
-//! the first. A pass of the same blocks needs no new regions.
+//! blocks of one rung. The kernel clears the bits of all of them before it reads the first. So a pass has no more
+//! blocks than the kernel visits in half of the waiting time. A pass of the same blocks needs no new regions.
 //!
 //! `estimate` makes a rate of what looks found. A lower bound is reported only where no shorter look corrects it:
 //! its long exposure would outweigh the better estimate.

@@ -23,8 +23,8 @@ pub enum Input<'a> {
         /// Its mappings, sorted and disjoint.
         vmas: &'a [VirtRange],
     },
-    /// What a process may have of fast memory from now on; without any it is one of the others. What is due to its
-    /// share need not pay.
+    /// The share of fast memory that a process may have from now on; without one it belongs to the others. Moves that
+    /// give it its share need not pay.
     Share {
         /// Whose.
         pid: Pid,
@@ -41,7 +41,7 @@ pub enum Input<'a> {
     Refreshed,
     /// One of the samples that [`Request::Samples`] asked for.
     Sample(Sample),
-    /// What a look at a block's accessed bits has found, where these take the place of samples.
+    /// The result of one look at a block's accessed bits, where these take the place of samples.
     Looked(Observation),
     /// Answers [`Request::Samples`], after all of them.
     SamplesEnd {

@@ -18,13 +18,13 @@ pub trait Classify: Clone + std::fmt::Debug {
     /// Takes an access that stands for `samples` of them. Allocates nothing where memory was accessed before.
     fn add(&mut self, addr: GuestVirtAddr, samples: u32);
 
-    /// Takes what a look at a block has found: so many accesses in so many seconds in which it was watched.
+    /// Takes the result of a look at a block: `events` accesses were found while it was watched for `exposure_s` seconds.
     fn observe(&mut self, block: Block, events: u32, exposure_s: f64) {
         let _ = exposure_s;
         self.add(block.start(), events);
     }
 
-    /// Ends an epoch of so many seconds. Whether there is reason to plan anew.
+    /// Ends an epoch that took `elapsed_s` seconds. Whether there is reason to plan anew.
     fn end_epoch(&mut self, epoch: u32, elapsed_s: f64) -> bool;
 
     /// The ranges, by address.
@@ -80,7 +80,7 @@ impl Classify for Heat {
     }
 }
 
-/// The window by which the worth of an event is told: long enough that each block was looked at.
+/// The window whose rate tells what an event is worth: long enough that each block was looked at.
 const RATE_WINDOW: usize = 2;
 
 /// Which blocks are looked up before a plan is made.
@@ -147,7 +147,7 @@ pub trait Strategy {
         BATCH_BLOCKS
     }
 
-    /// What moves have cost and brought, if it keeps account.
+    /// Cost and benefit of moves so far, if it keeps account.
     fn balance(&self) -> Balance {
         Balance::default()
     }
@@ -223,7 +223,7 @@ impl Strategy for ByHeat {
     }
 }
 
-/// What samples are worth on a machine.
+/// The facts of a machine that tell what a sample is worth.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Gain {
     /// Loads that a sample stands for; nothing where the tracker cannot say.
@@ -237,9 +237,9 @@ pub struct Gain {
 }
 
 impl Gain {
-    /// What an event costs more in slow memory than in fast memory, seconds, where there are so many a second: the loads that
-    /// it stands for times the difference of the latencies. All events together cost no more than the time that a program
-    /// saves which does nothing but wait for slow memory.
+    /// The extra cost of an event in slow memory compared with fast memory, seconds: the loads that it stands for times the
+    /// difference of the latencies. At `events_per_s` all events together cost no more than a program saves that waits for
+    /// slow memory for `waits` of its time.
     pub(crate) fn event_s(&self, events_per_s: f64) -> f64 {
         let PerTier { fast, slow } = self.latency_ns;
         let more_ns = f64::from(slow.saturating_sub(fast));
@@ -266,7 +266,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// As a person tuned it, on a machine with so much fast memory.
+    /// As a person tuned it, on a machine with `fast_size` of fast memory.
     pub fn new(tuning: &crate::Tuning, fast_size: ByteCount) -> Self {
         Self {
             batch: tuning.batch(),

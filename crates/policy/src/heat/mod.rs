@@ -1,21 +1,22 @@
 //! How often each block of a process is accessed, over short and long times.
 //!
 //! # Problem
-//! Some thousand samples an epoch, or some thousand looks at accessed bits, must tell how hot each 2 MiB block of up to
-//! terabytes is, and how sure that is. Alone, a block has too few of them; a neighbourhood may mix hot with cold.
+//! An epoch brings some thousand samples, or some thousand looks at accessed bits. Memory has up to half a million blocks
+//! of 2 MiB. How hot is each, and how sure is that? Alone, a block has too few events; a neighbourhood may mix hot with
+//! cold.
 //!
 //! # Approach
 //! Evidence about a block is a number of *events* in an *exposure*: samples in elapsed time, or accesses found in watched
-//! time. Both are kept for five *windows* that forget in 1, 4, 16, 64 and 256 seconds, for each block and for the groups of
-//! 8, 64 and 512 blocks that hold it. A block's rate is then estimated from above: a group's rate is what its parts are
-//! expected to have, and counts for as many events as the data say ([`pool`]): for many where parts of groups are alike,
-//! for none where they differ.
+//! time. Both are kept for five *windows* that forget in 1, 4, 16, 64 and 256 seconds. Each block has them, and so has each
+//! group of 8, 64 and 512 blocks. A block's rate is estimated from the largest group down: a group's rate is the expected
+//! rate of its parts. It counts for many events where the parts of groups are alike, and for none where they differ
+//! ([`pool`]).
 //!
 //! Nothing decays: what is new weighs more. So an epoch costs what was sampled, whatever the size of memory.
 //!
 //! # Properties
-//! - Blocks of equal rate in equal neighbourhoods have equal estimates; of two in one group the one with more events in
-//!   the same exposure never has the lower one.
+//! - Blocks of equal rate in equal neighbourhoods have equal estimates. Of two blocks in one group, the one with more
+//!   events in the same exposure never has the lower estimate.
 //! - Where all blocks are alike, all estimates are nearly the same; a single hot block among cold ones keeps its own.
 //! - A group's events are the sum of its blocks'.
 //! - Without events all rates are zero.
@@ -36,7 +37,7 @@ pub const WINDOWS: usize = 5;
 /// The shortest window, seconds: two epochs.
 const SHORTEST_S: f64 = 1.0;
 
-/// Each window is so many times as long as the one before.
+/// The length of a window, relative to the one before.
 pub(crate) const RATIO: f64 = 4.0;
 
 /// Weights are scaled down before they come near the largest `f32`.
@@ -70,12 +71,12 @@ fn path(at: usize) -> [usize; LEVELS] {
     [at, FIRST[1] + at / 8, FIRST[2] + at / 64, FIRST[3]]
 }
 
-/// What was seen of 1 GiB of addresses.
+/// Events and exposure in 1 GiB of addresses.
 #[derive(Debug, Clone)]
 struct Chunk {
     number: u64,
     events: Box<Cells>,
-    /// Where exposure differs from block to block: its seconds. Else each mapped block has been exposed all the time.
+    /// Seconds of exposure, where these differ from block to block. Without them each mapped block is exposed all the time.
     exposure: Option<Box<Cells>>,
     /// Mapped blocks of each cell.
     mapped: Box<[u16; CELLS]>,
@@ -86,7 +87,7 @@ struct Chunk {
 pub struct Heat {
     chunks: Vec<Chunk>,
     space: Vec<VirtRange>,
-    /// What one event weighs now in each window.
+    /// The weight of a new event in each window.
     weight: [f64; WINDOWS],
     /// Seconds that each window remembers.
     span_s: [f64; WINDOWS],
@@ -118,13 +119,13 @@ pub fn windows_due(epoch: u32) -> impl Iterator<Item = usize> {
     [0, longer].into_iter()
 }
 
-/// What a window remembers once it has passed, seconds.
+/// The length of a window, seconds.
 pub(crate) fn window_s(window: usize) -> f64 {
     SHORTEST_S * RATIO.powi(window as i32)
 }
 
 impl Heat {
-    /// Covers these mappings (sorted, disjoint) from now on. What is known of the blocks that stay is kept.
+    /// Covers these mappings (sorted, disjoint) from now on. Blocks that stay keep their heat.
     pub fn set_space(&mut self, space: &[VirtRange]) {
         self.space = space.to_vec();
         self.mapped_blocks = 0;
@@ -147,10 +148,10 @@ impl Heat {
         self.take(block, f64::from(events), None);
     }
 
-    /// Takes what a look at a block has found: so many events in so many seconds that it was watched.
+    /// Takes the result of a look at a block: `events` were found while it was watched for `exposure_s` seconds.
     ///
-    /// A block is taken to be watched for no longer than `WATCHED_MAX_S`, with as many events as fall in that: else cold
-    /// blocks that are watched for long would outweigh the hot ones, which are watched briefly, in what groups tell.
+    /// A longer exposure than `WATCHED_MAX_S` is cut to that, and the events with it. Cold blocks are watched for long and
+    /// hot ones briefly, so that cold blocks would otherwise decide the rate of their group.
     pub fn observe(&mut self, block: Block, events: u32, exposure_s: f64) {
         let watched_s = exposure_s.clamp(f64::MIN_POSITIVE, WATCHED_MAX_S);
         let events = f64::from(events) * watched_s / exposure_s.max(f64::MIN_POSITIVE);
@@ -193,7 +194,8 @@ impl Heat {
         }
     }
 
-    /// Ends an epoch of so many seconds, and finds out anew for the windows that are due how alike the parts of groups are.
+    /// Ends an epoch that took `elapsed_s` seconds. For the windows that are due, measures again how alike the parts of
+    /// groups are.
     pub fn end_epoch(&mut self, epoch: u32, elapsed_s: f64) {
         let elapsed_s = elapsed_s.max(0.0);
         for window in 0..WINDOWS {
@@ -284,7 +286,7 @@ impl Heat {
         self.chunks.iter().map(one).sum()
     }
 
-    /// What a block of the process is expected to have before anything is known of where it lies.
+    /// The expected heat of a block of which nothing is known but its process.
     fn per_block(&self, window: usize) -> Estimate {
         let whole = self.whole(window);
         Estimate {
@@ -303,8 +305,8 @@ impl Heat {
         Estimate { rate, sure: events }
     }
 
-    /// Events a second in all memory where some blocks are watched more often than others: the rates of the smallest groups,
-    /// so that those do not outweigh the others.
+    /// Events a second in all memory, where some blocks are watched more often than others. It is a sum over the smallest
+    /// groups, so that often watched blocks do not outweigh the others.
     fn watched_rate(&self, window: usize) -> f64 {
         let groups = FIRST[1]..FIRST[2];
         let rate = |chunk: &Chunk, cell: usize| {
@@ -328,7 +330,7 @@ impl Heat {
         (events, exposure_s)
     }
 
-    /// Seconds in which so many blocks were exposed that nobody has watched one by one.
+    /// Seconds of exposure of `blocks` that are not watched one by one.
     fn unwatched_s(&self, window: usize, blocks: f64) -> f64 {
         match self.exposure[window] > 0.0 {
             true => 0.0,

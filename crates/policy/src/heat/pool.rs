@@ -7,9 +7,9 @@
 //! Credibility theory (Bühlmann and Straub, 1970) with counts: a part's rate is its group's times a factor that varies
 //! from part to part (a gamma distribution of mean one). If it varies little, the best estimate is the group's rate;
 //! if it varies much, the part's own. With a factor of variance `1/k` the estimate of a part with `c` events in an exposure
-//! `x` is `(c + k) / (x + k / group's rate)`: the group counts as `k` events. `1/k` is what the parts' counts vary more
-//! than chance would make them vary, over all groups of a level together: with means `m`, the sum of `(c - m)^2 - m` by the sum
-//! of `m^2`. As long as that may be chance itself, parts are taken to be alike.
+//! `x` is `(c + k) / (x + k / group's rate)`: the group counts as `k` events. `1/k` is measured over all groups of a level
+//! together. It is the variance of the parts' counts beyond chance: with means `m`, the sum of `(c - m)^2 - m` by the
+//! sum of `m^2`. As long as that may be chance itself, parts are taken to be alike.
 //!
 //! # Properties
 //! - The estimate lies between the group's rate and the part's own.
@@ -49,7 +49,7 @@ impl Default for Pools {
 /// Sums over the parts of groups.
 #[derive(Debug, Clone, Copy, Default)]
 struct Spread {
-    /// What counts vary by beyond chance.
+    /// Variance of counts beyond chance.
     excess: f64,
     /// Variance of that, if all was chance.
     chance: f64,
@@ -75,7 +75,7 @@ impl Spread {
 }
 
 impl Pools {
-    /// What a window's counts tell.
+    /// Measures a window's counts.
     pub(super) fn of(heat: &Heat, window: usize) -> Self {
         let mut spreads = [Spread::default(); LEVELS];
         let whole = heat.per_block(window).rate;
@@ -114,7 +114,7 @@ impl Pools {
         }
     }
 
-    /// The estimate of a part of this level with so many events in such an exposure, in a group with this estimate.
+    /// The estimate of a part that has `events` in `exposure_s`, in a group with the estimate `group`.
     #[inline]
     pub(super) fn part(
         &self,

@@ -105,12 +105,12 @@ struct Run {
 struct Runs(Vec<Run>);
 
 impl Runs {
-    /// Adds blocks with so many events each.
+    /// Adds blocks with `events` each.
     fn push(&mut self, blocks: std::ops::Range<u64>, events: f64) {
         if blocks.is_empty() {
             return;
         }
-        // Less than one event is not told from another such block, but from none.
+        // Blocks with less than one event are of one class; blocks without any are of another.
         let class = match events > 0.0 {
             true => 1 + events.max(1.0).log2() as i32,
             false => 0,

@@ -28,7 +28,7 @@ pub(super) struct Machine {
     pub period: u32,
 }
 
-/// What hardware costs.
+/// The costs of hardware.
 pub(super) fn hardware(blocks: usize, cpus: u32) -> Machine {
     Machine {
         blocks,
@@ -41,7 +41,7 @@ pub(super) fn hardware(blocks: usize, cpus: u32) -> Machine {
     }
 }
 
-/// What the lab's emulator costs.
+/// The costs of the lab's emulator.
 pub(super) fn lab(blocks: usize) -> Machine {
     Machine {
         fast_ns: 760.0,
@@ -52,7 +52,7 @@ pub(super) fn lab(blocks: usize) -> Machine {
     }
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Outcome {
     /// Speed relative to no management, over the whole run and over its last third.
@@ -78,7 +78,7 @@ fn poisson(mean: f64, chance: &mut Chance) -> u32 {
     n
 }
 
-/// Runs the rule for so many seconds beside a program whose accesses fall into blocks by these shares.
+/// Runs the rule for `seconds` beside a program whose accesses fall into blocks by these shares.
 pub(super) fn run(
     machine: &Machine,
     seconds: f64,
@@ -237,7 +237,7 @@ pub(super) fn window(size: usize, every_s: f64) -> impl Fn(f64, &mut Vec<f64>) {
     }
 }
 
-/// One pass over all of memory in so many seconds, again and again.
+/// One pass over all of memory in `period_s` seconds, again and again.
 pub(super) fn sweep(period_s: f64) -> impl Fn(f64, &mut Vec<f64>) {
     move |now_s, share| {
         let n = share.len();

@@ -2,18 +2,18 @@
 //!
 //! # Problem
 //! Memory is a few tiers, each faster and smaller than the next. A block in a slower tier that is hotter than one in the
-//! faster tier costs time as long as it stays there; an exchange costs time once. Nobody knows how long the difference lasts.
+//! faster tier costs time as long as it stays there; an exchange costs time once. How long the difference will last is unknown.
 //!
 //! # Approach
 //! Rent or buy (the ski rental of Karlin et al. 1988, for two blocks the page migration of Black and Sleator 1989).
-//! 1. The *loss* of a pair over a window is the difference of its events in it, less what may be chance, times what an
-//!    event costs in the slower tier.
-//! 2. A pair is exchanged once its loss over some window has reached the measured cost of the exchange, if in each shorter
-//!    window the difference is, within chance, what the longer one says. The hottest slow block is paired with the coldest
+//! 1. The *loss* of a pair over a window is the difference of its events, less chance, times the extra cost of an event in
+//!    the slower tier.
+//! 2. A pair is exchanged once its loss over some window has reached the measured cost of the exchange. Each shorter
+//!    window has to show the same difference, within chance. The hottest slow block is paired with the coldest
 //!    fast one, and so on; while fast memory is free a promotion needs no partner.
 //! 3. A token bucket pays for exchanges. It begins with a quarter of a second for each CPU and gains 0.3 % of the machine's
 //!    time. It gains what memory earns that was moved, and loses what that memory loses, compared with where it lay first.
-//!    What moved memory has earned steadily for sixteen seconds is lent for as long. When the bucket is empty, blocks may
+//!    Income that was steady for sixteen seconds is lent for another sixteen. When the bucket is empty, blocks may
 //!    only go back to where they lay first. Moves that have lost as much as it held at first, and still lose, are undone.
 //!
 //! So a hot set that is ten times thinner is moved ten times later, and no horizon has to be known. The rule is that of one
@@ -23,9 +23,10 @@
 //! # Properties
 //! - Memory that is used evenly accrues no loss, so nothing moves.
 //! - One pair, prices known, costs at most three times what an offline optimum costs, and an exchange more.
-//! - What moves cost is at most twice (for the way back) the tokens at first, the share of the time and what they earn.
-//! - Neither tier is promised more than it has; promotions and demotions are equal to within a block once fast memory is
-//!   full; a plan is bounded by the budget of one epoch.
+//! - Moves cost at most twice (for the way back) the sum of the first tokens, the share of the time and what moves earn.
+//! - Neither tier is promised more than it has. Once fast memory is full, promotions and demotions are equal to within a
+//!   block.
+//! - A plan is bounded by the budget of one epoch.
 //! - The same evidence gives the same plan.
 
 #[cfg(test)]
@@ -60,7 +61,7 @@ const FIRST_BLOCKS: usize = 2;
 /// One call that moves pages holds a program no longer than this, seconds.
 const BATCH_S: f64 = 0.02;
 
-/// What was found in memory that was moved to one tier, since the last epoch with news.
+/// Events in memory that was moved to one tier, since the last epoch with news.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct Fresh {
     /// Samples.
@@ -79,7 +80,7 @@ impl Fresh {
     }
 }
 
-/// What moves have cost and brought so far.
+/// Cost and benefit of moves so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Balance {
     /// Time that moves took, but for what the host has ordered, nanoseconds.
@@ -98,25 +99,25 @@ pub struct Rule {
     tokens_s: f64,
     promotion: Price,
     demotion: Price,
-    /// What was found in promoted and in demoted memory.
+    /// Events in promoted and in demoted memory.
     fresh: PerTier<Fresh>,
     /// Seconds since somebody has looked.
     unseen_s: f64,
-    /// What moved memory has earned of late over the shortest windows, seconds a second.
+    /// Income from moved memory over each of the shortest windows, seconds a second.
     income: [f64; STEADY_WINDOWS],
-    /// What an event costs more in slow memory than in fast memory, seconds.
+    /// The extra cost of an event in slow memory compared with fast memory, seconds.
     event_s: f64,
     balance: Balance,
 }
 
-/// What an epoch was.
+/// The facts of an epoch that has ended.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EpochEnd {
     /// Which one.
     pub epoch: u32,
     /// How long it took, seconds.
     pub elapsed_s: f64,
-    /// Nobody has looked since the last one.
+    /// Its events repeat those of the last one: no look has ended since.
     pub is_repeat: bool,
     /// Blocks that were moved to each tier and are not back.
     pub away: PerTier<u64>,
@@ -140,8 +141,8 @@ impl Rule {
         }
     }
 
-    /// Takes note of events in memory that was moved to a tier: samples, or what was found in so many seconds in which the block
-    /// was watched.
+    /// Takes note of events in memory that was moved to a tier: samples, or accesses found while a block was watched for
+    /// `exposure_s` seconds.
     #[inline]
     pub fn saw(&mut self, away: Option<Tier>, events: u32, exposure_s: Option<f64>) {
         let Some(tier) = away else { return };
@@ -212,7 +213,7 @@ impl Rule {
         }
     }
 
-    /// What may be spent: the tokens, and what moved memory will earn in the next seconds, if it has done so for as long.
+    /// Time that moves may cost now, seconds: the tokens, and the steady income of the next sixteen seconds.
     pub(crate) fn spendable_s(&self) -> f64 {
         let steady = self.income.iter().copied().fold(f64::INFINITY, f64::min);
         self.tokens_s + steady.max(0.0) * window_s(STEADY_WINDOWS - 1)
@@ -223,12 +224,12 @@ impl Rule {
         self.promotion.is_known() || self.demotion.is_known()
     }
 
-    /// What promoting so many bytes costs, seconds.
+    /// The cost of promoting `bytes`, seconds.
     fn promotion_s(&self, bytes: u64) -> f64 {
         self.promotion.or(&self.demotion).seconds(bytes)
     }
 
-    /// What demoting so many bytes costs, seconds.
+    /// The cost of demoting `bytes`, seconds.
     fn demotion_s(&self, bytes: u64) -> f64 {
         self.demotion.or(&self.promotion).seconds(bytes)
     }
@@ -251,7 +252,7 @@ impl Rule {
         blocks.clamp(1, most as u64) as usize
     }
 
-    /// What moves have cost and brought.
+    /// Cost and benefit of moves so far.
     pub fn balance(&self) -> Balance {
         Balance {
             is_resting: self.spendable_s() <= 0.0,

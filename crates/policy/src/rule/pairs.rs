@@ -38,7 +38,7 @@ impl Unit<'_> {
         }
     }
 
-    /// Expected events in a window, in so many bytes like these, and their variance.
+    /// Expected events in a window, in `bytes` like these, and their variance.
     fn events(&self, window: usize, bytes: u64) -> (f64, f64) {
         self.events_by(self.heat.estimate(window, self.block), window, bytes)
     }
@@ -53,7 +53,7 @@ impl Unit<'_> {
     }
 }
 
-/// What may move now.
+/// Units that may move now.
 struct Candidates<'a> {
     /// Hottest first.
     slow: Vec<Unit<'a>>,
@@ -61,7 +61,7 @@ struct Candidates<'a> {
     fast: Vec<Unit<'a>>,
 }
 
-/// What is left to spend, of time and of room.
+/// Time and room that the plan may still use.
 struct Left {
     tokens_s: f64,
     epoch_s: f64,
@@ -192,7 +192,7 @@ fn exchange(
         }
         let may_leave = |at: &usize| !is_broke || victims[*at].goes_home || !parts.is_empty();
         let in_order = (0..victims.len()).rev().filter(may_leave);
-        // What is due to a group comes first.
+        // Memory that is due to a group comes first.
         let (due, others): (Vec<usize>, Vec<usize>) = match parts.is_empty() {
             true => (vec![], in_order.take(TRIED).collect()),
             false => in_order.partition(|&at| parts.is_due(hot, victims[at])),
@@ -287,8 +287,8 @@ impl Candidates<'_> {
     }
 }
 
-/// The units that a plan for this window can be made of: slow ones whose loss may reach the cost of a promotion, and as
-/// many of the coldest fast ones as can be exchanged in one epoch.
+/// The units of a plan for this window: slow ones whose loss may reach the cost of a promotion, and the coldest fast ones.
+/// No more of either are kept than can be tried in one epoch.
 fn candidates<'a>(
     rule: &Rule,
     situation: &Situation<'_>,
@@ -371,7 +371,7 @@ fn unit<'a>(
     }
 }
 
-/// What longer windows add to a block's density: of blocks that are all idle now, those that were so for long go first.
+/// The share of longer windows in a block's density: of blocks that are all idle now, those that were so for long go first.
 fn longer_density(unit: &Unit<'_>, window: usize) -> f64 {
     let mut sum = 0.0;
     for longer in (window + 1..WINDOWS).rev() {

@@ -1,19 +1,19 @@
-//! What moving a byte costs, as the driver measures it.
+//! The cost of moving a byte, as the driver measures it.
 
 use crate::{BLOCK_SIZE, MIB};
 
-/// What moving a byte is taken to cost before it is measured, picoseconds: a copy at 3 GB/s. It counts for one block.
+/// Assumed cost of moving a byte before it is measured, picoseconds: a copy at 3 GB/s. It counts for one block.
 const GUESS_PS: u64 = 350;
 
-/// A price is that of the last so many bytes, about.
+/// A price is that of about the last 64 MiB.
 pub(super) const PRICE_BYTES: u64 = 64 * MIB;
 
-/// What moving a byte costs in one direction.
+/// The cost of moving a byte in one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Price {
     /// Bytes that were tried, halved now and then.
     pub bytes: u64,
-    /// What they took, likewise.
+    /// The time they took, halved likewise.
     pub took_ns: u64,
 }
 
@@ -54,7 +54,7 @@ impl Price {
         ps.min(u32::MAX.into()) as u64
     }
 
-    /// Seconds for so many bytes.
+    /// The cost of `bytes`, seconds.
     pub fn seconds(&self, bytes: u64) -> f64 {
         self.ps_per_byte() as f64 * bytes as f64 * 1e-12
     }

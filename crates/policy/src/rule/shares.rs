@@ -2,8 +2,8 @@
 //!
 //! Without shares the hottest memory has it. With shares fast memory is first divided between the groups
 //! ([`divide_blocks`](crate::share::divide_blocks)): each wants the memory that it uses. A group that has less than its part is
-//! due: it takes what a group above its part has, or what nobody uses, without being hotter. What a group has within its
-//! part, no other one takes.
+//! due: it takes what a group above its part has, or what nobody uses, without being hotter. No group takes anything from
+//! one that is within its part.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use super::pairs::Unit;
 /// Memory counts as used at the rate of the shortest window if one event is expected in the next one.
 const RATE_WINDOW: usize = 0;
 
-/// What a group has, and what it may have, bytes of fast memory that it uses.
+/// Fast memory that a group has and uses, and its part of fast memory, bytes.
 #[derive(Debug, Clone, Copy, Default)]
 struct Part {
     held: u64,

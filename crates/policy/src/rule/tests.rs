@@ -37,7 +37,7 @@ fn place(in_fast: bool) -> Placement {
 }
 
 impl World {
-    /// Processes with so many blocks in fast memory, so many in slow memory, and so much free.
+    /// Processes with a pid, blocks in fast memory and blocks in slow memory each.
     fn new(processes: &[(u32, u64, u64)], fast_free: u64) -> Self {
         let gain = Gain {
             loads_per_sample: Some(4093),
@@ -76,7 +76,7 @@ impl World {
         world
     }
 
-    /// An epoch in which each block has so many samples.
+    /// An epoch in which each block has as many samples as `events` says.
     fn epoch(&mut self, events: impl Fn(Pid, u64) -> u32) -> Plan {
         self.epoch += 1;
         let mut rate = 0.0;
@@ -235,7 +235,7 @@ fn equal_heat_is_held_by_weight() {
     world.shares = [share(1, 0, 3), share(2, 0, 1)].into();
     epochs(&mut world, |_, _| 20);
     assert_eq!((world.in_fast(1), world.in_fast(2)), (78, 26));
-    // What one does not use is the other's.
+    // Memory that one does not use is the other's.
     epochs(&mut world, |pid, _| if pid == Pid(2) { 20 } else { 0 });
     assert_eq!(world.in_fast(2), 100);
 }
@@ -277,7 +277,7 @@ fn a_slow_small_batch_does_not_stop_all_moves_for_ever() {
     assert!(price.ps_per_byte() < 3 * usual_ps);
 }
 
-/// What a pair costs: the events in the block that lies in slow memory, and the exchanges, both in units of an event.
+/// A pair of blocks. It costs the events in the block that lies in slow memory, and the exchanges, in units of an event.
 struct Pair {
     /// Events in an epoch of each of the two, epoch by epoch.
     events: Vec<[u32; 2]>,
@@ -285,7 +285,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// What the best sequence of exchanges costs that knows all events.
+    /// The cost of the best sequence of exchanges, with all events known.
     fn optimum(&self) -> f64 {
         let mut cost = [0.0, self.exchange];
         for events in &self.events {
@@ -296,7 +296,7 @@ impl Pair {
         cost[0].min(cost[1])
     }
 
-    /// What the rule costs, and how often it exchanges.
+    /// The cost under the rule, and how often it exchanges.
     fn online(&self) -> (f64, u32) {
         let mut world = World::new(&[(1, 1, 1)], 0);
         world.rule.gain.cpus = 1 << 20;

@@ -116,7 +116,7 @@ impl Mix {
     /// Whether it can be run.
     ///
     /// # Errors
-    /// Which key is wrong, and how to mend it.
+    /// Names the key that is wrong, and how to correct it.
     pub fn is_sound(&self) -> Result<(), String> {
         self.check(0)
     }

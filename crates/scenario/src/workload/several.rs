@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{Mix, Parameters, THREADS_MAX};
 use crate::fault::{refuse_if, within};
 
-/// Most processes: as many as an agent looks after.
+/// The most processes: an agent manages no more.
 const PROCESSES_MAX: usize = 64;
 
 /// Parameters of several processes. How hot each is follows from its threads, its hot sets and what it computes between

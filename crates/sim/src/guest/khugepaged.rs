@@ -38,7 +38,7 @@ impl Default for Khugepaged {
     }
 }
 
-/// What it found in a block.
+/// The state in which it found a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found {
     /// Nothing to do there.
@@ -177,7 +177,7 @@ mod tests {
         }
         assert_eq!(huge(&b, more), [1]);
         assert_eq!(b.guest.check_frames(), 42 * MIB);
-        // What was not accessed has stayed as it was.
+        // Blocks that were not accessed have stayed as they were.
         assert_eq!(huge(&b, base), [0, 1, 2]);
     }
 }

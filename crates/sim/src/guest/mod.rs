@@ -331,7 +331,7 @@ impl Guest {
             .is_some_and(|range| range.contains(gva))
     }
 
-    /// A block for a huge page that holds `gva`, if there is to be one. As in Linux, a fault that finds none in its own
+    /// A block for a huge page that holds `gva`, where the guest takes one. As in Linux, a fault that finds none in its own
     /// node, the fast one, takes small pages, unless the system has huge pages everywhere.
     fn huge_for(&mut self, gva: GuestVirtAddr, is_promised: bool) -> Option<u32> {
         let start = Block::of(gva).start();

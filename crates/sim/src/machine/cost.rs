@@ -91,7 +91,7 @@ pub struct CostModel {
     pub agent_lookup_ps: u64,
     /// An agent: reading how full the nodes are.
     pub agent_read_nodes_ps: u64,
-    /// An agent: adding a sample to the classifier.
+    /// An agent: adding a sample to the heat of its block.
     pub agent_sample_ps: u64,
     /// An agent: an epoch, whatever was sampled.
     pub agent_epoch_ps: u64,

@@ -40,7 +40,7 @@ const AGENT_WEIGHT: u64 = 9548;
 pub(crate) struct AgentSettings {
     /// How the paper's design splits ranges.
     pub(crate) split: Split,
-    /// What samples are worth.
+    /// The facts that tell what a sample is worth.
     pub(crate) gain: Gain,
     /// The engine's part; how large fast memory is, the guest says.
     pub(crate) engine: Config,
@@ -70,7 +70,7 @@ pub(crate) struct SimulatedAgent<S: Strategy> {
     /// What the engine was told that it had not asked for: an error in this module.
     misuse: Option<Misuse>,
     tracker: Tracker,
-    /// What is told of how long a batch took. In tests moves take no time: how fast a machine is must decide nothing.
+    /// The time that a batch is reported to have taken. In tests it is zero: the speed of a machine must decide nothing.
     took_ns: fn(u64) -> u64,
     next_epoch_ps: u64,
     /// When it has its next turn.

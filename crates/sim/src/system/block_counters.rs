@@ -1,5 +1,5 @@
-//! Counters of accesses for every block: the plainest classification there is, to see what ranges
-//! bring.
+//! Counters of accesses for every block: the plainest classification there is, to see what the windows and groups of the
+//! product's heat bring.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +11,11 @@ use demeter_policy::{
 /// Counts below this are forgotten.
 const COUNT_MIN: f64 = 1.0 / 16.0;
 
-/// Counters are halved after so many samples for each block. A single block gets few: halved every
-/// epoch, as ranges are, its count would never be certain.
+/// Counters are halved after so many samples for each block. A single block gets few: halved every epoch, its count would
+/// never be certain.
 const COOL_SAMPLES_PER_BLOCK: u64 = 8;
 
-/// The product's plan by counters of blocks.
+/// Counters of blocks, and the planner that a host uses for its guests' histories.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Blocks;
 

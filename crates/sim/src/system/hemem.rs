@@ -13,9 +13,8 @@
 //! moved, the first found first: to free fast memory or, where there is none, in place of the cold
 //! page that has been known longest. Where no page is cold nothing moves. Four threads copy.
 //!
-//! All memory is in pages of 2 MiB from its first touch on, in both tiers: the library maps `/dev/dax` devices that are
-//! aligned to 2 MiB, whatever the kernel does elsewhere (`PAGE_SIZE` is `HUGEPAGE_SIZE` in its `hemem.h`). The model does
-//! the same where `thp = "always"`; else the scenario has small pages only, and so has this.
+//! All memory is in pages of 2 MiB from its first touch on, in both tiers. The library maps `/dev/dax` devices, which are
+//! aligned to 2 MiB; `PAGE_SIZE` is `HUGEPAGE_SIZE` in its `hemem.h`. The model does the same where `thp = "always"`; else the scenario has small pages only, and so has this.
 //!
 //! Left out: writers wait while their page is copied (userfaultfd).
 //!

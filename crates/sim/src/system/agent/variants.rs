@@ -22,8 +22,7 @@ pub(super) struct Traits {
 }
 
 impl SimulatedAgent<ByHeat> {
-    /// The product: the policy crate's ranges, and its plan in batches whose translations are
-    /// flushed together.
+    /// The product: the policy crate's heat and rule, and moves in batches whose translations are flushed together.
     pub(crate) fn product(settings: &AgentSettings) -> Self {
         Self::new(settings, Traits::default(), |s, _| ByHeat::new(s.gain))
     }
@@ -54,7 +53,7 @@ impl SimulatedAgent<ByHeat> {
 }
 
 impl SimulatedAgent<Blocks> {
-    /// The product, with a counter for every block of 2 MiB instead of ranges.
+    /// A counter for every block of 2 MiB, without groups, and the planner that a host uses for its guests' histories.
     pub(crate) fn blocks(settings: &AgentSettings) -> Self {
         Self::new(settings, Traits::default(), |_, _| Blocks)
     }
