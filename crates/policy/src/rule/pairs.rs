@@ -167,73 +167,82 @@ fn exchange(
     left: &mut Left,
     plan: &mut Plan,
 ) {
+    // Coldest last, so that those that leave are taken from the end.
     let mut victims: Vec<&Unit<'_>> = candidates.fast.iter().rev().collect();
     for hot in &candidates.slow {
         if left.epoch_s <= 0.0 || hot.bytes > left.may_promote {
             break;
         }
-        let promotion_s = rule.promotion_s(hot.bytes);
         if left.has_room_for(hot.bytes) {
-            let may = parts.may_fill(hot.pid) && (left.tokens_s > 0.0 || hot.goes_home);
-            if may && rule.pays(window, hot, None) {
-                left.promote(hot.bytes, promotion_s);
-                parts.promoted(hot.pid, hot.bytes);
-                plan.promotions.push(hot.relocation());
-            }
-            continue;
-        }
-        // As many of the coldest as make room for it.
-        let mut leaving: Vec<usize> = vec![];
-        let mut freed = left.fast_free.saturating_sub(left.level);
-        let mut demoted = 0;
-        let is_broke = left.tokens_s <= 0.0;
-        if is_broke && !hot.goes_home && parts.is_empty() {
-            continue;
-        }
-        let may_leave = |at: &usize| !is_broke || victims[*at].goes_home || !parts.is_empty();
-        let in_order = (0..victims.len()).rev().filter(may_leave);
-        // Memory that is due to a group comes first.
-        let (due, others): (Vec<usize>, Vec<usize>) = match parts.is_empty() {
-            true => (vec![], in_order.take(TRIED).collect()),
-            false => in_order.partition(|&at| parts.is_due(hot, victims[at])),
-        };
-        let due_len = due.len();
-        for (n, at) in due.into_iter().chain(others).take(TRIED).enumerate() {
-            let cold = victims[at];
-            let is_due = n < due_len;
-            if cold.density >= hot.density && !is_due && !rule.has_lost() {
-                break;
-            }
-            let may_pay = !is_broke || (hot.goes_home && cold.goes_home) || is_due;
-            let is_undone = rule.has_lost() && hot.goes_home && cold.goes_home;
-            let is_worth = is_undone
-                || is_due
-                || (parts.may_exchange(hot.pid, cold.pid) && rule.pays(window, hot, Some(cold)));
-            if !may_pay || !left.can_demote(demoted + cold.bytes) || !is_worth {
-                plan.note_undecided(hot, cold);
+            let may_fill = parts.may_fill(hot.pid) && (left.tokens_s > 0.0 || hot.goes_home);
+            if !may_fill || !rule.pays(window, hot, None) {
                 continue;
             }
-            leaving.push(at);
-            freed += cold.bytes;
-            demoted += cold.bytes;
-            if freed >= hot.bytes {
-                break;
+        } else {
+            let Some(leaving) = partners(rule, window, hot, &victims, parts, left, plan) else {
+                continue;
+            };
+            for at in leaving {
+                let cold = victims.remove(at);
+                left.demote(cold.bytes, rule.demotion_s(cold.bytes));
+                parts.demoted(cold.pid, cold.bytes);
+                plan.demotions.push(cold.relocation());
             }
         }
-        if freed < hot.bytes {
-            continue;
-        }
-        leaving.sort_unstable_by(|a, b| b.cmp(a));
-        for at in leaving {
-            let cold = victims.remove(at);
-            left.demote(cold.bytes, rule.demotion_s(cold.bytes));
-            parts.demoted(cold.pid, cold.bytes);
-            plan.demotions.push(cold.relocation());
-        }
-        left.promote(hot.bytes, promotion_s);
+        left.promote(hot.bytes, rule.promotion_s(hot.bytes));
         parts.promoted(hot.pid, hot.bytes);
         plan.promotions.push(hot.relocation());
     }
+}
+
+/// The places of those victims that leave for a slow unit, last first: as many of the coldest as make room for it. None where
+/// too few may leave; pairs that were tried in vain are noted in the plan.
+fn partners(
+    rule: &Rule,
+    window: usize,
+    hot: &Unit<'_>,
+    victims: &[&Unit<'_>],
+    parts: &Parts,
+    left: &Left,
+    plan: &mut Plan,
+) -> Option<Vec<usize>> {
+    let is_broke = left.tokens_s <= 0.0;
+    if is_broke && !hot.goes_home && parts.is_empty() {
+        return None;
+    }
+    let may_leave = |at: &usize| !is_broke || victims[*at].goes_home || !parts.is_empty();
+    let coldest_first = (0..victims.len()).rev().filter(may_leave);
+    // Memory that is due to a group comes first.
+    let (due, others): (Vec<usize>, Vec<usize>) = match parts.is_empty() {
+        true => (vec![], coldest_first.take(TRIED).collect()),
+        false => coldest_first.partition(|&at| parts.is_due(hot, victims[at])),
+    };
+    let free = left.fast_free.saturating_sub(left.level);
+    let mut leaving: Vec<usize> = vec![];
+    let mut demoted = 0;
+    for at in due.into_iter().chain(others).take(TRIED) {
+        let cold = victims[at];
+        let is_due = parts.is_due(hot, cold);
+        if cold.density >= hot.density && !is_due && !rule.has_lost() {
+            break;
+        }
+        let both_go_home = hot.goes_home && cold.goes_home;
+        let may_spend = is_due || !is_broke || both_go_home;
+        let is_worth = is_due
+            || (rule.has_lost() && both_go_home)
+            || (parts.may_exchange(hot.pid, cold.pid) && rule.pays(window, hot, Some(cold)));
+        if !may_spend || !left.can_demote(demoted + cold.bytes) || !is_worth {
+            plan.note_undecided(hot, cold);
+            continue;
+        }
+        leaving.push(at);
+        demoted += cold.bytes;
+        if free + demoted >= hot.bytes {
+            leaving.sort_unstable_by(|a, b| b.cmp(a));
+            return Some(leaving);
+        }
+    }
+    None
 }
 
 impl Plan {
