@@ -28,6 +28,17 @@ pub const WORTH_MUCH: Gain = Gain {
     cpus: 1 << 20,
 };
 
+/// A machine of four CPUs on which samples cost what they do on hardware.
+pub const HARDWARE: Gain = Gain {
+    loads_per_sample: Some(4093),
+    waits: 1.0,
+    latency_ns: PerTier {
+        fast: 80,
+        slow: 200,
+    },
+    cpus: 4,
+};
+
 /// What happens to a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Script {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
-use super::conformance::{EpochScript, PID, Plain, Script, WORTH_MUCH, hot_set};
+use super::conformance::{EpochScript, HARDWARE, PID, Plain, Script, WORTH_MUCH, hot_set};
 use super::{BATCH_BLOCKS, ByHeat, Direction, Engine, Input, Misuse, NodeFacts, Request, Stage};
 use crate::{
     BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, Observation, PerTier, Pid, Placement, Sample,
@@ -16,16 +16,7 @@ const BASE: GuestVirtAddr = GuestVirtAddr(1 << 40);
 
 /// The plainest driver on a machine where moves and samples cost what they do on hardware.
 fn hardware(script: &Script) -> Plain {
-    let gain = super::Gain {
-        loads_per_sample: Some(4093),
-        waits: 1.0,
-        latency_ns: PerTier {
-            fast: 80,
-            slow: 200,
-        },
-        cpus: 4,
-    };
-    let mut plain = Plain::with(ByHeat::new(gain), script, BASE);
+    let mut plain = Plain::with(ByHeat::new(HARDWARE), script, BASE);
     plain.block_ns = 700_000;
     plain
 }

@@ -7,6 +7,7 @@ use super::machine::{
 };
 use super::*;
 use crate::chance::Chance;
+use crate::engine::conformance::HARDWARE;
 use crate::{
     Block, Budget, FillThreshold, Heat, Pid, Placement, Plan, ResidencyMap, Room, Share, Situation,
     VirtRange,
@@ -39,15 +40,6 @@ fn place(in_fast: bool) -> Placement {
 impl World {
     /// Processes with a pid, blocks in fast memory and blocks in slow memory each.
     fn new(processes: &[(u32, u64, u64)], fast_free: u64) -> Self {
-        let gain = Gain {
-            loads_per_sample: Some(4093),
-            waits: 1.0,
-            latency_ns: PerTier {
-                fast: 80,
-                slow: 200,
-            },
-            cpus: 4,
-        };
         let mut world = Self {
             heats: vec![],
             residency: ResidencyMap::default(),
@@ -59,7 +51,7 @@ impl World {
                 slow_free: blocks(1 << 20),
                 batch: blocks(1 << 20),
             },
-            rule: Rule::new(gain),
+            rule: Rule::new(HARDWARE),
             epoch: 0,
         };
         for &(pid, fast, slow) in processes {
