@@ -36,7 +36,7 @@ pub fn times(result: &RunResult, of: Of, system: &str, over: &str) -> Option<f64
 pub fn ratios(results: &[RunResult]) -> String {
     let mut columns = vec![Column {
         group: String::new(),
-        title: "scenario".into(),
+        title: "case".into(),
         is_name: true,
     }];
     let mut systems: Vec<(&RunResult, &str)> = vec![];
@@ -119,7 +119,7 @@ mod tests {
             |line: &str| -> Vec<String> { line.split_whitespace().map(String::from).collect() };
         let lines: Vec<Vec<String>> = text.lines().map(words).collect();
         assert_eq!(lines[0], ["sim", "lab"]);
-        assert_eq!(lines[1], ["scenario", "demeter", "demeter-damon"]);
+        assert_eq!(lines[1], ["case", "demeter", "demeter-damon"]);
         assert_eq!(lines[2], ["b", "0.95", "0.50"]);
         assert_eq!(lines[3], ["a", "1.50", "2.00"]);
         assert_eq!(ratios(&[]).lines().count(), 1);
