@@ -12,11 +12,10 @@ use crate::output;
 /// Options of `demeter systems`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// As JSON
+    /// Print JSON instead of text
     #[arg(long)]
     json: bool,
-    /// As a page of Markdown: the designs, and what these result files hold against their authors'
-    /// figures
+    /// Print a page of Markdown: the designs, and these result files beside their authors' figures
     #[arg(long, value_name = "RESULT", num_args = 1.., conflicts_with = "json")]
     markdown: Vec<PathBuf>,
 }

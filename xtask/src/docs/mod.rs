@@ -103,6 +103,6 @@ mod tests {
     #[test]
     fn the_readme_is_short() {
         let readme = fs::read_to_string(shell::root().join("README.md")).unwrap();
-        assert!(readme.lines().count() <= 120);
+        assert!(readme.lines().count() <= 110);
     }
 }
