@@ -45,7 +45,7 @@ enum Task {
     Systems(systems::Args),
     /// Make the reference pages of docs/ from the code, and the book where mdbook is installed
     Docs,
-    /// Make the tables of README.md and docs/src/results.md from the stored results, or store another
+    /// Make the figures of README.md and docs/src from the stored results, or store another
     Results(results::Args),
     /// Build the Python package into target/python, and run its tests with the built command
     Python,

@@ -9,9 +9,9 @@ use crate::output;
 /// Arguments of `demeter compare`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A result file, such as of the simulator
+    /// A result file, for example of the simulator
     first: PathBuf,
-    /// The result file that it is held against, such as of the lab
+    /// The result file to compare it with, for example of the lab
     second: PathBuf,
 }
 

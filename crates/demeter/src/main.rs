@@ -1,7 +1,7 @@
 //! The `demeter` command: a thin shell over the library crates.
 //!
 //! Each subcommand is a module with an `Args` to parse and a function to call. What goes wrong is
-//! said in one line, `error: what: why; mend`, with exit code 1; wrong usage ends with 2.
+//! said in one line, `error: what: why; hint`, with exit code 1; wrong usage ends with 2.
 
 mod compare;
 mod dirty_log;
@@ -29,12 +29,23 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-/// Tiered memory for virtual machines: the host decides how much each owns,
-/// the guest what lives where.
+/// Manages fast and slow memory of virtual machines, and compares ways to do so.
 #[derive(Parser)]
-#[command(version, infer_subcommands = true)]
+#[command(
+    version,
+    infer_subcommands = true,
+    after_help = "\
+To operate: guest (in a VM), host (on its host), top, probe, dirty-log, replay
+To study:   run, report, compare, sweep, tune, systems, model, trace
+
+Examples:
+  demeter run scenarios/ci.toml --on sim    compares two systems in a second
+  sudo demeter probe                        says what works on this machine
+  sudo demeter guest --all                  manages all large processes of this guest
+  sudo demeter host --config host.toml      sizes the VMs of this host"
+)]
 struct Cli {
-    /// Log more to stderr: once for what happens, twice for details (RUST_LOG overrides)
+    /// Log more to stderr: -v events, -vv details; RUST_LOG takes precedence
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
 
@@ -44,31 +55,31 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run a scenario under several systems and compare them
-    Run(run::Args),
-    /// Manage the memory tiers of processes on this machine
+    /// Keep the hot memory of processes on this machine's fast node
     Guest(guest::Args),
-    /// Run a recording of an agent through the policy again, and see whether it decides the same
-    Replay(replay::Args),
     /// Divide this machine's fast and slow memory between its VMs
     Host(host::Args),
     /// Show the VMs of this host, or the processes of this guest, live
     Top(top::Args),
-    /// Say what works on this machine, what does not, and how to mend it
+    /// Check what works on this machine, and how to fix what does not
     Probe(probe::Args),
-    /// Measure what dirty logging, and with it live migration, costs a guest on this host
+    /// Measure what dirty logging, as in a live migration, costs a guest on this host
     DirtyLog(dirty_log::Args),
+    /// Make the decisions of an agent's recording again, and compare them
+    Replay(replay::Args),
+    /// Run a scenario under several systems and compare them
+    Run(run::Args),
     /// Show a result file as a table, a page or a picture
     Report(report::Args),
+    /// Compare two results of one scenario, case by case
+    Compare(compare::Args),
     /// Run a scenario over a grid of its parameters on the simulator
     Sweep(sweep::Args),
     /// Find the best settings of a rival for a scenario
     Tune(tune::Args),
     /// List the systems that scenarios can compare, and where each runs
     Systems(systems::Args),
-    /// Hold two results of one scenario against each other, case by case
-    Compare(compare::Args),
-    /// Predict what direct segments would save a program, from counters of its runs
+    /// Predict from counters what direct segments would save a program
     Model(model::Args),
     /// Record programs for the simulator, or look at such recordings
     Trace(trace::Args),

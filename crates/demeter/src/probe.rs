@@ -12,7 +12,7 @@ use crate::output;
 /// Changes nothing. The exit code is 1 where Demeter cannot work.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Look at this machine as a host of VMs without an agent (`manage = "history"`)
+    /// Check this machine as a host of VMs without an agent (`manage = "history"`)
     #[arg(long)]
     host: bool,
     /// Print JSON instead of text

@@ -17,10 +17,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Options of commands that run much on the simulator.
 #[derive(Debug, clap::Args)]
 pub struct Work {
-    /// Runs of the simulator at a time; by default as many as there are cores
+    /// Simulate N runs at a time; by default one for each core
     #[arg(long, value_name = "N")]
     jobs: Option<NonZeroUsize>,
-    /// Refuse, after the first run of the simulator, what would take longer than this
+    /// Stop after the first simulated run if all would take more than H hours
     #[arg(long, value_name = "H", default_value_t = 8.0)]
     hours_max: f64,
 }

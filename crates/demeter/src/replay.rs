@@ -30,13 +30,13 @@ Examples:
 pub struct Args {
     /// The recording
     recording: PathBuf,
-    /// Show epochs in which nothing moved, too
+    /// Also show epochs in which nothing moved
     #[arg(long)]
     all: bool,
-    /// Print each decision as one line of JSON, then one that says what came of it
+    /// Print each decision as one line of JSON, then one line with the result
     #[arg(long, conflicts_with = "all")]
     json: bool,
-    /// Draw how hot which addresses of each process were, over time
+    /// Draw the heat of each process's addresses over time
     #[arg(long, conflicts_with_all = ["all", "json"])]
     heat: bool,
 }

@@ -12,12 +12,12 @@ use crate::output;
 pub struct Args {
     /// The result file (JSON) that `demeter run --json` wrote
     result: PathBuf,
-    /// Also write a self-contained page with pictures: over time, over the settings of its cases,
-    /// of where CPU time went
+    /// Also write a self-contained page with pictures: speed over time and over the settings of cases, and
+    /// CPU time by cause
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Also write a picture: throughput (or latency) over time; of a result whose cases differ in one setting, a
-    /// heat map of systems and cases, or where that is a number and there is an oracle, each system's share of it
+    /// Also write a picture: throughput (or latency) over time. Cases that differ in one setting give a heat map of
+    /// systems and cases, or, where that is a number and there is an oracle, each system's share of it
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }

@@ -10,7 +10,7 @@ use crate::output;
 /// Arguments of `demeter completions`.
 #[derive(clap::Args)]
 pub struct CompletionsArgs {
-    /// The shell
+    /// The shell to complete for
     shell: clap_complete::Shell,
 }
 

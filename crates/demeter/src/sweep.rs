@@ -19,14 +19,14 @@ use crate::systems;
 pub struct Args {
     /// Scenario file
     scenario: PathBuf,
-    /// A key of the scenario and its values, such as workload.hot_mib=50,100; may be given
-    /// several times: every combination is run
+    /// A key of the scenario and its values, such as workload.hot_mib=50,100. May be repeated: every
+    /// combination runs
     #[arg(long = "set", value_name = "KEY=VALUE,...")]
     axes: Vec<Axis>,
-    /// Run only this system (see demeter systems); may be given several times
+    /// Run only this system (see `demeter systems`); may be repeated
     #[arg(long = "system", value_name = "NAME", value_parser = systems::parser())]
     systems: Vec<System>,
-    /// Seeds for each combination: the scenario's and those that follow it
+    /// Run each combination with N seeds, from the scenario's on
     #[arg(long, value_name = "N", default_value = "1")]
     seeds: NonZeroU32,
     /// Write the table to this file instead of standard output
@@ -35,7 +35,7 @@ pub struct Args {
     /// Also write the table as a Parquet file
     #[arg(long, value_name = "FILE")]
     parquet: Option<PathBuf>,
-    /// Also write a result file, for demeter report; of several seeds it has the run in the middle
+    /// Also write a result file, for `demeter report`; of several seeds it has the median run
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Also write a self-contained page: lines or bars over one parameter, heat maps over two

@@ -12,11 +12,10 @@ use crate::output;
 /// Options of `demeter systems`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// As JSON
+    /// Print JSON instead of text
     #[arg(long)]
     json: bool,
-    /// As a page of Markdown: the designs, and what these result files hold against their authors'
-    /// figures
+    /// Print a page of Markdown: the designs, and these result files beside their authors' figures
     #[arg(long, value_name = "RESULT", num_args = 1.., conflicts_with = "json")]
     markdown: Vec<PathBuf>,
 }
@@ -81,7 +80,7 @@ fn markdown(results: &[RunResult]) -> String {
     for result in results.iter().filter(|r| !r.published.is_empty()) {
         let _ = write!(
             page,
-            "\n## {0}\n\nWhat the scenario is, and why figures differ: `scenarios/{0}.toml`.\n\n\
+            "\n## {0}\n\nThe head of `scenarios/{0}.toml` describes the scenario, and why figures differ.\n\n\
              | figure | case | published | ours | limit | agrees |\n|---|---|---|---|---|---|\n",
             result.scenario
         );

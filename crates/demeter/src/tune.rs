@@ -19,19 +19,19 @@ const MINUTES_MAX: u64 = 24 * 60;
 /// Arguments of `demeter tune`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The rival
+    /// The rival to tune
     #[arg(value_parser = PossibleValuesParser::new(["linux", "damon"])
         .try_map(|name| name.parse::<System>()))]
     rival: System,
     /// Scenario file
     scenario: PathBuf,
-    /// Most time to take; without it, as long as all knobs need
+    /// Stop after so many minutes; by default, when all knobs have been tried
     #[arg(long, value_name = "MINUTES", value_parser = clap::value_parser!(u64).range(1..=MINUTES_MAX))]
     time: Option<u64>,
     /// Seconds of the timed phase instead of the scenario's
     #[arg(long, value_name = "S")]
     duration: Option<u64>,
-    /// Write all that was tried to this file, the best first
+    /// Write all tried settings to this file, the best first
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }

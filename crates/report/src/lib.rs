@@ -30,6 +30,7 @@ pub use text::compare::{CompareError, compare};
 pub use text::harm::harm;
 pub use text::one_line::one_line;
 pub use text::part::{Part, part};
+pub use text::ratios::{Of, ratios, times};
 pub use text::table::table;
 pub use text::worst_first::worst_first;
 

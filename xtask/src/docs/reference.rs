@@ -20,16 +20,22 @@ struct Subject {
     path: &'static str,
     title: &'static str,
     about: &'static str,
+    /// A sentence on its keys.
+    keys: &'static str,
     krate: &'static str,
     root: &'static str,
 }
 
-const SUBJECTS: [Subject; 3] = [
+/// What holds for the keys of files that are read.
+const READ: &str = "A key without a default must be given.";
+
+const SUBJECTS: [Subject; 4] = [
     Subject {
         path: "docs/src/reference/guest.md",
         title: "guest.toml",
         about: "The agent's configuration: `demeter guest --config guest.toml`. Flags of the same names go \
                 before. `packaging/guest.toml` is an example.",
+        keys: READ,
         krate: "guest",
         root: "Config",
     },
@@ -39,6 +45,7 @@ const SUBJECTS: [Subject; 3] = [
         about: "The controller's configuration: `demeter host --config host.toml`. `packaging/host.toml` is \
                 an example. Sizes and policy are where a VM begins: what was set later, over the API, is \
                 kept in the state file and goes before.",
+        keys: READ,
         krate: "host",
         root: "Config",
     },
@@ -47,8 +54,19 @@ const SUBJECTS: [Subject; 3] = [
         title: "Scenario files",
         about: "`demeter run SCENARIO`. `scenarios/` has examples. Beside the keys below, `extends` names a \
                 file that this one changes; see [Scenarios](../scenarios.md).",
+        keys: READ,
         krate: "scenario",
         root: "Scenario",
+    },
+    Subject {
+        path: "docs/src/reference/results.md",
+        title: "Result files",
+        about: "`demeter run --json FILE` writes JSON. Units are in the names: `_s` seconds, `_ns` nanoseconds, \
+                `bytes_` bytes; a speed names its own. Shares go from 0 to 1. Within one version keys may be added, \
+                never changed; readers ignore unknown keys.",
+        keys: "`null` or a missing key means that it was not measured.",
+        krate: "outcome",
+        root: "RunResult",
     },
 ];
 
@@ -71,9 +89,8 @@ pub fn pages() -> anyhow::Result<Vec<Page>> {
 
 fn text(source: &Source, subject: &Subject) -> anyhow::Result<String> {
     let mut page = format!(
-        "# {}\n\nMade by `cargo xtask docs` from the code; nothing here is written by hand.\n\n{}\n\n\
-         A key without a default must be given.\n",
-        subject.title, subject.about
+        "# {}\n\nMade by `cargo xtask docs` from the code; nothing here is written by hand.\n\n{}\n\n{}\n",
+        subject.title, subject.about, subject.keys
     );
     let mut sections = Sections {
         source,
@@ -163,7 +180,17 @@ impl<'a> Sections<'a> {
                 self.kind(&path, key, inner, of, values)?
             ));
         }
+        if let Type::Tuple(tuple) = ty {
+            let kinds = tuple.elems.iter();
+            let kinds: anyhow::Result<Vec<String>> = kinds
+                .map(|ty| self.kind(path, key, ty, of, values))
+                .collect();
+            return Ok(format!("({})", kinds?.join(", ")));
+        }
         let name = name(ty)?;
+        if name == "Self" {
+            return Ok("table as this one".into());
+        }
         if let Some(plain) = plain(&name) {
             return Ok(plain.into());
         }

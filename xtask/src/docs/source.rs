@@ -357,7 +357,23 @@ pub fn doc(attrs: &[Attribute]) -> String {
     });
     let lines = lines.filter(|line| !line.is_empty());
     let text = lines.collect::<Vec<_>>().join(" ");
-    text.replace("[`", "`").replace("`]", "`")
+    plain_links(&text)
+}
+
+/// Links of rustdoc as the text that they show, without their targets in code.
+fn plain_links(text: &str) -> String {
+    let mut plain = String::new();
+    for piece in text.replace("[`", "`").split("`]") {
+        let is_path = |rest: &str| rest.starts_with("(crate::") || rest.starts_with("(Self::");
+        let piece = match piece.split_once(')') {
+            Some((target, rest)) if !plain.is_empty() && is_path(target) => rest,
+            _ => piece,
+        };
+        plain += piece;
+        plain.push('`');
+    }
+    plain.pop();
+    plain
 }
 
 /// A field's key.
@@ -425,5 +441,24 @@ pub fn payload(variant: &syn::Variant) -> Option<&Type> {
     match &variant.fields {
         Fields::Unnamed(fields) => fields.unnamed.first().map(|field| &field.ty),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_show_what_they_are_of() {
+        for (text, want) in [
+            (
+                "see [`Role`](crate::Role), or [`Self::a`](Self::a).",
+                "see `Role`, or `Self::a`.",
+            ),
+            ("[`A`] (crate) `b` (c)", "`A` (crate) `b` (c)"),
+            ("", ""),
+        ] {
+            assert_eq!(plain_links(text), want);
+        }
     }
 }

@@ -15,7 +15,7 @@ use crate::signals;
 
 const ROOT: &str = "/";
 
-/// Measures what dirty logging, and with it live migration, costs a guest on this host.
+/// Measures what dirty logging, as in a live migration, costs a guest on this host.
 ///
 /// Makes a VM of its own whose virtual CPUs store to slices of memory, switches KVM's log of dirty pages on, and reads
 /// it as a migration does. Other VMs are not touched, but share the machine with it: measure on a quiet one.
@@ -33,44 +33,44 @@ Examples:
   demeter dirty-log --sweep --result log.json && demeter report log.json --html log.html
   demeter dirty-log --offers                              what KVM of this kernel offers; measures nothing")]
 pub struct Args {
-    /// Virtual CPUs, each with a slice of memory of its own
+    /// Number of virtual CPUs, each with its own slice of memory
     #[arg(long, value_name = "N", default_value_t = Settings::default().vcpus)]
     vcpus: u32,
-    /// Size of each slice
+    /// Size of each slice, MiB
     #[arg(long, value_name = "MIB", default_value_t = Settings::default().slice_mib)]
     slice_mib: u64,
-    /// What memory lies in: small pages, transparent huge pages, or such as were set aside
+    /// Pages of the VM's memory: small, transparent huge, or reserved huge pages
     #[arg(long, value_parser = names::<Backing>(), default_value_t = Settings::default().backing)]
     backing: Backing,
-    /// From one store to the next: 4 stores to every page, 2048 to one in each block of 2 MiB
+    /// Distance of stores, KiB: 4 stores to every page, 2048 to one in each block of 2 MiB
     #[arg(long, value_name = "KIB", default_value_t = Settings::default().stride_kib)]
     stride_kib: u64,
-    /// When pages lose the right to be written: with each reading, with each clearing, or with the first clearing
-    /// of a log that begins with all pages in it [default: the last of these that the kernel offers]
+    /// When KVM write-protects pages: at each reading of the log (get), at each clearing (manual), or at the first
+    /// clearing of a log that begins full (initially-set) [default: the last of these that the kernel offers]
     #[arg(long, value_name = "WHEN", value_parser = names::<Protect>(), conflicts_with = "sweep")]
     protect: Option<Protect>,
-    /// Clear the log in parts of this size [default: all at once]
+    /// Clear the log in chunks of this size [default: all at once]
     #[arg(long, value_name = "MIB", conflicts_with = "sweep")]
     clear_chunk_mib: Option<u64>,
-    /// Pause after each part
+    /// Pause after each chunk, microseconds
     #[arg(long, value_name = "US", default_value_t = 0, conflicts_with = "sweep")]
     clear_pause_us: u64,
-    /// Arm: split huge pages in chunks of this size before they lose the right to be written [default: at faults]
+    /// Arm: split huge pages in chunks of this size before they are write-protected [default: at faults]
     #[arg(long, value_name = "KIB", conflicts_with = "sweep")]
     eager_split_kib: Option<u64>,
-    /// Passes over the log
+    /// Number of passes over the log
     #[arg(long, value_name = "N", default_value_t = Settings::default().passes)]
     passes: u32,
-    /// How long to measure before logging
+    /// Measure so long before logging starts
     #[arg(long, value_name = "S", default_value_t = Settings::default().before_s)]
     before_s: f64,
-    /// How long each pass may take
+    /// Give up a pass after so many seconds
     #[arg(long, value_name = "S", default_value_t = Settings::default().pass_limit_s)]
     pass_limit_s: f64,
-    /// Try the ways of reading and clearing the log in turn, and recommend one
+    /// Try all settings in turn, and recommend one
     #[arg(long)]
     sweep: bool,
-    /// Say what KVM of this kernel offers, and measure nothing
+    /// Only list the features of this kernel's KVM
     #[arg(long, conflicts_with = "sweep")]
     offers: bool,
     /// Print JSON instead of text

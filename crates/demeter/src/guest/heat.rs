@@ -36,13 +36,13 @@ Examples:
 pub struct Args {
     #[command(flatten)]
     client: Client,
-    /// Look at the agent for so long
+    /// Observe the agent for so many seconds
     #[arg(long, value_name = "S", default_value_t = 30)]
     seconds: u32,
     /// Draw a recording instead
     #[arg(long, value_name = "FILE", conflicts_with_all = ["socket", "seconds", "json"])]
     recording: Option<PathBuf>,
-    /// Run this scenario under demeter on the simulator, and draw what its agent finds
+    /// Run this scenario under demeter on the simulator, and draw its agent's heat
     #[arg(long, value_name = "FILE", conflicts_with_all = ["socket", "seconds", "json", "recording"])]
     scenario: Option<PathBuf>,
     /// Print each look as one line of JSON, as it comes, instead of drawing

@@ -19,8 +19,8 @@ use crate::signals;
 /// Finds the hot memory of processes on this machine and keeps it on the fast node.
 ///
 /// Give the processes by --pid, --cgroup or --all. Where the VM has a virtio-serial port
-/// org.demeter.0, the host can take memory back through the agent and give it again. Stop with SIGTERM or Ctrl-C: memory stays as
-/// it is, and what the agent set up is removed.
+/// org.demeter.0, the host can take memory through the agent and return it. Stop with SIGTERM or Ctrl-C: memory stays where
+/// it is, and the agent removes all that it set up.
 #[derive(clap::Args)]
 #[command(
     args_conflicts_with_subcommands = true,
@@ -30,14 +30,15 @@ Examples:
   demeter guest --cgroup /sys/fs/cgroup/db.slice
   demeter guest --all --tracker damon   every process above 64 MiB, watched by DAMON
   demeter guest --pid 4711 --record agent.rec    a recording to look at with demeter replay
-  demeter guest --relay-only            the host's balloon alone, whoever manages the tiers
-  demeter guest heat                    how hot which memory is, of the agent that runs
+  demeter guest --relay-only            the host's balloon alone, beside another manager
+  demeter guest heat                    the heat of memory, from the running agent
 
 Status and metrics, on the agent's Unix socket:
   curl --unix-socket /run/demeter/guest.sock http://demeter/v1/status
   curl --unix-socket /run/demeter/guest.sock http://demeter/metrics
   curl --unix-socket /run/demeter/guest.sock -X POST http://demeter/v1/pause
-`demeter probe` tells what works on this machine."
+  curl --unix-socket /run/demeter/guest.sock -X POST http://demeter/v1/resume
+`demeter probe` says what works on this machine."
 )]
 pub struct Args {
     #[command(flatten)]
@@ -48,7 +49,7 @@ pub struct Args {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Draw how hot which addresses of each process are, over time
+    /// Draw the heat of each process's addresses over time
     Heat(heat::Args),
 }
 
@@ -57,13 +58,13 @@ struct RunArgs {
     /// Configuration file (TOML); flags override its keys
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// A process to look after, with its descendants; may be given several times
+    /// Manage this process and its descendants; may be repeated
     #[arg(long, value_name = "PID")]
     pid: Vec<u32>,
-    /// Look after the processes of this cgroup (v2) and of those below it
+    /// Manage the processes of this cgroup (v2) and of those below it
     #[arg(long, value_name = "PATH", conflicts_with = "pid")]
     cgroup: Option<PathBuf>,
-    /// Look after every process above a resident size (resident_min_mib)
+    /// Manage every process above a resident size (resident_min_mib, 64 MiB)
     #[arg(long, conflicts_with_all = ["pid", "cgroup"])]
     all: bool,
     /// Where samples come from
@@ -72,20 +73,20 @@ struct RunArgs {
     /// Time between two decisions, milliseconds
     #[arg(long, value_name = "MS")]
     epoch_ms: Option<u64>,
-    /// One sample for so many loads
+    /// Take one sample of N slow loads
     #[arg(long, value_name = "N")]
     sample_period: Option<u32>,
-    /// The most that is promoted, and the most that is demoted, MiB per second
+    /// Promote at most, and demote at most, so many MiB per second
     #[arg(long, value_name = "MIB")]
     rate_limit_mib_s: Option<u64>,
-    /// Whether the host may take memory back: where the VM has a port for it, or never
+    /// Let the host size this VM: auto, if the VM has a port for it, or off
     #[arg(long, value_name = "WHEN", value_parser = names::<BalloonMode>())]
     balloon: Option<BalloonMode>,
-    /// Record what the agent sees and decides to this file, for `demeter replay`; what was recorded
-    /// before goes to FILE.1
+    /// Record what the agent sees and decides, for `demeter replay`; a full or older file becomes
+    /// FILE.1
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// The most that a recording takes, both files together, MiB
+    /// Size of the recording at most, both files together, MiB
     #[arg(long, value_name = "MIB")]
     record_max_mib: Option<u64>,
     /// Only relay between the host and the balloon driver; manage no tiers
@@ -93,15 +94,15 @@ struct RunArgs {
         "epoch_ms", "sample_period", "rate_limit_mib_s", "socket", "listen", "record",
         "record_max_mib"])]
     relay_only: bool,
-    /// Only remove what an agent that was killed has left behind: its kdamond
+    /// Only end the kdamond that a killed agent left behind
     #[arg(long, conflicts_with_all = ["pid", "cgroup", "all", "config", "balloon", "tracker",
         "epoch_ms", "sample_period", "rate_limit_mib_s", "socket", "listen", "record",
         "record_max_mib", "relay_only"])]
     clean_up: bool,
-    /// Unix socket for status and metrics
+    /// Unix socket for status, metrics, pause and resume
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Serve status and metrics on this TCP address as well; nobody is authenticated there
+    /// Serve status and metrics on this TCP address as well, without authentication
     #[arg(long, value_name = "ADDR:PORT")]
     listen: Option<SocketAddr>,
 }

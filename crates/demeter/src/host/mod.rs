@@ -34,7 +34,7 @@ Examples:
   demeter host --config /etc/demeter/host.toml   runs the controller
   demeter host status                            what each VM has
   demeter host set db --fast-mib 2048            gives a VM another size
-  demeter host forgive db                        manages a VM again that was marked
+  demeter host forgive db                        manages a marked VM again
   demeter host policy wss                        divides by working sets from now on
   demeter host xml db                            what a libvirt domain lacks, as a patch
 
@@ -70,7 +70,7 @@ enum Command {
     },
     /// Give a VM another size
     Set(SetArgs),
-    /// Manage a VM again whose guest was caught lying (`demeter host status` says why)
+    /// Manage a marked VM again, whose guest was caught lying (`demeter host status` says why)
     Forgive {
         /// The VM
         vm: String,
@@ -79,20 +79,20 @@ enum Command {
     },
     /// Divide memory by another policy from now on
     Policy {
-        /// How memory is divided
+        /// The policy
         #[arg(value_parser = names::<Policy>())]
         policy: Policy,
         #[command(flatten)]
         client: Client,
     },
-    /// Print what a libvirt domain's XML lacks to be sized, as a patch
+    /// Print a patch for a libvirt domain that cannot be sized yet
     #[command(after_help = "\
 To apply it, while the domain does not run:
   virsh dumpxml --inactive db >db.xml
   demeter host xml db | patch db.xml
   virsh define db.xml")]
     Xml(XmlArgs),
-    /// Print what happens, as it happens
+    /// Print events as they happen
     Watch {
         #[command(flatten)]
         client: Client,
@@ -103,7 +103,7 @@ To apply it, while the domain does not run:
 struct XmlArgs {
     /// The domain
     domain: String,
-    /// How its size is to be changed
+    /// Mechanism that will size it
     #[arg(long, value_parser = names::<ProvisionerKind>(), default_value = "demeter-balloon")]
     provisioner: ProvisionerKind,
     /// Fast memory of a domain without two cells, MiB [default: a quarter of its memory]
@@ -131,7 +131,7 @@ struct SetArgs {
     /// Its slow memory, MiB
     #[arg(long, value_name = "MIB")]
     slow_mib: Option<u64>,
-    /// Wait until it has that, but no longer than so many seconds
+    /// Wait until it has that, at most so many seconds
     #[arg(long, value_name = "S")]
     wait: Option<u64>,
     #[command(flatten)]

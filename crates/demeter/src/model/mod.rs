@@ -30,10 +30,10 @@ pub struct Args {
     /// Result of a scenario whose cases vary sim.translation.mode: native and virtualized at least
     #[arg(required_unless_present = "native", conflicts_with_all = ["native", "virtual_run"])]
     result: Option<PathBuf>,
-    /// What `perf stat` printed of the native run
+    /// Output of `perf stat` for the native run
     #[arg(long, value_name = "FILE", requires = "virtual_run")]
     native: Option<PathBuf>,
-    /// What `perf stat` printed of the run in a VM, without the hypervisor's own
+    /// Output of `perf stat` for the run in a VM, without the hypervisor's own events
     #[arg(long = "virtual", value_name = "FILE", requires = "native")]
     virtual_run: Option<PathBuf>,
     /// Share of the TLB misses that fall in the segment, 0 to 1
@@ -42,7 +42,7 @@ pub struct Args {
     /// Clock of the simulated processor, GHz: a comparison with a segment's bounds takes a cycle
     #[arg(long, value_name = "GHZ", default_value_t = 2.2)]
     ghz: f64,
-    /// As JSON
+    /// Print JSON instead of text
     #[arg(long)]
     json: bool,
 }

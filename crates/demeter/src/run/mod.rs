@@ -32,9 +32,9 @@ enum Place {
     Lab,
     /// On the simulator.
     Sim,
-    /// On this machine's own fast and slow node, as root. What the scenario says of latency and
-    /// bandwidth is then this machine's; all but so much of fast memory is held, and the kernel's
-    /// settings are as before at the end.
+    /// On this machine's own fast and slow node, as root, with their own latency and bandwidth.
+    /// It occupies fast memory so that the scenario's `usable_mib` stays free. At the end the kernel's
+    /// settings are as before.
     Here,
 }
 
@@ -61,14 +61,14 @@ impl Place {
 /// Options of `demeter run`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Scenario file; of several, or a folder of them, each gets one line, worst first
+    /// Scenario files, or folders of them; several give a table with the worst first
     #[arg(value_name = "SCENARIO")]
     scenarios: Vec<PathBuf>,
-    /// Run N random scenarios instead, new ones with each seed: 256 MiB to 64 GiB, hot sets, laws of
-    /// popularity, sweeps. On the simulator, under none, demeter and demeter-damon
+    /// Run N random scenarios instead, on the simulator, under none, demeter and demeter-damon: 256 MiB
+    /// to 64 GiB with hot sets, laws of popularity and sweeps. Each seed gives new ones
     #[arg(long, value_name = "N")]
     random: Option<u64>,
-    /// Write the random scenarios to this folder, one file each, to run them again
+    /// Write the random scenarios to this folder, to run them again
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
     /// Where to run it
@@ -77,29 +77,29 @@ pub struct Args {
     /// Write the result to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Run only this system (see demeter systems); may be given several times
+    /// Run only this system (see `demeter systems`); may be repeated
     #[arg(long = "system", value_name = "NAME", value_parser = systems::parser())]
     systems: Vec<System>,
-    /// Seed of the workload instead of the scenario's; with --random, of all that is random, drawn and
-    /// printed if not given
+    /// Seed of the workload instead of the scenario's. With --random it is the seed of the scenarios, and
+    /// drawn and printed if it is missing
     #[arg(long)]
     seed: Option<u64>,
     /// Seconds of the timed phase instead of the scenario's
     #[arg(long, value_name = "S")]
     duration: Option<u64>,
-    /// Seeds for each system: the scenario's and those that follow it; the run in the middle is
-    /// shown. In the lab all systems run once before any runs again
+    /// Run each system with N seeds, from the scenario's on, and show the run with the median. In the lab
+    /// all systems run once before any runs again
     #[arg(long, value_name = "N", default_value = "1")]
     repeat: NonZeroU32,
-    /// In the lab, run again up to so many times what the host disturbed; the least disturbed counts
+    /// In the lab, repeat a run that the host disturbed up to N times; the least disturbed run counts
     #[arg(long, value_name = "N", default_value = "1")]
     retries: u32,
-    /// In the lab, run so many systems at the same time, in their order: what the host does meanwhile slows all of them alike.
-    /// Each wants a core for each virtual CPU
+    /// In the lab, run N systems side by side, so that the host slows all alike. Each needs a core for each
+    /// virtual CPU
     #[arg(long, value_name = "N", default_value = "1")]
     at_once: NonZeroUsize,
-    /// Keep the logs of every VM here, not only those of failed ones, and the agent's recording for
-    /// `demeter replay`
+    /// Keep the logs of all VMs, not only of failed ones, and the agent's recording for
+    /// `demeter replay`, in this folder
     #[arg(long, value_name = "DIR")]
     keep_logs: Option<PathBuf>,
     #[command(flatten)]

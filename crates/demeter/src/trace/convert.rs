@@ -12,7 +12,7 @@ use crate::output;
 /// Arguments of `demeter trace convert`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// What wrote the input
+    /// Format of the input
     #[arg(long, value_enum)]
     from: Format,
     /// The recording; .xz and .gz are decompressed by xz and gzip

@@ -21,11 +21,11 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run a program under an emulator and record every access to memory that it makes
+    /// Run a program under an emulator and record all its memory accesses
     Record(record::Args),
-    /// Say what is in a trace, and whether it is whole
+    /// Describe a trace, and check that it is complete
     Info(info::Args),
-    /// Make a trace of what valgrind's lackey or ChampSim's tracer wrote
+    /// Convert a trace of valgrind's lackey or of ChampSim's tracer
     Convert(convert::Args),
 }
 

@@ -96,6 +96,8 @@ impl Curves {
                 .along(curve)
                 .map(|(s, share, _)| (share, s.map(|s| s.value)))
                 .collect(),
+            // At its last point.
+            named_from: f64::INFINITY,
         });
         frame.draw_lines(&mut svg, &lines.collect::<Vec<_>>());
         for curve in &self.curves {

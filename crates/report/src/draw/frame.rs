@@ -1,4 +1,4 @@
-//! What every plot of lines has: amounts to its left, places below, each line's name at its end.
+//! The frame of each plot of lines: amounts to its left, places below, each line's name to its right.
 
 use std::fmt::Write;
 
@@ -30,6 +30,27 @@ pub(crate) struct Line {
     pub class: String,
     /// Share of the width, and amount; a point without breaks the line.
     pub points: Vec<(f64, Option<f64>)>,
+    /// The share of the width from which on its points count for the height of its name.
+    pub named_from: f64,
+}
+
+impl Line {
+    /// The amount beside which its name stands: the mean from `named_from` on, or the last there is.
+    fn named_at(&self) -> Option<f64> {
+        let known = || {
+            self.points
+                .iter()
+                .filter_map(|&(s, amount)| Some((s, amount?)))
+        };
+        let late: Vec<f64> = known()
+            .filter(|(share, _)| *share >= self.named_from)
+            .map(|(_, amount)| amount)
+            .collect();
+        match late.len() {
+            0 => known().next_back().map(|(_, amount)| amount),
+            count => Some(late.iter().sum::<f64>() / count as f64),
+        }
+    }
 }
 
 impl Frame {
@@ -79,7 +100,7 @@ impl Frame {
         svg.text("tick middle", (x, self.bottom + 20.0), label);
     }
 
-    /// Draws lines, Demeter's last: on top of the others. Each has its name at its end.
+    /// Draws lines, Demeter's last: on top of the others. Each has its name to its right.
     pub(crate) fn draw_lines(&self, svg: &mut Svg, lines: &[Line]) {
         let (ours, others): (Vec<&Line>, Vec<&Line>) = lines.iter().partition(|l| l.name == OURS);
         for line in others.into_iter().chain(ours) {
@@ -89,8 +110,8 @@ impl Frame {
         }
         let ends = lines.iter().filter_map(|line| {
             let mut points = line.points.iter().rev();
-            let (share, amount) = points.find_map(|(share, amount)| Some((*share, (*amount)?)))?;
-            Some((self.x(share), self.y(amount), line))
+            let (share, _) = points.find(|(_, amount)| amount.is_some())?;
+            Some((self.x(*share), self.y(line.named_at()?), line))
         });
         self.draw_names(svg, ends.collect());
     }
@@ -114,8 +135,8 @@ impl Frame {
         path
     }
 
-    /// Writes the name of each line at its end. Names that would overlap are pushed apart; a thin
-    /// line leads from the end of each line to its name.
+    /// Writes names in the order of their amounts. Names that would overlap are pushed apart; a thin
+    /// line leads from each line's amount to its name.
     fn draw_names(&self, svg: &mut Svg, mut ends: Vec<(f64, f64, &Line)>) {
         ends.sort_by(|a, b| a.1.total_cmp(&b.1));
         let mut places: Vec<f64> = ends.iter().map(|end| end.1).collect();
@@ -165,6 +186,26 @@ mod tests {
             prop_assert!(places.windows(2).all(|pair| pair[1] - pair[0] >= NAME_HEIGHT - 1e-6));
             prop_assert!(places.iter().all(|place| *place <= 300.0));
         }
+    }
+
+    #[test]
+    fn a_name_stands_at_the_mean_of_its_last_points() {
+        let points = [(0.0, 9.0), (0.7, 2.0), (0.9, 4.0), (1.0, 0.0)];
+        let line = |named_from| Line {
+            name: "a".into(),
+            class: String::new(),
+            points: points.map(|(share, amount)| (share, Some(amount))).into(),
+            named_from,
+        };
+        assert_eq!(line(2.0 / 3.0).named_at(), Some(2.0));
+        assert_eq!(line(1.0).named_at(), Some(0.0));
+        // It ended before.
+        assert_eq!(line(1.5).named_at(), Some(0.0));
+        let nothing = Line {
+            points: vec![(1.0, None)],
+            ..line(0.0)
+        };
+        assert_eq!(nothing.named_at(), None);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Plots over time: one line per system, named at its end.
+//! Plots over time: one line per system, named at the height of its last third.
 
 use demeter_outcome::{Point, RunResult, SystemResult};
 
@@ -150,6 +150,7 @@ fn lines(result: &RunResult, quantity: &Quantity) -> Vec<Line> {
             name: clean::name(&system.name),
             class,
             points: thin(&points, POINTS_MAX),
+            named_from: 2.0 / 3.0,
         }
     };
     let drawn = |line: &Line| line.points.iter().any(|(_, value)| value.is_some());

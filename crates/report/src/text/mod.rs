@@ -11,6 +11,7 @@ pub(crate) mod kvm;
 pub(crate) mod number;
 pub(crate) mod one_line;
 pub(crate) mod part;
+pub(crate) mod ratios;
 pub(crate) mod summary;
 pub(crate) mod table;
 pub(crate) mod worst_first;

@@ -14,11 +14,13 @@ use crate::text::{summary, worst_first};
 pub enum Part {
     /// Its figures: a line for each system, or for each system of each case.
     Figures,
-    /// What others have published beside ours.
+    /// Five figures of each system, beside an oracle.
+    Brief,
+    /// Published figures beside ours.
     Published,
     /// Of a folder of scenarios, a table for each system of ours, a line for each scenario, the worst first.
     WorstFirst,
-    /// What a nested host's KVM counted.
+    /// The counts of a nested host's KVM.
     Kvm,
 }
 
@@ -30,6 +32,9 @@ pub fn part(result: &RunResult, part: Part) -> String {
             let tables: Vec<String> = tables.iter().map(Table::text).collect();
             tables.join("\n")
         }
+        Part::Brief => summary::brief(result)
+            .map(|table| table.text())
+            .unwrap_or_default(),
         Part::Published => Agreement::of(result)
             .map(|agreement| agreement.table.text())
             .unwrap_or_default(),
@@ -46,7 +51,7 @@ pub fn part(result: &RunResult, part: Part) -> String {
 
 #[cfg(test)]
 mod tests {
-    use demeter_outcome::Published;
+    use demeter_outcome::{Published, SystemResult};
 
     use super::*;
 
@@ -57,9 +62,20 @@ mod tests {
         let figures = part(&result, Part::Figures);
         assert!(figures.contains("demeter") && !figures.contains("last third"));
         assert!(crate::table(&result).starts_with(&figures));
+        assert_eq!(part(&result, Part::Brief), "");
         assert_eq!(part(&result, Part::Published), "");
         assert_eq!(part(&result, Part::WorstFirst), "");
         assert_eq!(part(&result, Part::Kvm), "");
+        let oracle = SystemResult {
+            name: "oracle".into(),
+            ..result.systems[0].clone()
+        };
+        result.systems.push(oracle);
+        let brief = part(&result, Part::Brief);
+        assert!(brief.lines().count() == 4, "{brief}");
+        assert!(brief.lines().all(|line| line.len() <= 60), "{brief}");
+        assert!(brief.ends_with('\n') && brief.contains("100.0"), "{brief}");
+        result.systems.pop();
         result.systems[0].counters = [("kvm_exits".to_owned(), 3)].into();
         let kvm = part(&result, Part::Kvm);
         assert!(kvm.lines().count() == 2 && crate::table(&result).contains(&kvm));

@@ -1,6 +1,6 @@
 //! Ranges that are halved where accesses fall, and pages exchanged by their rank: what the Demeter
 //! paper describes and its authors' kernel does. The product's own policy is not this one, see
-//! "Where we differ" in ARCHITECTURE.md.
+//! "Where it differs from the paper" in `docs/src/how.md`.
 //!
 //! # Problem
 //! Find the hot part of an address space of 64 TiB, and bring it into fast memory without ever
@@ -19,6 +19,10 @@
 //! - The ranges cover the address space, each once, and are never smaller than the granularity nor
 //!   more than the most allowed.
 //! - Promotions and demotions of an exchange are of the same size to within a block.
+//!
+//! # Left out
+//! Their kernel exchanges nothing before some range is as small as 2 MiB: stacks of threads see to that, which the model does
+//! not have. It counts a range's pages anew at each look, without forgetting the last.
 
 use std::collections::BTreeMap;
 

@@ -132,6 +132,35 @@ fn told_of_overhead<'a>(mut systems: impl Iterator<Item = &'a SystemResult>) -> 
     }
 }
 
+/// The five figures that a newcomer reads first, of a result with an oracle.
+pub(crate) fn brief(result: &RunResult) -> Option<Table> {
+    let systems = &result.systems;
+    systems.iter().find(|system| is_oracle(system))?;
+    let context = Context {
+        systems,
+        measure: Measure::of(systems.iter()),
+        duration_s: result.duration_s as f64,
+    };
+    let mut figures = Figures::default();
+    figures.add("", "system", |_, s| Some(marks::name(s)));
+    figures.add("% of oracle", "mean", |c, s| {
+        of_oracle(c, s).map(marks::of_oracle)
+    });
+    figures.add("% of oracle", "end", |c, s| {
+        steady_of_oracle(c.systems, s).map(marks::of_oracle)
+    });
+    figures.add("hot set", "after s", |_, s| s.t90_s.map(seconds));
+    figures.add("CPU", "%", |c, s| {
+        ratio(s.mgmt_cpu_s, Some(c.duration_s)).map(percent)
+    });
+    Some(Table {
+        heading: String::new(),
+        rows: systems.iter().map(|s| figures.row(&context, s)).collect(),
+        columns: figures.0.into_iter().map(|(column, _)| column).collect(),
+        left_out: 0,
+    })
+}
+
 /// A system's share of the oracle's performance over the last third: 1 is as good as the oracle.
 pub(crate) fn steady_of_oracle(systems: &[SystemResult], system: &SystemResult) -> Option<f64> {
     let oracle = systems.iter().find(|s| s.name == "oracle")?;
