@@ -49,10 +49,10 @@ impl Placement {
 /// Blocks of one chunk: 1 GiB of addresses.
 pub(crate) const CHUNK_BLOCKS: usize = 512;
 
-/// Chunks whose blocks an epoch looks at one by one: 64 GiB of memory take about a millisecond.
-pub(crate) const CHUNKS_MAX: usize = 64;
+/// Chunks whose blocks an epoch looks at one by one: what it may take of a CPU bounds them.
+pub(crate) const CHUNKS_MAX: usize = 32;
 
-/// What is known of 1 GiB of a process's addresses.
+/// Known blocks in 1 GiB of a process's addresses.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KnownChunk<'a> {
     /// Its first block.

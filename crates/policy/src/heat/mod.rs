@@ -85,7 +85,7 @@ struct Chunk {
     measured: Box<[Measured; WINDOWS]>,
 }
 
-/// What is measured of a chunk's parts together.
+/// Measurements over all parts of a chunk.
 #[derive(Debug, Clone, Copy, Default)]
 struct Measured {
     /// How much they differ, by level.
@@ -331,8 +331,7 @@ impl Heat {
             .rate
     }
 
-    /// What the 512 blocks from `first` on had in longer windows: a quarter of their events a second in the next window, a
-    /// sixteenth of those in the one after, and so on.
+    /// Rates in longer windows of the 512 blocks from `first` on. Each window counts a quarter of the one before.
     pub(crate) fn longer_rates(&self, window: usize, first: Block, out: &mut [f64; CHUNK_BLOCKS]) {
         out.fill(0.0);
         let Some(chunk) = self.chunk(first.0 / CHUNK_BLOCKS as u64) else {

@@ -379,7 +379,7 @@ struct Least<T, O> {
     most: usize,
     order: O,
     kept: Vec<T>,
-    /// What is greater than this is not among them.
+    /// Greater things are not among them.
     bound: Option<T>,
 }
 

@@ -5,8 +5,8 @@
 //! each epoch takes longer than an epoch should.
 //!
 //! # Approach
-//! A plan looks at no more than [`CHUNKS_MAX`] chunks of 1 GiB: half of them are those with the hottest slow block, a
-//! quarter those with the coldest fast one, and the rest follow in turn. How hot a chunk's hottest slow block is, is known
+//! A plan looks at no more than [`CHUNKS_MAX`] chunks of 1 GiB. Half of them have the hottest slow blocks, a quarter have
+//! the coldest fast ones, and the rest follow in turn. How hot a chunk's hottest slow block is, is known
 //! from the last time that somebody looked, in relation to the chunk's mean. The mean is known at all times.
 //!
 //! # Properties
@@ -38,7 +38,7 @@ impl Default for Extremes {
     }
 }
 
-/// What is known of each chunk, by process and number.
+/// The extremes of each chunk, by process and number.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Scan {
     pub(super) seen: BTreeMap<(Pid, u64), [Extremes; WINDOWS]>,
@@ -197,7 +197,7 @@ mod tests {
         let (residency, mut heat) = world();
         for epoch in 0..4 {
             for chunk in 0..CHUNKS {
-                let hot = chunk >= 980 || (10..CHUNKS / 4).contains(&chunk);
+                let hot = chunk >= 990 || (5..CHUNKS / 4).contains(&chunk);
                 let block = Block(chunk * CHUNK_BLOCKS as u64);
                 heat.add(block, if hot { 100 } else { 1 });
             }
@@ -207,12 +207,12 @@ mod tests {
         let mut scan = Scan::default();
         let chosen = numbers(&scan.choose(&parts, 0, 7));
         assert!(
-            (980..CHUNKS)
-                .chain(0..10)
+            (990..CHUNKS)
+                .chain(0..5)
                 .all(|chunk| chosen.contains(&chunk))
         );
         // Nothing slow is hot in one of them any more.
-        scan.saw(&parts[990], 0, 0.0, f64::INFINITY);
-        assert!(!numbers(&scan.choose(&parts, 0, 7)).contains(&990));
+        scan.saw(&parts[995], 0, 0.0, f64::INFINITY);
+        assert!(!numbers(&scan.choose(&parts, 0, 7)).contains(&995));
     }
 }
