@@ -49,6 +49,20 @@ impl Placement {
 /// Blocks of one chunk: 1 GiB of addresses.
 pub(crate) const CHUNK_BLOCKS: usize = 512;
 
+/// Chunks whose blocks an epoch looks at one by one: what it may take of a CPU bounds them.
+pub(crate) const CHUNKS_MAX: usize = 32;
+
+/// Known blocks in 1 GiB of a process's addresses.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KnownChunk<'a> {
+    /// Its first block.
+    pub(crate) first: Block,
+    /// All its blocks.
+    pub(crate) known: &'a [Option<Known>; CHUNK_BLOCKS],
+    /// Where they lie, together.
+    pub(crate) sum: Placement,
+}
+
 /// Where the blocks of all processes lie, as far as anybody has looked. Blocks that would not
 /// move are set aside until a later epoch: they are known, but nobody is offered them.
 ///
@@ -311,13 +325,13 @@ impl ResidencyMap {
         sum
     }
 
-    /// The known blocks of a process, by chunk: the first block of the chunk, and all 512.
-    pub(crate) fn known_by_chunk(
-        &self,
-        pid: Pid,
-    ) -> impl Iterator<Item = (Block, &[Option<Known>; CHUNK_BLOCKS])> + '_ {
-        let chunks = self.chunks(pid).iter();
-        chunks.map(|chunk| (Block(chunk.first_block()), &*chunk.known))
+    /// The known blocks of a process, by chunk.
+    pub(crate) fn known_by_chunk(&self, pid: Pid) -> impl Iterator<Item = KnownChunk<'_>> + '_ {
+        self.chunks(pid).iter().map(|chunk| KnownChunk {
+            first: Block(chunk.first_block()),
+            known: &chunk.known,
+            sum: chunk.sum,
+        })
     }
 
     /// Blocks whose place is known, of all processes.

@@ -15,7 +15,7 @@ use demeter_policy::engine::Gain;
 use demeter_policy::{PerTier, Tuning};
 
 /// The version of the format that is written and read.
-pub const VERSION: u16 = 11;
+pub const VERSION: u16 = 12;
 
 pub(super) const MAGIC: &[u8; 8] = b"demflght";
 pub(super) const PREFIX_BYTES: usize = 10;

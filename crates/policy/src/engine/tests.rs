@@ -246,7 +246,11 @@ impl super::Strategy for Apart {
         self.0.classifier()
     }
 
-    fn plan(&self, situation: &crate::Situation<'_>, heats: &[(Pid, &crate::Heat)]) -> crate::Plan {
+    fn plan(
+        &mut self,
+        situation: &crate::Situation<'_>,
+        heats: &[(Pid, &crate::Heat)],
+    ) -> crate::Plan {
         self.0.plan(situation, heats)
     }
 }

@@ -1,9 +1,11 @@
 //! The rule's state, as a recording keeps it.
 
 use super::price::{PRICE_BYTES, Price};
+use super::scan::Extremes;
 use super::{Fresh, Rule};
 use crate::engine::{NotAState, Numbers};
-use crate::{PerTier, Tier};
+use crate::heat::WINDOWS;
+use crate::{PerTier, Pid, Tier};
 
 impl Rule {
     /// Appends its state between two epochs.
@@ -19,6 +21,13 @@ impl Rule {
         to.extend([self.unseen_s.to_bits(), self.event_s.to_bits()]);
         to.extend(self.income.map(f64::to_bits));
         to.extend([self.balance.cost_ns, self.balance.benefit_ns as u64]);
+        to.push(self.scan.seen.len() as u64);
+        for ((pid, chunk), extremes) in &self.scan.seen {
+            to.extend([pid.0.into(), *chunk]);
+            for seen in extremes {
+                to.extend([seen.hottest_slow, seen.coldest_fast].map(f64::to_bits));
+            }
+        }
     }
 
     /// Takes over what was saved.
@@ -47,6 +56,15 @@ impl Rule {
         }
         self.balance.cost_ns = from.next(u64::MAX)?;
         self.balance.benefit_ns = from.next(u64::MAX)? as i64;
+        for _ in 0..from.next_u32()? {
+            let key = (Pid(from.next_u32()?), from.next(u64::MAX)?);
+            let mut extremes = [Extremes::default(); WINDOWS];
+            for seen in &mut extremes {
+                seen.hottest_slow = from.number()?;
+                seen.coldest_fast = from.number()?;
+            }
+            self.scan.seen.insert(key, extremes);
+        }
         Ok(())
     }
 }

@@ -94,7 +94,7 @@ impl Strategy for Paper {
         }
     }
 
-    fn plan(&self, situation: &Situation<'_>, _heats: &[(Pid, &PaperRanges)]) -> Plan {
+    fn plan(&mut self, situation: &Situation<'_>, _heats: &[(Pid, &PaperRanges)]) -> Plan {
         let Situation {
             ranking,
             residency,
@@ -178,7 +178,7 @@ impl Classify for PaperRanges {
     }
 
     /// Ages counts and cuts; there is news where anything was cut.
-    fn end_epoch(&mut self, _epoch: u32, _elapsed_s: f64) -> bool {
+    fn end_epoch(&mut self, _epoch: u32, _elapsed_s: f64, _chunks_max: usize) -> bool {
         self.epoch += 1;
         self.leaves.values_mut().for_each(|l| l.samples /= 2);
         let leaves: Vec<(u64, Leaf)> = self.leaves.iter().map(|(&s, &l)| (s, l)).collect();
