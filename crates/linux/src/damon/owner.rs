@@ -63,9 +63,13 @@ impl Owner {
 impl Display for Owner {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Statistic => f.write_str("DAMON_STAT, a statistic that the kernel starts by itself"),
+            Self::Statistic => {
+                f.write_str("DAMON_STAT, a statistic that the kernel starts by itself")
+            }
             Self::Module { name, .. } => f.write_str(name),
-            Self::Kdamonds => f.write_str("somebody else, by kdamonds in /sys/kernel/mm/damon/admin"),
+            Self::Kdamonds => {
+                f.write_str("somebody else, by kdamonds in /sys/kernel/mm/damon/admin")
+            }
             Self::Unknown => f.write_str("a kernel module"),
         }
     }

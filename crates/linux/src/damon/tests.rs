@@ -26,7 +26,10 @@ impl Machine {
             ("0/contexts/0/operations", "vaddr\n"),
             ("0/contexts/0/targets/nr_targets", "0\n"),
             ("0/contexts/0/schemes/nr_schemes", "0\n"),
-            ("0/contexts/0/monitoring_attrs/intervals/update_us", "60000000\n"),
+            (
+                "0/contexts/0/monitoring_attrs/intervals/update_us",
+                "60000000\n",
+            ),
         ] {
             machine.write(&format!("{ADMIN}/{file}"), text);
         }
@@ -129,9 +132,18 @@ fn what_somebody_uses_is_never_taken() {
     ];
     let reclaim = format!("{RECLAIM}/enabled");
     let cases: [(&str, &[(&str, &str)]); 5] = [
-        ("runs", &[(&nr_kdamonds, "1\n"), (&state, "on\n"), (&contexts, "1\n")]),
-        ("watches", &[(&nr_kdamonds, "1\n"), (&contexts, "1\n"), (&targets, "1\n")]),
-        ("has schemes", &[(&nr_kdamonds, "1\n"), (&contexts, "1\n"), (&schemes, "1\n")]),
+        (
+            "runs",
+            &[(&nr_kdamonds, "1\n"), (&state, "on\n"), (&contexts, "1\n")],
+        ),
+        (
+            "watches",
+            &[(&nr_kdamonds, "1\n"), (&contexts, "1\n"), (&targets, "1\n")],
+        ),
+        (
+            "has schemes",
+            &[(&nr_kdamonds, "1\n"), (&contexts, "1\n"), (&schemes, "1\n")],
+        ),
         ("blank, but nobody noted it", &[(&nr_kdamonds, "1\n")]),
         ("DAMON_RECLAIM", &[(&reclaim, "Y\n")]),
     ];
@@ -189,14 +201,20 @@ fn a_kill_at_any_instant_is_undone_by_the_next_start_and_by_a_clean_up() {
         ("a context without settings", |machine| {
             machine.write(STAT, "N\n");
             machine.write("run/demeter/damon-kdamonds", "");
-            admin(machine, &[("nr_kdamonds", "1\n"), ("0/contexts/nr_contexts", "1\n")]);
+            admin(
+                machine,
+                &[("nr_kdamonds", "1\n"), ("0/contexts/nr_contexts", "1\n")],
+            );
         }),
         ("at work", |machine| {
             machine.write(STAT, "N\n");
             let demeter = machine.claim(Statistic::TurnOff).unwrap();
             admin(
                 machine,
-                &[("0/state", "on\n"), ("0/contexts/0/targets/nr_targets", "1\n")],
+                &[
+                    ("0/state", "on\n"),
+                    ("0/contexts/0/targets/nr_targets", "1\n"),
+                ],
             );
             machine.kill(demeter);
         }),
@@ -213,7 +231,11 @@ fn a_kill_at_any_instant_is_undone_by_the_next_start_and_by_a_clean_up() {
         assert!(!undone.is_empty(), "{name}");
         assert_eq!(machine.seen(), seen("0", "off", Some("Y")), "{name}");
         assert!(!machine.has_notes(), "{name}");
-        assert_eq!(clean_up(machine.root()).unwrap(), [""; 0], "{name}: nothing is left");
+        assert_eq!(
+            clean_up(machine.root()).unwrap(),
+            [""; 0],
+            "{name}: nothing is left"
+        );
 
         let machine = left();
         let next = machine.claim(Statistic::TurnOff).unwrap();
@@ -225,7 +247,10 @@ fn a_kill_at_any_instant_is_undone_by_the_next_start_and_by_a_clean_up() {
         // Who may not take it any more gives it back.
         let machine = left();
         let error = machine.claim(Statistic::Leave).unwrap_err();
-        assert!(matches!(error, DamonError::Held(Owner::Statistic)), "{name}");
+        assert!(
+            matches!(error, DamonError::Held(Owner::Statistic)),
+            "{name}"
+        );
         assert_eq!(machine.seen(), seen("0", "off", Some("Y")), "{name}");
     }
 }
