@@ -5,20 +5,21 @@
 //! must not take the balloon's link to the host along: where there is a relay, an agent that failed is
 //! started again after a pause. So is one whose tracker somebody else has.
 
+use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use demeter_linux::damon::{self, Owner};
-use demeter_policy::PerTier;
+use demeter_policy::{PerTier, Pid};
 
 use crate::agent::{self, Agent, AgentError, Control, Effects, Ended};
 use crate::balloon::link::{BesideAgent, Link, LinkError};
 use crate::config::{BalloonMode, Config};
 use crate::latency;
 use crate::pages::LivePages;
-use crate::probe;
+use crate::probe::{self, Advice};
 use crate::prober::Tiers;
 use crate::server::{Server, ServerError};
 use crate::status::StatusCell;
@@ -43,6 +44,14 @@ pub enum SupervisorError {
     /// The agent cannot start, or failed where no relay goes on.
     #[error(transparent)]
     Agent(#[from] AgentError),
+    /// The system refuses what the agent cannot do without.
+    #[error("{what}; {mend}", what = .0.what, mend = .0.mend)]
+    Refused(Advice),
+    /// No process that it is to look after may be looked at.
+    #[error(
+        "cannot look at the memory of {0}, nor of any other process that was named; run as root, or grant CAP_SYS_PTRACE"
+    )]
+    Unreadable(String),
     /// Status and metrics cannot be served.
     #[error(transparent)]
     Server(#[from] ServerError),
@@ -66,6 +75,12 @@ pub fn run(
     say: &dyn Fn(&str),
 ) -> Result<(), SupervisorError> {
     let tiers = agent::check(root, config)?;
+    for advice in probe::missing(root) {
+        if advice.blocks {
+            return Err(SupervisorError::Refused(advice));
+        }
+        say(&format!("warning: {}; {}", advice.what, advice.mend));
+    }
     let status = StatusCell::default();
     let latency_ns = latency::measure(tiers).unwrap_or_else(|error| {
         tracing::info!("latencies are assumed, not measured: {error}");
@@ -246,12 +261,14 @@ fn introduce(
     config: &Config,
     tiers: Tiers,
     say: &dyn Fn(&str),
-) -> Result<(), AgentError> {
+) -> Result<(), SupervisorError> {
     say(&format!(
         "memory: node {} is fast, node {} is slow",
         tiers.fast, tiers.slow
     ));
-    let targets = TargetFinder::new(root, config.targets()?).find()?;
+    let targets = config.targets().map_err(AgentError::from)?;
+    let targets = TargetFinder::new(root, targets).find();
+    let targets = targets.map_err(AgentError::from)?;
     let names = targets.iter().take(NAMED);
     let names: Vec<_> = names.map(|t| format!("{} ({})", t.pid, t.comm)).collect();
     say(&match targets.len() {
@@ -263,11 +280,32 @@ fn introduce(
         ),
         _ => format!("looking after: {}", names.join(", ")),
     });
+    let unreadable: Vec<_> = targets
+        .iter()
+        .filter(|t| !is_readable(root, t.pid))
+        .collect();
+    if let Some(first) = unreadable.first() {
+        let first = format!("{} ({})", first.pid, first.comm);
+        if unreadable.len() == targets.len() {
+            return Err(SupervisorError::Unreadable(first));
+        }
+        say(&format!(
+            "warning: {} of {} processes cannot be looked at, among them {first}; grant CAP_SYS_PTRACE",
+            unreadable.len(),
+            targets.len()
+        ));
+    }
     if probe::numa_balancing(root).is_some_and(|mode| mode != 0) {
         let (what, mend) = probe::BALANCING_ADVICE;
         say(&format!("warning: {what}; {mend}"));
     }
     Ok(())
+}
+
+/// Whether the kernel shows what a process maps. One that has ended meanwhile hides nothing.
+fn is_readable(root: &Path, pid: Pid) -> bool {
+    let opened = File::open(root.join(format!("proc/{pid}/maps")));
+    !opened.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
 }
 
 /// The relay beside the agent; without one the agent goes on.
@@ -293,6 +331,9 @@ fn raise_priority() {
         );
     }
 }
+
+#[cfg(test)]
+mod refusals;
 
 #[cfg(test)]
 mod tests {

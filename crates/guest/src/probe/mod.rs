@@ -1,5 +1,6 @@
 //! What works on this machine, what does not, and how to mend it.
 
+mod needs;
 mod text;
 
 use std::fs;
@@ -169,8 +170,19 @@ pub fn probe(root: &Path) -> ProbeReport {
         advice: Vec::new(),
     };
     report.advice = advice(&report, topology.err(), order.err());
+    // Another root stands for another machine, whose kernel cannot be tried.
+    if root == Path::new("/") {
+        report.advice.extend(needs::missing(root));
+    } else {
+        report
+            .advice
+            .extend(needs::missing_capabilities(&report.permissions));
+    }
+    report.advice.sort_by_key(|advice| !advice.blocks);
     report
 }
+
+pub use needs::missing;
 
 /// What is wrong where the kernel balances, and what to do.
 pub const BALANCING_ADVICE: (&str, &str) = (
@@ -227,13 +239,6 @@ fn advice(
             "mend one of those above; damon is the easiest",
         );
     }
-    if !report.permissions.sys_nice || !report.permissions.sys_ptrace {
-        add(
-            true,
-            "this process may not move other processes' pages".into(),
-            "run as root, or with CAP_SYS_NICE and CAP_SYS_PTRACE",
-        );
-    }
     if report.numa_balancing.is_some_and(|mode| mode != 0) {
         let (what, mend) = BALANCING_ADVICE;
         add(false, what.into(), mend);
@@ -256,7 +261,6 @@ fn advice(
             mend,
         );
     }
-    advice.sort_by_key(|advice| !advice.blocks);
     advice
 }
 
