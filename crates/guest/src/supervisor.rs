@@ -3,29 +3,33 @@
 //!
 //! The relay outlives the agent. An error of the agent, or the end of the processes that it was given,
 //! must not take the balloon's link to the host along: where there is a relay, an agent that failed is
-//! started again after a pause.
+//! started again after a pause. So is one whose tracker somebody else has.
 
+use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use demeter_policy::PerTier;
+use demeter_linux::damon::{self, Owner};
+use demeter_policy::{PerTier, Pid};
 
 use crate::agent::{self, Agent, AgentError, Control, Effects, Ended};
 use crate::balloon::link::{BesideAgent, Link, LinkError};
 use crate::config::{BalloonMode, Config};
 use crate::latency;
 use crate::pages::LivePages;
-use crate::probe;
+use crate::probe::{self, Advice};
 use crate::prober::Tiers;
 use crate::server::{Server, ServerError};
 use crate::status::StatusCell;
 use crate::targets::TargetFinder;
 use crate::tracker::{Choice, PassedOver, Settings, choose};
 
-/// How long after an error the agent is started again, beside a relay that goes on.
+/// How long after an error the agent is started again, where a relay goes on or the error may pass. Each time that fails the
+/// wait doubles, up to the most.
 const AGAIN: Duration = Duration::from_secs(5);
+const AGAIN_MAX: Duration = Duration::from_secs(60);
 
 /// Targets that are named at the start.
 const NAMED: usize = 8;
@@ -40,6 +44,14 @@ pub enum SupervisorError {
     /// The agent cannot start, or failed where no relay goes on.
     #[error(transparent)]
     Agent(#[from] AgentError),
+    /// The system refuses what the agent cannot do without.
+    #[error("{what}; {mend}", what = .0.what, mend = .0.mend)]
+    Refused(Advice),
+    /// No process that it is to look after may be looked at.
+    #[error(
+        "cannot look at the memory of {0}, nor of any other process that was named; run as root, or grant CAP_SYS_PTRACE"
+    )]
+    Unreadable(String),
     /// Status and metrics cannot be served.
     #[error(transparent)]
     Server(#[from] ServerError),
@@ -63,6 +75,12 @@ pub fn run(
     say: &dyn Fn(&str),
 ) -> Result<(), SupervisorError> {
     let tiers = agent::check(root, config)?;
+    for advice in probe::missing(root) {
+        if advice.blocks {
+            return Err(SupervisorError::Refused(advice));
+        }
+        say(&format!("warning: {}; {}", advice.what, advice.mend));
+    }
     let status = StatusCell::default();
     let latency_ns = latency::measure(tiers).unwrap_or_else(|error| {
         tracing::info!("latencies are assumed, not measured: {error}");
@@ -75,40 +93,55 @@ pub fn run(
     );
     let start = || start(root, config, latency_ns, &status, say);
     introduce(root, config, tiers, say)?;
-    let mut agent = start()?;
+    let mut agent = match start() {
+        Err(AgentError::Tracker(error))
+            if config.tracker == Choice::Auto && error.is_temporary() =>
+        {
+            say(&format!("waiting for a tracker: {error}"));
+            status.update(|s| s.last_error = Some(error.to_string()));
+            None
+        }
+        agent => Some(agent?),
+    };
     let link = match config.balloon {
         BalloonMode::Auto => link(root, &status, &controls),
         BalloonMode::Off => None,
     };
     let _server = Server::start(&config.socket, config.listen, status.clone(), controls)?;
+    let goes_on = |error: &AgentError| link.is_some() || error.is_temporary();
     loop {
-        let ended = agent.run(received);
-        drop(agent);
-        let last = serde_json::to_string(&status.get()).unwrap_or_default();
-        tracing::info!("at the end: {last}");
-        let again_in = match ended {
-            Ok(Ended::Stopped) => {
-                tracing::info!("stopped; memory stays as it is");
-                return Ok(());
-            }
-            Ok(Ended::NothingLeft) => {
-                tracing::info!("all processes to look after have ended");
-                None
-            }
-            Err(error) if link.is_none() => return Err(error.into()),
-            Err(error) => {
-                tracing::error!("{error}");
-                status.update(|s| s.last_error = Some(error.to_string()));
-                Some(AGAIN)
+        let again_in = match agent {
+            None => Some(AGAIN),
+            Some(mut agent) => {
+                let ended = agent.run(received);
+                drop(agent);
+                let last = serde_json::to_string(&status.get()).unwrap_or_default();
+                tracing::info!("at the end: {last}");
+                match ended {
+                    Ok(Ended::Stopped) => {
+                        tracing::info!("stopped; memory stays as it is");
+                        return Ok(());
+                    }
+                    Ok(Ended::NothingLeft) => {
+                        tracing::info!("all processes to look after have ended");
+                        if link.is_none() {
+                            return Ok(());
+                        }
+                        None
+                    }
+                    Err(error) if goes_on(&error) => {
+                        tracing::error!("{error}");
+                        status.update(|s| s.last_error = Some(error.to_string()));
+                        Some(AGAIN)
+                    }
+                    Err(error) => return Err(error.into()),
+                }
             }
         };
-        if link.is_none() {
+        agent = await_next(received, again_in, start, goes_on)?;
+        if agent.is_none() {
             return Ok(());
         }
-        agent = match await_next(received, again_in, start) {
-            Some(agent) => agent,
-            None => return Ok(()),
-        };
     }
 }
 
@@ -118,33 +151,33 @@ pub fn run(
 /// There is no port, or it cannot be used.
 pub fn relay(root: &Path, received: &Receiver<Control>) -> Result<(), LinkError> {
     let _link = Link::start(root, None)?;
-    await_next(received, None, || Ok(()));
+    tracing::info!("relaying between the host and the balloon driver");
+    // Nothing is started, so that nothing fails.
+    let _ = await_next(received, None, || Ok(()), |_| true);
     Ok(())
 }
 
-/// Takes over the kdamond of an agent that was killed, and ends it. Where somebody else has DAMON, or
+/// Undoes what an agent that was killed has left in the kernel, and says what that was. Where somebody else has DAMON, or
 /// nobody can, there is nothing to do.
-pub fn clean_up(root: &Path) {
-    let settings = Settings {
-        root: root.into(),
-        ..Settings::default()
-    };
-    match choose(Choice::Damon, &settings) {
-        Ok(tracker) => drop(tracker),
+pub fn clean_up(root: &Path, say: &dyn Fn(&str)) {
+    match damon::clean_up(root) {
+        Ok(undone) => undone.into_iter().for_each(say),
         Err(error) => tracing::info!("nothing to clean up: {error}"),
     }
 }
 
-/// Relays only, until an agent can be started again (never, without a pause to try it after) or until
-/// the end, which is `None`.
+/// Waits until an agent can be started again (never, without a pause to try it after) or until the end, which is `None`.
+/// An error that it does not go on after ends it.
 fn await_next<A>(
     received: &Receiver<Control>,
     again_in: Option<Duration>,
     mut start: impl FnMut() -> Result<A, AgentError>,
-) -> Option<A> {
-    tracing::info!("relaying between the host and the balloon driver");
-    let due_again = || again_in.map(|pause| Instant::now() + pause);
-    let mut due = due_again();
+    goes_on: impl Fn(&AgentError) -> bool,
+) -> Result<Option<A>, AgentError> {
+    let due_in = |pause: Duration| Instant::now() + pause;
+    let mut again_in = again_in;
+    let mut due = again_in.map(due_in);
+    let mut said = String::new();
     loop {
         let heard = match due {
             Some(due) => received.recv_timeout(due.saturating_duration_since(Instant::now())),
@@ -153,16 +186,22 @@ fn await_next<A>(
         match heard {
             Ok(Control::Stop) | Err(RecvTimeoutError::Disconnected) => {
                 tracing::info!("stopped; what is held stays held");
-                return None;
+                return Ok(None);
             }
             // There is no agent to do it; the relay lets the kernel reclaim.
             Ok(Control::Pause | Control::Resume | Control::MakeRoom(_) | Control::Look) => {}
             Err(RecvTimeoutError::Timeout) => match start() {
-                Ok(agent) => return Some(agent),
-                Err(error) => {
-                    tracing::warn!("{error}");
-                    due = due_again();
+                Ok(agent) => return Ok(Some(agent)),
+                Err(error) if goes_on(&error) => {
+                    let error = error.to_string();
+                    if error != said {
+                        tracing::warn!("{error}");
+                        said = error;
+                    }
+                    again_in = again_in.map(|pause| (pause * 2).min(AGAIN_MAX));
+                    due = again_in.map(due_in);
                 }
+                Err(error) => return Err(error),
             },
         }
     }
@@ -182,9 +221,14 @@ fn start(
         latency_threshold_ns: config.tuning.latency_threshold_ns,
         epoch: config.tuning.epoch(),
         cpu_percent: config.tracker_cpu_percent,
+        take_damon: config.take_damon,
     };
+    let owner = Owner::in_kernel(root);
     let (tracker, passed_over) = choose(config.tracker, &settings)?;
     name_tracker(config, tracker.name(), &passed_over, say);
+    if owner == Some(Owner::Statistic) && tracker.name() == "damon" {
+        say("  DAMON_STAT is off while the agent uses DAMON, and is turned on again at its end");
+    }
     status.update(|s| s.passed_over = passed_over.iter().map(|p| p.why.to_string()).collect());
     raise_priority();
     let effects = Effects {
@@ -217,12 +261,14 @@ fn introduce(
     config: &Config,
     tiers: Tiers,
     say: &dyn Fn(&str),
-) -> Result<(), AgentError> {
+) -> Result<(), SupervisorError> {
     say(&format!(
         "memory: node {} is fast, node {} is slow",
         tiers.fast, tiers.slow
     ));
-    let targets = TargetFinder::new(root, config.targets()?).find()?;
+    let targets = config.targets().map_err(AgentError::from)?;
+    let targets = TargetFinder::new(root, targets).find();
+    let targets = targets.map_err(AgentError::from)?;
     let names = targets.iter().take(NAMED);
     let names: Vec<_> = names.map(|t| format!("{} ({})", t.pid, t.comm)).collect();
     say(&match targets.len() {
@@ -234,11 +280,32 @@ fn introduce(
         ),
         _ => format!("looking after: {}", names.join(", ")),
     });
+    let unreadable: Vec<_> = targets
+        .iter()
+        .filter(|t| !is_readable(root, t.pid))
+        .collect();
+    if let Some(first) = unreadable.first() {
+        let first = format!("{} ({})", first.pid, first.comm);
+        if unreadable.len() == targets.len() {
+            return Err(SupervisorError::Unreadable(first));
+        }
+        say(&format!(
+            "warning: {} of {} processes cannot be looked at, among them {first}; grant CAP_SYS_PTRACE",
+            unreadable.len(),
+            targets.len()
+        ));
+    }
     if probe::numa_balancing(root).is_some_and(|mode| mode != 0) {
         let (what, mend) = probe::BALANCING_ADVICE;
         say(&format!("warning: {what}; {mend}"));
     }
     Ok(())
+}
+
+/// Whether the kernel shows what a process maps. One that has ended meanwhile hides nothing.
+fn is_readable(root: &Path, pid: Pid) -> bool {
+    let opened = File::open(root.join(format!("proc/{pid}/maps")));
+    !opened.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
 }
 
 /// The relay beside the agent; without one the agent goes on.
@@ -266,7 +333,11 @@ fn raise_priority() {
 }
 
 #[cfg(test)]
+mod refusals;
+
+#[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
     use std::path::PathBuf;
     use std::sync::mpsc;
 
@@ -302,13 +373,17 @@ mod tests {
         // Our own figure, and DAMON's default.
         for (update_us, want) in [("1000003\n", ["0", "off"]), ("60000000\n", ["1", "on"])] {
             let (root, admin) = kdamond(update_us);
-            clean_up(root.path());
+            let said = RefCell::new(vec![]);
+            clean_up(root.path(), &|line| said.borrow_mut().push(line.to_owned()));
+            assert_eq!(said.borrow().len(), usize::from(want[0] == "0"));
             let found = ["nr_kdamonds", "0/state"]
                 .map(|file| std::fs::read_to_string(admin.join(file)).unwrap());
             assert_eq!(found.each_ref().map(|text| text.trim()), want);
         }
         // Where there is no DAMON there is nothing to do.
-        clean_up(tempfile::tempdir().unwrap().path());
+        clean_up(tempfile::tempdir().unwrap().path(), &|line| {
+            panic!("{line}")
+        });
     }
 
     #[test]
@@ -316,14 +391,15 @@ mod tests {
         let (controls, received) = mpsc::channel();
         let pause = Some(Duration::from_millis(1));
         let mut tries = 0;
-        let agent = await_next(&received, pause, || {
+        let mut start = || {
             tries += 1;
             match tries {
                 1 | 2 => Err(ConfigError::Targets.into()),
                 _ => Ok("agent"),
             }
-        });
-        assert_eq!((agent, tries), (Some("agent"), 3));
+        };
+        let agent = await_next(&received, pause, &mut start, |_| true);
+        assert_eq!((agent.unwrap(), tries), (Some("agent"), 3));
 
         for control in [
             Control::MakeRoom(ByteCount(1)),
@@ -333,13 +409,27 @@ mod tests {
         ] {
             controls.send(control).unwrap();
         }
-        assert_eq!(await_next(&received, None, || Ok(())), None);
+        assert_eq!(
+            await_next(&received, None, || Ok(()), |_| true).unwrap(),
+            None
+        );
         assert_eq!(
             received.try_recv(),
             Ok(Control::Resume),
             "it stopped at Stop"
         );
+        // An error that does not pass ends the wait.
+        let failed = await_next(
+            &received,
+            pause,
+            || Err::<(), _>(ConfigError::Targets.into()),
+            AgentError::is_temporary,
+        );
+        assert!(matches!(failed, Err(AgentError::Config(_))));
         drop(controls);
-        assert_eq!(await_next(&received, None, || Ok(())), None);
+        assert_eq!(
+            await_next(&received, None, || Ok(()), |_| true).unwrap(),
+            None
+        );
     }
 }

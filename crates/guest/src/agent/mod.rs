@@ -74,6 +74,13 @@ pub enum AgentError {
     Misuse(#[from] Misuse),
 }
 
+impl AgentError {
+    /// Whether it may pass by itself: somebody else has what the tracker needs.
+    pub fn is_temporary(&self) -> bool {
+        matches!(self, Self::Tracker(error) if error.is_temporary())
+    }
+}
+
 /// The agent. See the module's text.
 pub struct Agent {
     root: PathBuf,

@@ -101,7 +101,7 @@ mod tests {
                 counters.add(at(1000 + i % 256), 1);
                 counters.add(at(hot), 1);
             }
-            counters.end_epoch(0, 0.5);
+            counters.end_epoch(0, 0.5, usize::MAX);
         };
         let hottest = |counters: &BlockCounters| {
             let ranges = counters.ranges();

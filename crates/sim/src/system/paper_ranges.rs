@@ -276,7 +276,7 @@ mod tests {
     fn a_hot_gib_is_found_in_64_tib_by_halving() {
         let mut ranges = PaperRanges::new(&Split::default(), 4);
         let mut epochs = 0;
-        while ranges.end_epoch(0, 0.5) || epochs < 4 {
+        while ranges.end_epoch(0, 0.5, usize::MAX) || epochs < 4 {
             epochs += 1;
             for i in 0..2000 {
                 ranges.add(GuestVirtAddr(40 * GIB + i * 7919 * 4096 % GIB), 1);
@@ -303,7 +303,7 @@ mod tests {
                 for &(addr, times) in &samples {
                     ranges.add(GuestVirtAddr(addr), times);
                 }
-                ranges.end_epoch(0, 0.5);
+                ranges.end_epoch(0, 0.5, usize::MAX);
             }
             let mut end = 0;
             for classified in ranges.ranges() {
