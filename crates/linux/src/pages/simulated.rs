@@ -50,6 +50,11 @@ impl SimulatedPages {
         }
     }
 
+    /// Unmaps the page that begins there.
+    pub fn unmap(&mut self, pid: Pid, start: u64) {
+        self.pages.remove(&(pid, start));
+    }
+
     /// The process ends.
     pub fn kill(&mut self, pid: Pid) {
         self.pages.retain(|(p, _), _| *p != pid);
@@ -138,7 +143,10 @@ impl Pages for SimulatedPages {
                 continue;
             };
             let small = pages().all(|(_, page)| *page == (node, PAGE_SIZE));
-            if small && pages().count() as u64 == BLOCK_SIZE / PAGE_SIZE {
+            let holes = BLOCK_SIZE - pages().map(|(_, (_, size))| size).sum::<u64>();
+            // The kernel fills holes, however many there are.
+            if small && holes <= self.free[&node] {
+                *self.free.get_mut(&node).unwrap() -= holes;
                 self.pages
                     .retain(|&(p, addr), _| p != pid || !(start..end).contains(&addr));
                 self.pages.insert((pid, start), (node, BLOCK_SIZE));
