@@ -62,7 +62,7 @@ pub fn run(
     received: &Receiver<Control>,
     say: &dyn Fn(&str),
 ) -> Result<(), SupervisorError> {
-    let tiers = agent::check(root, config)?;
+    let (tiers, finder) = agent::check(root, config)?;
     let status = StatusCell::default();
     let latency_ns = latency::measure(tiers).unwrap_or_else(|error| {
         tracing::info!("latencies are assumed, not measured: {error}");
@@ -73,8 +73,8 @@ pub fn run(
         latency_ns.fast,
         latency_ns.slow
     );
-    let start = || start(root, config, latency_ns, &status, say);
-    introduce(root, config, tiers, say)?;
+    let start = || start(root, config, &finder, latency_ns, &status, say);
+    introduce(root, &finder, tiers, say)?;
     let mut agent = start()?;
     let link = match config.balloon {
         BalloonMode::Auto => link(root, &status, &controls),
@@ -172,6 +172,7 @@ fn await_next<A>(
 fn start(
     root: &Path,
     config: &Config,
+    finder: &TargetFinder,
     latency_ns: PerTier<u32>,
     status: &StatusCell,
     say: &dyn Fn(&str),
@@ -188,6 +189,7 @@ fn start(
     status.update(|s| s.passed_over = passed_over.iter().map(|p| p.why.to_string()).collect());
     raise_priority();
     let effects = Effects {
+        finder: finder.clone(),
         tracker,
         pages: Box::new(LivePages::default()),
         latency_ns,
@@ -214,7 +216,7 @@ fn name_tracker(config: &Config, tracker: &str, passed_over: &[PassedOver], say:
 /// Says what the agent works with and what is in its way.
 fn introduce(
     root: &Path,
-    config: &Config,
+    finder: &TargetFinder,
     tiers: Tiers,
     say: &dyn Fn(&str),
 ) -> Result<(), AgentError> {
@@ -222,7 +224,7 @@ fn introduce(
         "memory: node {} is fast, node {} is slow",
         tiers.fast, tiers.slow
     ));
-    let targets = TargetFinder::new(root, config.targets()?).find()?;
+    let targets = finder.clone().find()?;
     let names = targets.iter().take(NAMED);
     let names: Vec<_> = names.map(|t| format!("{} ({})", t.pid, t.comm)).collect();
     say(&match targets.len() {
@@ -234,6 +236,12 @@ fn introduce(
         ),
         _ => format!("looking after: {}", names.join(", ")),
     });
+    if let Some(option) = finder.hidden() {
+        say(&format!(
+            "warning: /proc is mounted with {option} and shows no process of others; run as root, grant \
+             CAP_SYS_PTRACE, or add the agent to the group of the mount's gid="
+        ));
+    }
     if probe::numa_balancing(root).is_some_and(|mode| mode != 0) {
         let (what, mend) = probe::BALANCING_ADVICE;
         say(&format!("warning: {what}; {mend}"));

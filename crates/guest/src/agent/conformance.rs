@@ -136,6 +136,7 @@ impl AgentRig {
         };
         change(&mut config);
         let effects = Effects {
+            finder: TargetFinder::new(root.path(), config.targets().unwrap()),
             tracker: Box::new(queue.clone()),
             pages: Box::new(kernel.clone()),
             latency_ns: WORTH_MUCH.latency_ns,

@@ -106,15 +106,18 @@ pub enum Ended {
 }
 
 /// Finds what does not fit before anything is set up: bad values, processes or a cgroup that are
-/// not there, a machine without two tiers; in this order. Returns the two.
-pub fn check(root: &Path, config: &Config) -> Result<Tiers, AgentError> {
+/// not there, a machine without two tiers; in this order. Returns the two, and the processes that were named.
+pub fn check(root: &Path, config: &Config) -> Result<(Tiers, TargetFinder), AgentError> {
     config.check()?;
-    TargetFinder::new(root, config.targets()?).check()?;
-    Ok(config.tiers(&Topology::read(root)?)?)
+    let finder = TargetFinder::new(root, config.targets()?);
+    finder.check()?;
+    Ok((config.tiers(&Topology::read(root)?)?, finder))
 }
 
 /// What an agent acts on a machine by.
 pub struct Effects {
+    /// Finds the processes to look after.
+    pub finder: TargetFinder,
     /// Where samples come from.
     pub tracker: Box<dyn Tracker>,
     /// The kernel that moves pages.
@@ -136,6 +139,7 @@ impl Agent {
     ) -> Result<Self, AgentError> {
         config.check()?;
         let Effects {
+            finder,
             tracker,
             pages,
             latency_ns,
@@ -185,7 +189,7 @@ impl Agent {
         }
         let mut agent = Self {
             engine,
-            finder: TargetFinder::new(&root, config.targets()?),
+            finder,
             config,
             tiers,
             mover: Mover::new(tiers, huge_pages_always(&root)),

@@ -109,13 +109,24 @@ fn process(root: &Path, blocks: u64) {
     process_of(root, PID, &maps_of(BASE, blocks));
 }
 
-fn effects(script: &Arc<Mutex<Script>>, kernel: &SharedPages) -> Effects {
-    Effects {
+/// An agent that acts on a simulated kernel, as a script has it.
+fn agent_on(
+    root: &Path,
+    config: Config,
+    script: &Arc<Mutex<Script>>,
+    kernel: &SharedPages,
+    status: &StatusCell,
+) -> Result<Agent, AgentError> {
+    let effects = Effects {
+        finder: TargetFinder::new(root, config.targets()?),
         tracker: Box::new(ScriptedTracker(script.clone())),
         pages: Box::new(kernel.clone()),
         latency_ns: WORTH_MUCH.latency_ns,
         cpus: WORTH_MUCH.cpus,
-    }
+    };
+    let mut agent = Agent::new(root.into(), config, effects, status.clone())?;
+    agent.took_ns = |_| 0;
+    Ok(agent)
 }
 
 impl World {
@@ -150,18 +161,12 @@ impl World {
         let kernel = SharedPages::new(kernel, Some(root.path().into()));
         let script = Arc::new(Mutex::new(script));
         let status = StatusCell::default();
-        let mut agent = Agent::new(
-            root.path().into(),
-            Config {
-                pids: vec![PID.0],
-                tuning,
-                ..Config::default()
-            },
-            effects(&script, &kernel),
-            status.clone(),
-        )
-        .unwrap();
-        agent.took_ns = |_| 0;
+        let config = Config {
+            pids: vec![PID.0],
+            tuning,
+            ..Config::default()
+        };
+        let agent = agent_on(root.path(), config, &script, &kernel, &status).unwrap();
         Self {
             root,
             kernel,
@@ -458,15 +463,11 @@ fn that_a_process_ends_while_its_pages_move_is_no_failure() {
 #[test]
 fn a_pid_that_is_not_there_is_an_error_at_once() {
     let w = World::new();
-    let result = Agent::new(
-        w.root.path().into(),
-        Config {
-            pids: vec![71],
-            ..Config::default()
-        },
-        effects(&w.script, &w.kernel),
-        StatusCell::default(),
-    );
+    let config = Config {
+        pids: vec![71],
+        ..Config::default()
+    };
+    let result = agent_on(w.root.path(), config, &w.script, &w.kernel, &w.status);
     let error = result.err().unwrap().to_string();
     assert!(error.contains("process 71 is not there"), "{error}");
 }
@@ -499,8 +500,8 @@ fn divided(cgroups: &str) -> [u64; 2] {
     };
     let script = Arc::new(Mutex::new(script));
     let config: Config = toml::from_str(cgroups).unwrap();
-    let effects = effects(&script, &kernel);
-    let mut agent = Agent::new(root.path().into(), config, effects, StatusCell::default()).unwrap();
+    let status = StatusCell::default();
+    let mut agent = agent_on(root.path(), config, &script, &kernel, &status).unwrap();
     for _ in 0..40 {
         agent.step().unwrap();
     }

@@ -17,6 +17,10 @@ pub struct SimulatedPages {
     pages: BTreeMap<(Pid, u64), (NodeId, u64)>,
     /// Pages that will not move.
     pub stuck: BTreeSet<(Pid, u64)>,
+    /// Nodes that a process's cpuset excludes.
+    pub excluded: BTreeSet<(Pid, NodeId)>,
+    /// Processes that are not ours to touch.
+    pub denied: BTreeSet<Pid>,
     /// A process that ends in the middle of the next `migrate` of its pages.
     pub dying: Option<Pid>,
     /// Calls of `migrate` so far.
@@ -74,11 +78,10 @@ impl SimulatedPages {
     }
 
     fn known(&self, pid: Pid) -> Result<(), PagesError> {
-        let any = self.pages.keys().any(|(p, _)| *p == pid);
-        if any {
-            Ok(())
-        } else {
-            Err(PagesError::Gone(pid))
+        match self.pages.keys().any(|(p, _)| *p == pid) {
+            true if self.denied.contains(&pid) => Err(PagesError::Denied(pid)),
+            true => Ok(()),
+            false => Err(PagesError::Gone(pid)),
         }
     }
 }
@@ -111,6 +114,9 @@ impl Pages for SimulatedPages {
         if self.dying == Some(pid) {
             self.kill(pid);
             return Err(PagesError::Gone(pid));
+        }
+        if self.excluded.contains(&(pid, to)) {
+            return Err(PagesError::NodeExcluded { pid, node: to });
         }
         for addr in pages {
             out.push(match self.page_at(pid, addr.0) {
