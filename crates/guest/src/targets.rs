@@ -401,23 +401,29 @@ fn unless_gone<T>(path: &Path, result: io::Result<T>) -> Result<Option<T>, Targe
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
     use std::fs;
 
     use super::*;
 
-    struct FakeProc(tempfile::TempDir);
+    /// A root with processes, and the parents of those that were added later.
+    struct FakeProc(tempfile::TempDir, RefCell<BTreeMap<u32, u32>>);
 
     impl FakeProc {
         fn new() -> Self {
             let dir = tempfile::tempdir().unwrap();
             fs::create_dir_all(dir.path().join("proc/self")).unwrap();
-            Self(dir)
+            Self(dir, RefCell::default())
         }
 
         fn add(&self, pid: u32, comm: impl AsRef<[u8]>, resident_pages: u64, children: &str) {
             let dir = self.0.path().join(format!("proc/{pid}"));
             fs::create_dir_all(dir.join(format!("task/{pid}"))).unwrap();
             self.start(pid, comm, pid * 10, 0);
+            let mut parents = self.1.borrow_mut();
+            for child in pids_in(children.as_bytes()) {
+                parents.entry(child).or_insert(pid);
+            }
             fs::write(
                 dir.join("statm"),
                 format!("9999 {resident_pages} 0 0 0 0 0"),
@@ -428,23 +434,12 @@ mod tests {
 
         /// The stat file of a process that starts now.
         fn start(&self, pid: u32, comm: impl AsRef<[u8]>, ticks: u32, flags: u64) {
-            let parent = self.parent_of(pid);
+            let parent = self.1.borrow().get(&pid).copied().unwrap_or(0);
             let mut stat = format!("{pid} (").into_bytes();
             stat.extend(comm.as_ref());
             let zeros = "0 ".repeat(12);
             stat.extend(format!(") S {parent} 0 0 0 -1 {flags} {zeros}{ticks} 0").bytes());
             fs::write(self.0.path().join(format!("proc/{pid}/stat")), stat).unwrap();
-        }
-
-        /// The process that was added before and has this child.
-        fn parent_of(&self, child: u32) -> u32 {
-            let parents = numbers_in(&self.0.path().join("proc")).unwrap();
-            let has_child = |parent: &u32| {
-                let file = format!("proc/{parent}/task/{parent}/children");
-                let children = fs::read(self.0.path().join(file)).unwrap_or_default();
-                pids_in(&children).any(|pid| pid == child)
-            };
-            parents.into_iter().find(has_child).unwrap_or(0)
         }
 
         fn finder(&self, spec: TargetSpec) -> TargetFinder {
