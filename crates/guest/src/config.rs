@@ -35,6 +35,9 @@ pub struct Config {
     pub tracker: Choice,
     /// The most that a tracker without hardware's help (damon) may take of one CPU for each eight, %.
     pub tracker_cpu_percent: f64,
+    /// Whether memory stays where its owner has bound, preferred or interleaved it (NUMA policies). Without it such
+    /// memory is moved like any other. What a cpuset forbids is never done.
+    pub respect_policies: bool,
     /// The fast node, where the system does not tell.
     pub fast_node: Option<u32>,
     /// The slow node, where the system does not tell.
@@ -66,6 +69,7 @@ impl Default for Config {
             resident_min_mib: 64,
             tracker: Choice::Auto,
             tracker_cpu_percent: CPU_PERCENT,
+            respect_policies: true,
             fast_node: None,
             slow_node: None,
             balloon: BalloonMode::Auto,

@@ -368,7 +368,7 @@ fn entries(dir: &Path) -> Result<impl Iterator<Item = DirEntry>, TargetsError> {
 }
 
 /// Names in a directory that are numbers.
-fn numbers_in(dir: &Path) -> Result<BTreeSet<u32>, TargetsError> {
+pub(crate) fn numbers_in(dir: &Path) -> Result<BTreeSet<u32>, TargetsError> {
     let number = |entry: DirEntry| pids_in(entry.file_name().as_bytes()).next();
     Ok(entries(dir)?
         .filter_map(number)

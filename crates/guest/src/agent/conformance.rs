@@ -144,7 +144,7 @@ impl AgentRig {
         };
         let agent = Agent::new(root.path().into(), config, effects, StatusCell::default());
         let mut agent = agent.unwrap();
-        agent.took_ns = |_| 0;
+        agent.clock = Clock(Box::new(|| Duration::ZERO));
         Self {
             root,
             kernel,

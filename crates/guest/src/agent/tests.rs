@@ -17,21 +17,23 @@ use crate::pages::simulated::{SharedPages, SimulatedPages};
 use crate::server::Server;
 use crate::tracker::Drained;
 
-const FAST: NodeId = NodeId(0);
-const SLOW: NodeId = NodeId(1);
-const PID: Pid = Pid(70);
+pub(super) const FAST: NodeId = NodeId(0);
+pub(super) const SLOW: NodeId = NodeId(1);
+pub(super) const PID: Pid = Pid(70);
 /// Where the process's array begins.
-const BASE: u64 = 1 << 40;
+pub(super) const BASE: u64 = 1 << 40;
 
 /// A workload's accesses: hot blocks with 9 of 10 samples, the rest anywhere in the array.
 #[derive(Debug, Default)]
-struct Script {
-    samples: u64,
-    blocks: u64,
-    hot: std::ops::Range<u64>,
+pub(super) struct Script {
+    pub samples: u64,
+    pub blocks: u64,
+    pub hot: std::ops::Range<u64>,
     drawn: u64,
+    /// What is sampled besides, as it is.
+    pub besides: Vec<Sample>,
     /// A process with as many samples, at the same addresses.
-    peer: Option<Pid>,
+    pub peer: Option<Pid>,
     corrupt_next: bool,
     observing: bool,
     targets: Vec<Pid>,
@@ -77,6 +79,7 @@ impl Tracker for ScriptedTracker {
                 weight: 1,
             });
         }
+        out.extend(&s.besides);
         Ok(Drained {
             taken: s.samples,
             lost: 0,
@@ -97,12 +100,12 @@ impl Tracker for ScriptedTracker {
 }
 
 /// A machine with 100 blocks in fast memory and 300 in slow memory, all of one process.
-struct World {
-    root: tempfile::TempDir,
-    kernel: SharedPages,
-    script: Arc<Mutex<Script>>,
-    status: StatusCell,
-    agent: Agent,
+pub(super) struct World {
+    pub root: tempfile::TempDir,
+    pub kernel: SharedPages,
+    pub script: Arc<Mutex<Script>>,
+    pub status: StatusCell,
+    pub agent: Agent,
 }
 
 fn process(root: &Path, blocks: u64) {
@@ -110,7 +113,7 @@ fn process(root: &Path, blocks: u64) {
 }
 
 /// An agent that acts on a simulated kernel, as a script has it.
-fn agent_on(
+pub(super) fn agent_on(
     root: &Path,
     config: Config,
     script: &Arc<Mutex<Script>>,
@@ -125,12 +128,12 @@ fn agent_on(
         cpus: WORTH_MUCH.cpus,
     };
     let mut agent = Agent::new(root.into(), config, effects, status.clone())?;
-    agent.took_ns = |_| 0;
+    agent.clock = Clock(Box::new(|| Duration::ZERO));
     Ok(agent)
 }
 
 impl World {
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self::tuned(Tuning::default())
     }
 
@@ -176,14 +179,14 @@ impl World {
         }
     }
 
-    fn steps(&mut self, n: usize) {
+    pub fn steps(&mut self, n: usize) {
         for _ in 0..n {
             self.agent.step().unwrap();
         }
     }
 
     /// How many of the hot blocks lie in fast memory.
-    fn hot_in_fast(&self) -> u64 {
+    pub fn hot_in_fast(&self) -> u64 {
         let hot = self.script.lock().unwrap().hot.clone();
         let n = hot.end - hot.start;
         let pages: Vec<_> = hot.map(|b| GuestVirtAddr(BASE + b * BLOCK_SIZE)).collect();
@@ -194,7 +197,7 @@ impl World {
         fast
     }
 
-    fn moved(&self) -> u64 {
+    pub fn moved(&self) -> u64 {
         let s = self.status.get();
         s.promoted_bytes + s.demoted_bytes
     }
@@ -275,6 +278,24 @@ fn nothing_accessed_costs_no_call_and_hot_memory_stays() {
     w.steps(50);
     assert_eq!((w.moved(), w.kernel.lock().locate_calls), (moved, calls));
     assert_eq!(w.hot_in_fast(), 50);
+}
+
+#[test]
+fn a_stranger_with_a_processs_pid_is_not_moved() {
+    // Sometimes a batch moves before the next look at which processes there are.
+    let refused = (4..8).filter(|&steps| {
+        let mut w = World::new();
+        w.steps(steps);
+        w.script.lock().unwrap().hot = 150..200;
+        let stat = w.root.path().join(format!("proc/{PID}/stat"));
+        let text = fs::read_to_string(&stat).unwrap();
+        fs::write(&stat, text.replace("5 0", "6 0")).unwrap();
+        let moved = w.moved();
+        let ends = (0..8).any(|_| w.agent.step().is_err());
+        assert!(ends && w.moved() == moved);
+        w.agent.engine.processes().count() == 0
+    });
+    assert!(refused.count() > 0);
 }
 
 #[test]

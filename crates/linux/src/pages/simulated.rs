@@ -72,6 +72,11 @@ impl SimulatedPages {
         ByteCount(self.pages.iter().map(here).sum())
     }
 
+    /// The node that the page of an address lies on.
+    pub fn node_of(&self, pid: Pid, addr: u64) -> Option<NodeId> {
+        self.page_at(pid, addr).map(|(_, node, _)| node)
+    }
+
     fn page_at(&self, pid: Pid, addr: u64) -> Option<(u64, NodeId, u64)> {
         let (&(p, start), &(node, size)) = self.pages.range(..=(pid, addr)).next_back()?;
         (p == pid && addr < start + size).then_some((start, node, size))
