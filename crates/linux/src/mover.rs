@@ -59,6 +59,11 @@ impl Mover {
         }
     }
 
+    /// Whether small pages are made huge ones from now on.
+    pub fn set_collapse(&mut self, collapse: bool) {
+        self.collapse = collapse;
+    }
+
     /// Forgets a process.
     pub fn forget(&mut self, pid: Pid) {
         self.small_batches.remove(&pid);

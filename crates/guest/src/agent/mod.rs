@@ -10,6 +10,7 @@
 //! It is one file, because it is one dispatch: each request of the engine has its method here.
 
 mod contracts;
+mod headroom;
 mod process;
 mod sharing;
 
@@ -41,6 +42,9 @@ use crate::tracker::{Tracker, TrackerError};
 
 /// Nanoseconds in a millisecond.
 const NS_PER_MS: u64 = 1_000_000;
+
+/// What a cgroup must have room for, so that huge pages are made of small ones: those of a batch, with a margin.
+const COLLAPSE_ROOM: ByteCount = ByteCount(32 * MIB);
 
 /// What others ask of a running agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,6 +99,8 @@ pub struct Agent {
     processes: BTreeMap<Pid, Process>,
     prober: Prober,
     mover: Mover,
+    /// Small pages are promoted as huge ones.
+    huge_pages: bool,
     samples: Vec<Sample>,
     /// What decides which memory is left alone, and what may be spent to find out.
     rules: Rules,
@@ -232,7 +238,8 @@ impl Agent {
             warned: None,
             config,
             tiers,
-            mover: Mover::new(tiers, huge_pages_always(&root)),
+            mover: Mover::new(tiers, false),
+            huge_pages: huge_pages_always(&root),
             tracker,
             pages,
             status,
@@ -523,6 +530,8 @@ impl Agent {
         }
         let pages = &mut *self.pages;
         let began = self.clock.now();
+        let may_collapse = self.huge_pages && headroom::allows(&self.root, pid, COLLAPSE_ROOM);
+        self.mover.set_collapse(may_collapse);
         let result = self.mover.migrate(pages, direction, pid, space, &blocks);
         let mut failed: Vec<(Errno, u64)> = vec![];
         match &result {

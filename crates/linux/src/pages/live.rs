@@ -127,6 +127,13 @@ fn is_open_to_us() -> bool {
     result == 0
 }
 
+/// Whether KSM has merged pages of a process with pages of others. They stay where they are: a move would be one for all
+/// of these. The kernel says so of a process only (Linux 5.19), so that nothing else moves that others map.
+fn has_merged_pages(pid: Pid) -> bool {
+    let count = std::fs::read_to_string(format!("/proc/{pid}/ksm_merging_pages"));
+    count.is_ok_and(|count| count.trim() != "0")
+}
+
 /// What one element of `status` means.
 fn state(status: c_int) -> PageState {
     match status {
@@ -159,6 +166,12 @@ impl Pages for LivePages {
         to: NodeId,
         out: &mut Vec<PageState>,
     ) -> Result<(), PagesError> {
+        if has_merged_pages(pid) && self.flags == MPOL_MF_MOVE_ALL {
+            self.flags = MPOL_MF_MOVE;
+            let result = self.call(pid, pages, Some(to), out);
+            self.flags = MPOL_MF_MOVE_ALL;
+            return result;
+        }
         let result = self.call(pid, pages, Some(to), out);
         if !matches!(result, Err(PagesError::Denied(_))) || self.flags == MPOL_MF_MOVE {
             return result;
@@ -176,6 +189,9 @@ impl Pages for LivePages {
     }
 
     fn collapse(&mut self, pid: Pid, blocks: &[Block]) -> Result<(), PagesError> {
+        if has_merged_pages(pid) {
+            return Ok(());
+        }
         // SAFETY: pidfd_open takes a number and returns a new descriptor or -1.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid.0 as libc::pid_t, 0) };
         if fd < 0 {

@@ -55,7 +55,9 @@ impl Errno {
     /// Why single pages do not move for this reason, and what helps.
     pub fn cause(self) -> &'static str {
         match self.0 {
-            libc::EACCES => "several processes map them; grant CAP_SYS_NICE",
+            libc::EACCES => {
+                "several processes map them, and KSM has merged some or CAP_SYS_NICE is missing"
+            }
             libc::EBUSY | libc::EAGAIN => {
                 "the kernel or a device uses them; they are tried again later"
             }
