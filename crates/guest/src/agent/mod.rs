@@ -14,8 +14,8 @@ mod headroom;
 mod process;
 mod sharing;
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -42,6 +42,9 @@ use crate::tracker::{Tracker, TrackerError};
 
 /// Nanoseconds in a millisecond.
 const NS_PER_MS: u64 = 1_000_000;
+
+/// Processes that are remembered as no targets, one epoch's besides.
+const STRANGERS_MAX: usize = 4096;
 
 /// What a cgroup must have room for, so that huge pages are made of small ones: those of a batch, with a margin.
 const COLLAPSE_ROOM: ByteCount = ByteCount(32 * MIB);
@@ -106,6 +109,8 @@ pub struct Agent {
     rules: Rules,
     budget: Budget,
     sharing: Sharing,
+    /// Processes that are no targets, though samples of them come.
+    strangers: BTreeSet<Pid>,
     paused: bool,
     clock: Clock,
     /// The last error that was logged.
@@ -234,6 +239,7 @@ impl Agent {
             },
             budget: Budget::default(),
             sharing: Sharing::default(),
+            strangers: BTreeSet::new(),
             clock: Clock::live(),
             warned: None,
             config,
@@ -480,7 +486,20 @@ impl Agent {
             let process = self.processes.get(&pid);
             process.is_some_and(|process| process.is_left_alone(addr))
         };
+        if self.strangers.len() > STRANGERS_MAX {
+            self.strangers.clear();
+        }
+        let known = &self.processes;
+        self.strangers.retain(|pid| !known.contains_key(pid));
+        let before = self.strangers.clone();
         for &sample in &self.samples {
+            // A new process is news once: if it were a target, the next look would find it.
+            if !known.contains_key(&sample.pid) {
+                self.strangers.insert(sample.pid);
+                if before.contains(&sample.pid) {
+                    continue;
+                }
+            }
             if let Some(placed) = self.sharing.place(sample)
                 && !is_left_alone(placed.pid, placed.addr)
             {

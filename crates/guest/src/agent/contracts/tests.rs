@@ -324,6 +324,15 @@ fn what_is_left_alone_is_no_news() {
 }
 
 #[test]
+fn samples_of_strangers_are_news_once() {
+    let mut m = beside_a_rival("default", SLOW);
+    m.access(&[(Pid(99), 0..40), (RIVAL, 0..4)]);
+    m.start(&[OWNER, RIVAL], |_| ());
+    m.steps(10);
+    assert_eq!(m.status.get().samples_rejected, 40 * 6, "of one epoch");
+}
+
+#[test]
 fn readings_after_the_first_stay_within_their_part() {
     let mut budget = Budget::default();
     let read_ns = 400_000_000;
