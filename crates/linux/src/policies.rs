@@ -1,7 +1,7 @@
 //! Where the owner of memory wants it: NUMA policies of mappings and threads, and cpusets.
 //!
 //! `/proc/PID/numa_maps` is the one file that tells policies of other processes (numa(7)). The kernel walks the page
-//! tables of each mapping for it, some 25 ns a page, so a reading has a time limit, and whoever reads it decides how
+//! tables of each mapping for it, some 0.1 us a page, so a reading has a time limit, and whoever reads it decides how
 //! often.
 
 use std::fs::File;

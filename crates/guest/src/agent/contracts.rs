@@ -2,7 +2,8 @@
 //!
 //! # Problem
 //! A program that binds memory to a node has a reason, and Linux' own balancing leaves such memory alone, too. Policies
-//! of other processes stand in numa_maps only, and reading that walks all their page tables.
+//! of other processes stand in numa_maps only, and reading that walks all their page tables: 2 us a mapping, 0.1 us a small
+//! page, next to nothing a huge one (Linux 6.18 on a busy Zen). Meanwhile the process cannot map or unmap.
 //!
 //! # Approach
 //! Each mapping is judged once, and memory that was not judged yet is left alone. All mappings of a process are judged
@@ -32,7 +33,7 @@ const AGAIN: Duration = Duration::from_secs(6);
 pub(super) const STALE: Duration = Duration::from_secs(8);
 
 /// The longest reading. Mappings that it does not reach are left alone.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The most threads whose policies are read at once; of more, others have their turn next time.
 const THREADS_MAX: usize = 1024;
@@ -335,5 +336,7 @@ fn first_thread(root: &Path, pid: Pid) -> (Policy, NodeSet) {
 /// Bytes that are left alone, by reason.
 pub(super) type LeftAlone = BTreeMap<Hold, ByteCount>;
 
+#[cfg(test)]
+mod live;
 #[cfg(test)]
 mod tests;
