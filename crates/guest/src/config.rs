@@ -36,7 +36,7 @@ pub struct Config {
     /// The most that a tracker without hardware's help (damon) may take of one CPU for each eight, %.
     pub tracker_cpu_percent: f64,
     /// Whether memory stays where its owner has bound, preferred or interleaved it (NUMA policies). Without it such
-    /// memory is moved like any other. What a cpuset forbids is never done.
+    /// memory is moved like any other. Cpusets always count.
     pub respect_policies: bool,
     /// The fast node, where the system does not tell.
     pub fast_node: Option<u32>,

@@ -90,7 +90,7 @@ pub struct TargetStatus {
     pub fast_bytes: u64,
     /// Bytes in slow memory, as far as known.
     pub slow_bytes: u64,
-    /// What of it is never moved, and why.
+    /// Memory of it that is never moved, and why.
     #[serde(default)]
     pub left_alone: Vec<LeftAlone>,
 }
@@ -98,7 +98,7 @@ pub struct TargetStatus {
 /// Memory that is left alone.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct LeftAlone {
-    /// What of it is in memory; all of the process where nothing is said.
+    /// Its resident bytes; null for the whole process.
     pub bytes: Option<u64>,
     /// Why.
     pub why: String,

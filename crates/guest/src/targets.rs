@@ -76,7 +76,7 @@ pub enum TargetsError {
         /// The mount's option.
         option: String,
     },
-    /// What was named has no memory of its own.
+    /// A kernel thread has no memory of its own.
     #[error("process {0} is a kernel thread and has no memory to move; give the pid of a program")]
     KernelThread(Pid),
     /// The cgroup is not there.
@@ -295,7 +295,7 @@ impl TargetFinder {
 /// The file of a cgroup (v2) that names its processes.
 const CGROUP_PROCS: &str = "cgroup.procs";
 
-/// What proc(5)'s stat says of a process.
+/// A process as proc(5)'s stat describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat<'a> {
     /// Its command's name: any bytes.
@@ -316,7 +316,7 @@ pub fn parse_stat(stat: &[u8]) -> Option<Stat<'_>> {
     let open = stat.iter().position(|&b| b == b'(')?;
     let close = stat.iter().rposition(|&b| b == b')')?;
     let comm = stat.get(open + 1..close)?;
-    // What follows the name begins with field 3, the state.
+    // Behind the name follows field 3, the state.
     let rest = stat.get(close + 1..)?.trim_ascii_start();
     let mut fields = numbers(rest.get(1..)?);
     Some(Stat {
@@ -522,7 +522,7 @@ mod tests {
                 None => assert!(matches!(error, TargetsError::NoProcess(_)), "{error}"),
             }
         }
-        // Who sees process 1 sees all.
+        // If process 1 is visible, all are.
         p.add(1, "init", 5, "");
         assert!(matches!(missing(), Err(TargetsError::NoProcess(_))));
     }

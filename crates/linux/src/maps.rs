@@ -41,7 +41,7 @@ pub struct ObjectId {
     is_sysv: bool,
 }
 
-/// What a mapping shows of an object.
+/// The part of an object that a mapping shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backing {
     /// Which object.
@@ -318,7 +318,7 @@ fn parse_line(line: &str) -> Option<Vma> {
     let (path, is_shared, writable) = (rest.trim_start(), sharing == b's', write == b'w');
     let kind = kind_of(path, is_shared);
     let backing = backing(offset?, device?, inode?, path.starts_with("/SYSV"));
-    // What a process writes to a private mapping becomes its own.
+    // Pages of a private mapping that a process writes become its own.
     let is_common = matches!(kind, VmaKind::Shmem | VmaKind::File) && (is_shared || !writable);
     Some(Vma {
         range: VirtRange::new(address(start)?, address(end)?)?,

@@ -1,8 +1,7 @@
 //! Where the owner of memory wants it: NUMA policies of mappings and threads, and cpusets.
 //!
 //! `/proc/PID/numa_maps` is the one file that tells policies of other processes (numa(7)). The kernel walks the page
-//! tables of each mapping for it, some 0.1 us a page, so a reading has a time limit, and whoever reads it decides how
-//! often.
+//! tables of each mapping for it, some 0.1 us a page. So a reading has a time limit.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -117,7 +116,7 @@ pub struct PolicyOf {
     pub policy: Policy,
     /// It consists of huge pages from a pool (hugetlb).
     pub is_hugetlb: bool,
-    /// What of it is in memory.
+    /// Its resident bytes.
     pub resident: ByteCount,
 }
 

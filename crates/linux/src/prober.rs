@@ -20,7 +20,7 @@ pub const PAGES_PER_BLOCK: u64 = BLOCK_SIZE / PAGE_SIZE;
 /// Pages that speak for a block.
 const PROBES: u64 = 4;
 
-/// What is added to the first page of each quarter of a block. With the quarters' first pages they are on every
+/// Offsets from the first page of each quarter of a block. With the quarters' first pages they are on every
 /// residue of 2, 3 and 4, and stay so when all are shifted alike.
 const PROBE_OFFSETS: [u64; PROBES as usize] = [0, 3, 2, 1];
 

@@ -1,19 +1,19 @@
-//! What of a process's memory is left alone, since its owner has said where it belongs.
+//! Memory that the agent leaves alone, because its owner has said where it belongs.
 //!
 //! # Problem
 //! A program that binds memory to a node has a reason, and Linux' own balancing leaves such memory alone, too. Policies
-//! of other processes stand in numa_maps only, and reading that walks all their page tables: 2 us a mapping, 0.1 us a small
-//! page, next to nothing a huge one (Linux 6.18 on a busy Zen). Meanwhile the process cannot map or unmap.
+//! of other processes stand in numa_maps only. For that file the kernel walks all page tables of the process: 2 us a
+//! mapping, 0.1 us a small page (Linux 6.18 on a busy Zen). Meanwhile the process cannot map or unmap.
 //!
 //! # Approach
 //! Each mapping is judged once, and memory that was not judged yet is left alone. All mappings of a process are judged
-//! again when one of them is new, when the policy or cpuset of its first thread changes, and after [`AGAIN`]. What
-//! readings may cost together is bounded ([`Budget`]), so that those of large processes come less often. Judgements hold
-//! for ranges of addresses: the engine is never told of a range that is left alone.
+//! again when one of them is new, when the policy or cpuset of its first thread changes, and after [`AGAIN`]. A
+//! [`Budget`] bounds the cost of all readings, so that large processes are read less often. The engine never knows of a
+//! range that is left alone.
 //!
 //! # Properties
-//! - Memory with a policy that excludes a managed node, and memory that is interleaved, is left alone with the whole
-//!   blocks that it touches, from [`AGAIN`] after the policy was set at the latest, where the budget lasts.
+//! - Memory is left alone if its policy excludes a managed node or interleaves it, and so are the blocks at its borders.
+//! - That holds within 10 s after the policy was set, while the budget lasts.
 //! - A first reading happens within a few refreshes; all others take [`Budget::PART`] of one CPU's time.
 
 use std::collections::BTreeMap;
@@ -44,7 +44,7 @@ const JUDGED_MAX: usize = 1 << 16;
 /// Why memory is left alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Hold {
-    /// Nobody has read its policy yet.
+    /// Its policy was not read yet.
     Unread,
     /// Its owner allows it on some of the managed nodes only.
     Bound,
@@ -80,7 +80,7 @@ impl Hold {
     }
 }
 
-/// What decides.
+/// The configured rules.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rules {
     /// All nodes between which memory moves.
@@ -105,13 +105,13 @@ impl Rules {
     }
 }
 
-/// What readings may cost, all processes together.
+/// The time that readings of all processes may take.
 #[derive(Debug, Default)]
 pub(super) struct Budget {
-    /// What is left; below zero after a reading that took more.
+    /// The rest; below zero after a reading that took more.
     left_ns: i64,
     earned_at: Duration,
-    /// What this refresh's first readings took.
+    /// Time of this refresh's first readings.
     first_ns: u64,
 }
 
@@ -179,7 +179,7 @@ pub(super) struct Contracts {
 }
 
 impl Contracts {
-    /// Whether mappings are to be judged. `seen` are those that there are now, by address.
+    /// Whether it is time to judge mappings. `seen` are those that there are now, by address.
     pub fn are_due(&self, root: &Path, pid: Pid, seen: &[VirtRange], now: Duration) -> bool {
         let Some(read_at) = self.read_at else {
             return true;

@@ -11,7 +11,7 @@ use demeter_policy::{ByteCount, Pid};
 /// Levels of cgroups that are looked at.
 const DEPTH_MAX: usize = 32;
 
-/// Whether a process and all cgroups (v2) that it is in stay below `memory.high` and `memory.max` with so much more.
+/// Whether all cgroups (v2) of a process stay below `memory.high` and `memory.max` with `more` bytes.
 pub(super) fn allows(root: &Path, pid: Pid, more: ByteCount) -> bool {
     let groups = fs::read_to_string(root.join(format!("proc/{pid}/cgroup"))).unwrap_or_default();
     let Some(path) = groups.lines().find_map(|line| line.strip_prefix("0::/")) else {

@@ -46,7 +46,7 @@ const NS_PER_MS: u64 = 1_000_000;
 /// Processes that are remembered as no targets, one epoch's besides.
 const STRANGERS_MAX: usize = 4096;
 
-/// What a cgroup must have room for, so that huge pages are made of small ones: those of a batch, with a margin.
+/// Room that a cgroup must have before huge pages are made of small ones: that of a batch, with a margin.
 const COLLAPSE_ROOM: ByteCount = ByteCount(32 * MIB);
 
 /// What others ask of a running agent.
@@ -105,7 +105,7 @@ pub struct Agent {
     /// Small pages are promoted as huge ones.
     huge_pages: bool,
     samples: Vec<Sample>,
-    /// What decides which memory is left alone, and what may be spent to find out.
+    /// The rules for memory that is left alone, and the time to find it.
     rules: Rules,
     budget: Budget,
     sharing: Sharing,
@@ -705,7 +705,7 @@ fn touches(space: &[VirtRange], block: Block) -> bool {
     next.is_some_and(|range| Block::numbers_of(range).contains(&block.0))
 }
 
-/// What of a process is left alone, for people.
+/// A process's memory that is left alone, for people.
 fn left_alone(process: &Process) -> Vec<LeftAlone> {
     let held = process.left_alone.iter().map(|(hold, bytes)| LeftAlone {
         bytes: Some(bytes.0),

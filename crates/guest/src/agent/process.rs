@@ -29,14 +29,14 @@ pub(super) struct Process {
     pub hindrance: Option<Hindrance>,
     /// Why single pages of it did not move, as far as it was said.
     pub said: BTreeSet<Errno>,
-    /// What of it is left alone.
+    /// Memory of it that is left alone.
     pub left_alone: LeftAlone,
     pub contracts: Contracts,
     movable: Movable,
     held: Vec<Held>,
 }
 
-/// What is in the way of all moves of a process.
+/// The obstacle to all moves of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Hindrance {
     /// For people.
@@ -70,7 +70,7 @@ impl Process {
         self.movable.left_out
     }
 
-    /// What it maps, as it was read last.
+    /// Its mappings, as they were read last.
     pub fn mapped(&self) -> Mapped<'_> {
         Mapped {
             movable: &self.movable,
@@ -150,7 +150,7 @@ impl Process {
         Ok(())
     }
 
-    /// Sorts its mappings by what was judged of them; `each` is told where they are.
+    /// Sorts its mappings by their judgements; `each` gets their ranges.
     fn judged(
         &mut self,
         root: &Path,

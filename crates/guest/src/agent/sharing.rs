@@ -6,12 +6,12 @@
 //!
 //! # Approach
 //! Each part of an object has one owner: the process that maps most of it, for as long as it does map it. The engine knows
-//! it at the owner's addresses only. What others access there is told at these addresses. Hence heat is a sum, and bytes
+//! it at the owner's addresses only. Accesses of others are translated to these addresses. Hence heat is a sum, and bytes
 //! are counted and moved once. Memory that one of them must leave alone is left alone in all.
 //!
 //! # Properties
 //! - Each byte of an object belongs to at most one process's space; to none if it is held somewhere.
-//! - An access is told where the same byte of the object lies in its owner.
+//! - An access counts where the same byte of the object lies in its owner.
 //! - An owner stays one while it maps the object.
 
 use std::cmp::Reverse;
@@ -28,20 +28,20 @@ pub(super) struct Held {
     pub bytes: u64,
 }
 
-/// What one process maps.
+/// The mappings of one process.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Mapped<'a> {
     pub movable: &'a Movable,
     pub held: &'a [Held],
 }
 
-/// Who stands for which memory.
+/// The owners of shared memory.
 #[derive(Debug, Default)]
 pub(super) struct Sharing {
     owners: BTreeMap<ObjectId, Pid>,
-    /// What is known at other addresses, by process and address.
+    /// Ranges that are known at other addresses, by process and address.
     elsewhere: BTreeMap<Pid, Vec<Elsewhere>>,
-    /// What others map, too, and how many do, by owner and address.
+    /// Ranges that several processes map, and how many do, by owner and address.
     common: BTreeMap<Pid, Vec<(VirtRange, u32)>>,
 }
 
@@ -280,7 +280,7 @@ mod tests {
         held: bool,
     }
 
-    /// What a process maps, and where it sees what.
+    /// A process's mappings, and the part of an object that each shows.
     #[derive(Default)]
     struct Process {
         movable: Movable,

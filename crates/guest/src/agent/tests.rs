@@ -30,7 +30,7 @@ pub(super) struct Script {
     pub blocks: u64,
     pub hot: std::ops::Range<u64>,
     drawn: u64,
-    /// What is sampled besides, as it is.
+    /// Further samples of each epoch, as they are.
     pub besides: Vec<Sample>,
     /// A process with as many samples, at the same addresses.
     pub peer: Option<Pid>,

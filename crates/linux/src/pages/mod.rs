@@ -118,7 +118,7 @@ pub enum PagesError {
     /// The node has no memory any more (ENODEV).
     #[error("ENODEV: node {0} has no memory that is online")]
     NodeGone(NodeId),
-    /// Nobody may call it, not even for memory of one's own.
+    /// The call is refused even for memory of one's own.
     #[error(
         "{call} is refused ({source}); allow the system call in the seccomp profile, or use a kernel with NUMA"
     )]

@@ -77,7 +77,7 @@ impl Machine {
         fs::write(dir.join(file), text).unwrap();
     }
 
-    /// What all memory without a policy of its own has.
+    /// A thread's policy and cpuset.
     fn thread(&self, pid: Pid, thread: u32, policy: &str, nodes: &str) {
         let dir = self.root.path().join(format!("proc/{pid}/task/{thread}"));
         fs::create_dir_all(&dir).unwrap();
