@@ -38,6 +38,9 @@ pub struct Config {
     /// Whether DAMON_STAT, a statistic that the kernel starts by itself and that keeps others from DAMON, is turned off
     /// while the agent uses DAMON. What a person has set up is never turned off.
     pub take_damon: bool,
+    /// Whether memory stays where its owner has bound, preferred or interleaved it (NUMA policies). Without it such
+    /// memory is moved like any other. Cpusets always count.
+    pub respect_policies: bool,
     /// The fast node, where the system does not tell.
     pub fast_node: Option<u32>,
     /// The slow node, where the system does not tell.
@@ -70,6 +73,7 @@ impl Default for Config {
             tracker: Choice::Auto,
             tracker_cpu_percent: CPU_PERCENT,
             take_damon: true,
+            respect_policies: true,
             fast_node: None,
             slow_node: None,
             balloon: BalloonMode::Auto,

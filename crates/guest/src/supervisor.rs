@@ -74,7 +74,7 @@ pub fn run(
     received: &Receiver<Control>,
     say: &dyn Fn(&str),
 ) -> Result<(), SupervisorError> {
-    let tiers = agent::check(root, config)?;
+    let (tiers, finder) = agent::check(root, config)?;
     for advice in probe::missing(root) {
         if advice.blocks {
             return Err(SupervisorError::Refused(advice));
@@ -91,8 +91,8 @@ pub fn run(
         latency_ns.fast,
         latency_ns.slow
     );
-    let start = || start(root, config, latency_ns, &status, say);
-    introduce(root, config, tiers, say)?;
+    let start = || start(root, config, &finder, latency_ns, &status, say);
+    introduce(root, &finder, tiers, say)?;
     let mut agent = match start() {
         Err(AgentError::Tracker(error))
             if config.tracker == Choice::Auto && error.is_temporary() =>
@@ -211,6 +211,7 @@ fn await_next<A>(
 fn start(
     root: &Path,
     config: &Config,
+    finder: &TargetFinder,
     latency_ns: PerTier<u32>,
     status: &StatusCell,
     say: &dyn Fn(&str),
@@ -232,6 +233,7 @@ fn start(
     status.update(|s| s.passed_over = passed_over.iter().map(|p| p.why.to_string()).collect());
     raise_priority();
     let effects = Effects {
+        finder: finder.clone(),
         tracker,
         pages: Box::new(LivePages::default()),
         latency_ns,
@@ -258,7 +260,7 @@ fn name_tracker(config: &Config, tracker: &str, passed_over: &[PassedOver], say:
 /// Says what the agent works with and what is in its way.
 fn introduce(
     root: &Path,
-    config: &Config,
+    finder: &TargetFinder,
     tiers: Tiers,
     say: &dyn Fn(&str),
 ) -> Result<(), SupervisorError> {
@@ -266,9 +268,7 @@ fn introduce(
         "memory: node {} is fast, node {} is slow",
         tiers.fast, tiers.slow
     ));
-    let targets = config.targets().map_err(AgentError::from)?;
-    let targets = TargetFinder::new(root, targets).find();
-    let targets = targets.map_err(AgentError::from)?;
+    let targets = finder.clone().find().map_err(AgentError::from)?;
     let names = targets.iter().take(NAMED);
     let names: Vec<_> = names.map(|t| format!("{} ({})", t.pid, t.comm)).collect();
     say(&match targets.len() {
@@ -293,6 +293,12 @@ fn introduce(
             "warning: {} of {} processes cannot be looked at, among them {first}; grant CAP_SYS_PTRACE",
             unreadable.len(),
             targets.len()
+        ));
+    }
+    if let Some(option) = finder.hidden() {
+        say(&format!(
+            "warning: /proc is mounted with {option} and shows no process of others; run as root, grant \
+             CAP_SYS_PTRACE, or add the agent to the group of the mount's gid="
         ));
     }
     if probe::numa_balancing(root).is_some_and(|mode| mode != 0) {

@@ -10,7 +10,8 @@
 //! Where the system wants huge pages anyway (`collapse`), the small pages of a block are made one
 //! before they are promoted: that costs no more than moving them one by one, leaves fast memory
 //! in one piece, takes the pages that demoted huge ones have freed, and gives hot memory the
-//! TLB's full reach.
+//! TLB's full reach. The kernel fills a block's holes with zeros then, so a block is made huge only where it has
+//! hardly any.
 //!
 //! # Properties
 //! - What is reported as moved lies on the other node: it was looked up afterwards.
@@ -26,6 +27,12 @@ use crate::prober::{PAGES_PER_BLOCK, Prober, Tiers, pages_of};
 
 /// Every so many batches a process of small pages is asked again whether it has huge ones.
 const ASK_AGAIN_BATCHES: u32 = 16;
+
+/// The most pages that a block may lack and still be made one huge page: a sixteenth.
+const HOLES_MAX: usize = PAGES_PER_BLOCK as usize / 16;
+
+/// Blocks whose pages fit one call.
+const BLOCKS_PER_CALL: usize = PAGES_PER_CALL_MAX / PAGES_PER_BLOCK as usize;
 
 /// Moves blocks.
 #[derive(Debug)]
@@ -52,6 +59,11 @@ impl Mover {
         }
     }
 
+    /// Whether small pages are made huge ones from now on.
+    pub fn set_collapse(&mut self, collapse: bool) {
+        self.collapse = collapse;
+    }
+
     /// Forgets a process.
     pub fn forget(&mut self, pid: Pid) {
         self.small_batches.remove(&pid);
@@ -73,7 +85,8 @@ impl Mover {
         let to = self.node(direction);
         let mut reasons = vec![Errno(libc::EBUSY); blocks.len()];
         if self.collapse && direction == Direction::Promotion {
-            pages.collapse(pid, blocks)?;
+            let full = self.full(pages, pid, blocks)?;
+            pages.collapse(pid, &full)?;
         }
         let mut rest: Vec<Block> = blocks.to_vec();
         let small_batches = self.small_batches.get(&pid).copied().unwrap_or(0);
@@ -101,7 +114,7 @@ impl Mover {
                 return Ok((placements, reasons));
             }
         }
-        for part in rest.chunks(PAGES_PER_CALL_MAX / PAGES_PER_BLOCK as usize) {
+        for part in rest.chunks(BLOCKS_PER_CALL) {
             self.addresses.clear();
             self.addresses
                 .extend(part.iter().copied().flat_map(pages_of));
@@ -121,6 +134,34 @@ impl Mover {
             }
         }
         Ok((placements, reasons))
+    }
+
+    /// The blocks that have hardly any holes.
+    fn full(
+        &mut self,
+        pages: &mut dyn Pages,
+        pid: Pid,
+        blocks: &[Block],
+    ) -> Result<Vec<Block>, PagesError> {
+        let mut full = vec![];
+        for part in blocks.chunks(BLOCKS_PER_CALL) {
+            self.addresses.clear();
+            self.addresses
+                .extend(part.iter().copied().flat_map(pages_of));
+            self.states.clear();
+            pages.locate(pid, &self.addresses, &mut self.states)?;
+            let by_block = self.states.chunks(PAGES_PER_BLOCK as usize);
+            let holes = |states: &[PageState]| {
+                let is_there = |state: &PageState| matches!(state, PageState::On(_));
+                states.iter().filter(|state| !is_there(state)).count()
+            };
+            let is_full = part
+                .iter()
+                .zip(by_block)
+                .filter(|(_, states)| holes(states) <= HOLES_MAX);
+            full.extend(is_full.map(|(block, _)| *block));
+        }
+        Ok(full)
     }
 
     /// Drops addresses whose page is absent or on `to`: each would break the kernel's batching.

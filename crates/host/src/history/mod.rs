@@ -73,7 +73,7 @@ pub enum HistoryError {
     #[error("manage = \"history\": {0}")]
     Maps(#[from] MapsError),
     /// The hypervisor's pages cannot be moved.
-    #[error("manage = \"history\": {0}")]
+    #[error("manage = \"history\": cannot move the hypervisor's pages: {0}")]
     Pages(#[from] PagesError),
     /// The VM's memory stays where it is, whatever anybody asks.
     #[error(

@@ -362,6 +362,7 @@ fn ranges_that_touch_are_one_and_memory_of_files_is_refused() {
         readable: true,
         writable: true,
         kind,
+        backing: None,
     };
     let vmas = [
         vma(0, 10, VmaKind::Anonymous),

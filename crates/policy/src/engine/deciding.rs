@@ -119,8 +119,9 @@ impl<S: Strategy> Engine<S> {
         figures.samples += self.samples;
         figures.samples_lost = figures.samples_lost.saturating_add(lost);
         figures.samples_astray = figures.samples_astray.saturating_add(astray);
-        if astray > ASTRAY_MIN && astray.saturating_mul(ASTRAY_PART) > self.samples {
-            // Memory was mapped since the last look, and is in use.
+        if self.astray > ASTRAY_MIN && self.astray.saturating_mul(ASTRAY_PART) > self.samples {
+            // Memory was mapped since the last look, and is in use. (Records that a tracker rejects, as those of the
+            // kernel's own memory, say nothing of that.)
             self.refresh_at = self.refresh_at.min(self.epoch.saturating_add(1));
         }
         let slept_ns = (u64::from(self.slept) * self.config.epoch_ms).saturating_mul(NS_PER_MS);

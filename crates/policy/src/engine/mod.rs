@@ -426,6 +426,11 @@ impl<S: Strategy> Engine<S> {
             process.space.extend(vmas);
             process.all_known = false;
             self.residency.restrict(pid, vmas);
+            let process = &*process;
+            self.moves.keep(pid, |block| process.touches(block));
+            if self.state == State::Room && !self.moves.wants_room() {
+                self.proceed();
+            }
         }
         Ok(())
     }

@@ -107,6 +107,13 @@ impl Moves {
         self.demotions.retain(|r| r.pid != pid);
     }
 
+    /// Drops what is left of a process's blocks that are no longer to be moved.
+    pub(super) fn keep(&mut self, pid: Pid, stays: impl Fn(Block) -> bool) {
+        let stays = |r: &Relocation| r.pid != pid || stays(r.block);
+        self.promotions.retain(stays);
+        self.demotions.retain(stays);
+    }
+
     /// Makes the next batch, of `blocks_max` blocks at the most, now that so much fast memory is usable. Where neither a
     /// promotion fits nor a demotion is left, promotions wait for up to `reclaims_max` reclaims.
     pub(super) fn advance(
