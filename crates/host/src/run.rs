@@ -11,6 +11,7 @@ use std::future;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
@@ -23,6 +24,7 @@ use crate::controller::{Refusal, VmCommand};
 use crate::history::SharedDamon;
 use crate::hypervisor::libvirt::{Libvirt, discover};
 use crate::memory::HostFiles;
+use crate::outside::Outside;
 use crate::privileges;
 use crate::store::{Store, StoreError};
 use crate::view::{EventLog, HostView};
@@ -37,6 +39,12 @@ const DESCRIPTORS_PER_VM: u64 = 8;
 
 /// Open files of everything else: clients on both sockets, the state file, the runtime.
 const DESCRIPTORS: u64 = 192;
+
+/// Threads that may wait for others: for each VM its turn and an answer of its hypervisor.
+const WAITING_THREADS_MAX: usize = 2 * VMS_MAX + 64;
+
+/// How long what is under way may take when the controller ends.
+const END_MAX: Duration = Duration::from_secs(2);
 
 /// Why the host controller does not run.
 #[derive(Debug, thiserror::Error)]
@@ -91,17 +99,21 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         // One may be busy giving memory back while the other serves the rest.
         .worker_threads(2)
+        .max_blocking_threads(WAITING_THREADS_MAX)
         .enable_all()
         .build()
         .map_err(system("start"))?;
-    runtime.block_on(async {
+    let ended = runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).map_err(system("catch signals"))?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(system("catch signals"))?;
         serve(config, Path::new("/"), async {
             tokio::select! { _ = terminate.recv() => (), _ = interrupt.recv() => () }
         })
         .await
-    })
+    });
+    // Threads that wait for others' storage may do so for ever.
+    runtime.shutdown_timeout(END_MAX);
+    ended
 }
 
 /// Runs the host controller until `stop`; `root` is where /proc and /sys are below.
@@ -185,6 +197,7 @@ impl Tasks {
             config: config.clone(),
             libvirt: self.libvirt.clone(),
             files: self.files.clone(),
+            outside: Outside::default(),
             damon: self.damon.clone(),
             commands: received,
             news: self.news.clone(),

@@ -85,7 +85,7 @@ pub enum StoreError {
 }
 
 /// The file.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Store {
     path: PathBuf,
 }
@@ -117,7 +117,7 @@ impl Store {
     }
 
     /// Replaces the file. When this returns, `ledger` survives a crash of the machine.
-    pub fn save(&mut self, ledger: &Ledger) -> Result<(), StoreError> {
+    pub fn save(&self, ledger: &Ledger) -> Result<(), StoreError> {
         self.replace(&FileText::from(ledger))
             .map_err(|error| self.io("write", error))
     }

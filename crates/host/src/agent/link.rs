@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::{GuestSession, NotHeard};
 use crate::hypervisor::{AgentSocket, Channel};
+use crate::outside::Outside;
 
 /// A guest that says nothing for so long is not there: its agent reports every second.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
@@ -67,8 +68,16 @@ impl Key {
     }
 }
 
+/// Where a link tells what it hears.
+pub(super) type Told = (
+    watch::Sender<Option<NotHeard>>,
+    watch::Sender<Option<GuestSession>>,
+    watch::Sender<Option<Stats>>,
+);
+
 pub(super) struct Link {
     socket: AgentSocket,
+    outside: Outside,
     not_heard: watch::Sender<Option<NotHeard>>,
     asked: mpsc::Receiver<Question>,
     peer: watch::Sender<Option<GuestSession>>,
@@ -80,13 +89,13 @@ pub(super) struct Link {
 impl Link {
     pub(super) fn new(
         socket: AgentSocket,
-        not_heard: watch::Sender<Option<NotHeard>>,
+        outside: Outside,
         asked: mpsc::Receiver<Question>,
-        peer: watch::Sender<Option<GuestSession>>,
-        stats: watch::Sender<Option<Stats>>,
+        (not_heard, peer, stats): Told,
     ) -> Self {
         Self {
             socket,
+            outside,
             not_heard,
             asked,
             peer,
@@ -125,7 +134,7 @@ impl Link {
             opener,
             channel,
         } = &self.socket;
-        let mut stream = UnixStream::connect(path).await?;
+        let mut stream = self.outside.connect(path).await?;
         let foreign = opener.opened(&stream)?.err();
         let foreign = foreign.map(|found| NotHeard::Foreign {
             socket: path.clone(),

@@ -20,4 +20,4 @@ pub use map::{MemoryMap, Overlap, Piece};
 pub(crate) use named::{NamedFile, named_files};
 pub use owners::FileOwners;
 pub(crate) use process::pinned_by;
-pub use process::{Mapped, ProcessError, mapped_in};
+pub use process::{Mapped, Maps, ProcessError};

@@ -17,6 +17,7 @@ use crate::api::{Change, ChangeError};
 use crate::config::{Config, VmConfig};
 use crate::controller::{Controller, Limits, Millis, Observation, State, VmCommand, VmStatus};
 use crate::hypervisor::libvirt::Domains;
+use crate::outside::Outside;
 use crate::store::{Ledger, Store};
 use crate::view::{EventLog, HostView, VmState, VmView};
 use crate::vm::News;
@@ -30,6 +31,9 @@ const STEP_MIN: ByteCount = ByteCount(16 * MIB);
 /// How often the view is made anew, at most.
 const VIEW_EVERY: Duration = Duration::from_millis(50);
 
+/// How long a busy disk may take to keep what was committed.
+const SAVE_MAX: Duration = Duration::from_secs(10);
+
 /// When nothing is due.
 const FAR: Duration = Duration::from_secs(3600);
 
@@ -40,6 +44,8 @@ pub(super) struct Deciding {
     /// Chosen while running, now or before.
     policy_chosen: bool,
     store: Store,
+    /// The way to the disk that the state file is on.
+    outside: Outside,
     tasks: Tasks,
     commands: BTreeMap<VmName, mpsc::Sender<VmCommand>>,
     /// VMs that are not in the configuration.
@@ -104,6 +110,7 @@ impl Deciding {
             policy: ledger.policy.unwrap_or(config.policy),
             policy_chosen: ledger.policy.is_some(),
             store,
+            outside: Outside::default(),
             commands: config
                 .vms
                 .iter()
@@ -134,14 +141,14 @@ impl Deciding {
         let mut view_due = interval(VIEW_EVERY);
         view_due.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            self.advance();
+            self.advance().await;
             let due = self.controller.wake_at();
             let due = due.map_or(FAR, |at| Duration::from_millis(at.0));
             // The first two channels' other ends live as long as this task; the third's does where VMs
             // are looked for.
             tokio::select! {
                 Some((name, news)) = news.recv() => self.take_in(&name, news),
-                Some(change) = changes.recv() => self.make(change),
+                Some(change) = changes.recv() => self.make(change).await,
                 Some(domains) = found.recv() => self.take_on(domains),
                 _ = policy_due.tick() => self.ask_policy(),
                 _ = view_due.tick(), if self.stale => self.publish(),
@@ -255,7 +262,7 @@ impl Deciding {
     }
 
     /// Makes a change as far as the disk, and answers.
-    fn make(&mut self, change: Change) {
+    async fn make(&mut self, change: Change) {
         let (answer, refusal) = match change {
             Change::SetTiers { vm, tiers, answer } => (answer, self.set_tiers(&vm, tiers).err()),
             Change::Forgive { vm, answer } => (answer, self.forgive(&vm).err()),
@@ -264,12 +271,12 @@ impl Deciding {
                 self.policy_chosen = true;
                 self.log
                     .push(unix_ms(), None, format!("policy {policy} from now on"));
-                self.save();
+                self.save().await;
                 self.ask_policy();
                 (answer, None)
             }
         };
-        self.advance();
+        self.advance().await;
         self.publish();
         let unsaved = || self.unsaved.clone().map(ChangeError::State);
         // Whoever asked may have stopped waiting.
@@ -333,7 +340,7 @@ impl Deciding {
     }
 
     /// Does what is due: on disk first, then to the VMs.
-    fn advance(&mut self) {
+    async fn advance(&mut self) {
         let step = self.controller.step(self.now());
         self.stale |= step.accounts_changed || !step.log.is_empty();
         for entry in step.log {
@@ -342,7 +349,7 @@ impl Deciding {
             self.log.push(unix_ms(), vm, entry.what.to_string());
         }
         if step.accounts_changed || self.unsaved.is_some() {
-            self.save();
+            self.save().await;
         }
         if self.unsaved.is_none() {
             for command in step.commands {
@@ -355,17 +362,24 @@ impl Deciding {
         }
     }
 
-    fn save(&mut self) {
+    async fn save(&mut self) {
         let ledger = Ledger {
             policy: self.policy_chosen.then_some(self.policy),
             accounts: self.controller.accounts(),
             marks: self.controller.marks(),
         };
-        let failed = self
-            .store
-            .save(&ledger)
-            .err()
-            .map(|error| error.to_string());
+        let store = self.store.clone();
+        let saving = self
+            .outside
+            .ask_within(SAVE_MAX, "writing the state file", move |_| {
+                store.save(&ledger)
+            });
+        let failed = match saving.await {
+            Ok(saved) => saved.err().map(|error| error.to_string()),
+            Err(_) => Some(format!(
+                "the disk of the state file does not answer within {SAVE_MAX:?}"
+            )),
+        };
         if let Some(why) = &failed
             && self.unsaved.is_none()
         {

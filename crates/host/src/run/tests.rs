@@ -331,6 +331,47 @@ async fn a_silent_vm_delays_no_other() {
 }
 
 #[tokio::test]
+async fn a_vm_whose_files_hang_delays_nobody_and_not_the_end() {
+    let root = tempfile::tempdir().unwrap();
+    let proc = root.path().join(format!("proc/{}", std::process::id()));
+    std::fs::create_dir_all(&proc).unwrap();
+    // Whoever opens it waits until somebody writes: as a file on storage that does not answer.
+    let maps = proc.join("maps");
+    let fifo = rustix::fs::FileType::Fifo;
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, &maps, fifo, mode, 0).unwrap();
+    // So that a controller that waits on its only thread fails, rather than waiting for ever.
+    let rescuer = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(8));
+        drop(std::fs::File::options().write(true).open(maps));
+    });
+    let (hung, lively) = (FakeVm::new(SIZE), FakeVm::new(SIZE));
+    let _guest = guest(&hung);
+    let elastic = "provisioner = \"virtio-mem\"";
+    let vms =
+        section("hung", &hung, "") + &section("lively", &lively, elastic).replace("agent", "#");
+    let begun = Instant::now();
+    let mut host = Host::start_below(root.path().into(), folder(), &vms).await;
+    host.until_owns("lively", 64, 128).await;
+    let answer = host
+        .ask("PUT /v1/vms/lively/tiers", "{\"fast_mib\": 80}")
+        .await;
+    assert!(answer.starts_with("204"), "{answer}");
+    host.until_owns("lively", 80, 128).await;
+    let said = |vm: &VmView| {
+        vm.problem
+            .as_ref()
+            .is_some_and(|p| p.contains("no answer within"))
+    };
+    host.until("hung", "said to hang", said).await;
+    host.stop.take().unwrap().send(()).unwrap();
+    soon(&mut host.task).await.unwrap().unwrap();
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(7), "{took:?}");
+    rescuer.join().unwrap();
+}
+
+#[tokio::test]
 async fn a_reset_empties_the_balloon_and_an_end_frees_the_pool() {
     let vm = FakeVm::new(SIZE);
     let _guest = guest(&vm);

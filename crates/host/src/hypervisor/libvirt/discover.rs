@@ -15,6 +15,7 @@ use super::domain::Facts;
 use super::{Libvirt, LibvirtError};
 use crate::VmName;
 use crate::config::VmConfig;
+use crate::outside::Outside;
 
 /// The pause before connecting again.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -27,9 +28,10 @@ pub(crate) type Domains = BTreeMap<VmName, VmConfig>;
 
 /// Lists them until nobody listens. What stands in the way is told once.
 pub(crate) async fn discover(libvirt: Libvirt, found: mpsc::Sender<Domains>) {
+    let outside = Outside::default();
     let mut told = String::new();
     while !found.is_closed() {
-        let Err(error) = look(&libvirt, &found).await;
+        let Err(error) = look(&libvirt, &outside, &found).await;
         let why = error.to_string();
         if told != why {
             tracing::warn!("{why}");
@@ -41,9 +43,10 @@ pub(crate) async fn discover(libvirt: Libvirt, found: mpsc::Sender<Domains>) {
 
 async fn look(
     libvirt: &Libvirt,
+    outside: &Outside,
     found: &mpsc::Sender<Domains>,
 ) -> Result<Infallible, LibvirtError> {
-    let mut client = Client::connect(libvirt).await?;
+    let mut client = Client::connect(libvirt, outside).await?;
     client.watch(None).await?;
     let mut left_out = BTreeMap::new();
     loop {

@@ -13,6 +13,7 @@ use tokio::time::{sleep, timeout};
 use super::*;
 use crate::hypervisor::{Event, Hypervisor};
 use crate::memory::{HostFiles, LiveBacking};
+use crate::outside::Outside;
 use crate::testing::FakeVm;
 
 const NODES: PerTier<NodeId> = PerTier {
@@ -26,7 +27,14 @@ const SIZE: TierBytes = TierBytes {
 };
 
 async fn connected(libvirt: &Libvirt, name: &str) -> Result<Connection<Qemu>, LibvirtError> {
-    connect(libvirt, name, ProvisionerKind::DemeterBalloon, NODES).await
+    connect(
+        libvirt,
+        &Outside::default(),
+        name,
+        ProvisionerKind::DemeterBalloon,
+        NODES,
+    )
+    .await
 }
 
 async fn refused(libvirt: &Libvirt, name: &str) -> String {
@@ -323,7 +331,14 @@ async fn a_real_libvirtd_is_understood() {
         fast: "ram-node0".to_owned(),
         slow: "ram-node1".to_owned(),
     };
-    let found = LiveBacking::find(&HostFiles::default(), "db", &connection, &memdev).await;
+    let found = LiveBacking::find(
+        &HostFiles::default(),
+        &Outside::default(),
+        "db",
+        &connection,
+        &memdev,
+    )
+    .await;
     let sizes =
         Tier::ALL.map(|tier| crate::backing::Backing::size(found.as_ref().unwrap(), tier).0 >> 20);
     assert_eq!(sizes, [16, 48]);

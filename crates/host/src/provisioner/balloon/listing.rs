@@ -44,7 +44,7 @@ impl<B: Backing> Guest<B> {
         }
         while let State::Asking(from) = listing.state {
             if !self.list_part(tier, from, listing, held).await? {
-                match self.is_touched(tier, held)? {
+                match self.is_touched(tier, held).await? {
                     true => seals.break_all(),
                     false => seals.break_changed(held),
                 }
@@ -114,8 +114,8 @@ impl<B: Backing> Guest<B> {
     }
 
     /// Whether somebody has touched held memory: the guest, or whoever read all of it on the host.
-    fn is_touched(&self, tier: Tier, held: &HeldSet) -> Result<bool, ProvisionError> {
+    async fn is_touched(&self, tier: Tier, held: &HeldSet) -> Result<bool, ProvisionError> {
         let owned = self.backing.size(tier).0.saturating_sub(held.total().0);
-        Ok(self.backed(tier)?.0 > owned)
+        Ok(self.backed(tier).await?.0 > owned)
     }
 }
