@@ -3,7 +3,9 @@
 use std::io;
 use std::time::Duration;
 
-use demeter_proto::{DecodeError, Decoder, Hello, Message, SessionId, Stats, VSOCK_PORT, encode};
+use demeter_proto::{
+    DecodeError, Decoder, Hello, Message, SessionId, Stats, VERSION, VSOCK_PORT, encode_as,
+};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -82,6 +84,8 @@ pub(super) struct Link {
     asked: mpsc::Receiver<Question>,
     peer: watch::Sender<Option<GuestSession>>,
     stats: watch::Sender<Option<Stats>>,
+    /// The version in which the guest spoke last, and in which it is answered.
+    version: u16,
     /// The question whose last answer has not come.
     open: Option<(Key, mpsc::Sender<Message>)>,
 }
@@ -100,6 +104,7 @@ impl Link {
             asked,
             peer,
             stats,
+            version: VERSION,
             open: None,
         }
     }
@@ -193,11 +198,13 @@ impl Link {
                         match decoder.next() {
                             Ok(None) => break,
                             Ok(Some(message)) => {
+                                self.version = decoder.version().unwrap_or(VERSION);
                                 silent_at = Instant::now() + SILENCE_MAX;
                                 let known = self.peer.borrow().is_some();
                                 if !known && !introduced && !matches!(message, Message::Hello(_)) {
                                     introduced = true;
-                                    write(&mut stream, &Message::Welcome { session: NOBODY }).await?;
+                                    let nobody = Message::Welcome { session: NOBODY };
+                                    self.write(&mut stream, &nobody).await?;
                                 }
                                 self.hear(&mut stream, message).await?;
                             }
@@ -222,7 +229,7 @@ impl Link {
         if self.peer.borrow().is_none() {
             return Ok(());
         }
-        write(stream, &question.message).await?;
+        self.write(stream, &question.message).await?;
         match (Key::of(&question.message), question.then) {
             (Some(key), Then::Answers(answers)) => self.open = Some((key, answers)),
             // Whoever does not wait for it any more does not mind.
@@ -241,14 +248,14 @@ impl Link {
             Message::Hello(hello) => {
                 let session = hello.session;
                 self.meet(hello);
-                return write(stream, &Message::Welcome { session }).await;
+                return self.write(stream, &Message::Welcome { session }).await;
             }
             // Whatever it says, it has to introduce itself first.
             _ if self.peer.borrow().is_none() => {}
             Message::Stats(stats) => {
                 self.stats.send_replace(Some(stats));
             }
-            Message::Ping { nonce } => return write(stream, &Message::Pong { nonce }).await,
+            Message::Ping { nonce } => return self.write(stream, &Message::Pong { nonce }).await,
             Message::Inflated(_) | Message::Held(_) => self.answer(message, false).await,
             Message::Done(_) | Message::Proof { .. } | Message::Pong { .. } => {
                 self.answer(message, true).await;
@@ -281,6 +288,7 @@ impl Link {
         let peer = GuestSession {
             boot_id: hello.boot_id,
             session: hello.session,
+            version: self.version,
             nodes: hello.nodes,
         };
         let before = self.peer.borrow().as_ref().map(|peer| peer.session);
@@ -294,6 +302,17 @@ impl Link {
             *known = Some(peer);
             changed
         });
+    }
+
+    /// Writes a message. A guest that does not read for long is as good as gone.
+    async fn write(
+        &self,
+        stream: &mut (impl AsyncWrite + Unpin),
+        message: &Message,
+    ) -> io::Result<()> {
+        let mut bytes = vec![];
+        encode_as(self.version, message, &mut bytes).map_err(io::Error::other)?;
+        timeout(WAIT_MAX, stream.write_all(&bytes)).await?
     }
 
     /// Nobody is there any more.
@@ -321,11 +340,4 @@ async fn dial(stream: &mut UnixStream) -> io::Result<()> {
         true => Ok(()),
         false => Err(io::ErrorKind::ConnectionRefused.into()),
     }
-}
-
-/// Writes a message. A guest that does not read for long is as good as gone.
-async fn write(stream: &mut (impl AsyncWrite + Unpin), message: &Message) -> io::Result<()> {
-    let mut bytes = vec![];
-    encode(message, &mut bytes).map_err(io::Error::other)?;
-    timeout(WAIT_MAX, stream.write_all(&bytes)).await?
 }

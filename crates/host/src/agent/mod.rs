@@ -25,6 +25,8 @@ pub struct GuestSession {
     pub boot_id: BootId,
     /// Another one than before: the agent was started anew.
     pub session: SessionId,
+    /// The version of the protocol that its agent speaks.
+    pub version: u16,
     /// The guest's nodes, as it says.
     pub nodes: Vec<NodeTotal>,
 }
@@ -48,9 +50,11 @@ pub enum NotHeard {
     },
     /// The agent is older or newer than this controller.
     #[error(
-        "the guest's agent speaks version {found} of the protocol, this controller version \
-         {wanted}; install the same release of Demeter, and of its driver, in the guest and here",
-        wanted = demeter_proto::VERSION
+        "the guest's agent speaks version {found} of the protocol, this controller {oldest} to {newest}; \
+         until it speaks one of these the VM counts with all its memory; install the same release of \
+         Demeter, and of its driver, in the guest and here",
+        oldest = demeter_proto::VERSION_MIN,
+        newest = demeter_proto::VERSION
     )]
     Version {
         /// What it speaks.

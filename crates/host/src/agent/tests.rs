@@ -3,7 +3,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use demeter_policy::{ByteCount, GuestPhysAddr, PAGE_SIZE};
-use demeter_proto::{Decoder, Hello, Nonce, encode};
+use demeter_proto::{Decoder, Hello, Nonce, encode_as};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
@@ -19,6 +19,8 @@ pub(crate) type Prover = Box<dyn FnMut(NodeId, Nonce) -> Option<GuestPhysAddr> +
 pub(crate) struct Pipe {
     stream: UnixStream,
     decoder: Decoder,
+    /// The version of the protocol that it speaks.
+    pub(crate) version: u16,
     prover: Prover,
 }
 
@@ -46,6 +48,7 @@ impl Pipe {
         Self {
             stream,
             decoder: Decoder::default(),
+            version: demeter_proto::VERSION,
             prover: Box::new(|_, nonce| Some(show(nonce))),
         }
     }
@@ -66,7 +69,7 @@ impl Pipe {
 
     pub(crate) async fn say(&mut self, message: &Message) {
         let mut bytes = vec![];
-        encode(message, &mut bytes).unwrap();
+        encode_as(self.version, message, &mut bytes).unwrap();
         // The host may have hung up.
         let _ = self.stream.write_all(&bytes).await;
     }
@@ -96,7 +99,10 @@ impl Pipe {
                     }
                     continue;
                 }
-                Some(message) => return Some(message),
+                Some(message) => {
+                    assert_eq!(self.decoder.version(), Some(self.version), "{message:?}");
+                    return Some(message);
+                }
                 None => {}
             }
             match self.stream.read(&mut bytes).await {
