@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use demeter_policy::provision::ProvisionerKind;
-use demeter_policy::{ByteCount, PerTier, Tier, TierBytes};
+use demeter_policy::{ByteCount, PerTier, Pid, Tier, TierBytes};
 use demeter_proto::{BootId, RequestId, Stats};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
@@ -27,7 +27,7 @@ use crate::hypervisor::qemu::{self, Qemu};
 use crate::hypervisor::{
     AgentSocket, Channel, Connection, Event, Events, Hypervisor, HypervisorError,
 };
-use crate::memory::{HostFiles, LiveBacking, MemoryError};
+use crate::memory::{HostFiles, LiveBacking, MemoryError, Owned};
 use crate::outside::{Outside, Stuck};
 use crate::process::{Opener, PeerProcess, Process};
 use crate::provisioner::balloon::Balloon;
@@ -128,6 +128,11 @@ enum Trouble {
     HardLimit(#[from] HardLimitError),
     #[error(transparent)]
     Stuck(#[from] Stuck),
+    #[error(
+        "its process {pid} runs VM {other}, which is managed already; give each VM its own sockets, and name \
+         each domain once"
+    )]
+    Shared { pid: Pid, other: String },
     #[error("cannot watch the hypervisor's process: {0}")]
     Process(#[from] io::Error),
 }
@@ -303,6 +308,8 @@ impl VmTask {
 
     async fn live(&mut self, mut connection: Connection<impl Hypervisor>) -> Result<(), End> {
         let process = Process::open(connection.process.pid)?;
+        // As long as it is managed, nobody else's.
+        let _own = self.take_process(connection.process)?;
         self.find_hard_limit(connection.process).await?;
         // When it returns it has let go of the memory files: nothing of a VM that ended is kept.
         let mut doubted = false;
@@ -331,6 +338,20 @@ impl VmTask {
         self.tell(News::Observation(observation)).await
     }
 
+    /// Takes the VM's process, which no other VM may have.
+    fn take_process(&self, process: PeerProcess) -> Result<Option<Owned<PeerProcess>>, Trouble> {
+        if cfg!(test) && process.pid.0 == std::process::id() {
+            // VMs that tests make up are all in one process.
+            return Ok(None);
+        }
+        let taken = self.files.processes.take(process, self.name.to_string());
+        let taken = taken.map_err(|other| Trouble::Shared {
+            pid: process.pid,
+            other,
+        })?;
+        Ok(Some(taken))
+    }
+
     async fn connect(&self) -> Result<Connection<Qemu>, HypervisorError> {
         let config = &self.config;
         match (&config.libvirt, &config.qmp) {
@@ -356,6 +377,10 @@ impl VmTask {
     ) -> Result<Cut, End> {
         let nodes = self.config.nodes();
         let deadline = Instant::now() + PATIENCE;
+        // Before anything that may fail: whoever is not heard may hold all of it.
+        let most = self.most(&connection.hypervisor).await?;
+        self.tell(News::Observation(Observation::Seen { most }))
+            .await?;
         let named = self.config.agent.clone().map(|path| AgentSocket {
             path,
             opener: Opener::only(connection.process),
@@ -451,6 +476,39 @@ impl VmTask {
             .ask("ending the VM's thread", |_| drop(tiering));
         ending.await?;
         ended
+    }
+
+    /// What the VM has when it gives nothing back.
+    async fn most(&self, hypervisor: &impl Hypervisor) -> Result<TierBytes, HypervisorError> {
+        let backends = hypervisor.backends().await?;
+        let size_of = |is: &dyn Fn(&str) -> bool| {
+            let named = backends
+                .iter()
+                .filter(|of| of.id.as_deref().is_some_and(is));
+            named.fold(0, |sum: u64, of| sum.saturating_add(of.size.0))
+        };
+        if self.config.manage == Manage::History {
+            // Wherever the kernel has put it.
+            let whole = ByteCount(size_of(&|_| true));
+            return Ok(PerTier::from_fn(|_| whole));
+        }
+        let mut most = TierBytes::from_fn(|tier| {
+            let memdev = self.config.memdev(tier);
+            ByteCount(size_of(&|id| memdev.as_deref() == Some(id)))
+        });
+        if self.config.provisioner == ProvisionerKind::VirtioMem {
+            let nodes = self.config.nodes();
+            for device in hypervisor.memory_devices().await? {
+                for tier in Tier::ALL
+                    .into_iter()
+                    .filter(|tier| *nodes.get(*tier) == device.node)
+                {
+                    let most = most.get_mut(tier);
+                    most.0 = most.0.saturating_add(device.max.0);
+                }
+            }
+        }
+        Ok(most)
     }
 
     async fn backing<H: Hypervisor>(

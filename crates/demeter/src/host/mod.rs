@@ -1,5 +1,6 @@
 //! `demeter host`: the controller of a host's VMs, and talking to it.
 
+mod check;
 pub mod client;
 pub mod status;
 
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use client::Client;
 use demeter_host::api::{PolicyChoice, Tiers};
-use demeter_host::config::Config;
+use demeter_host::config::{Config, KeyChange};
 use demeter_host::hypervisor::libvirt::{self, Libvirt, Wanted};
 use demeter_host::view::{EventView, HostView, TierView, VmView};
 use demeter_policy::provision::{Policy, ProvisionerKind};
@@ -36,6 +37,8 @@ Examples:
   demeter host set db --fast-mib 2048            gives a VM another size
   demeter host forgive db                        manages a marked VM again
   demeter host policy wss                        divides by working sets from now on
+  demeter host check /etc/demeter/host.toml      what is wrong with it, and what it would change
+  demeter host reload                            takes over what the file says now
   demeter host xml db                            what a libvirt domain lacks, as a patch
 
 The same over HTTP, on the controller's Unix socket:
@@ -92,6 +95,19 @@ To apply it, while the domain does not run:
   demeter host xml db | patch db.xml
   virsh define db.xml")]
     Xml(XmlArgs),
+    /// Check a configuration, and print what reloading it would change; changes nothing
+    Check {
+        /// The file
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        #[command(flatten)]
+        client: Client,
+    },
+    /// Have the controller take over what its configuration's file says now, as SIGHUP does
+    Reload {
+        #[command(flatten)]
+        client: Client,
+    },
     /// Print events as they happen
     Watch {
         #[command(flatten)]
@@ -154,6 +170,11 @@ pub fn host(args: Args) -> anyhow::Result<()> {
         Command::Policy { policy, client } => client.put("/v1/policy", &PolicyChoice { policy }),
         Command::Forgive { vm, client } => client.post(&format!("/v1/vms/{vm}/forgive")),
         Command::Xml(args) => xml(args),
+        Command::Check { file, client } => check::check(&file, &client),
+        Command::Reload { client } => {
+            let changes: Vec<KeyChange> = client.post_for("/v1/reload")?;
+            output::print(check::lines(&changes))
+        }
         Command::Watch { client } => watch(&client),
     }
 }
@@ -161,7 +182,7 @@ pub fn host(args: Args) -> anyhow::Result<()> {
 fn run(args: RunArgs) -> anyhow::Result<()> {
     let path = args.config.context("give --config FILE")?;
     let config = Config::load(&path)?;
-    Ok(demeter_host::run(&config)?)
+    Ok(demeter_host::run(&config, &path)?)
 }
 
 fn set(args: SetArgs) -> anyhow::Result<()> {

@@ -40,6 +40,12 @@ pub enum Order {
 /// What a VM's task has to tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Observation {
+    /// Its hypervisor can be asked: the VM has so much when it gives nothing back, and may have all of
+    /// it now.
+    Seen {
+        /// By tier.
+        most: TierBytes,
+    },
     /// The VM can be spoken to.
     Here,
     /// It cannot any more; it may still run.

@@ -8,7 +8,7 @@ use demeter_policy::{ByteCount, GuestPhysAddr, PerTier, PhysRange, Pid, Tier, Ti
 use super::file::{FileId, Kind, MemoryFile};
 use super::files::{FILES_MAX, Files};
 use super::map::{MemoryMap, Overlap, Piece};
-use super::owners::{FileOwners, OwnedFile};
+use super::owners::{FileOwners, OwnedFile, ProcessOwners};
 use super::process::{self, Maps, ProcessError};
 use crate::backing::{Backing, Extent, FileOffset, NotInTier};
 use crate::hypervisor::{
@@ -124,6 +124,8 @@ pub struct HostFiles {
     pub memory_paths: Vec<PathBuf>,
     /// Whose memory each file is.
     pub owners: FileOwners,
+    /// Which VM each process runs.
+    pub(crate) processes: ProcessOwners,
 }
 
 impl HostFiles {
@@ -147,6 +149,7 @@ impl Default for HostFiles {
             root: "/".into(),
             memory_paths: vec![],
             owners: FileOwners::default(),
+            processes: ProcessOwners::default(),
         }
     }
 }

@@ -18,6 +18,7 @@ pub use file::{FileId, Kind, MemoryFile};
 pub use live::{HostFiles, LiveBacking, MemoryError};
 pub use map::{MemoryMap, Overlap, Piece};
 pub(crate) use named::{NamedFile, named_files};
-pub use owners::FileOwners;
+pub(crate) use owners::Owned;
+pub use owners::{FileOwners, Owners};
 pub(crate) use process::pinned_by;
 pub use process::{Mapped, Maps, ProcessError};

@@ -40,8 +40,11 @@ proptest! {
         prop_assert_eq!(empty, Ledger::default());
         store.save(&first).unwrap();
         store.save(&last).unwrap();
+        let taken = Store::open(&path);
+        prop_assert!(matches!(taken, Err(StoreError::Taken { .. })), "{taken:?}");
+        drop(store);
         prop_assert_eq!(Store::open(&path).unwrap().1, last);
-        prop_assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+        prop_assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 2, "the state and its lock");
     }
 
     #[test]
@@ -67,10 +70,12 @@ fn the_remains_of_a_killed_writer_change_nothing() {
     };
     let (store, _) = Store::open(&path).unwrap();
     store.save(&ledger).unwrap();
+    drop(store);
     fs::write(dir.path().join("host.new"), "{\"version\": 1, \"vm").unwrap();
     let (store, read) = Store::open(&path).unwrap();
     assert_eq!(read, ledger);
     store.save(&Ledger::default()).unwrap();
+    drop(store);
     assert_eq!(Store::open(&path).unwrap().1, Ledger::default());
 }
 

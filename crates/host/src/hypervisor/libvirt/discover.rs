@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use demeter_policy::provision::ProvisionerKind;
-use demeter_policy::{MIB, TierBytes};
+use demeter_policy::{ByteCount, MIB, TierBytes};
 use demeter_proto::shown;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -23,8 +23,23 @@ const PAUSE: Duration = Duration::from_secs(2);
 /// How often domains are listed when nothing is told.
 const LIST_EVERY: Duration = Duration::from_secs(10);
 
-/// All domains that run and can be sized.
-pub(crate) type Domains = BTreeMap<VmName, VmConfig>;
+/// All domains that run.
+#[derive(Debug, Default)]
+pub(crate) struct Domains {
+    /// Those that can be sized.
+    pub managed: BTreeMap<VmName, VmConfig>,
+    /// The others, by name, as a person may be shown it.
+    pub left: BTreeMap<String, LeftDomain>,
+}
+
+/// A domain that is left alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LeftDomain {
+    /// Why.
+    pub why: String,
+    /// All its memory, as far as its XML tells.
+    pub memory: ByteCount,
+}
 
 /// Lists them until nobody listens. What stands in the way is told once.
 pub(crate) async fn discover(libvirt: Libvirt, found: mpsc::Sender<Domains>) {
@@ -48,10 +63,8 @@ async fn look(
 ) -> Result<Infallible, LibvirtError> {
     let mut client = Client::connect(libvirt, outside).await?;
     client.watch(None).await?;
-    let mut left_out = BTreeMap::new();
     loop {
-        let mut domains = Domains::new();
-        let mut left_out_now = BTreeMap::new();
+        let mut domains = Domains::default();
         for domain in client.running().await? {
             let facts = match client.xml(&domain, Which::Running).await {
                 Ok(xml) => Facts::read(&xml),
@@ -59,17 +72,17 @@ async fn look(
                 Err(LibvirtError::Refused { .. }) => continue,
                 Err(error) => return Err(error),
             };
+            let memory = facts.as_ref().ok().and_then(|facts| facts.memory);
             match facts.and_then(|facts| managed(&domain.name, &facts)) {
-                Ok((name, config)) => drop(domains.insert(name, config)),
-                Err(why) => drop(left_out_now.insert(domain.name, why)),
+                Ok((name, config)) => drop(domains.managed.insert(name, config)),
+                Err(why) => {
+                    let memory = memory.unwrap_or_default();
+                    let why = shown(&why);
+                    let left = LeftDomain { why, memory };
+                    domains.left.insert(shown(&domain.name), left);
+                }
             }
         }
-        for (name, why) in &left_out_now {
-            if left_out.get(name) != Some(why) {
-                tracing::info!("domain {:?} is left alone: {}", shown(name), shown(why));
-            }
-        }
-        left_out = left_out_now;
         if found.send(domains).await.is_err() {
             return Err(LibvirtError::Gone {
                 socket: libvirt.socket(),
@@ -91,7 +104,10 @@ fn managed(domain: &str, facts: &Facts) -> Result<(VmName, VmConfig), String> {
         .parse()
         .map_err(|error: crate::BadVmName| error.to_string())?;
     if facts.cells.len() != 2 {
-        return Err(format!("it has {} NUMA cells, not two", facts.cells.len()));
+        let cells = facts.cells.len();
+        return Err(format!(
+            "it has {cells} NUMA cells, not two; `demeter host xml {domain}` prints what its XML lacks"
+        ));
     }
     let size = |place: usize| facts.cells[place].size;
     let sizes = TierBytes {

@@ -13,6 +13,8 @@ use super::PORT;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub running: bool,
+    /// All its memory, where it can be read.
+    pub memory: Option<ByteCount>,
     pub cells: Vec<Cell>,
     /// Nodes with a virtio-mem device.
     pub elastic: Vec<NodeId>,
@@ -85,6 +87,7 @@ impl Facts {
         }
         Ok(Self {
             running: domain.attribute("id").is_some(),
+            memory: child(domain, &["memory"]).and_then(|of| size(of.text(), of.attribute("unit"))),
             cells,
             elastic: elastic.collect(),
             has_port: port.is_some(),

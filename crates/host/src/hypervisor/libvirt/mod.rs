@@ -38,7 +38,7 @@ use client::{Client, Which};
 use domain::Facts;
 use wire::Monitor;
 
-pub(crate) use discover::{Domains, discover};
+pub(crate) use discover::{Domains, LeftDomain, discover};
 pub use patch::Wanted;
 #[cfg(test)]
 pub(crate) use {client::Domain, message::*, xdr::*};

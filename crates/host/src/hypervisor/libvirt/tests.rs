@@ -379,14 +379,14 @@ async fn a_real_libvirtd_is_understood() {
     let (found_in, mut found) = tokio::sync::mpsc::channel(1);
     let discovering = tokio::spawn(discover(libvirt.clone(), found_in));
     let domains = soon(found.recv()).await.unwrap();
-    let names: Vec<_> = domains.keys().map(crate::VmName::as_str).collect();
+    let names: Vec<_> = domains.managed.keys().map(crate::VmName::as_str).collect();
     assert_eq!(names, ["db"]);
 
     // The end of the domain ends the connection.
     daemon.virsh(&["destroy", "db"]).unwrap();
     while soon(connection.events.next()).await.is_some() {}
     assert!(crate::process::Process::open(before.pid).is_err());
-    while !soon(found.recv()).await.unwrap().is_empty() {}
+    while !soon(found.recv()).await.unwrap().managed.is_empty() {}
     discovering.abort();
     daemon.stop();
     assert!(refused(&libvirt, "db").await.contains("cannot connect"));
