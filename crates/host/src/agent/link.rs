@@ -29,6 +29,38 @@ const READ_BYTES: usize = 16 * 1024;
 /// The longest answer to a call to a vsock port: `OK` and a number.
 const DIALLED_BYTES_MAX: usize = 32;
 
+/// How often a guest may say what it was not asked for, in the long run; an agent reports once a second.
+const UNASKED_EVERY: Duration = Duration::from_millis(5);
+
+/// What it may be ahead of that.
+const BURST: Duration = Duration::from_secs(1);
+
+/// Keeps what a guest says unasked to a rate, by the time that it has used up.
+#[derive(Debug)]
+struct Pace {
+    used_until: Instant,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            used_until: Instant::now(),
+        }
+    }
+}
+
+impl Pace {
+    /// Counts a message.
+    fn heard(&mut self, now: Instant) {
+        self.used_until = self.used_until.max(now) + UNASKED_EVERY;
+    }
+
+    /// When to listen again.
+    fn not_before(&self) -> Instant {
+        self.used_until - BURST
+    }
+}
+
 /// A session that no guest has: "I do not know you, say Hello".
 const NOBODY: SessionId = SessionId(0);
 
@@ -174,7 +206,14 @@ impl Link {
         let mut bytes = vec![0; READ_BYTES];
         let mut silent_at = Instant::now() + SILENCE_MAX;
         let mut introduced = false;
+        let mut pace = Pace::default();
         loop {
+            let not_before = pace.not_before();
+            // A guest that says more than it has reason to is heard later, and has to wait.
+            let read = async {
+                sleep_until(not_before).await;
+                timeout_at(silent_at.max(not_before), stream.read(&mut bytes)).await
+            };
             tokio::select! {
                 question = self.asked.recv() => {
                     let Some(question) = question else {
@@ -182,7 +221,7 @@ impl Link {
                     };
                     self.ask(&mut stream, question).await?;
                 }
-                read = timeout_at(silent_at, stream.read(&mut bytes)) => {
+                read = read => {
                     let Ok(read) = read else {
                         self.part();
                         introduced = false;
@@ -198,6 +237,9 @@ impl Link {
                         match decoder.next() {
                             Ok(None) => break,
                             Ok(Some(message)) => {
+                                if !self.is_awaited(&message) {
+                                    pace.heard(Instant::now());
+                                }
                                 self.version = decoder.version().unwrap_or(VERSION);
                                 silent_at = Instant::now() + SILENCE_MAX;
                                 let known = self.peer.borrow().is_some();
@@ -209,9 +251,11 @@ impl Link {
                                 self.hear(&mut stream, message).await?;
                             }
                             Err(DecodeError::Version(found)) => {
+                                pace.heard(Instant::now());
                                 self.note(Some(NotHeard::Version { found }));
                             }
                             Err(error) => {
+                                pace.heard(Instant::now());
                                 tracing::debug!("{}: {error}", self.socket.path.display());
                             }
                         }
@@ -269,6 +313,12 @@ impl Link {
             | Message::Allow { .. } => {}
         }
         Ok(())
+    }
+
+    /// Whether a message answers the open question.
+    fn is_awaited(&self, message: &Message) -> bool {
+        let open = self.open.as_ref().map(|(key, _)| *key);
+        open.is_some() && Key::of(message) == open
     }
 
     /// Passes an answer on, if it answers the open question.

@@ -284,6 +284,40 @@ async fn a_pong_of_another_session_confirms_nothing() {
 }
 
 #[tokio::test]
+async fn a_flood_of_valid_frames_is_heard_at_a_rate() {
+    let dir = tempfile::tempdir().unwrap();
+    let (listener, agent) = listen(dir.path());
+    let pipe = Pipe::welcomed(&listener, hello(1, 1)).await;
+    present(&agent, true).await;
+    let mut ping = vec![];
+    encode_as(
+        demeter_proto::VERSION,
+        &Message::Ping { nonce: 7 },
+        &mut ping,
+    )
+    .unwrap();
+    let flood = ping.repeat(1000);
+    let begun = std::time::Instant::now();
+    let (mut reads, mut writes) = pipe.stream.into_split();
+    let flooding = tokio::spawn(async move { while writes.write_all(&flood).await.is_ok() {} });
+    let (mut heard, mut bytes) = (0, vec![0; 1 << 20]);
+    while begun.elapsed() < Duration::from_secs(2) {
+        let read = timeout(Duration::from_millis(100), reads.read(&mut bytes)).await;
+        heard += read.map_or(0, |read| read.unwrap());
+    }
+    flooding.abort();
+    let pongs = heard / ping.len();
+    let allowed = 200.0 * (begun.elapsed().as_secs_f64() + 1.0);
+    // What one read has taken in is heard to its end.
+    let at_once = READ_BYTES_MAX / ping.len();
+    assert!(pongs > 100, "it is heard: {pongs}");
+    assert!(pongs < allowed as usize + at_once, "{pongs} of {allowed}");
+}
+
+/// What the link reads at once.
+const READ_BYTES_MAX: usize = 16 << 10;
+
+#[tokio::test]
 async fn a_socket_of_another_process_is_not_spoken_to() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("agent.sock");
