@@ -3,6 +3,7 @@
 mod check;
 pub mod client;
 pub mod status;
+mod tiers;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use demeter_host::config::{Config, KeyChange};
 use demeter_host::hypervisor::libvirt::{self, Libvirt, Wanted};
 use demeter_host::view::{EventView, HostView, TierView, VmView};
 use demeter_policy::provision::{Policy, ProvisionerKind};
-use demeter_policy::{ByteCount, MIB};
+use demeter_policy::{ByteCount, MIB, NodeId, PerTier};
 
 use crate::names::names;
 use crate::output;
@@ -125,6 +126,21 @@ struct XmlArgs {
     /// Fast memory of a domain without two cells, MiB [default: a quarter of its memory]
     #[arg(long, value_name = "MIB")]
     fast_mib: Option<u64>,
+    /// Slow memory of a domain without two cells, MiB [default: the rest of its memory]
+    #[arg(long, value_name = "MIB")]
+    slow_mib: Option<u64>,
+    /// Which of its cells is fast memory, where it has cells with CPUs in several
+    #[arg(long, value_name = "CELL", requires = "slow_cell")]
+    fast_cell: Option<u32>,
+    /// Which is slow memory
+    #[arg(long, value_name = "CELL", requires = "fast_cell")]
+    slow_cell: Option<u32>,
+    /// The host's node of fast memory, to which the fast cell is bound [default: as this host says]
+    #[arg(long, value_name = "NODE", requires = "slow_node")]
+    fast_node: Option<u32>,
+    /// The host's node of slow memory
+    #[arg(long, value_name = "NODE", requires = "fast_node")]
+    slow_node: Option<u32>,
     /// libvirt's Unix socket [default: the system's]
     #[arg(long, value_name = "SOCKET")]
     libvirt: Option<PathBuf>,
@@ -232,14 +248,28 @@ fn xml(args: XmlArgs) -> anyhow::Result<()> {
     let wanted = Wanted {
         provisioner: args.provisioner,
         fast: args.fast_mib.map(|mib| ByteCount(mib.saturating_mul(MIB))),
+        slow: args.slow_mib.map(|mib| ByteCount(mib.saturating_mul(MIB))),
+        cells: nodes(args.fast_cell, args.slow_cell),
+        host: tiers::of_host(nodes(args.fast_node, args.slow_node)),
     };
-    match libvirt::lacks(&libvirt, &args.domain, wanted)? {
-        Some(patch) => output::print(patch),
+    let patch = libvirt::lacks(&libvirt, &args.domain, wanted)?;
+    for note in &patch.notes {
+        eprintln!("note: {note}");
+    }
+    match patch.diff {
+        Some(diff) => output::print(diff),
         None => {
             eprintln!("domain {:?} lacks nothing", args.domain);
             Ok(())
         }
     }
+}
+
+fn nodes(fast: Option<u32>, slow: Option<u32>) -> Option<PerTier<NodeId>> {
+    Some(PerTier {
+        fast: NodeId(fast?),
+        slow: NodeId(slow?),
+    })
 }
 
 fn watch(client: &Client) -> anyhow::Result<()> {

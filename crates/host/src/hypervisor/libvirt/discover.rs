@@ -103,18 +103,30 @@ fn managed(domain: &str, facts: &Facts) -> Result<(VmName, VmConfig), String> {
     let name: VmName = domain
         .parse()
         .map_err(|error: crate::BadVmName| error.to_string())?;
-    if facts.cells.len() != 2 {
-        let cells = facts.cells.len();
+    let cells = facts.cells.len();
+    if cells < 2 {
         return Err(format!(
             "it has {cells} NUMA cells, not two; `demeter host xml {domain}` prints what its XML lacks"
         ));
     }
-    let size = |place: usize| facts.cells[place].size;
-    let sizes = TierBytes {
-        fast: size(0),
-        slow: size(1),
+    let tiers = facts.tiers().map_err(|why| {
+        format!("{why}; give it a section with libvirt = {domain:?}, fast.node and slow.node")
+    })?;
+    let size = |tier| {
+        let of_tier = facts
+            .cells
+            .iter()
+            .find(|cell| cell.node == *tiers.get(tier));
+        of_tier.map(|cell| cell.size).unwrap_or_default()
     };
-    let balloon = VmConfig::of_domain(&name, ProvisionerKind::DemeterBalloon, sizes);
+    let sizes = TierBytes::from_fn(size);
+    let of_domain = |kind| {
+        let mut config = VmConfig::of_domain(&name, kind, sizes);
+        config.fast.node = Some(tiers.fast.0);
+        config.slow.node = Some(tiers.slow.0);
+        config
+    };
+    let balloon = of_domain(ProvisionerKind::DemeterBalloon);
     let nodes = balloon.nodes();
     let config = match facts.check(balloon.provisioner, nodes) {
         Ok(()) => {
@@ -124,7 +136,7 @@ fn managed(domain: &str, facts: &Facts) -> Result<(VmName, VmConfig), String> {
             limited
         }
         Err(lack) => {
-            let elastic = VmConfig::of_domain(&name, ProvisionerKind::VirtioMem, sizes);
+            let elastic = of_domain(ProvisionerKind::VirtioMem);
             let checked = facts.check(elastic.provisioner, nodes);
             checked.map_err(|_| lack.to_string())?;
             elastic
@@ -169,6 +181,16 @@ mod tests {
 
         assert!(managed(cells, "").unwrap_err().contains("no channel"));
         assert!(managed("", port).unwrap_err().contains("0 NUMA cells"));
+        let both = cells.replace("<cell", "<cell cpus='0'");
+        assert!(
+            managed(&both, port)
+                .unwrap_err()
+                .contains("2 of them with CPUs")
+        );
+        // The one with CPUs is near.
+        let turned = cells.replace("<cell id='1'", "<cell id='1' cpus='0-3'");
+        let config = managed(&turned, port).unwrap();
+        assert_eq!((config.fast.node, config.fast.size_mib), (Some(1), 128));
         let small = cells.replace("'128'", "'8'");
         assert!(managed(&small, port).unwrap_err().contains("oom_mib"));
         let facts = Facts::read("<domain/>").unwrap();

@@ -39,7 +39,7 @@ use domain::Facts;
 use wire::Monitor;
 
 pub(crate) use discover::{Domains, LeftDomain, discover};
-pub use patch::Wanted;
+pub use patch::{HostTier, Patch, Speed, Wanted};
 #[cfg(test)]
 pub(crate) use {client::Domain, message::*, xdr::*};
 
@@ -232,13 +232,9 @@ pub async fn connect(
     })
 }
 
-/// What a domain's XML lacks to be sized, as a patch of its XML as it is to be started next; `None` if it
-/// lacks nothing. Waits for libvirt.
-pub fn lacks(
-    libvirt: &Libvirt,
-    name: &str,
-    wanted: Wanted,
-) -> Result<Option<String>, LibvirtError> {
+/// What a domain's XML lacks to be sized, as a patch of its XML as it is to be started next. Waits for
+/// libvirt.
+pub fn lacks(libvirt: &Libvirt, name: &str, wanted: Wanted) -> Result<Patch, LibvirtError> {
     let wrong = |why: String| LibvirtError::Domain {
         domain: shown(name),
         why,

@@ -294,6 +294,9 @@ async fn a_real_libvirtd_is_understood() {
     let wanted = Wanted {
         provisioner: ProvisionerKind::DemeterBalloon,
         fast: None,
+        slow: None,
+        cells: None,
+        host: None,
     };
     // It waits, so it cannot run where others are waited for.
     let lacks = || {
@@ -301,7 +304,7 @@ async fn a_real_libvirtd_is_understood() {
         let asked = std::thread::spawn(move || lacks(&libvirt, "db", wanted));
         asked.join().unwrap().unwrap()
     };
-    let patch = lacks().unwrap();
+    let patch = lacks().diff.unwrap();
     let xml = daemon.virsh(&["dumpxml", "--inactive", "db"]).unwrap();
     std::fs::write(daemon.folder.path().join("db.xml"), xml + "\n\n").unwrap();
     std::fs::write(daemon.folder.path().join("db.patch"), patch).unwrap();
@@ -312,7 +315,7 @@ async fn a_real_libvirtd_is_understood() {
         .unwrap();
     assert!(patched.status.success(), "{patched:?}");
     daemon.virsh(&["define", "db.xml", "--validate"]).unwrap();
-    assert_eq!(lacks(), None);
+    assert_eq!(lacks().diff, None);
     daemon.virsh(&["start", "--paused", "db"]).unwrap();
 
     // The memory is where QEMU says, by libvirt.
