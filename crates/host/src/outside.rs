@@ -74,7 +74,7 @@ impl Default for Outside {
      again"
 )]
 pub struct Stuck {
-    /// What was to be done.
+    /// The action.
     what: &'static str,
     /// How long we waited.
     limit: Duration,
@@ -87,8 +87,8 @@ impl From<Stuck> for io::Error {
 }
 
 impl Outside {
-    /// Has something done on a thread that may wait, and waits for it, no longer than [`LIMIT`]. What was
-    /// begun goes on; until it has ended nothing else of this VM begins.
+    /// Has something done on a thread that may wait, and waits for it, no longer than [`LIMIT`]. The
+    /// action itself goes on; until it has ended nothing else of this VM begins.
     pub(crate) async fn ask<T: Send + 'static>(
         &self,
         what: &'static str,
@@ -130,7 +130,7 @@ impl Outside {
     }
 }
 
-/// Connects without waiting for whoever listens: a full queue is an error.
+/// Connects without waiting for the listener: a full queue is an error.
 fn connect_to(path: &Path, wait: &MayWait) -> io::Result<StdUnixStream> {
     let found = walk(path, wait)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

@@ -94,7 +94,7 @@ impl PeerProcess {
 /// SO_PEERPIDFD (linux/socket.h), since Linux 6.5.
 const SO_PEERPIDFD: libc::c_int = 77;
 
-/// The process behind a socket, whoever has its number by now; `None` where the kernel does not tell.
+/// The process behind a socket; `None` where the kernel does not tell.
 fn peer_pidfd(socket: BorrowedFd) -> io::Result<Option<OwnedFd>> {
     let mut found: libc::c_int = -1;
     let mut size = size_of_val(&found) as libc::socklen_t;
@@ -217,5 +217,62 @@ mod tests {
             !trusted(0, 0, Some(107)),
             "another VM's, which runs as root"
         );
+    }
+
+    /// Starts a process with a number that was another's; `None` where that is not allowed.
+    fn heir_of(number: libc::pid_t) -> Option<libc::pid_t> {
+        // SAFETY: all zeros is a valid value of this plain structure.
+        let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
+        args.exit_signal = libc::SIGCHLD as u64;
+        args.set_tid = (&raw const number) as u64;
+        args.set_tid_size = 1;
+        // SAFETY: `args` and `number` live through the call. The child, a copy of this process, only waits
+        // for its end.
+        let heir = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of_val(&args)) };
+        if heir == 0 {
+            loop {
+                // SAFETY: waits for a signal, and nothing else.
+                unsafe { libc::pause() };
+            }
+        }
+        (heir > 0).then_some(heir as libc::pid_t)
+    }
+
+    #[test]
+    fn a_process_that_inherited_a_number_is_not_believed() {
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, socket};
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let listener = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        // SAFETY: the child only listens and ends.
+        let opener = unsafe { libc::fork() };
+        if opener == 0 {
+            // SAFETY: both are allowed in a child of a process with threads.
+            unsafe {
+                libc::listen(listener.as_raw_fd(), 1);
+                libc::_exit(0);
+            }
+        }
+        // SAFETY: waits for a child of this test's.
+        unsafe { libc::waitpid(opener, std::ptr::null_mut(), 0) };
+        let stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        let Some(heir) = heir_of(opener) else {
+            eprintln!("skipped: only root chooses the number of a process");
+            return;
+        };
+        let is_told = !matches!(peer_pidfd(stream.as_fd()), Ok(None));
+        let found = PeerProcess::of(&stream);
+        // SAFETY: ends and waits for the child that was made above.
+        unsafe {
+            libc::kill(heir, libc::SIGKILL);
+            libc::waitpid(heir, std::ptr::null_mut(), 0);
+        }
+        if !is_told {
+            eprintln!("skipped: SO_PEERPIDFD needs Linux 6.5");
+            return;
+        }
+        let said = found.unwrap_err().to_string();
+        assert!(said.contains("has ended"), "{said}");
     }
 }

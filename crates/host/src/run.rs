@@ -151,7 +151,7 @@ async fn reload_upon(mut asked: mpsc::Receiver<()>, changes: mpsc::Sender<Change
     while asked.recv().await.is_some() {
         let (answer, answered) = oneshot::channel();
         if changes.send(Change::Reload { answer }).await.is_ok() {
-            // It was told and logged.
+            // The controller has logged the outcome.
             let _ = answered.await;
         }
     }

@@ -19,15 +19,15 @@ pub struct HostView {
     pub pool: TierView,
     /// What VMs have been committed of it; never more than the pool.
     pub committed: TierView,
-    /// What VMs may be holding at the most, by what was verified. Above the pool while VMs have not given
-    /// back what they were started with: nobody is given more meanwhile.
+    /// The most that VMs may hold. Above the pool while VMs have not given back what they were started
+    /// with: no VM grows meanwhile.
     #[serde(default)]
     pub may_hold: TierView,
     /// How often more was committed than there is. 0, or something is wrong with this program.
     pub violations: u64,
     /// The VMs, by name.
     pub vms: Vec<VmView>,
-    /// Domains that run and are not managed, by name. What they have counts against no pool.
+    /// Domains that run and are not managed, by name. Their memory counts against no pool.
     #[serde(default)]
     pub left_alone: Vec<LeftAloneView>,
 }
@@ -44,7 +44,7 @@ pub struct LeftAloneView {
 }
 
 impl HostView {
-    /// What VMs may be holding beyond the pool.
+    /// Memory that VMs may hold beyond the pool.
     pub fn excess(&self) -> TierView {
         TierView {
             fast_bytes: self
@@ -118,13 +118,13 @@ pub struct VmView {
     pub committed: TierView,
     /// What it owns, when last asked.
     pub owned: Option<TierView>,
-    /// What it may be holding at the most: all its memory, until it was verified to own less.
+    /// The most that it may hold: all its memory, until it was verified to own less.
     #[serde(default)]
     pub may_hold: TierView,
-    /// What it never has less of.
+    /// Its guarantee.
     #[serde(default)]
     pub guarantee: TierView,
-    /// What it never has more of: its limit, and no more than its hypervisor gave it.
+    /// Its limit, and no more than all its memory.
     #[serde(default)]
     pub limit: TierView,
     /// What went back to the host since this program started.

@@ -377,7 +377,7 @@ impl VmTask {
     ) -> Result<Cut, End> {
         let nodes = self.config.nodes();
         let deadline = Instant::now() + PATIENCE;
-        // Before anything that may fail: whoever is not heard may hold all of it.
+        // Before anything that may fail: a silent VM may hold all its memory.
         let most = self.most(&connection.hypervisor).await?;
         self.tell(News::Observation(Observation::Seen { most }))
             .await?;
@@ -478,7 +478,7 @@ impl VmTask {
         ended
     }
 
-    /// What the VM has when it gives nothing back.
+    /// All memory of the VM.
     async fn most(&self, hypervisor: &impl Hypervisor) -> Result<TierBytes, HypervisorError> {
         let backends = hypervisor.backends().await?;
         let size_of = |is: &dyn Fn(&str) -> bool| {

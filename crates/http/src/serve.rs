@@ -59,9 +59,9 @@ impl Open {
     }
 }
 
-/// Serves `app` until cancelled. A client that says nothing, or half of something, is cut off in time; at
-/// once where others come and all connections are taken, the one that has waited longest first. So nobody
-/// is kept from being served by clients that only wait. Needs a runtime with time.
+/// Serves `app` until cancelled. A client that says nothing, or half of something, is cut off in time. When
+/// all connections are taken and another client comes, the connection that has waited longest for its client
+/// is cut off at once. So clients that only wait delay no other. Needs a runtime with time.
 pub async fn serve(mut listener: impl Listener, app: Router, limits: Limits) -> Infallible {
     let slots = Arc::new(Semaphore::new(limits.connections));
     let mut open = Open::default();

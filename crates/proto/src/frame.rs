@@ -27,8 +27,8 @@ use crate::message::{EncodeError, Message};
 
 /// The newest version of the protocol that this release speaks.
 ///
-/// Hosts and guests are updated one after the other, so each release speaks the version before as well: the
-/// host answers in the version in which it was spoken to. A guest that is not welcomed in its own version
+/// Hosts and guests are updated one after the other. So each release speaks the version before as well, and
+/// the host answers in the guest's version. A guest that is not welcomed in its own version
 /// says `Hello` in the one before.
 ///
 /// 2: a guest proves that it is the VM whose memory the host would take (`Prove`).

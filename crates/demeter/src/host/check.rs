@@ -33,7 +33,7 @@ pub fn lines(changes: &[KeyChange]) -> String {
     }
 }
 
-/// What this machine does not have.
+/// Lines about what this machine lacks.
 fn wrong(config: &Config) -> Vec<String> {
     let mut wrong = vec![];
     for (name, vm) in &config.vms {

@@ -23,7 +23,7 @@ pub fn of_host(named: Option<PerTier<NodeId>>) -> Option<PerTier<HostTier>> {
     }))
 }
 
-/// What the firmware says of a node (HMAT), as the kernel tells it (Documentation/admin-guide/mm/numaperf).
+/// Speed of a node by the firmware (HMAT), as the kernel tells it (Documentation/admin-guide/mm/numaperf).
 fn speed(root: &Path, node: NodeId) -> Option<Speed> {
     let folder = format!("sys/devices/system/node/node{node}/access0/initiators");
     let folder: PathBuf = root.join(folder);

@@ -21,7 +21,7 @@ const EVENTS_MAX: usize = 100;
 /// In which order VMs stand.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Order {
-    /// Those that are not as they should be first, then by name.
+    /// VMs with a problem first, then by name.
     #[default]
     Problem,
     Name,
@@ -68,7 +68,7 @@ impl Order {
             Self::Name => {}
             Self::Fast => sorted.sort_by_key(|vm| std::cmp::Reverse(owned(vm).fast_bytes)),
             Self::Slow => sorted.sort_by_key(|vm| std::cmp::Reverse(owned(vm).slow_bytes)),
-            // What is not known is no reason to look at it.
+            // VMs without a hit share stand last.
             Self::Hit => {
                 sorted.sort_by_key(|vm| vm.fast_hit.map_or(1001, |hit| (hit * 1000.0) as u32))
             }

@@ -32,7 +32,7 @@ const DIALLED_BYTES_MAX: usize = 32;
 /// How often a guest may say what it was not asked for, in the long run; an agent reports once a second.
 const UNASKED_EVERY: Duration = Duration::from_millis(5);
 
-/// What it may be ahead of that.
+/// Time by which a guest may be ahead of that rate.
 const BURST: Duration = Duration::from_secs(1);
 
 /// Keeps what a guest says unasked to a rate, by the time that it has used up.

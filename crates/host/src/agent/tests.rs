@@ -308,13 +308,13 @@ async fn a_flood_of_valid_frames_is_heard_at_a_rate() {
     flooding.abort();
     let pongs = heard / ping.len();
     let allowed = 200.0 * (begun.elapsed().as_secs_f64() + 1.0);
-    // What one read has taken in is heard to its end.
+    // Frames of one read are heard to the last.
     let at_once = READ_BYTES_MAX / ping.len();
     assert!(pongs > 100, "it is heard: {pongs}");
     assert!(pongs < allowed as usize + at_once, "{pongs} of {allowed}");
 }
 
-/// What the link reads at once.
+/// The most bytes that the link reads at once.
 const READ_BYTES_MAX: usize = 16 << 10;
 
 #[tokio::test]

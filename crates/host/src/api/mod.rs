@@ -78,7 +78,7 @@ pub enum Change {
         /// For the answer.
         answer: oneshot::Sender<Result<(), ChangeError>>,
     },
-    /// What the configuration's file says now.
+    /// The configuration's file is to be read again.
     Reload {
         /// For the answer: which keys changed.
         answer: oneshot::Sender<Result<Vec<KeyChange>, ChangeError>>,

@@ -1,4 +1,4 @@
-//! What differs between two configurations, key by key, for a person.
+//! Differences between two configurations, key by key, for a person.
 
 use std::collections::BTreeSet;
 
@@ -23,9 +23,9 @@ const AT_START: [&str; 7] = [
 pub struct KeyChange {
     /// As in the file: `vm.db.fast.size_mib`.
     pub key: String,
-    /// What it was; `None` where it was not there.
+    /// The old value; `None` without one.
     pub from: Option<String>,
-    /// What it is now; `None` where it is gone.
+    /// The new value; `None` without one.
     pub to: Option<String>,
     /// Whether that counts from the next start on only.
     pub at_start: bool,
@@ -46,7 +46,7 @@ impl std::fmt::Display for KeyChange {
 }
 
 impl Config {
-    /// What is another value in `new`, in order of the keys.
+    /// The keys whose values differ in `new`, in order.
     pub fn changes(&self, new: &Self) -> Vec<KeyChange> {
         let mut changes = vec![];
         // Both are plain data, which JSON has.

@@ -74,13 +74,13 @@ pub enum What {
     /// It claims what cannot be true, and is left alone.
     Hostile(String),
     /// VMs may hold more of a tier than its pool has: some have not given back yet what they were
-    /// started with. Nobody grows meanwhile.
+    /// started with. No VM grows meanwhile.
     Above {
         /// Which tier.
         tier: Tier,
-        /// What they may hold.
+        /// The most that they may hold.
         held: ByteCount,
-        /// What there is.
+        /// The size of the pool.
         pool: ByteCount,
     },
     /// They do no more.

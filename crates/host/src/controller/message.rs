@@ -40,10 +40,9 @@ pub enum Order {
 /// What a VM's task has to tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Observation {
-    /// Its hypervisor can be asked: the VM has so much when it gives nothing back, and may have all of
-    /// it now.
+    /// Its hypervisor answers. The VM may have all its memory now.
     Seen {
-        /// By tier.
+        /// All memory of the VM, by tier.
         most: TierBytes,
     },
     /// The VM can be spoken to.

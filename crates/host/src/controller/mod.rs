@@ -22,9 +22,9 @@
 //! Counted survives the controller ([`Store`](crate::store::Store)): it is saved before commands
 //! are sent that rely on it.
 //!
-//! A VM boots with all its memory and shrinks from there. So besides what is committed it is known what
-//! each VM *may hold*: all its memory from when its hypervisor is seen, or it was reset, until it was
-//! verified to own less, whether or not its agent speaks. No VM grows by more than what none may hold.
+//! A VM boots with all its memory and shrinks from there. So each VM also has an upper bound of what it
+//! *may hold*. The bound is all its memory once its hypervisor is seen or the VM is reset, even if no agent
+//! speaks. It falls when the VM was verified to own less. VMs grow only by memory that no VM may hold.
 //!
 //! A controller that starts with pools that are smaller than what was committed before, or with more VMs,
 //! lowers wishes ([`Controller::fit`]) and shrinks VMs until all is within. Whoever is caught lying is left alone, with all that was committed to it, until its
@@ -33,7 +33,7 @@
 //! # Properties
 //! - The committed sum of a tier never exceeds its pool, whatever comes in, in any order; where it did when
 //!   the controller started, it never grows.
-//! - What a VM that keeps to the protocol owns never exceeds what it may hold, and once it was shrunk never
+//! - Memory that an honest VM owns never exceeds what it may hold, and once it was shrunk never
 //!   what is committed to it.
 //! - While VMs may hold more of a tier than its pool has, none grows in it.
 //! - A VM that fails, stalls or lies delays no other, but for memory that it does not give.
@@ -88,9 +88,9 @@ pub struct Controller {
     accounts_changed: bool,
     log: Vec<LogEntry>,
     violations: u64,
-    /// What may be committed: the pool, or more where it was so already.
+    /// The most that may be committed: the pool, or more where it was so already.
     allowed: TierBytes,
-    /// Whether VMs may be holding more than there is, as it was told.
+    /// Whether VMs may hold more than there is, by the last log entry.
     above: PerTier<bool>,
 }
 
@@ -174,9 +174,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Lowers wishes until the pools have them all: each towards what its VM has by configuration, all by
-    /// the same share of the way, and where that is not enough, towards guarantees. `first` is what each
-    /// has by configuration.
+    /// Lowers wishes until the pools have them all. Each goes the same share of the way to its configured
+    /// size (`first`), and where that is not enough, to its guarantee.
     pub fn fit(&mut self, now: Millis, first: impl Fn(&VmName) -> TierBytes) {
         let first: BTreeMap<VmName, TierBytes> = self
             .vms
@@ -359,7 +358,7 @@ impl Controller {
         ByteCount(committed.fold(0, u64::saturating_add))
     }
 
-    /// What VMs may be holding of a tier at the most, whatever was committed to them.
+    /// The most that VMs may hold of a tier, whatever was committed to them.
     pub fn may_hold(&self, tier: Tier) -> ByteCount {
         let held = self.vms.values().map(|vm| vm.may_hold(tier));
         ByteCount(held.fold(0, u64::saturating_add))
@@ -413,7 +412,7 @@ impl Controller {
         }
     }
 
-    /// What was committed by a controller with larger pools is no fault of this one, as long as it only
+    /// More than the pool, committed by a controller before this one, is no fault of this one, as long as it only
     /// gets less.
     fn check_invariant(&mut self, now: Millis) {
         for tier in Tier::ALL {

@@ -281,7 +281,7 @@ fn what_a_vm_was_started_with_counts_until_it_is_given_back() {
     here(&mut c, "b", both(300, 100));
     let most = both(900, 100);
     c.observe(NOW, &name("a"), Observation::Seen { most });
-    // Nobody speaks for "a", and it may be using all of it.
+    // The agent of "a" is silent, and "a" may be using all its memory.
     let step = c.step(NOW);
     let above = |entry: &LogEntry| matches!(entry.what, What::Above { .. });
     assert!(step.log.iter().any(above), "{:?}", step.log);
@@ -289,7 +289,7 @@ fn what_a_vm_was_started_with_counts_until_it_is_given_back() {
     c.desire(NOW, &[(name("b"), both(400, 100))]).unwrap();
     assert_eq!(sent(&mut c, NOW), [], "nobody grows");
     assert_eq!(c.wake_at(), None, "and nobody waits for a time");
-    // A part is given back: by so much the other may grow.
+    // A part is given back, and the other VM may grow by that.
     let command = here(&mut c, "a", both(900, 100)).unwrap();
     assert_eq!(command.order, set(Tier::Fast, 100));
     let moved = |owned, why: Option<&str>| Observation::Moved {
@@ -303,7 +303,7 @@ fn what_a_vm_was_started_with_counts_until_it_is_given_back() {
         (commands[0].vm.as_str(), commands[0].order),
         ("b", set(Tier::Fast, 350))
     );
-    // It is reset, and has all of it again; what "b" was told may be true already.
+    // "a" is reset and has all of it again. "b" may have grown already.
     c.observe(NOW, &name("a"), Observation::Reset);
     assert_eq!(c.may_hold(Tier::Fast), bytes(1250));
     // A mark changes nothing about that; only its end does.
@@ -325,7 +325,7 @@ fn a_vm_is_given_no_more_than_its_hypervisor_gave_it() {
     assert!(c.desire(NOW, &[(name("a"), both(513, 100))]).is_err());
 }
 
-/// A controller with what was kept of `vms`, each committed and wished so much.
+/// A controller that starts with accounts of `vms`.
 fn kept(pools: TierBytes, vms: &[(&str, u64)]) -> Controller {
     let mut c = Controller::new(pools);
     for (vm, fast) in vms {

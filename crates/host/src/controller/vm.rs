@@ -35,7 +35,7 @@ pub struct VmStatus {
     pub committed: TierBytes,
     /// What it has, if that is known.
     pub owned: Option<TierBytes>,
-    /// What it may be holding at the most, whatever it was committed.
+    /// The most that it may hold, whatever was committed to it.
     pub may_hold: TierBytes,
     /// Why it does not have what it shall have, by what it said last.
     pub reason: Option<String>,
@@ -73,9 +73,9 @@ pub(super) struct Vm {
     /// Whether it could be spoken to when it was heard of last, marked or not.
     reachable: bool,
     owned: Option<TierBytes>,
-    /// What it has when it gives nothing back, since its hypervisor said so.
+    /// All its memory, once its hypervisor has named it.
     most: Option<TierBytes>,
-    /// What it may be holding at the most; `None` as long as nothing was heard of it.
+    /// The most that it may hold; `None` as long as nothing was heard of it.
     may_hold: Option<TierBytes>,
     /// Tiers of which it cannot be given what is committed to it, because VMs hold more than there is.
     waits: PerTier<bool>,
@@ -107,7 +107,7 @@ impl Vm {
         }
     }
 
-    /// What it may be given: no more than it has.
+    /// Its limits, with no more than all its memory.
     pub(super) fn limits(&self) -> Limits {
         match self.most {
             Some(most) => self.limits.within(most),
@@ -122,7 +122,7 @@ impl Vm {
         self.set = PerTier::default();
     }
 
-    /// What it may be holding: at first what it was committed, by the word of whoever did so.
+    /// The most that it may hold; at first the committed amount.
     pub(super) fn may_hold(&self, tier: Tier) -> u64 {
         let known = self.may_hold.map(|held| held.get(tier).0);
         known.unwrap_or_else(|| self.committed(tier))
@@ -285,8 +285,8 @@ impl Vm {
         Some(What::Overdue)
     }
 
-    /// What to ask of the VM now, if anything. What it takes from `room` is committed to it; it grows by
-    /// no more than `unheld`, what no VM may be holding.
+    /// What to ask of the VM now, if anything. Memory that it takes from `room` is committed to it. It
+    /// grows by no more than `unheld`, memory that no VM may hold.
     pub(super) fn next_order(
         &mut self,
         now: Millis,
@@ -359,7 +359,7 @@ impl Vm {
             .min()
     }
 
-    /// What is desired, as far as the VM has so much at all.
+    /// The desired amount, capped by the limit.
     fn wish(&self, tier: Tier) -> ByteCount {
         let desired = *self.account.desired.get(tier);
         desired.min(*self.limits().limit.get(tier))
@@ -446,7 +446,7 @@ impl Vm {
         *committed = needs.min(*committed);
     }
 
-    /// What it may come to hold by itself once it owns so much.
+    /// The most that it can hold by itself while it owns so much.
     fn holds_by(&self, tier: Tier, owned: ByteCount) -> ByteCount {
         let held = ByteCount(owned.0.saturating_add(self.limits.oom_of(tier)));
         match self.most {

@@ -284,7 +284,7 @@ impl<H: Hypervisor> Backing for LiveBacking<H> {
     }
 }
 
-/// What a search for a VM's memory needs, on a thread that may wait.
+/// A search for a VM's memory, on a thread that may wait.
 struct Search {
     host: HostFiles,
     vm: String,

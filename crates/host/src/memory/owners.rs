@@ -1,5 +1,5 @@
-//! Who has what there is once only: a hole punched for one VM must not be another's memory, and a process
-//! that runs one VM must not be managed as another.
+//! Owners of memory files and of processes. A hole punched for one VM must not be another's memory, and one
+//! process must not be managed as two VMs.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,7 +23,7 @@ impl<K: Ord> Default for Owners<K> {
     }
 }
 
-/// What is somebody's; given back when dropped.
+/// Something with an owner; released when dropped.
 #[derive(Debug)]
 pub(crate) struct Owned<K: Ord> {
     owners: Owners<K>,

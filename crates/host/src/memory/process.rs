@@ -197,7 +197,7 @@ impl Maps {
         }
     }
 
-    /// What the kernel calls a file that is mapped; empty where it has no name.
+    /// The kernel's name of a mapped file; empty without one.
     fn name_of(&self, file: FileId) -> &str {
         let line = self.mappings.iter().find(|(of, _)| of.file == file);
         let line = line.and_then(|(_, at)| self.text[*at..].lines().next());
@@ -219,11 +219,11 @@ pub(super) fn read(
     memory.read_exact_at(into, at.0)
 }
 
-/// Takes a mapped file that the process has open for writing: its own descriptor (pidfd_getfd(2)), so that
+/// Takes a mapped file that the process has open for writing: its own descriptor (pidfd_getfd(2)). So
 /// nothing can be done to the file that the process itself could not do.
 ///
-/// Descriptors that are called as the mapping is come first: what else the process has open may lie on
-/// storage that does not answer, and is not touched unless it must be.
+/// Descriptors with the mapping's name come first. Other files of the process may lie on storage that hangs,
+/// and are touched only if need be.
 pub(super) fn take(
     root: &Path,
     maps: &Maps,

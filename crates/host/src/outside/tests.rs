@@ -3,8 +3,8 @@ use std::os::unix::net::UnixListener;
 
 use super::*;
 
-/// Modules that look at files that are no VM's: the configuration, the state, the API's own, what the
-/// kernel says of a running process, and cgroups, whose functions are called on threads that may wait.
+/// Modules that may open files. They open the controller's own, or files that the kernel answers at once, or
+/// are called on threads that may wait.
 const OWN: [&str; 9] = [
     "outside.rs",
     "config.rs",

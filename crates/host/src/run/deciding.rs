@@ -53,7 +53,7 @@ pub(super) struct Deciding {
     found: BTreeSet<VmName>,
     /// Domains that are not managed, by name.
     left: BTreeMap<String, LeftDomain>,
-    /// What the configuration says, as it was read last, and its file.
+    /// The configuration as it was read last, and its file.
     config: Config,
     source: PathBuf,
     known: BTreeMap<VmName, Known>,
@@ -183,7 +183,7 @@ impl Deciding {
                 known.heard(&observation);
                 let is_here = observation == Observation::Here;
                 self.controller.observe(now, name, observation);
-                // Before it is told anything: until now it kept what it was given first.
+                // Before the first order: until now the VM kept its first size.
                 if is_here {
                     self.ask_policy();
                 }
@@ -305,7 +305,7 @@ impl Deciding {
                 ));
             }
             Policy::Static => sizes,
-            // The policy says before it is told anything.
+            // The policy decides before the first order.
             _ => {
                 let guarantees = vm.guarantees();
                 TierBytes::from_fn(|tier| {
@@ -404,7 +404,7 @@ impl Deciding {
                     known.share = now.share;
                 }
             } else {
-                // What it was is dropped, and with it its task.
+                // The old sender is dropped, and with it the old task.
                 self.commands
                     .insert(name.clone(), self.tasks.start(name, now));
                 self.known.insert(name.clone(), Known::new(now));

@@ -467,7 +467,7 @@ async fn a_vm_whose_files_hang_delays_nobody_and_not_the_end() {
     let root = tempfile::tempdir().unwrap();
     let proc = root.path().join(format!("proc/{}", std::process::id()));
     std::fs::create_dir_all(&proc).unwrap();
-    // Whoever opens it waits until somebody writes: as a file on storage that does not answer.
+    // Opening it waits for a writer, as a file on storage that hangs.
     let maps = proc.join("maps");
     let fifo = rustix::fs::FileType::Fifo;
     let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
@@ -595,7 +595,7 @@ async fn a_policy_divides_and_is_remembered() {
 async fn an_agent_of_the_version_before_is_spoken_to() {
     let vm = FakeVm::new(SIZE);
     let host = Host::start(folder(), &section("db", &vm, "")).await;
-    // Whoever is not heard may be using all that it was started with.
+    // A silent VM may be using all that it was started with.
     let all = TierView {
         fast_bytes: 64 * MIB,
         slow_bytes: 128 * MIB,
@@ -622,7 +622,7 @@ async fn what_changed_in_the_file_is_taken_over_by_a_hangup_and_by_the_api() {
     let host = Host::start(folder.clone(), &first).await;
     host.until_owns("one", 32, 96).await;
 
-    // What cannot be used changes nothing, and ends nobody.
+    // A bad file changes nothing.
     Host::configure(200, &folder, &first.replace("oom_mib", "oom"));
     let refused = host.ask("POST /v1/reload", "").await;
     assert!(

@@ -55,7 +55,7 @@ const POOL_MIB: u64 = 4000;
 const SIZE_MIB: u64 = 3000;
 const VMS: usize = 4;
 
-/// What a hypervisor says of each VM.
+/// The word of each hypervisor on its VM.
 const SEEN: Observation = Observation::Seen {
     most: TierBytes {
         fast: ByteCount(SIZE_MIB * MIB),
@@ -92,7 +92,7 @@ struct World {
     observations: Vec<(usize, Observation)>,
     /// Guests of which something else than an answer is under way.
     untold: Vec<VmName>,
-    /// What was committed when it was checked last.
+    /// The committed sums of the last check.
     committed: TierBytes,
 }
 
@@ -354,7 +354,7 @@ impl World {
         }
     }
 
-    /// Nobody grows while more may be held than there is.
+    /// Checks that no VM grows while more may be held than there is.
     fn check_growth(&self, command: &VmCommand) {
         let vm = self.controller.vms().find(|(name, _)| **name == command.vm);
         let owned = vm.unwrap().1.owned;
@@ -383,7 +383,7 @@ impl World {
             let guest = self.guests.iter_mut().find(|g| g.name == *name).unwrap();
             for tier in Tier::ALL {
                 let (owned, committed) = (guest.owned.get(tier), vm.committed.get(tier));
-                // What is on its way to the controller it does not know yet.
+                // The controller does not know yet of observations under way.
                 let is_known = !self.untold.contains(&guest.name);
                 assert!(
                     !guest.honest || !is_known || *owned <= *vm.may_hold.get(tier),

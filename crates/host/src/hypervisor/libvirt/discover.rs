@@ -26,7 +26,7 @@ const LIST_EVERY: Duration = Duration::from_secs(10);
 /// All domains that run.
 #[derive(Debug, Default)]
 pub(crate) struct Domains {
-    /// Those that can be sized.
+    /// Domains that can be sized.
     pub managed: BTreeMap<VmName, VmConfig>,
     /// The others, by name, as a person may be shown it.
     pub left: BTreeMap<String, LeftDomain>,

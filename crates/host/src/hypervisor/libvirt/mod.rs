@@ -232,8 +232,7 @@ pub async fn connect(
     })
 }
 
-/// What a domain's XML lacks to be sized, as a patch of its XML as it is to be started next. Waits for
-/// libvirt.
+/// Makes the patch of a domain's inactive XML with everything that sizing needs. Waits for libvirt.
 pub fn lacks(libvirt: &Libvirt, name: &str, wanted: Wanted) -> Result<Patch, LibvirtError> {
     let wrong = |why: String| LibvirtError::Domain {
         domain: shown(name),

@@ -31,7 +31,7 @@ pub struct Wanted {
 pub struct HostTier {
     /// The host's node.
     pub node: NodeId,
-    /// What its firmware says of reading it; the guest is told the same.
+    /// Its speed by the host's firmware, which the guest's firmware repeats.
     pub speed: Option<Speed>,
 }
 
@@ -44,12 +44,12 @@ pub struct Speed {
     pub bandwidth_mb_s: u64,
 }
 
-/// What is to be changed in a domain's XML.
+/// Changes of a domain's XML.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Patch {
     /// A unified diff of a file NAME.xml; `None` if nothing is lacking.
     pub diff: Option<String>,
-    /// What a person should know of it: what is taken away and why, which cell is which, what is not done.
+    /// Notes for a person: removed elements and why, which cell is which, omissions.
     pub notes: Vec<String>,
 }
 
@@ -62,7 +62,7 @@ const NODES: PerTier<NodeId> = PerTier {
 /// Slots for memory devices, where the domain has none.
 const SLOTS: u32 = 16;
 
-/// What is to be changed in a domain's XML.
+/// Makes the patch of a domain's XML.
 ///
 /// # Errors
 /// A line for a person, where the XML cannot be read or mended, or it is not plain which cell is which.
@@ -153,10 +153,7 @@ fn mended(xml: &str, wanted: Wanted) -> Result<Mended, String> {
     let new = edits.apply()?;
     let lacks = Facts::read(&new)?.check(wanted.provisioner, tiers);
     lacks.map_err(|lack| format!("{lack}, and there is no place to put it in"))?;
-    Ok(Mended {
-        xml: new,
-        notes,
-    })
+    Ok(Mended { xml: new, notes })
 }
 
 /// A domain's memory in two cells.
@@ -177,7 +174,7 @@ fn split(domain: Node, wanted: Wanted) -> Result<PerTier<ByteCount>, String> {
     Ok(PerTier { fast, slow })
 }
 
-/// What the guest's firmware is to say of its cells (HMAT), which libvirt has since 6.6.
+/// Speeds of the guest's cells for its HMAT; libvirt has the element since 6.6.
 fn interconnects(speeds: [(u32, Speed); 2]) -> String {
     let mut text = String::from("      <interconnects>\n");
     for (cell, speed) in speeds {
