@@ -6,8 +6,8 @@
 //! of the runtime it would stop all VMs and the API with it.
 //!
 //! # Approach
-//! All functions that may wait take a [`MayWait`]. Only [`Outside::ask`] makes one, on a thread made for
-//! waiting, and whoever asks stops waiting after [`LIMIT`]. Each VM has an `Outside` with a single turn,
+//! All functions that may wait take a [`MayWait`]. Only `Outside::ask` makes one, on a thread made for
+//! waiting, and its caller gives up after `LIMIT`. Each VM has an `Outside` with a single turn,
 //! so that a VM whose storage hangs holds one thread, however often it is tried again.
 //!
 //! A test of this module reads this crate's sources: no other module opens or looks at files, but for

@@ -25,6 +25,8 @@ enum State {
     Due,
     /// What lies below was named.
     Asking(GuestPhysAddr),
+    /// All was named; whether it was touched since it was given back is not known yet.
+    Named,
     /// All was named; what lies below, and in parts whose seal is whole, was given back.
     GivingBack { below: FileOffset },
 }
@@ -49,15 +51,19 @@ impl<B: Backing> Guest<B> {
         }
         while let State::Asking(from) = listing.state {
             if !self.list_part(tier, from, listing, held).await? {
-                match self.is_touched(tier, held).await? {
-                    true => seals.break_all(),
-                    false => seals.break_changed(held),
-                }
-                listing.state = State::GivingBack {
-                    below: FileOffset(0),
-                };
+                // Before anything is waited for: nobody is asked twice.
+                listing.state = State::Named;
             }
             self.steps += 1;
+        }
+        if let State::Named = listing.state {
+            match self.is_touched(tier, held).await? {
+                true => seals.break_all(),
+                false => seals.break_changed(held),
+            }
+            listing.state = State::GivingBack {
+                below: FileOffset(0),
+            };
         }
         let State::GivingBack { below } = &mut listing.state else {
             return Ok(());
