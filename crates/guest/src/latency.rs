@@ -1,4 +1,4 @@
-//! How long a load takes from each of the two nodes: what moving memory between them is worth.
+//! How long a load takes from each node: what moving memory between them is worth.
 //!
 //! # Approach
 //! A pointer chase through memory of the node: each load needs the one before it, and no
@@ -7,6 +7,7 @@
 //! the processor can, and the whole memory is read once in order, which turns small caches over.
 //! The quickest of a few rounds counts: others were interrupted.
 
+use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::ptr::NonNull;
 use std::time::Instant;
@@ -14,8 +15,8 @@ use std::{io, ptr};
 
 use demeter_policy::{GuestVirtAddr, NodeId, PAGE_SIZE, PerTier, Pid};
 
+use crate::nodes::{Tiers, Topology};
 use crate::pages::{LivePages, PageState, Pages};
-use crate::prober::Tiers;
 
 /// Memory that is chased through.
 const BYTES: usize = 8 << 20;
@@ -36,7 +37,7 @@ const LINE: usize = 64;
 /// Take memory of this node where it has some (linux/mempolicy.h).
 const MPOL_PREFERRED: c_int = 1;
 
-/// Where fast memory is full, its latency is taken to be that of slow memory divided by this.
+/// Where fast memory is full, its latency is taken to be that of slower memory divided by this.
 const SLOW_FACTOR: u32 = 3;
 
 /// What is assumed where nothing can be measured: local memory, and memory of another socket or
@@ -46,14 +47,63 @@ pub const ASSUMED_NS: PerTier<u32> = PerTier {
     slow: 200,
 };
 
-/// Nanoseconds that a load takes from each tier. Where fast memory is full, it is estimated.
-///
-/// # Errors
-/// When memory cannot be had from the slow node.
-pub fn measure(tiers: Tiers) -> io::Result<PerTier<u32>> {
-    let slow = load_ns(tiers.slow)?;
-    let fast = load_ns(tiers.fast).unwrap_or((slow / SLOW_FACTOR).max(1));
-    Ok(PerTier { fast, slow })
+/// Nanoseconds that a load takes from each node with memory, from the CPUs that are nearest to it. A node that is full is
+/// left out.
+pub fn measure(topology: &Topology) -> BTreeMap<NodeId, u32> {
+    let mut measured = BTreeMap::new();
+    for node in topology.with_memory() {
+        let cpus = topology.nearest_cpus(node.id);
+        // A thread of its own, so that this one runs where it ran before.
+        let timed = std::thread::spawn({
+            let (cpus, id) = (cpus.to_vec(), node.id);
+            move || {
+                run_on(&cpus);
+                load_ns(id)
+            }
+        });
+        match timed.join() {
+            Ok(Ok(ns)) => {
+                measured.insert(node.id, ns);
+            }
+            Ok(Err(error)) => tracing::info!("no latency of node {}: {error}", node.id),
+            Err(_) => tracing::info!("no latency of node {}", node.id),
+        }
+    }
+    measured
+}
+
+/// Latency of each tier, nanoseconds: the mean of its nodes that were measured. Without a measurement of fast memory it is
+/// estimated, and without one of slow memory both are assumed.
+pub fn of_tiers(tiers: &Tiers, measured: &BTreeMap<NodeId, u32>) -> PerTier<u32> {
+    let mean = |nodes: &mut dyn Iterator<Item = NodeId>| {
+        let known: Vec<u64> = nodes
+            .filter_map(|n| measured.get(&n))
+            .map(|&ns| ns.into())
+            .collect();
+        let mean = known.iter().sum::<u64>().checked_div(known.len() as u64)?;
+        u32::try_from(mean).ok()
+    };
+    let Some(slow) = mean(&mut tiers.slower()) else {
+        return ASSUMED_NS;
+    };
+    let fast = mean(&mut tiers.fastest().iter().copied());
+    PerTier {
+        fast: fast.unwrap_or((slow / SLOW_FACTOR).max(1)),
+        slow,
+    }
+}
+
+/// Has this thread run on these CPUs, as far as it may.
+fn run_on(cpus: &[u32]) {
+    const MASK_BYTES: usize = 1024 / 8;
+    let mut mask = [0u8; MASK_BYTES];
+    for &cpu in cpus {
+        if let Some(byte) = mask.get_mut(cpu as usize / 8) {
+            *byte |= 1 << (cpu % 8);
+        }
+    }
+    // SAFETY: the kernel reads the mask, which is as long as told. That it is refused only means a worse figure.
+    unsafe { libc::sched_setaffinity(0, MASK_BYTES, mask.as_ptr().cast()) };
 }
 
 fn load_ns(node: NodeId) -> io::Result<u32> {
@@ -180,6 +230,20 @@ mod tests {
             step = (step + HOP) % STEPS;
         }
         assert_eq!(step, 0);
+    }
+
+    #[test]
+    fn a_tier_is_as_quick_as_its_nodes_that_were_measured() {
+        let tiers: Tiers = "0,1/2,3".parse().unwrap();
+        let of = |measured: &[(u32, u32)]| {
+            let measured = measured.iter().map(|&(node, ns)| (NodeId(node), ns));
+            let PerTier { fast, slow } = of_tiers(&tiers, &measured.collect());
+            (fast, slow)
+        };
+        assert_eq!(of(&[(0, 90), (1, 110), (2, 250), (3, 350)]), (100, 300));
+        assert_eq!(of(&[(1, 90), (3, 300)]), (90, 300));
+        assert_eq!(of(&[(2, 300)]), (100, 300));
+        assert_eq!(of(&[(0, 70)]), (ASSUMED_NS.fast, ASSUMED_NS.slow));
     }
 
     #[test]

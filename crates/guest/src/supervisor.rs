@@ -5,20 +5,21 @@
 //! must not take the balloon's link to the host along: where there is a relay, an agent that failed is
 //! started again after a pause.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use demeter_policy::PerTier;
+use demeter_policy::NodeId;
 
 use crate::agent::{self, Agent, AgentError, Control, Effects, Ended};
 use crate::balloon::link::{BesideAgent, Link, LinkError};
 use crate::config::{BalloonMode, Config};
 use crate::latency;
+use crate::nodes::TierOrder;
 use crate::pages::LivePages;
 use crate::probe;
-use crate::prober::Tiers;
 use crate::server::{Server, ServerError};
 use crate::status::StatusCell;
 use crate::targets::TargetFinder;
@@ -62,19 +63,13 @@ pub fn run(
     received: &Receiver<Control>,
     say: &dyn Fn(&str),
 ) -> Result<(), SupervisorError> {
-    let tiers = agent::check(root, config)?;
+    let (order, measured_ns) = agent::check(root, config, latency::measure)?;
     let status = StatusCell::default();
-    let latency_ns = latency::measure(tiers).unwrap_or_else(|error| {
-        tracing::info!("latencies are assumed, not measured: {error}");
-        latency::ASSUMED_NS
-    });
-    tracing::info!(
-        "a load takes {} ns from fast and {} ns from slow memory",
-        latency_ns.fast,
-        latency_ns.slow
-    );
-    let start = || start(root, config, latency_ns, &status, say);
-    introduce(root, config, tiers, say)?;
+    for (node, ns) in &measured_ns {
+        tracing::info!("a load from node {node} takes {ns} ns");
+    }
+    let start = || start(root, config, &measured_ns, &status, say);
+    introduce(root, config, &order, say)?;
     let mut agent = start()?;
     let link = match config.balloon {
         BalloonMode::Auto => link(root, &status, &controls),
@@ -172,7 +167,7 @@ fn await_next<A>(
 fn start(
     root: &Path,
     config: &Config,
-    latency_ns: PerTier<u32>,
+    measured_ns: &BTreeMap<NodeId, u32>,
     status: &StatusCell,
     say: &dyn Fn(&str),
 ) -> Result<Agent, AgentError> {
@@ -190,7 +185,7 @@ fn start(
     let effects = Effects {
         tracker,
         pages: Box::new(LivePages::default()),
-        latency_ns,
+        measured_ns: measured_ns.clone(),
         cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
     };
     Agent::new(root.to_owned(), config.clone(), effects, status.clone())
@@ -215,13 +210,25 @@ fn name_tracker(config: &Config, tracker: &str, passed_over: &[PassedOver], say:
 fn introduce(
     root: &Path,
     config: &Config,
-    tiers: Tiers,
+    order: &TierOrder,
     say: &dyn Fn(&str),
 ) -> Result<(), AgentError> {
     say(&format!(
-        "memory: node {} is fast, node {} is slow",
-        tiers.fast, tiers.slow
+        "memory: tiers {} (nodes by tier, the fastest first), {}",
+        order.tiers,
+        order
+            .decided_by
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .join(", ")
     ));
+    for (node, why) in &order.left_alone {
+        say(&format!("  not node {node}: {why}"));
+    }
+    for contradiction in &order.contradictions {
+        say(&format!("warning: {contradiction}"));
+    }
     let targets = TargetFinder::new(root, config.targets()?).find()?;
     let names = targets.iter().take(NAMED);
     let names: Vec<_> = names.map(|t| format!("{} ({})", t.pid, t.comm)).collect();

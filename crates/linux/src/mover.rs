@@ -12,8 +12,11 @@
 //! in one piece, takes the pages that demoted huge ones have freed, and gives hot memory the
 //! TLB's full reach.
 //!
+//! A tier may have several nodes. Pages that lie on any node of the tier that a block goes to stay there, and so does a
+//! block that is not made a huge page for that reason.
+//!
 //! # Properties
-//! - What is reported as moved lies on the other node: it was looked up afterwards.
+//! - What is reported as moved lies in the other tier: it was looked up afterwards.
 //! - Only what was asked for moves.
 
 use std::collections::BTreeMap;
@@ -21,8 +24,9 @@ use std::collections::BTreeMap;
 use demeter_policy::engine::Direction;
 use demeter_policy::{Block, GuestVirtAddr, NodeId, Pid, Placement, VirtRange};
 
+use crate::nodes::Tiers;
 use crate::pages::{Errno, PAGES_PER_CALL_MAX, PageState, Pages, PagesError};
-use crate::prober::{PAGES_PER_BLOCK, Prober, Tiers, pages_of};
+use crate::prober::{PAGES_PER_BLOCK, Prober, pages_of};
 
 /// Every so many batches a process of small pages is asked again whether it has huge ones.
 const ASK_AGAIN_BATCHES: u32 = 16;
@@ -43,9 +47,9 @@ impl Mover {
     /// A mover between these tiers, which promotes small pages as huge ones if `collapse`.
     pub fn new(tiers: Tiers, collapse: bool) -> Self {
         Self {
+            prober: Prober::new(tiers.clone()),
             tiers,
             collapse,
-            prober: Prober::new(tiers),
             small_batches: BTreeMap::new(),
             addresses: vec![],
             states: vec![],
@@ -57,7 +61,7 @@ impl Mover {
         self.small_batches.remove(&pid);
     }
 
-    /// Moves blocks of a process that maps `space` (sorted), and looks where they are now. Also
+    /// Moves blocks of a process that maps `space` (sorted) to a node, and looks where they are now. Also
     /// says for each block why its first page would not move, in case it did not.
     ///
     /// # Errors
@@ -66,25 +70,28 @@ impl Mover {
         &mut self,
         pages: &mut dyn Pages,
         direction: Direction,
+        to: NodeId,
         pid: Pid,
         space: &[VirtRange],
         blocks: &[Block],
     ) -> Result<(Vec<Placement>, Vec<Errno>), PagesError> {
-        let to = self.node(direction);
         let mut reasons = vec![Errno(libc::EBUSY); blocks.len()];
         if self.collapse && direction == Direction::Promotion {
-            pages.collapse(pid, blocks)?;
+            let whole = self.without_pages_beside(pages, pid, to, blocks)?;
+            pages.collapse(pid, &whole)?;
         }
         let mut rest: Vec<Block> = blocks.to_vec();
         let small_batches = self.small_batches.get(&pid).copied().unwrap_or(0);
         if small_batches.is_multiple_of(ASK_AGAIN_BATCHES) {
             self.addresses.clear();
             self.addresses.extend(blocks.iter().map(|b| b.start()));
+            self.keep_those_to_leave(pages, pid, direction)?;
             self.states.clear();
             pages.migrate(pid, &self.addresses, to, &mut self.states)?;
-            for (reason, state) in reasons.iter_mut().zip(&self.states) {
-                if let PageState::Failed(errno) = state {
-                    *reason = *errno;
+            for (address, state) in self.addresses.iter().zip(&self.states) {
+                let at = blocks.iter().position(|block| block.start() == *address);
+                if let (Some(at), PageState::Failed(errno)) = (at, state) {
+                    reasons[at] = *errno;
                 }
             }
             let placements = self.prober.look(pages, pid, space, blocks)?;
@@ -105,7 +112,7 @@ impl Mover {
             self.addresses.clear();
             self.addresses
                 .extend(part.iter().copied().flat_map(pages_of));
-            self.leave_out_those_there(pages, pid, to)?;
+            self.keep_those_to_leave(pages, pid, direction)?;
             self.states.clear();
             pages.migrate(pid, &self.addresses, to, &mut self.states)?;
         }
@@ -123,28 +130,62 @@ impl Mover {
         Ok((placements, reasons))
     }
 
-    /// Drops addresses whose page is absent or on `to`: each would break the kernel's batching.
-    fn leave_out_those_there(
+    /// Keeps those addresses whose page lies in a tier that it shall leave: each other one would break the kernel's
+    /// batching, or be dragged from a node where it lies well.
+    fn keep_those_to_leave(
         &mut self,
         pages: &mut dyn Pages,
         pid: Pid,
-        to: NodeId,
+        direction: Direction,
     ) -> Result<(), PagesError> {
         self.states.clear();
         pages.locate(pid, &self.addresses, &mut self.states)?;
         let mut states = self.states.iter();
+        let tiers = &self.tiers;
         self.addresses.retain(|_| match states.next() {
-            Some(PageState::On(node)) => *node != to,
+            Some(PageState::On(node)) => leaves(tiers, direction, *node),
             _ => false,
         });
         Ok(())
     }
 
-    fn node(&self, direction: Direction) -> NodeId {
-        match direction {
-            Direction::Promotion => self.tiers.fast,
-            Direction::Demotion => self.tiers.slow,
+    /// Those blocks that have no page on another node of the tier that `to` is in.
+    fn without_pages_beside(
+        &mut self,
+        pages: &mut dyn Pages,
+        pid: Pid,
+        to: NodeId,
+        blocks: &[Block],
+    ) -> Result<Vec<Block>, PagesError> {
+        let tier = self.tiers.of(to);
+        let has_others = |tier: &[NodeId]| tier.contains(&to) && tier.len() > 1;
+        if !self.tiers.iter().any(has_others) {
+            return Ok(blocks.to_vec());
         }
+        let mut whole = vec![];
+        for &block in blocks {
+            self.addresses.clear();
+            self.addresses.extend(pages_of(block));
+            self.states.clear();
+            pages.locate(pid, &self.addresses, &mut self.states)?;
+            let is_beside = |state: &PageState| match state {
+                PageState::On(node) => *node != to && self.tiers.of(*node) == tier,
+                _ => false,
+            };
+            if !self.states.iter().any(is_beside) {
+                whole.push(block);
+            }
+        }
+        Ok(whole)
+    }
+}
+
+/// Whether memory on this node is to move.
+fn leaves(tiers: &Tiers, direction: Direction, node: NodeId) -> bool {
+    match (direction, tiers.of(node)) {
+        (Direction::Promotion, Some(tier)) => tier > 0,
+        (Direction::Demotion, Some(tier)) => tier == 0,
+        (_, None) => false,
     }
 }
 

@@ -5,25 +5,18 @@
 //! when the block is not mapped whole, is every page asked for.
 
 use demeter_policy::{
-    BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, NodeId, PAGE_SIZE, Pid, Placement, VirtRange,
+    BLOCK_SIZE, Block, GuestVirtAddr, NodeId, PAGE_SIZE, Pid, Placement, VirtRange,
 };
 
+use crate::nodes::Tiers;
 use crate::pages::{PAGES_PER_CALL_MAX, PageState, Pages, PagesError};
 
 /// Base pages in a block.
 pub const PAGES_PER_BLOCK: u64 = BLOCK_SIZE / PAGE_SIZE;
 
-/// Pages that speak for a block.
-const PROBES: u64 = 4;
-
-/// Which node is which tier.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tiers {
-    /// The fast node.
-    pub fast: NodeId,
-    /// The slow node.
-    pub slow: NodeId,
-}
+/// Pages that speak for a block: its first and its last, and two between them. Even and odd ones are among them, since
+/// interleaved memory has every second page on another node.
+const PROBES: [u64; 4] = [0, 171, 340, PAGES_PER_BLOCK - 1];
 
 /// Looks up where blocks lie.
 #[derive(Debug)]
@@ -34,8 +27,7 @@ pub struct Prober {
 }
 
 impl Prober {
-    /// A prober for these tiers. Memory on any other node counts as not resident: it is not
-    /// ours to move.
+    /// A prober for these tiers. Memory on nodes of no tier counts as not resident: it is not ours to move.
     pub fn new(tiers: Tiers) -> Self {
         Self {
             tiers,
@@ -53,21 +45,12 @@ impl Prober {
         blocks: &[Block],
     ) -> Result<Vec<Placement>, PagesError> {
         let mut placements = Vec::with_capacity(blocks.len());
-        for part in blocks.chunks(PAGES_PER_CALL_MAX / PROBES as usize) {
-            self.addresses.clear();
-            self.states.clear();
-            let probes = |b: &Block| {
-                let start = b.start().0;
-                let step = (PAGES_PER_BLOCK - 1) / (PROBES - 1) * PAGE_SIZE;
-                (0..PROBES).map(move |i| GuestVirtAddr(start + i * step))
-            };
-            self.addresses.extend(part.iter().flat_map(probes));
-            pages.locate(pid, &self.addresses, &mut self.states)?;
-            for (i, &block) in part.iter().enumerate() {
-                let first = i * PROBES as usize;
-                let probed = &self.states[first..first + PROBES as usize];
+        for part in blocks.chunks(PAGES_PER_CALL_MAX / PROBES.len()) {
+            self.probe(pages, pid, part)?;
+            for (&block, probed) in part.iter().zip(self.states.chunks(PROBES.len())) {
                 let agreed = probed.iter().all(|s| s == &probed[0]) && covers(space, block);
-                placements.push(agreed.then(|| self.placement(probed, PAGES_PER_BLOCK / PROBES)));
+                let weight = PAGES_PER_BLOCK / PROBES.len() as u64;
+                placements.push(agreed.then(|| self.placement(probed, weight)));
             }
         }
         blocks
@@ -91,13 +74,62 @@ impl Prober {
         Ok(self.placement(&self.states, 1))
     }
 
+    /// The node on which most of those pages of each block lie that speak for it; among nodes that are `wanted`.
+    pub fn main_nodes(
+        &mut self,
+        pages: &mut dyn Pages,
+        pid: Pid,
+        blocks: &[Block],
+        wanted: impl Fn(NodeId) -> bool,
+    ) -> Result<Vec<Option<NodeId>>, PagesError> {
+        let mut found = Vec::with_capacity(blocks.len());
+        for part in blocks.chunks(PAGES_PER_CALL_MAX / PROBES.len()) {
+            self.probe(pages, pid, part)?;
+            for probed in self.states.chunks(PROBES.len()) {
+                let nodes = probed.iter().filter_map(|state| match state {
+                    PageState::On(node) if wanted(*node) => Some(*node),
+                    _ => None,
+                });
+                let count = |of: &NodeId| nodes.clone().filter(|node| node == of).count();
+                found.push(
+                    nodes
+                        .clone()
+                        .max_by_key(|node| (count(node), std::cmp::Reverse(*node))),
+                );
+            }
+        }
+        Ok(found)
+    }
+
+    /// Asks where the pages lie that speak for each block.
+    fn probe(
+        &mut self,
+        pages: &mut dyn Pages,
+        pid: Pid,
+        blocks: &[Block],
+    ) -> Result<(), PagesError> {
+        self.addresses.clear();
+        self.states.clear();
+        let probes = |block: &Block| {
+            let start = block.start().0;
+            PROBES.map(|page| GuestVirtAddr(start + page * PAGE_SIZE))
+        };
+        self.addresses.extend(blocks.iter().flat_map(probes));
+        pages.locate(pid, &self.addresses, &mut self.states)
+    }
+
     /// Sums states, each of which stands for `weight` pages.
     fn placement(&self, states: &[PageState], weight: u64) -> Placement {
-        let on = |node| states.iter().filter(|s| **s == PageState::On(node)).count() as u64;
-        Placement {
-            fast: ByteCount(on(self.tiers.fast) * weight * PAGE_SIZE),
-            slow: ByteCount(on(self.tiers.slow) * weight * PAGE_SIZE),
+        let mut placement = Placement::default();
+        for state in states {
+            let PageState::On(node) = state else { continue };
+            match self.tiers.of(*node) {
+                Some(0) => placement.fast.0 += weight * PAGE_SIZE,
+                Some(_) => placement.slow.0 += weight * PAGE_SIZE,
+                None => {}
+            }
         }
+        placement
     }
 }
 
@@ -114,13 +146,15 @@ fn covers(space: &[VirtRange], block: Block) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use demeter_policy::ByteCount;
+
     use super::*;
     use crate::pages::simulated::SimulatedPages;
 
-    const TIERS: Tiers = Tiers {
-        fast: NodeId(0),
-        slow: NodeId(1),
-    };
+    fn prober() -> Prober {
+        Prober::new("0/1".parse().unwrap())
+    }
+
     const PID: Pid = Pid(3);
 
     fn range(start: u64, end: u64) -> VirtRange {
@@ -145,14 +179,50 @@ mod tests {
             range(5 * BLOCK_SIZE, 6 * BLOCK_SIZE),
         ];
         let blocks: Vec<_> = (1..6).map(Block).collect();
-        let got = Prober::new(TIERS)
-            .look(&mut pages, PID, &space, &blocks)
-            .unwrap();
+        let got = prober().look(&mut pages, PID, &space, &blocks).unwrap();
         let want = [(512, 0), (0, 512), (100, 412), (1, 0), (0, 0)].map(|(fast, slow)| Placement {
             fast: ByteCount(fast * PAGE_SIZE),
             slow: ByteCount(slow * PAGE_SIZE),
         });
         assert_eq!(got, want);
+    }
+
+    #[test]
+    fn interleaved_pages_are_noticed() {
+        let mut pages = SimulatedPages::new(0, 0);
+        for page in 0..PAGES_PER_BLOCK {
+            pages.map(PID, page * PAGE_SIZE, PAGE_SIZE, NodeId((page % 2) as u32));
+        }
+        let space = [range(0, BLOCK_SIZE)];
+        let got = prober().look(&mut pages, PID, &space, &[Block(0)]).unwrap();
+        assert_eq!(
+            (got[0].fast, got[0].slow),
+            (ByteCount(1 << 20), ByteCount(1 << 20))
+        );
+    }
+
+    #[test]
+    fn nodes_of_a_tier_count_together_and_others_not_at_all() {
+        let mut pages = SimulatedPages::new(0, 0);
+        for page in 0..PAGES_PER_BLOCK {
+            pages.map(
+                PID,
+                page * PAGE_SIZE,
+                PAGE_SIZE,
+                NodeId((page / 100) as u32),
+            );
+        }
+        let space = [range(0, BLOCK_SIZE)];
+        let mut prober = Prober::new("0,1/2,3".parse().unwrap());
+        let got = prober.look(&mut pages, PID, &space, &[Block(0)]).unwrap();
+        // Of nodes 4 and 5 there are 112 pages.
+        assert_eq!(got[0].fast, ByteCount(200 * PAGE_SIZE));
+        assert_eq!(got[0].slow, ByteCount(200 * PAGE_SIZE));
+        let slow = |node: NodeId| node >= NodeId(2);
+        let main = prober
+            .main_nodes(&mut pages, PID, &[Block(0)], slow)
+            .unwrap();
+        assert_eq!(main, [Some(NodeId(3))]);
     }
 
     #[test]
@@ -164,9 +234,7 @@ mod tests {
         }
         let space = [range(0, n * BLOCK_SIZE)];
         let blocks: Vec<_> = (0..n).map(Block).collect();
-        let got = Prober::new(TIERS)
-            .look(&mut pages, PID, &space, &blocks)
-            .unwrap();
+        let got = prober().look(&mut pages, PID, &space, &blocks).unwrap();
         for (b, p) in got.iter().enumerate() {
             assert_eq!(p.fast.0, if b % 2 == 0 { BLOCK_SIZE } else { 0 });
         }

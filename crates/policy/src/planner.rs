@@ -126,6 +126,8 @@ pub struct Situation<'a> {
     pub residency: &'a ResidencyMap,
     /// What processes may have of fast memory. Without any, the hottest have it.
     pub shares: &'a BTreeMap<Pid, Share>,
+    /// The socket that each process runs on, where it is not 0.
+    pub sockets: &'a BTreeMap<Pid, u32>,
     /// What the tiers have to give.
     pub room: Room,
     /// From how many samples on a range is worth filling free memory with.

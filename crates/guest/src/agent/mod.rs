@@ -9,25 +9,29 @@
 //!
 //! It is one file, because it is one dispatch: each request of the engine has its method here.
 
+mod machine;
 mod process;
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Instant;
 
-use demeter_policy::engine::{self, ByHeat, Engine, Gain, Input, Misuse, NodeFacts, Request};
-use demeter_policy::{BLOCK_SIZE, Block, ByteCount, MIB, PerTier, Pid, Relocation, Sample};
+use demeter_policy::engine::{self, ByHeat, Direction, Engine, Gain, Input, Misuse, Request};
+use demeter_policy::{
+    Block, ByteCount, MIB, NodeId, Pid, Placement, Relocation, Sample, VirtRange,
+};
+use machine::Machine;
 use process::Process;
 
 use crate::config::{Config, ConfigError};
 use crate::heat::Heat;
 use crate::mover::Mover;
-use crate::nodes::{NodeMemory, NodesError, Topology};
+use crate::nodes::{NodesError, TierOrder, Topology};
 use crate::pages::{Errno, Pages, PagesError};
-use crate::prober::{Prober, Tiers};
-use crate::recording::{self, Recorded, Recorder, RecorderError};
+use crate::prober::Prober;
+use crate::recording::{self, Recorded, RecordedTier, Recorder, RecorderError};
 use crate::status::{StatusCell, TargetStatus};
 use crate::targets::{Target, TargetFinder, TargetsError};
 use crate::tracker::{Tracker, TrackerError};
@@ -78,7 +82,7 @@ pub enum AgentError {
 pub struct Agent {
     root: PathBuf,
     config: Config,
-    tiers: Tiers,
+    machine: Machine,
     finder: TargetFinder,
     tracker: Box<dyn Tracker>,
     pages: Box<dyn Pages>,
@@ -106,11 +110,19 @@ pub enum Ended {
 }
 
 /// Finds what does not fit before anything is set up: bad values, processes or a cgroup that are
-/// not there, a machine without two tiers; in this order. Returns the two.
-pub fn check(root: &Path, config: &Config) -> Result<Tiers, AgentError> {
+/// not there, a machine without two tiers; in this order. Returns the tiers, and the latency of each node as `measure` finds
+/// it, nanoseconds.
+pub fn check(
+    root: &Path,
+    config: &Config,
+    measure: impl FnOnce(&Topology) -> BTreeMap<NodeId, u32>,
+) -> Result<(TierOrder, BTreeMap<NodeId, u32>), AgentError> {
     config.check()?;
     TargetFinder::new(root, config.targets()?).check()?;
-    Ok(config.tiers(&Topology::read(root)?)?)
+    let mut topology = Topology::read(root)?;
+    let measured_ns = measure(&topology);
+    topology.set_measured(&measured_ns);
+    Ok((config.order(&topology)?, measured_ns))
 }
 
 /// What an agent acts on a machine by.
@@ -119,8 +131,8 @@ pub struct Effects {
     pub tracker: Box<dyn Tracker>,
     /// The kernel that moves pages.
     pub pages: Box<dyn Pages>,
-    /// Latency of a load from each tier, nanoseconds.
-    pub latency_ns: PerTier<u32>,
+    /// Latency of a load from each node that was measured, nanoseconds.
+    pub measured_ns: BTreeMap<NodeId, u32>,
     /// CPUs that programs run on.
     pub cpus: u32,
 }
@@ -138,28 +150,24 @@ impl Agent {
         let Effects {
             tracker,
             pages,
-            latency_ns,
+            measured_ns,
             cpus,
         } = effects;
-        let topology = Topology::read(&root)?;
-        let tiers = config.tiers(&topology)?;
-        let fast = topology.nodes.iter().find(|n| n.id == tiers.fast);
-        let fast_size = fast.map_or(ByteCount(0), |n| n.total);
+        let machine = Machine::read(&root, &config, measured_ns)?;
+        let (tiers, nodes_left_alone) = machine.describe();
         let tuning = &config.tuning;
         let gain = Gain {
             loads_per_sample: tracker.loads_per_sample(),
             waits: tracker.waits(),
-            latency_ns,
+            latency_ns: machine.latency_ns(),
             cpus,
         };
-        let engine_config = engine::Config::new(tuning, fast_size);
+        let engine_config = engine::Config::new(tuning, machine.fast_size());
         status.update(|s| {
             s.version = env!("CARGO_PKG_VERSION").into();
             s.tracker = tracker.name().into();
-            s.fast_node = tiers.fast.0;
-            s.slow_node = tiers.slow.0;
-            s.fast_latency_ns = latency_ns.fast;
-            s.slow_latency_ns = latency_ns.slow;
+            s.tiers.clone_from(&tiers);
+            s.nodes_left_alone = nodes_left_alone;
         });
         let mut engine = Recorded::new(Engine::new(ByHeat::new(gain), engine_config));
         if let Some(path) = &config.record {
@@ -167,13 +175,9 @@ impl Agent {
                 agent: env!("CARGO_PKG_VERSION").into(),
                 tracker: tracker.name().into(),
                 tuning: tuning.clone(),
-                fast_node: tiers.fast.0,
-                slow_node: tiers.slow.0,
-                fast_bytes: fast_size.0,
+                tiers: tiers.into_iter().map(RecordedTier::from).collect(),
                 loads_per_sample: gain.loads_per_sample,
                 waits: gain.waits,
-                fast_ns: latency_ns.fast,
-                slow_ns: latency_ns.slow,
                 cpus: gain.cpus,
             };
             engine.record(Recorder::start(
@@ -187,13 +191,13 @@ impl Agent {
             engine,
             finder: TargetFinder::new(&root, config.targets()?),
             config,
-            tiers,
-            mover: Mover::new(tiers, huge_pages_always(&root)),
+            mover: Mover::new(machine.tiers().clone(), huge_pages_always(&root)),
+            prober: Prober::new(machine.tiers().clone()),
+            machine,
             tracker,
             pages,
             status,
             processes: BTreeMap::new(),
-            prober: Prober::new(tiers),
             samples: vec![],
             root,
             paused: false,
@@ -292,9 +296,8 @@ impl Agent {
                     self.note(placements.err());
                 }
                 Request::ReadNodes => {
-                    let nodes = [self.tiers.fast, self.tiers.slow];
-                    let [fast, slow] = NodeMemory::read_all(&self.root, nodes)?.map(facts);
-                    self.engine.push(Input::Nodes(PerTier { fast, slow }))?;
+                    let facts = self.machine.facts()?;
+                    self.engine.push(Input::Nodes(facts))?;
                 }
                 Request::Move { .. } => self.move_batch()?,
                 // A live kernel reclaims by itself.
@@ -334,6 +337,14 @@ impl Agent {
         }
         self.share()?;
         for (&pid, process) in &mut self.processes {
+            if self.machine.has_choice() {
+                process.look_where_it_runs(&self.root, |cpu| self.machine.node_of_cpu(cpu));
+                let socket = process.near().map_or(0, |node| node.0);
+                if process.socket != socket {
+                    self.engine.push(Input::Near { pid, socket })?;
+                    process.socket = socket;
+                }
+            }
             match process.read_space(&self.root) {
                 Ok(space) => {
                     let vmas = &space.ranges;
@@ -409,10 +420,21 @@ impl Agent {
             return Ok(());
         };
         let space = self.engine.space(pid);
-        let blocks: Vec<Block> = batch.iter().map(|r| r.block).collect();
-        let pages = &mut *self.pages;
         let began = Instant::now();
-        let result = self.mover.migrate(pages, direction, pid, space, &blocks);
+        let near = self.processes.get(&pid).and_then(Process::near);
+        let (pages, prober) = (&mut *self.pages, &mut self.prober);
+        let targets = self
+            .machine
+            .targets(pages, prober, direction, pid, near, batch);
+        let result = targets.and_then(|targets| {
+            let to = Batch {
+                direction,
+                pid,
+                space,
+                blocks: batch,
+            };
+            to.move_to(&targets, &mut self.mover, pages)
+        });
         let mut failed: Vec<(Errno, u64)> = vec![];
         match &result {
             Ok((placements, reasons)) => {
@@ -549,27 +571,39 @@ impl Agent {
     }
 }
 
-fn elapsed_ns(began: Instant) -> u64 {
-    u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX)
+/// Blocks of one process on their way.
+struct Batch<'a> {
+    direction: Direction,
+    pid: Pid,
+    space: &'a [VirtRange],
+    blocks: &'a [Relocation],
 }
 
-/// A node that programs have filled stands at its low watermark. Moves that kept to the high one would leave fast memory
-/// unused that programs had.
-///
-/// A huge page that a move has freed waits on a list of the CPU's own. The next one is taken from there, but only while the
-/// node has another one besides (`__zone_watermark_ok` and `rmqueue` in `mm/page_alloc.c`). One is counted as free: in full
-/// fast memory each exchange would else demote a block and find no room for the other. (In the lab, Linux 6.12, demoting one
-/// left the node's free memory as it was; that it waited there is inferred.) How many wait is not known, since small pages
-/// do, too.
-fn facts(node: NodeMemory) -> NodeFacts {
-    let mut facts = NodeFacts {
-        free: node.free,
-        kept: node.low_watermark,
-    };
-    if facts.usable().0 >= BLOCK_SIZE && node.held_by_cpus.0 >= BLOCK_SIZE {
-        facts.free.0 += BLOCK_SIZE;
+impl Batch<'_> {
+    /// Moves each block to its node, a call for each node; tells where it lies then, and why it would not move.
+    fn move_to(
+        &self,
+        targets: &[NodeId],
+        mover: &mut Mover,
+        pages: &mut dyn Pages,
+    ) -> Result<(Vec<Placement>, Vec<Errno>), PagesError> {
+        let mut came_of = vec![(Placement::default(), Errno(0)); self.blocks.len()];
+        let nodes: BTreeSet<NodeId> = targets.iter().copied().collect();
+        for to in nodes {
+            let at: Vec<usize> = (0..targets.len()).filter(|&at| targets[at] == to).collect();
+            let blocks: Vec<Block> = at.iter().map(|&at| self.blocks[at].block).collect();
+            let (direction, pid, space) = (self.direction, self.pid, self.space);
+            let (placements, reasons) = mover.migrate(pages, direction, to, pid, space, &blocks)?;
+            for (at, came) in at.into_iter().zip(placements.into_iter().zip(reasons)) {
+                came_of[at] = came;
+            }
+        }
+        Ok(came_of.into_iter().unzip())
     }
-    facts
+}
+
+fn elapsed_ns(began: Instant) -> u64 {
+    u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Whether the system backs all memory with huge pages where it can.
@@ -582,3 +616,5 @@ fn huge_pages_always(root: &Path) -> bool {
 pub(crate) mod conformance;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod topologies;

@@ -39,6 +39,7 @@ mod tag {
     pub(super) const SHARE: u8 = 17;
     pub(super) const NO_SHARE: u8 = 18;
     pub(super) const LOOKED: u8 = 19;
+    pub(super) const NEAR: u8 = 20;
 
     pub(super) const REFRESH: u8 = 32;
     pub(super) const SAMPLES: u8 = 33;
@@ -90,6 +91,7 @@ impl Encoder {
                 );
             }
             Input::Share { pid, share: None } => tagged(to, tag::NO_SHARE, [pid.0.into()]),
+            Input::Near { pid, socket } => tagged(to, tag::NEAR, [pid.0.into(), socket.into()]),
             Input::BalloonWants(bytes) => tagged(to, tag::BALLOON_WANTS, [bytes.0]),
             Input::Paused(true) => to.push(tag::PAUSED),
             Input::Paused(false) => to.push(tag::RESUMED),
@@ -237,6 +239,10 @@ impl Decoder {
             tag::NO_SHARE => Input::Share {
                 pid: pid(from)?,
                 share: None,
+            },
+            tag::NEAR => Input::Near {
+                pid: pid(from)?,
+                socket: from.number_u32()?,
             },
             tag::BALLOON_WANTS => Input::BalloonWants(bytes(from)?),
             tag::PAUSED => Input::Paused(true),

@@ -208,6 +208,7 @@ fn any_event() -> impl Strategy<Value = Any> {
         pid().prop_map(Input::Started),
         pid().prop_map(Input::Ended),
         bytes().prop_map(Input::BalloonWants),
+        (pid(), any::<u32>()).prop_map(|(pid, socket)| Input::Near { pid, socket }),
         (pid(), any::<bool>(), any::<u32>(), bytes()).prop_map(|(pid, has, n, guarantee)| {
             let (group, weight) = (n, n / 2);
             let share = has.then_some(Share {

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use demeter_linux::cpu::{self, Scheduled};
 use demeter_linux::mover::Mover;
-use demeter_linux::nodes::NodeMemory;
+use demeter_linux::nodes::{NodeMemory, Pair};
 use demeter_linux::pages::Pages;
-use demeter_linux::prober::{Prober, Tiers};
+use demeter_linux::prober::Prober;
 use demeter_policy::engine::{self, Engine, Input, NodeFacts, Request};
 use demeter_policy::history::{ByHistory, Histories, Pace, Window};
 use demeter_policy::{
@@ -69,7 +69,7 @@ pub(super) struct Worker {
     root: PathBuf,
     memory: VmMemory,
     blocks: Vec<Block>,
-    tiers: Tiers,
+    tiers: Pair,
     /// As the configuration numbers them, for reports.
     nodes: PerTier<NodeId>,
     pages: Box<dyn Pages>,
@@ -109,7 +109,7 @@ impl Worker {
         root: &Path,
         config: &VmConfig,
         memory: VmMemory,
-        tiers: Tiers,
+        tiers: Pair,
         pages: Box<dyn Pages>,
         bits: Box<dyn AccessBits>,
         reports: watch::Sender<HistoryState>,
@@ -142,9 +142,9 @@ impl Worker {
             reports,
             strategy,
             engine: Engine::new(strategy, engine_config),
-            prober: Prober::new(tiers),
+            prober: Prober::new(tiers.into()),
             // Huge pages are the host's to make.
-            mover: Mover::new(tiers, false),
+            mover: Mover::new(tiers.into(), false),
             interval,
             window: Window::new(interval),
             pace: Pace::default(),
@@ -326,7 +326,8 @@ impl Worker {
     /// What the VM may still take of the nodes.
     fn facts(&self) -> Result<PerTier<NodeFacts>, HistoryError> {
         let nodes = [self.tiers.fast, self.tiers.slow];
-        let [fast, slow] = NodeMemory::read_all(&self.root, nodes)?;
+        let memory = NodeMemory::read_all(&self.root, nodes)?;
+        let (fast, slow) = (memory[0], memory[1]);
         let granted = ByteCount(self.grant.0.saturating_sub(self.usage.fast.0));
         Ok(PerTier {
             fast: NodeFacts {
@@ -356,9 +357,14 @@ impl Worker {
             placements.iter().map(|p| direction.left(p).0).sum()
         };
         let tried: u64 = batch.iter().map(|r| r.bytes.0).sum();
+        let to = match direction {
+            engine::Direction::Promotion => self.tiers.fast,
+            engine::Direction::Demotion => self.tiers.slow,
+        };
         let (placements, _) = self.mover.migrate(
             &mut *self.pages,
             direction,
+            to,
             pid,
             &self.memory.ranges,
             &blocks,

@@ -212,6 +212,7 @@ impl<S: Strategy> Engine<S> {
             ranking: &self.ranking,
             residency: &self.residency,
             shares: &self.shares,
+            sockets: &self.sockets,
             room,
             fill: self.config.fill,
             budget: Budget::NONE,

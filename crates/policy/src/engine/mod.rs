@@ -131,6 +131,8 @@ pub struct Engine<S: Strategy = ByHeat> {
     residency: ResidencyMap,
     /// Of those processes that have one.
     shares: BTreeMap<Pid, Share>,
+    /// The socket that each process runs on, where it is not 0.
+    sockets: BTreeMap<Pid, u32>,
     /// Of the last plan; empty while nothing is accessed.
     ranking: Vec<RankedRange>,
     /// Look-ups that are left, next one last.
@@ -169,6 +171,7 @@ impl<S: Strategy> Engine<S> {
             processes: BTreeMap::new(),
             residency: ResidencyMap::default(),
             shares: BTreeMap::new(),
+            sockets: BTreeMap::new(),
             ranking: vec![],
             look_ups: vec![],
             rechecks: Rechecks::default(),
@@ -231,6 +234,7 @@ impl<S: Strategy> Engine<S> {
             (Input::Ended(pid), _) => self.end(pid)?,
             (Input::Space { pid, vmas }, _) => self.set_space(pid, vmas)?,
             (Input::Share { pid, share }, _) => self.set_share(pid, share)?,
+            (Input::Near { pid, socket }, _) => self.set_socket(pid, socket)?,
             (Input::BalloonWants(wanted), _) => self.make_room(bounded(wanted)?),
             (Input::Paused(paused), _) => self.pause(paused),
             (Input::Epoch, State::Asleep) => self.begin_epoch(),
@@ -390,6 +394,7 @@ impl<S: Strategy> Engine<S> {
         }
         self.residency.forget(pid);
         self.shares.remove(&pid);
+        self.sockets.remove(&pid);
         self.ranking.retain(|r| r.pid != pid);
         self.wanted.retain(|(p, _)| *p != pid);
         self.moves.forget(pid);
@@ -428,6 +433,17 @@ impl<S: Strategy> Engine<S> {
         match share {
             Some(share) => self.shares.insert(pid, share),
             None => self.shares.remove(&pid),
+        };
+        Ok(())
+    }
+
+    fn set_socket(&mut self, pid: Pid, socket: u32) -> Result<(), Misuse> {
+        if !self.processes.contains_key(&pid) {
+            return Err(Misuse::UnknownProcess(pid));
+        }
+        match socket {
+            0 => self.sockets.remove(&pid),
+            _ => self.sockets.insert(pid, socket),
         };
         Ok(())
     }

@@ -31,6 +31,14 @@ pub enum Input<'a> {
         /// Which.
         share: Option<Share>,
     },
+    /// The socket on whose CPUs a process runs; 0 until it is told. An exchange rather demotes memory of a process on the same
+    /// socket, so that what is promoted finds room there.
+    Near {
+        /// Which process.
+        pid: Pid,
+        /// A number for each socket.
+        socket: u32,
+    },
     /// The balloon waits for so much fast memory, which is left free for it. Zero when it waits
     /// no longer.
     BalloonWants(ByteCount),
@@ -200,6 +208,7 @@ impl Input<'_> {
             Self::Ended(_) => "ended",
             Self::Space { .. } => "space",
             Self::Share { .. } => "share",
+            Self::Near { .. } => "near",
             Self::BalloonWants(_) => "balloon wants",
             Self::Paused(_) => "paused",
             Self::Refreshed => "refreshed",

@@ -127,7 +127,8 @@ where
             to.push(pid.0.into());
             let share = self.shares.get(pid);
             let flags = u64::from(process.all_known) | u64::from(share.is_some()) << 1;
-            to.extend([flags, process.next_recheck.0]);
+            let socket = self.sockets.get(pid).copied().unwrap_or(0);
+            to.extend([flags, process.next_recheck.0, socket.into()]);
             if let Some(share) = share {
                 to.extend([share.group.into(), share.guarantee.0, share.weight.into()]);
             }
@@ -236,6 +237,10 @@ where
         let flags = from.next(3)?;
         process.all_known = flags & 1 == 1;
         process.next_recheck = Block(from.next(u64::MAX / BLOCK_SIZE + 1)?);
+        let socket = from.next_u32()?;
+        if socket != 0 {
+            self.sockets.insert(pid, socket);
+        }
         if flags & 2 != 0 {
             let share = Share {
                 group: from.next_u32()?,

@@ -17,6 +17,7 @@ struct Machine {
     ranking: Vec<RankedRange>,
     residency: ResidencyMap,
     shares: BTreeMap<Pid, Share>,
+    sockets: BTreeMap<Pid, u32>,
     room: Room,
 }
 
@@ -52,6 +53,7 @@ impl Machine {
             ranking: rank(classified),
             residency,
             shares: BTreeMap::new(),
+            sockets: BTreeMap::new(),
             room,
         }
     }
@@ -61,6 +63,7 @@ impl Machine {
             ranking: &self.ranking,
             residency: &self.residency,
             shares: &self.shares,
+            sockets: &self.sockets,
             room: self.room,
             fill: FILL,
             budget: Budget::NONE,

@@ -112,7 +112,8 @@ pub(super) fn run(
     for (b, &fast) in in_fast.iter().enumerate() {
         residency.set(PID, block(b), place(fast));
     }
-    let (mut chance, no_shares) = (Chance::new(seed), BTreeMap::new());
+    let mut chance = Chance::new(seed);
+    let (no_shares, no_sockets) = (BTreeMap::new(), BTreeMap::new());
     let mut share = vec![0.0; m.blocks];
     let (mut done, mut done_unmanaged, mut hits) = (vec![], vec![], vec![]);
     let (mut moved, mut spent_s) = (0, 0.0f64);
@@ -159,6 +160,7 @@ pub(super) fn run(
             ranking: &[],
             residency: &residency,
             shares: &no_shares,
+            sockets: &no_sockets,
             room,
             fill: FillThreshold(0.0),
             budget: Budget::NONE,

@@ -27,6 +27,8 @@ pub(super) struct Unit<'a> {
     density: f64,
     /// Whether it would go back to where it lay first.
     goes_home: bool,
+    /// The socket that its process runs on.
+    socket: u32,
 }
 
 impl Unit<'_> {
@@ -212,10 +214,17 @@ fn partners(
     }
     let may_leave = |at: &usize| !is_broke || victims[*at].goes_home || !parts.is_empty();
     let coldest_first = (0..victims.len()).rev().filter(may_leave);
-    // Memory that is due to a group comes first.
+    // Memory that is due to a group comes first, and that of processes on the same socket: what is promoted finds room there.
+    let is_here = |&at: &usize| victims[at].socket == hot.socket;
+    let near_first = || {
+        coldest_first
+            .clone()
+            .filter(is_here)
+            .chain(coldest_first.clone().filter(|at| !is_here(at)))
+    };
     let (due, others): (Vec<usize>, Vec<usize>) = match parts.is_empty() {
-        true => (vec![], coldest_first.take(TRIED).collect()),
-        false => coldest_first.partition(|&at| parts.is_due(hot, victims[at])),
+        true => (vec![], near_first().take(TRIED).collect()),
+        false => near_first().partition(|&at| parts.is_due(hot, victims[at])),
     };
     let free = left.fast_free.saturating_sub(left.level);
     let mut leaving: Vec<usize> = vec![];
@@ -224,7 +233,7 @@ fn partners(
         let cold = victims[at];
         let is_due = parts.is_due(hot, cold);
         if cold.density >= hot.density && !is_due && !rule.has_lost() {
-            break;
+            continue;
         }
         let both_go_home = hot.goes_home && cold.goes_home;
         let may_spend = is_due || !is_broke || both_go_home;
@@ -313,6 +322,7 @@ fn candidates<'a>(
     let mut fast: Vec<Unit<'a>> = vec![];
     let mut estimates = [Estimate::default(); CHUNK_BLOCKS];
     for &(pid, heat) in heats {
+        let socket = situation.sockets.get(&pid).copied().unwrap_or(0);
         for (first, known) in situation.residency.known_by_chunk(pid) {
             heat.estimates(window, first, &mut estimates);
             for (at, known) in known.iter().enumerate() {
@@ -320,8 +330,9 @@ fn candidates<'a>(
                     continue;
                 };
                 let block = Block(first.0 + at as u64);
-                let unit = |tier: Tier, bytes: u64| {
-                    unit(pid, heat, block, &known, tier, bytes, estimates[at])
+                let unit = |tier: Tier, bytes: u64| Unit {
+                    socket,
+                    ..unit(pid, heat, block, &known, tier, bytes, estimates[at])
                 };
                 let placement = known.placement();
                 if placement.slow.0 > 0 {
@@ -377,6 +388,7 @@ fn unit<'a>(
         estimate,
         density: estimate.rate / resident as f64,
         goes_home: known.away == Some(tier),
+        socket: 0,
     }
 }
 

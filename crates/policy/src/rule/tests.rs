@@ -25,6 +25,7 @@ struct World {
     heats: Vec<(Pid, Heat)>,
     residency: ResidencyMap,
     shares: BTreeMap<Pid, Share>,
+    sockets: BTreeMap<Pid, u32>,
     room: Room,
     rule: Rule,
     epoch: u32,
@@ -44,6 +45,7 @@ impl World {
             heats: vec![],
             residency: ResidencyMap::default(),
             shares: BTreeMap::new(),
+            sockets: BTreeMap::new(),
             room: Room {
                 fast_free: blocks(fast_free),
                 fast_reserve: ByteCount(0),
@@ -98,6 +100,7 @@ impl World {
             ranking: &[],
             residency: &self.residency,
             shares: &self.shares,
+            sockets: &self.sockets,
             room: self.room,
             fill: FillThreshold(0.0),
             budget: Budget::NONE,

@@ -1,0 +1,194 @@
+//! The machine that an agent works on: its tiers, how full they are, and which node memory goes to.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use demeter_policy::engine::{Direction, NodeFacts};
+use demeter_policy::{BLOCK_SIZE, Block, ByteCount, NodeId, PerTier, Pid, Relocation};
+
+use crate::config::Config;
+use crate::latency;
+use crate::nodes::{NodeMemory, NodesError, TierOrder, Tiers, Topology};
+use crate::pages::{Pages, PagesError};
+use crate::placer::{Placer, Rooms};
+use crate::prober::Prober;
+use crate::status::TierStatus;
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Machine {
+    root: PathBuf,
+    /// Latency of each node that was measured, nanoseconds.
+    measured_ns: BTreeMap<NodeId, u32>,
+    topology: Topology,
+    order: TierOrder,
+    placer: Placer,
+}
+
+impl Machine {
+    /// The machine below `root`, with the tiers that the configuration names or the system tells.
+    pub fn read(
+        root: &Path,
+        config: &Config,
+        measured_ns: BTreeMap<NodeId, u32>,
+    ) -> Result<Self, NodesError> {
+        let mut topology = Topology::read(root)?;
+        topology.set_measured(&measured_ns);
+        let order = config.order(&topology)?;
+        Ok(Self {
+            root: root.into(),
+            measured_ns,
+            placer: Placer::new(order.tiers.clone(), topology.clone()),
+            topology,
+            order,
+        })
+    }
+
+    pub fn tiers(&self) -> &Tiers {
+        &self.order.tiers
+    }
+
+    /// Whether the node that memory goes to depends on who uses it.
+    pub fn has_choice(&self) -> bool {
+        self.placer.has_choice()
+    }
+
+    pub fn latency_ns(&self) -> PerTier<u32> {
+        latency::of_tiers(self.tiers(), &self.measured_ns)
+    }
+
+    /// Sizes and latencies of the tiers, and the nodes that are in none, for people.
+    pub fn describe(&self) -> (Vec<TierStatus>, Vec<String>) {
+        let latency_ns = self.latency_ns();
+        let tier = |(at, nodes): (usize, &[NodeId])| TierStatus {
+            nodes: nodes.iter().map(|node| node.0).collect(),
+            bytes: self.size(nodes).0,
+            latency_ns: if at == 0 {
+                latency_ns.fast
+            } else {
+                latency_ns.slow
+            },
+        };
+        let alone = self.order.left_alone.iter();
+        let alone = alone.map(|(node, why)| format!("node {node}: {why}"));
+        (
+            self.tiers().iter().enumerate().map(tier).collect(),
+            alone.collect(),
+        )
+    }
+
+    /// The size of the fastest tier.
+    pub fn fast_size(&self) -> ByteCount {
+        self.size(self.tiers().fastest())
+    }
+
+    fn size(&self, nodes: &[NodeId]) -> ByteCount {
+        let here = self.topology.nodes.iter();
+        let here = here.filter(|node| nodes.contains(&node.id));
+        ByteCount(here.map(|node| node.total.0).sum())
+    }
+
+    /// How full the tiers are at this moment.
+    pub fn facts(&self) -> Result<PerTier<NodeFacts>, NodesError> {
+        let memory = NodeMemory::read_all(&self.root, self.tiers().nodes())?;
+        let mut sum = PerTier::<NodeFacts>::default();
+        for (node, memory) in self.tiers().nodes().zip(memory) {
+            let facts = facts(memory);
+            let sum = match self.tiers().of(node) {
+                Some(0) => &mut sum.fast,
+                _ => &mut sum.slow,
+            };
+            // What one node keeps is no other node's to give.
+            sum.free.0 += facts.usable().0;
+        }
+        Ok(sum)
+    }
+
+    /// The node that most of these CPUs are on, by what ran there: CPUs with ticks.
+    pub fn node_of_cpu(&self, cpu: u32) -> Option<NodeId> {
+        self.placer.node_of_cpu(cpu)
+    }
+
+    /// Where each block of a process goes whose threads run near `near`.
+    pub fn targets(
+        &self,
+        pages: &mut dyn Pages,
+        prober: &mut Prober,
+        direction: Direction,
+        pid: Pid,
+        near: Option<NodeId>,
+        batch: &[Relocation],
+    ) -> Result<Vec<NodeId>, PagesError> {
+        let first = match direction {
+            Direction::Promotion => self.tiers().fastest().first().copied(),
+            Direction::Demotion => self.tiers().slower().next(),
+        };
+        let first = first.unwrap_or(NodeId(0));
+        if !self.has_choice() {
+            return Ok(vec![first; batch.len()]);
+        }
+        let mut rooms = self.rooms();
+        if direction == Direction::Promotion {
+            let near = near.unwrap_or(first);
+            let to = |r: &Relocation| self.placer.promote(0, near, r.bytes, &mut rooms);
+            return Ok(batch.iter().map(to).collect());
+        }
+        let blocks: Vec<Block> = batch.iter().map(|r| r.block).collect();
+        let is_fast = |node: NodeId| self.tiers().of(node) == Some(0);
+        let from = prober.main_nodes(pages, pid, &blocks, is_fast)?;
+        let to = |(r, from): (&Relocation, Option<NodeId>)| {
+            let from = from.or(near).unwrap_or(first);
+            self.placer.demote(0, from, r.bytes, &mut rooms)
+        };
+        Ok(batch.iter().zip(from).map(to).collect())
+    }
+
+    /// What each node can take; nothing where nobody can tell.
+    fn rooms(&self) -> Rooms {
+        let memory = NodeMemory::read_all(&self.root, self.tiers().nodes());
+        self.placer.rooms(&memory.unwrap_or_default())
+    }
+}
+
+/// A node that programs have filled stands at its low watermark. Moves that kept to the high one would leave fast memory
+/// unused that programs had.
+///
+/// A huge page that a move has freed waits on a list of the CPU's own. The next one is taken from there, but only while the
+/// node has another one besides (`__zone_watermark_ok` and `rmqueue` in `mm/page_alloc.c`). One is counted as free: in full
+/// fast memory each exchange would else demote a block and find no room for the other. (In the lab, Linux 6.12, demoting one
+/// left the node's free memory as it was; that it waited there is inferred.) How many wait is not known, since small pages
+/// do, too.
+fn facts(node: NodeMemory) -> NodeFacts {
+    let mut facts = NodeFacts {
+        free: node.free,
+        kept: node.low_watermark,
+    };
+    if facts.usable().0 >= BLOCK_SIZE && node.held_by_cpus.0 >= BLOCK_SIZE {
+        facts.free.0 += BLOCK_SIZE;
+    }
+    facts
+}
+
+#[cfg(test)]
+mod tests {
+    use demeter_policy::MIB;
+
+    use super::*;
+
+    #[test]
+    fn a_huge_page_on_a_cpus_list_is_free_while_another_one_is() {
+        let usable = |free: u64, held_by_cpus: u64| {
+            let node = NodeMemory {
+                free: ByteCount(16 * MIB + free),
+                held_by_cpus: ByteCount(held_by_cpus),
+                low_watermark: ByteCount(16 * MIB),
+                high_watermark: ByteCount(20 * MIB),
+            };
+            facts(node).usable().0
+        };
+        assert_eq!(usable(3 * MIB, 5 * MIB), 5 * MIB, "one of them");
+        assert_eq!(usable(3 * MIB, MIB), 3 * MIB);
+        assert_eq!(usable(MIB, 5 * MIB), MIB, "out of reach");
+        assert_eq!(usable(0, 5 * MIB), 0);
+    }
+}
