@@ -227,12 +227,14 @@ fn line_of(decision: Decision<'_>) -> Value {
         }),
         Request::Move {
             pid,
+            level,
             direction,
             blocks,
         } => {
             let block = |r: &demeter_policy::Relocation| json!({ "address": address(r.block), "bytes": r.bytes.0 });
             json!({
                 "pid": pid.0,
+                "boundary_below_tier": level.index(),
                 "to": match direction {
                     Direction::Promotion => "fast",
                     Direction::Demotion => "slow",

@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 use std::time::Instant;
 use std::{io, ptr};
 
-use demeter_policy::{GuestVirtAddr, NodeId, PAGE_SIZE, PerTier, Pid};
+use demeter_policy::{ByLevel, GuestVirtAddr, Level, NodeId, PAGE_SIZE, Pid};
 
 use crate::nodes::{Tiers, Topology};
 use crate::pages::{LivePages, PageState, Pages};
@@ -40,12 +40,9 @@ const MPOL_PREFERRED: c_int = 1;
 /// Where fast memory is full, its latency is taken to be that of slower memory divided by this.
 const SLOW_FACTOR: u32 = 3;
 
-/// What is assumed where nothing can be measured: local memory, and memory of another socket or
-/// behind CXL.
-pub const ASSUMED_NS: PerTier<u32> = PerTier {
-    fast: 100,
-    slow: 200,
-};
+/// What is assumed where nothing can be measured: local memory, memory of another socket or behind CXL, and memory that is
+/// farther away.
+pub const ASSUMED_NS: ByLevel<u32> = ByLevel([100, 200, 400, 800]);
 
 /// Nanoseconds that a load takes from each node with memory, from the CPUs that are nearest to it. A node that is full is
 /// left out.
@@ -72,25 +69,30 @@ pub fn measure(topology: &Topology) -> BTreeMap<NodeId, u32> {
     measured
 }
 
-/// Latency of each tier, nanoseconds: the mean of its nodes that were measured. Without a measurement of fast memory it is
-/// estimated, and without one of slow memory both are assumed.
-pub fn of_tiers(tiers: &Tiers, measured: &BTreeMap<NodeId, u32>) -> PerTier<u32> {
-    let mean = |nodes: &mut dyn Iterator<Item = NodeId>| {
-        let known: Vec<u64> = nodes
-            .filter_map(|n| measured.get(&n))
-            .map(|&ns| ns.into())
-            .collect();
+/// Latency of each tier, nanoseconds: the mean of its nodes that were measured. A tier of which none was measured is taken to
+/// be as quick as the next slower one divided by [`SLOW_FACTOR`]. Without a measurement of the slowest tier all are assumed.
+pub fn of_tiers(tiers: &Tiers, measured: &BTreeMap<NodeId, u32>) -> ByLevel<u32> {
+    let mean = |nodes: &[NodeId]| {
+        let known = nodes.iter().filter_map(|node| measured.get(node));
+        let known: Vec<u64> = known.map(|&ns| ns.into()).collect();
         let mean = known.iter().sum::<u64>().checked_div(known.len() as u64)?;
         u32::try_from(mean).ok()
     };
-    let Some(slow) = mean(&mut tiers.slower()) else {
-        return ASSUMED_NS;
-    };
-    let fast = mean(&mut tiers.fastest().iter().copied());
-    PerTier {
-        fast: fast.unwrap_or((slow / SLOW_FACTOR).max(1)),
-        slow,
+    let mut latency_ns = ByLevel::default();
+    let mut slower = None;
+    for level in Level::ALL
+        .into_iter()
+        .rev()
+        .filter(|&level| level <= tiers.slowest())
+    {
+        let estimate = || slower.map(|ns: u32| (ns / SLOW_FACTOR).max(1));
+        let Some(ns) = mean(tiers.at(level)).or_else(estimate) else {
+            return ASSUMED_NS;
+        };
+        slower = Some(ns);
+        *latency_ns.get_mut(level) = ns;
     }
+    latency_ns
 }
 
 /// Has this thread run on these CPUs, as far as it may.
@@ -237,13 +239,13 @@ mod tests {
         let tiers: Tiers = "0,1/2,3".parse().unwrap();
         let of = |measured: &[(u32, u32)]| {
             let measured = measured.iter().map(|&(node, ns)| (NodeId(node), ns));
-            let PerTier { fast, slow } = of_tiers(&tiers, &measured.collect());
+            let ByLevel([fast, slow, ..]) = of_tiers(&tiers, &measured.collect());
             (fast, slow)
         };
         assert_eq!(of(&[(0, 90), (1, 110), (2, 250), (3, 350)]), (100, 300));
         assert_eq!(of(&[(1, 90), (3, 300)]), (90, 300));
         assert_eq!(of(&[(2, 300)]), (100, 300));
-        assert_eq!(of(&[(0, 70)]), (ASSUMED_NS.fast, ASSUMED_NS.slow));
+        assert_eq!(of(&[(0, 70)]), (ASSUMED_NS.0[0], ASSUMED_NS.0[1]));
     }
 
     #[test]

@@ -22,7 +22,7 @@
 use std::collections::BTreeMap;
 
 use demeter_policy::engine::Direction;
-use demeter_policy::{Block, GuestVirtAddr, NodeId, Pid, Placement, VirtRange};
+use demeter_policy::{Block, GuestVirtAddr, Level, NodeId, Pid, Spread, VirtRange};
 
 use crate::nodes::Tiers;
 use crate::pages::{Errno, PAGES_PER_CALL_MAX, PageState, Pages, PagesError};
@@ -61,20 +61,20 @@ impl Mover {
         self.small_batches.remove(&pid);
     }
 
-    /// Moves blocks of a process that maps `space` (sorted) to a node, and looks where they are now. Also
-    /// says for each block why its first page would not move, in case it did not.
+    /// Moves blocks of a process that maps `space` (sorted) over the boundary below a tier to a node, and looks where they are
+    /// now. Also says for each block why its first page would not move, in case it did not.
     ///
     /// # Errors
     /// When a whole call failed; some blocks may have moved all the same.
     pub fn migrate(
         &mut self,
         pages: &mut dyn Pages,
-        direction: Direction,
+        (level, direction): (Level, Direction),
         to: NodeId,
         pid: Pid,
         space: &[VirtRange],
         blocks: &[Block],
-    ) -> Result<(Vec<Placement>, Vec<Errno>), PagesError> {
+    ) -> Result<(Vec<Spread>, Vec<Errno>), PagesError> {
         let mut reasons = vec![Errno(libc::EBUSY); blocks.len()];
         if self.collapse && direction == Direction::Promotion {
             let whole = self.without_pages_beside(pages, pid, to, blocks)?;
@@ -85,7 +85,7 @@ impl Mover {
         if small_batches.is_multiple_of(ASK_AGAIN_BATCHES) {
             self.addresses.clear();
             self.addresses.extend(blocks.iter().map(|b| b.start()));
-            self.keep_those_to_leave(pages, pid, direction)?;
+            self.keep_those_to_leave(pages, pid, (level, direction))?;
             self.states.clear();
             pages.migrate(pid, &self.addresses, to, &mut self.states)?;
             for (address, state) in self.addresses.iter().zip(&self.states) {
@@ -100,7 +100,7 @@ impl Mover {
                 blocks
                     .iter()
                     .zip(&placements)
-                    .filter(|(_, p)| direction.left(p).0 > 0)
+                    .filter(|(_, spread)| direction.left(&spread.at(level)).0 > 0)
                     .map(|(b, _)| *b),
             );
             if rest.is_empty() {
@@ -112,7 +112,7 @@ impl Mover {
             self.addresses.clear();
             self.addresses
                 .extend(part.iter().copied().flat_map(pages_of));
-            self.keep_those_to_leave(pages, pid, direction)?;
+            self.keep_those_to_leave(pages, pid, (level, direction))?;
             self.states.clear();
             pages.migrate(pid, &self.addresses, to, &mut self.states)?;
         }
@@ -136,14 +136,14 @@ impl Mover {
         &mut self,
         pages: &mut dyn Pages,
         pid: Pid,
-        direction: Direction,
+        way: (Level, Direction),
     ) -> Result<(), PagesError> {
         self.states.clear();
         pages.locate(pid, &self.addresses, &mut self.states)?;
         let mut states = self.states.iter();
         let tiers = &self.tiers;
         self.addresses.retain(|_| match states.next() {
-            Some(PageState::On(node)) => leaves(tiers, direction, *node),
+            Some(PageState::On(node)) => leaves(tiers, way, *node),
             _ => false,
         });
         Ok(())
@@ -181,11 +181,10 @@ impl Mover {
 }
 
 /// Whether memory on this node is to move.
-fn leaves(tiers: &Tiers, direction: Direction, node: NodeId) -> bool {
-    match (direction, tiers.of(node)) {
-        (Direction::Promotion, Some(tier)) => tier > 0,
-        (Direction::Demotion, Some(tier)) => tier == 0,
-        (_, None) => false,
+fn leaves(tiers: &Tiers, (level, direction): (Level, Direction), node: NodeId) -> bool {
+    match direction {
+        Direction::Promotion => tiers.of(node) > Some(level),
+        Direction::Demotion => tiers.of(node) == Some(level),
     }
 }
 

@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 
-use demeter_policy::{ByteCount, MIB, NodeId};
+use demeter_policy::{ByteCount, Level, MIB, NodeId};
 
 use crate::nodes::{NodeMemory, Tiers, Topology};
 
@@ -66,22 +66,21 @@ impl Placer {
     /// Where `bytes` that the CPUs of `near` use go in `tier`; takes their room.
     pub fn promote(
         &self,
-        tier: usize,
+        tier: Level,
         near: NodeId,
         bytes: ByteCount,
         rooms: &mut Rooms,
     ) -> NodeId {
-        let nodes = self.tiers.iter().nth(tier);
-        let mut nodes = nodes.unwrap_or(self.tiers.fastest()).to_vec();
+        let mut nodes = self.tiers.at(tier).to_vec();
         nodes.sort_by_key(|&node| (self.distance(near, node), node));
         self.choose(&nodes, bytes, rooms)
     }
 
     /// Where `bytes` go that leave a node of `tier`; takes their room.
-    pub fn demote(&self, tier: usize, from: NodeId, bytes: ByteCount, rooms: &mut Rooms) -> NodeId {
+    pub fn demote(&self, tier: Level, from: NodeId, bytes: ByteCount, rooms: &mut Rooms) -> NodeId {
         let mut nodes = vec![];
-        for slower in self.tiers.iter().skip(tier + 1) {
-            let mut slower = slower.to_vec();
+        for slower in tier.slower() {
+            let mut slower = self.tiers.at(slower).to_vec();
             slower.sort_by_key(|&node| (self.distance(from, node), node));
             nodes.extend(slower);
         }
@@ -163,15 +162,22 @@ mod tests {
         let placer = placer("0,1/2,3/4");
         assert_eq!(placer.node_of_cpu(3), Some(NodeId(1)));
         let mut rooms = rooms([8, 100, 0, 0, 0]);
-        let went = [(); 3].map(|()| placer.promote(0, NodeId(0), BLOCK, &mut rooms).0);
+        let went = [(); 3].map(|()| placer.promote(Level::First, NodeId(0), BLOCK, &mut rooms).0);
         assert_eq!(went, [0, 0, 1]);
-        assert_eq!(placer.promote(0, NodeId(1), BLOCK, &mut rooms), NodeId(1));
+        assert_eq!(
+            placer.promote(Level::First, NodeId(1), BLOCK, &mut rooms),
+            NodeId(1)
+        );
     }
 
     #[test]
     fn cold_memory_goes_to_the_nearest_slower_node_with_room() {
         let placer = placer("0,1/2,3/4");
-        let went = |from, mib| placer.demote(0, NodeId(from), BLOCK, &mut rooms(mib)).0;
+        let went = |from, mib| {
+            placer
+                .demote(Level::First, NodeId(from), BLOCK, &mut rooms(mib))
+                .0
+        };
         assert_eq!(went(0, [0, 0, 50, 50, 50]), 2);
         assert_eq!(went(1, [0, 0, 50, 50, 50]), 3);
         assert_eq!(went(0, [0, 0, 1, 50, 50]), 3);
@@ -179,7 +185,7 @@ mod tests {
         // Where none has room, the kernel is asked for the roomiest.
         assert_eq!(went(0, [0, 0, 2, 3, 1]), 3);
         assert_eq!(
-            placer.demote(1, NodeId(2), BLOCK, &mut rooms([9; 5])),
+            placer.demote(Level::Second, NodeId(2), BLOCK, &mut rooms([9; 5])),
             NodeId(4)
         );
     }
@@ -187,12 +193,13 @@ mod tests {
     proptest! {
         #[test]
         fn a_full_node_is_named_only_where_all_are(
-            mib in prop::array::uniform5(0u64..20), near in 0u32..2, tier in 0usize..2,
+            mib in prop::array::uniform5(0u64..20), near in 0u32..2, is_first: bool,
         ) {
             let placer = placer("0,1/2,3/4");
             let before = rooms(mib);
             let mut after = before.clone();
-            let nodes: Vec<NodeId> = placer.tiers.iter().nth(tier).unwrap().to_vec();
+            let tier = if is_first { Level::First } else { Level::Second };
+            let nodes = placer.tiers.at(tier).to_vec();
             let chosen = placer.promote(tier, NodeId(near), BLOCK, &mut after);
             prop_assert!(nodes.contains(&chosen));
             let has_room = |node: &NodeId| before[node] >= BLOCK;

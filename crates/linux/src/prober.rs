@@ -4,9 +4,7 @@
 //! lie wholly in one tier, so a few pages of a block speak for it; only when they disagree, or
 //! when the block is not mapped whole, is every page asked for.
 
-use demeter_policy::{
-    BLOCK_SIZE, Block, GuestVirtAddr, NodeId, PAGE_SIZE, Pid, Placement, VirtRange,
-};
+use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr, NodeId, PAGE_SIZE, Pid, Spread, VirtRange};
 
 use crate::nodes::Tiers;
 use crate::pages::{PAGES_PER_CALL_MAX, PageState, Pages, PagesError};
@@ -43,19 +41,19 @@ impl Prober {
         pid: Pid,
         space: &[VirtRange],
         blocks: &[Block],
-    ) -> Result<Vec<Placement>, PagesError> {
-        let mut placements = Vec::with_capacity(blocks.len());
+    ) -> Result<Vec<Spread>, PagesError> {
+        let mut spreads = Vec::with_capacity(blocks.len());
         for part in blocks.chunks(PAGES_PER_CALL_MAX / PROBES.len()) {
             self.probe(pages, pid, part)?;
             for (&block, probed) in part.iter().zip(self.states.chunks(PROBES.len())) {
                 let agreed = probed.iter().all(|s| s == &probed[0]) && covers(space, block);
                 let weight = PAGES_PER_BLOCK / PROBES.len() as u64;
-                placements.push(agreed.then(|| self.placement(probed, weight)));
+                spreads.push(agreed.then(|| self.spread(probed, weight)));
             }
         }
         blocks
             .iter()
-            .zip(placements)
+            .zip(spreads)
             .map(|(&block, known)| known.map_or_else(|| self.look_closely(pages, pid, block), Ok))
             .collect()
     }
@@ -66,12 +64,12 @@ impl Prober {
         pages: &mut dyn Pages,
         pid: Pid,
         block: Block,
-    ) -> Result<Placement, PagesError> {
+    ) -> Result<Spread, PagesError> {
         self.addresses.clear();
         self.addresses.extend(pages_of(block));
         self.states.clear();
         pages.locate(pid, &self.addresses, &mut self.states)?;
-        Ok(self.placement(&self.states, 1))
+        Ok(self.spread(&self.states, 1))
     }
 
     /// The node on which most of those pages of each block lie that speak for it; among nodes that are `wanted`.
@@ -119,17 +117,16 @@ impl Prober {
     }
 
     /// Sums states, each of which stands for `weight` pages.
-    fn placement(&self, states: &[PageState], weight: u64) -> Placement {
-        let mut placement = Placement::default();
+    fn spread(&self, states: &[PageState], weight: u64) -> Spread {
+        let mut spread = Spread::default();
         for state in states {
-            let PageState::On(node) = state else { continue };
-            match self.tiers.of(*node) {
-                Some(0) => placement.fast.0 += weight * PAGE_SIZE,
-                Some(_) => placement.slow.0 += weight * PAGE_SIZE,
-                None => {}
+            if let PageState::On(node) = state
+                && let Some(level) = self.tiers.of(*node)
+            {
+                spread.0.get_mut(level).0 += weight * PAGE_SIZE;
             }
         }
-        placement
+        spread
     }
 }
 
@@ -146,7 +143,7 @@ fn covers(space: &[VirtRange], block: Block) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use demeter_policy::ByteCount;
+    use demeter_policy::{ByteCount, Level, Placement};
 
     use super::*;
     use crate::pages::simulated::SimulatedPages;
@@ -184,7 +181,7 @@ mod tests {
             fast: ByteCount(fast * PAGE_SIZE),
             slow: ByteCount(slow * PAGE_SIZE),
         });
-        assert_eq!(got, want);
+        assert_eq!(got, want.map(Spread::from));
     }
 
     #[test]
@@ -196,7 +193,7 @@ mod tests {
         let space = [range(0, BLOCK_SIZE)];
         let got = prober().look(&mut pages, PID, &space, &[Block(0)]).unwrap();
         assert_eq!(
-            (got[0].fast, got[0].slow),
+            (got[0].at(Level::First).fast, got[0].at(Level::First).slow),
             (ByteCount(1 << 20), ByteCount(1 << 20))
         );
     }
@@ -216,8 +213,8 @@ mod tests {
         let mut prober = Prober::new("0,1/2,3".parse().unwrap());
         let got = prober.look(&mut pages, PID, &space, &[Block(0)]).unwrap();
         // Of nodes 4 and 5 there are 112 pages.
-        assert_eq!(got[0].fast, ByteCount(200 * PAGE_SIZE));
-        assert_eq!(got[0].slow, ByteCount(200 * PAGE_SIZE));
+        assert_eq!(got[0].at(Level::First).fast, ByteCount(200 * PAGE_SIZE));
+        assert_eq!(got[0].at(Level::First).slow, ByteCount(200 * PAGE_SIZE));
         let slow = |node: NodeId| node >= NodeId(2);
         let main = prober
             .main_nodes(&mut pages, PID, &[Block(0)], slow)
@@ -236,7 +233,7 @@ mod tests {
         let blocks: Vec<_> = (0..n).map(Block).collect();
         let got = prober().look(&mut pages, PID, &space, &blocks).unwrap();
         for (b, p) in got.iter().enumerate() {
-            assert_eq!(p.fast.0, if b % 2 == 0 { BLOCK_SIZE } else { 0 });
+            assert_eq!(p.0.0[0].0, if b % 2 == 0 { BLOCK_SIZE } else { 0 });
         }
     }
 }

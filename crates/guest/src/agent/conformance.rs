@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use demeter_policy::engine::conformance::{EpochScript, PID, Rig, Script, WORTH_MUCH, conforms};
-use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, NodeId, PAGE_SIZE, PerTier};
+use demeter_policy::{BLOCK_SIZE, ByLevel, GuestVirtAddr, NodeId, PAGE_SIZE};
 use proptest::prelude::*;
 
 use super::*;
@@ -39,7 +39,7 @@ pub(super) fn node(root: &Path, id: u32, mib: u64, tier: u32) {
 
 /// Latencies of nodes 0 and 1 at which moving is worth much.
 pub(super) fn measured_ns() -> BTreeMap<NodeId, u32> {
-    let PerTier { fast, slow } = WORTH_MUCH.latency_ns;
+    let ByLevel([fast, slow, ..]) = WORTH_MUCH.latency_ns;
     [(FAST, fast), (SLOW, slow)].into()
 }
 

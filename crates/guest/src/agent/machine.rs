@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use demeter_policy::engine::{Direction, NodeFacts};
-use demeter_policy::{BLOCK_SIZE, Block, ByteCount, NodeId, PerTier, Pid, Relocation};
+use demeter_policy::{BLOCK_SIZE, Block, ByLevel, ByteCount, Level, NodeId, Pid, Relocation};
 
 use crate::config::Config;
 use crate::latency;
@@ -53,58 +53,56 @@ impl Machine {
         self.placer.has_choice()
     }
 
-    pub fn latency_ns(&self) -> PerTier<u32> {
+    pub fn latency_ns(&self) -> ByLevel<u32> {
         latency::of_tiers(self.tiers(), &self.measured_ns)
     }
 
     /// Sizes and latencies of the tiers, and the nodes that are in none, for people.
     pub fn describe(&self) -> (Vec<TierStatus>, Vec<String>) {
         let latency_ns = self.latency_ns();
-        let tier = |(at, nodes): (usize, &[NodeId])| TierStatus {
+        let sizes = self.sizes();
+        let tier = |(level, nodes): (Level, &[NodeId])| TierStatus {
             nodes: nodes.iter().map(|node| node.0).collect(),
-            bytes: self.size(nodes).0,
-            latency_ns: if at == 0 {
-                latency_ns.fast
-            } else {
-                latency_ns.slow
-            },
+            bytes: sizes.get(level).0,
+            latency_ns: *latency_ns.get(level),
         };
         let alone = self.order.left_alone.iter();
         let alone = alone.map(|(node, why)| format!("node {node}: {why}"));
         (
-            self.tiers().iter().enumerate().map(tier).collect(),
+            Level::ALL
+                .into_iter()
+                .zip(self.tiers().iter())
+                .map(tier)
+                .collect(),
             alone.collect(),
         )
     }
 
-    /// The size of the fastest tier.
-    pub fn fast_size(&self) -> ByteCount {
-        self.size(self.tiers().fastest())
-    }
-
-    fn size(&self, nodes: &[NodeId]) -> ByteCount {
-        let here = self.topology.nodes.iter();
-        let here = here.filter(|node| nodes.contains(&node.id));
-        ByteCount(here.map(|node| node.total.0).sum())
+    /// The size of each tier.
+    pub fn sizes(&self) -> ByLevel<ByteCount> {
+        let mut sizes = ByLevel::<ByteCount>::default();
+        for node in &self.topology.nodes {
+            if let Some(level) = self.tiers().of(node.id) {
+                sizes.get_mut(level).0 += node.total.0;
+            }
+        }
+        sizes
     }
 
     /// How full the tiers are at this moment.
-    pub fn facts(&self) -> Result<PerTier<NodeFacts>, NodesError> {
+    pub fn facts(&self) -> Result<ByLevel<NodeFacts>, NodesError> {
         let memory = NodeMemory::read_all(&self.root, self.tiers().nodes())?;
-        let mut sum = PerTier::<NodeFacts>::default();
+        let mut sum = ByLevel::<NodeFacts>::default();
         for (node, memory) in self.tiers().nodes().zip(memory) {
-            let facts = facts(memory);
-            let sum = match self.tiers().of(node) {
-                Some(0) => &mut sum.fast,
-                _ => &mut sum.slow,
-            };
-            // What one node keeps is no other node's to give.
-            sum.free.0 += facts.usable().0;
+            if let Some(level) = self.tiers().of(node) {
+                // What one node keeps is no other node's to give.
+                sum.get_mut(level).free.0 += facts(memory).usable().0;
+            }
         }
         Ok(sum)
     }
 
-    /// The node that most of these CPUs are on, by what ran there: CPUs with ticks.
+    /// The node that has a CPU.
     pub fn node_of_cpu(&self, cpu: u32) -> Option<NodeId> {
         self.placer.node_of_cpu(cpu)
     }
@@ -114,14 +112,17 @@ impl Machine {
         &self,
         pages: &mut dyn Pages,
         prober: &mut Prober,
-        direction: Direction,
+        (level, direction): (Level, Direction),
         pid: Pid,
         near: Option<NodeId>,
         batch: &[Relocation],
     ) -> Result<Vec<NodeId>, PagesError> {
         let first = match direction {
-            Direction::Promotion => self.tiers().fastest().first().copied(),
-            Direction::Demotion => self.tiers().slower().next(),
+            Direction::Promotion => self.tiers().at(level).first().copied(),
+            Direction::Demotion => self
+                .tiers()
+                .nodes()
+                .find(|&node| self.tiers().of(node) > Some(level)),
         };
         let first = first.unwrap_or(NodeId(0));
         if !self.has_choice() {
@@ -130,15 +131,15 @@ impl Machine {
         let mut rooms = self.rooms();
         if direction == Direction::Promotion {
             let near = near.unwrap_or(first);
-            let to = |r: &Relocation| self.placer.promote(0, near, r.bytes, &mut rooms);
+            let to = |r: &Relocation| self.placer.promote(level, near, r.bytes, &mut rooms);
             return Ok(batch.iter().map(to).collect());
         }
         let blocks: Vec<Block> = batch.iter().map(|r| r.block).collect();
-        let is_fast = |node: NodeId| self.tiers().of(node) == Some(0);
-        let from = prober.main_nodes(pages, pid, &blocks, is_fast)?;
+        let leaves = |node: NodeId| self.tiers().of(node) == Some(level);
+        let from = prober.main_nodes(pages, pid, &blocks, leaves)?;
         let to = |(r, from): (&Relocation, Option<NodeId>)| {
             let from = from.or(near).unwrap_or(first);
-            self.placer.demote(0, from, r.bytes, &mut rooms)
+            self.placer.demote(level, from, r.bytes, &mut rooms)
         };
         Ok(batch.iter().zip(from).map(to).collect())
     }

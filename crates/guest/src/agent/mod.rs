@@ -20,7 +20,7 @@ use std::time::Instant;
 
 use demeter_policy::engine::{self, ByHeat, Direction, Engine, Gain, Input, Misuse, Request};
 use demeter_policy::{
-    Block, ByteCount, MIB, NodeId, Pid, Placement, Relocation, Sample, VirtRange,
+    Block, ByteCount, Level, MIB, NodeId, Pid, Relocation, Sample, Spread, VirtRange,
 };
 use machine::Machine;
 use process::Process;
@@ -162,7 +162,11 @@ impl Agent {
             latency_ns: machine.latency_ns(),
             cpus,
         };
-        let engine_config = engine::Config::new(tuning, machine.fast_size());
+        let engine_config = engine::Config {
+            sizes: machine.sizes(),
+            slowest: machine.tiers().slowest(),
+            ..engine::Config::new(tuning, ByteCount(0))
+        };
         status.update(|s| {
             s.version = env!("CARGO_PKG_VERSION").into();
             s.tracker = tracker.name().into();
@@ -413,6 +417,7 @@ impl Agent {
     fn move_batch(&mut self) -> Result<(), AgentError> {
         let Request::Move {
             pid,
+            level,
             direction,
             blocks: batch,
         } = self.engine.request()
@@ -425,10 +430,10 @@ impl Agent {
         let (pages, prober) = (&mut *self.pages, &mut self.prober);
         let targets = self
             .machine
-            .targets(pages, prober, direction, pid, near, batch);
+            .targets(pages, prober, (level, direction), pid, near, batch);
         let result = targets.and_then(|targets| {
             let to = Batch {
-                direction,
+                way: (level, direction),
                 pid,
                 space,
                 blocks: batch,
@@ -438,7 +443,9 @@ impl Agent {
         let mut failed: Vec<(Errno, u64)> = vec![];
         match &result {
             Ok((placements, reasons)) => {
-                let left = |(r, p): (&Relocation, _)| direction.left(p).0.min(r.bytes.0);
+                let left = |(r, spread): (&Relocation, &Spread)| {
+                    direction.left(&spread.at(level)).0.min(r.bytes.0)
+                };
                 let left = batch.iter().zip(placements).map(left);
                 failed.extend(
                     reasons
@@ -573,7 +580,8 @@ impl Agent {
 
 /// Blocks of one process on their way.
 struct Batch<'a> {
-    direction: Direction,
+    /// Over the boundary below this tier, up or down.
+    way: (Level, Direction),
     pid: Pid,
     space: &'a [VirtRange],
     blocks: &'a [Relocation],
@@ -586,14 +594,14 @@ impl Batch<'_> {
         targets: &[NodeId],
         mover: &mut Mover,
         pages: &mut dyn Pages,
-    ) -> Result<(Vec<Placement>, Vec<Errno>), PagesError> {
-        let mut came_of = vec![(Placement::default(), Errno(0)); self.blocks.len()];
+    ) -> Result<(Vec<Spread>, Vec<Errno>), PagesError> {
+        let mut came_of = vec![(Spread::default(), Errno(0)); self.blocks.len()];
         let nodes: BTreeSet<NodeId> = targets.iter().copied().collect();
         for to in nodes {
             let at: Vec<usize> = (0..targets.len()).filter(|&at| targets[at] == to).collect();
             let blocks: Vec<Block> = at.iter().map(|&at| self.blocks[at].block).collect();
-            let (direction, pid, space) = (self.direction, self.pid, self.space);
-            let (placements, reasons) = mover.migrate(pages, direction, to, pid, space, &blocks)?;
+            let (way, pid, space) = (self.way, self.pid, self.space);
+            let (placements, reasons) = mover.migrate(pages, way, to, pid, space, &blocks)?;
             for (at, came) in at.into_iter().zip(placements.into_iter().zip(reasons)) {
                 came_of[at] = came;
             }

@@ -151,9 +151,11 @@ impl World {
         let effects = Effects {
             tracker: Box::new(Shared(Arc::new(Mutex::new(script)))),
             pages: Box::new(kernel.clone()),
-            measured_ns: [(0, 100), (1, 100), (2, 300), (3, 300)]
-                .map(|(node, ns)| (NodeId(node), ns))
-                .into(),
+            measured_ns: nodes
+                .iter()
+                .zip(0..)
+                .map(|(&(_, _, tier), node)| (NodeId(node), 100 + 50 * tier))
+                .collect(),
             cpus: WORTH_MUCH.cpus,
         };
         let config = Config {
@@ -250,4 +252,34 @@ fn free_dram_of_the_other_socket_is_used_before_cxl_memory() {
         "{near} {other} {cxl}"
     );
     assert_eq!(w.status.get().demoted_bytes, 0);
+}
+
+#[test]
+fn three_tiers_hold_hot_warm_and_idle_memory() {
+    let nodes = [(60, Some(0), 4), (60, None, 22), (400, None, 70)];
+    let distances: [&[u32]; 3] = [&[10, 14, 28], &[14, 10, 30], &[28, 30, 10]];
+    // What is hot lies in the middle tier and in the slowest, and fast memory is free.
+    let programs = [program(70, 0, &[(0, 10), (1, 50), (2, 100)], 40..90)];
+    let mut w = World::new(&nodes, &distances, &[50, 10, 200], &programs);
+    assert_eq!(w.agent.machine.tiers().to_string(), "0/1/2");
+    w.steps(60);
+    let [first, second, third, _] = w.hot_on(&programs[0]);
+    assert!(
+        first >= 48 && first + second == 50 && third == 0,
+        "{first} {second} {third}"
+    );
+}
+
+#[test]
+fn hot_memory_that_does_not_fit_goes_to_the_second_tier() {
+    let nodes = [(30, Some(0), 4), (60, None, 22), (400, None, 70)];
+    let distances: [&[u32]; 3] = [&[10, 14, 28], &[14, 10, 30], &[28, 30, 10]];
+    let programs = [program(70, 0, &[(0, 26), (1, 56), (2, 100)], 120..180)];
+    let mut w = World::new(&nodes, &distances, &[4, 4, 200], &programs);
+    w.steps(120);
+    let [first, second, third, _] = w.hot_on(&programs[0]);
+    assert!(
+        first >= 24 && first + second >= 58 && third <= 2,
+        "{first} {second} {third}"
+    );
 }

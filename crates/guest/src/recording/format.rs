@@ -11,8 +11,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use demeter_policy::engine::Gain;
-use demeter_policy::{ByteCount, PerTier, Tuning};
+use demeter_policy::engine::{Config, Gain};
+use demeter_policy::{ByLevel, ByteCount, Level, Tuning};
 
 use crate::status::TierStatus;
 
@@ -74,21 +74,24 @@ impl From<TierStatus> for RecordedTier {
 }
 
 impl Header {
-    /// Size of fast memory.
-    pub fn fast_size(&self) -> ByteCount {
-        ByteCount(self.tiers.first().map_or(0, |tier| tier.bytes))
+    /// What the engine was set to.
+    pub fn config(&self) -> Config {
+        let tier = |level: Level| self.tiers.get(level.index());
+        let sizes = |level| ByteCount(tier(level).map_or(0, |tier| tier.bytes));
+        Config {
+            sizes: ByLevel::from_fn(sizes),
+            slowest: Level::new(self.tiers.len().saturating_sub(1)).unwrap_or(Level::Fourth),
+            ..Config::new(&self.tuning, ByteCount(0))
+        }
     }
 
     /// What samples were worth.
     pub fn gain(&self) -> Gain {
-        let latency_ns = |tier: usize| self.tiers.get(tier).map_or(0, |tier| tier.latency_ns);
+        let tier = |level: Level| self.tiers.get(level.index());
         Gain {
             loads_per_sample: self.loads_per_sample,
             waits: self.waits,
-            latency_ns: PerTier {
-                fast: latency_ns(0),
-                slow: latency_ns(1),
-            },
+            latency_ns: ByLevel::from_fn(|level| tier(level).map_or(0, |t| t.latency_ns)),
             cpus: self.cpus,
         }
     }

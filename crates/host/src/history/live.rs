@@ -9,7 +9,7 @@ use demeter_linux::mover::Mover;
 use demeter_linux::nodes::NodeUsage;
 use demeter_linux::testing::HotArray;
 use demeter_policy::engine::Direction;
-use demeter_policy::{Block, MIB};
+use demeter_policy::{Block, Level, MIB};
 
 use super::*;
 use crate::VmName;
@@ -27,7 +27,10 @@ fn in_fast(pid: Pid, range: &VirtRange, tiers: Pair) -> u64 {
     let blocks: Vec<_> = Block::all_of(range).collect();
     let mut prober = demeter_linux::prober::Prober::new(tiers.into());
     let found = prober.look(&mut pages, pid, &[*range], &blocks).unwrap();
-    found.iter().map(|placement| placement.fast.0).sum()
+    found
+        .iter()
+        .map(|spread| spread.at(Level::First).fast.0)
+        .sum()
 }
 
 #[tokio::test]
@@ -60,7 +63,7 @@ async fn a_hot_eighth_is_promoted() {
         let mut pages = LivePages::default();
         let moved = mover.migrate(
             &mut pages,
-            Direction::Demotion,
+            (Level::First, Direction::Demotion),
             tiers.slow,
             pid,
             &[array],

@@ -17,8 +17,8 @@ use demeter_linux::prober::Prober;
 use demeter_policy::engine::{self, Engine, Input, NodeFacts, Request};
 use demeter_policy::history::{ByHistory, Histories, Pace, Window};
 use demeter_policy::{
-    Block, ByteCount, FillThreshold, GuestVirtAddr, NodeId, PerTier, Placement, Sample, TierBytes,
-    Tuning, VirtRange,
+    Block, ByteCount, FillThreshold, GuestVirtAddr, Level, NodeId, PerTier, Placement, Sample,
+    Spread, TierBytes, Tuning, VirtRange,
 };
 use demeter_proto::{NodeStats, Permille, Stats};
 use tokio::sync::{oneshot, watch};
@@ -118,16 +118,15 @@ impl Worker {
         let strategy = ByHistory {
             hot_ones: config.history.hot_ones,
         };
+        let tuning = Tuning {
+            rate_limit_mib_s: RATE_LIMIT_MIB_S,
+            ..Tuning::default()
+        };
         let engine_config = engine::Config {
-            batch: Tuning {
-                rate_limit_mib_s: RATE_LIMIT_MIB_S,
-                ..Tuning::default()
-            }
-            .batch(),
             // The strategy says from when on it is worth it.
             fill: FillThreshold(0.0),
             epoch_ms: config.history.interval_ms.max(1),
-            fast_size: config.sizes().fast,
+            ..engine::Config::new(&tuning, config.sizes().fast)
         };
         let mut blocks: Vec<Block> = memory.ranges.iter().flat_map(Block::all_of).collect();
         blocks.dedup();
@@ -315,7 +314,7 @@ impl Worker {
                 }
                 Request::ReadNodes => {
                     let facts = self.facts()?;
-                    self.engine.push(Input::Nodes(facts))?;
+                    self.engine.push(Input::Nodes(facts.into()))?;
                 }
                 Request::Move { .. } => self.move_batch()?,
                 Request::Reclaim => self.engine.push(Input::Reclaimed)?,
@@ -344,6 +343,7 @@ impl Worker {
     fn move_batch(&mut self) -> Result<(), HistoryError> {
         let Request::Move {
             pid,
+            level,
             direction,
             blocks: batch,
         } = self.engine.request()
@@ -353,8 +353,9 @@ impl Worker {
         let before = cpu::of_this_thread();
         let began = Instant::now();
         let blocks: Vec<Block> = batch.iter().map(|r| r.block).collect();
-        let left = |placements: &[Placement]| -> u64 {
-            placements.iter().map(|p| direction.left(p).0).sum()
+        let left = |placements: &[Spread]| -> u64 {
+            let left = |spread: &Spread| direction.left(&spread.at(level)).0;
+            placements.iter().map(left).sum()
         };
         let tried: u64 = batch.iter().map(|r| r.bytes.0).sum();
         let to = match direction {
@@ -363,7 +364,7 @@ impl Worker {
         };
         let (placements, _) = self.mover.migrate(
             &mut *self.pages,
-            direction,
+            (level, direction),
             to,
             pid,
             &self.memory.ranges,
@@ -393,8 +394,8 @@ impl Worker {
             .prober
             .look(&mut *self.pages, pid, space, &self.blocks)?;
         self.usage = TierBytes {
-            fast: ByteCount(placements.iter().map(|p| p.fast.0).sum()),
-            slow: ByteCount(placements.iter().map(|p| p.slow.0).sum()),
+            fast: ByteCount(placements.iter().map(|p| p.at(Level::First).fast.0).sum()),
+            slow: ByteCount(placements.iter().map(|p| p.at(Level::First).slow.0).sum()),
         };
         self.counted = Instant::now();
         Ok(())

@@ -1,4 +1,4 @@
-use demeter_policy::{BLOCK_SIZE, ByteCount};
+use demeter_policy::{BLOCK_SIZE, ByteCount, Placement};
 use proptest::prelude::*;
 
 use super::*;
@@ -36,7 +36,7 @@ impl World {
         direction: Direction,
         pid: Pid,
         blocks: std::ops::Range<u64>,
-    ) -> Result<(Vec<Placement>, Vec<Errno>), PagesError> {
+    ) -> Result<(Vec<Spread>, Vec<Errno>), PagesError> {
         let space: Vec<_> = VirtRange::new(GuestVirtAddr(0), GuestVirtAddr(1 << 30))
             .into_iter()
             .collect();
@@ -47,19 +47,19 @@ impl World {
         };
         let pages = &mut self.pages;
         self.mover
-            .migrate(pages, direction, to, pid, &space, &blocks)
+            .migrate(pages, (Level::First, direction), to, pid, &space, &blocks)
     }
 
-    fn promote(&mut self, pid: Pid, blocks: std::ops::Range<u64>) -> Vec<Placement> {
+    fn promote(&mut self, pid: Pid, blocks: std::ops::Range<u64>) -> Vec<Spread> {
         self.migrate(Direction::Promotion, pid, blocks).unwrap().0
     }
 }
 
-fn placement(fast: u64, slow: u64) -> Placement {
-    Placement {
+fn placement(fast: u64, slow: u64) -> Spread {
+    Spread::from(Placement {
         fast: ByteCount(fast),
         slow: ByteCount(slow),
-    }
+    })
 }
 
 proptest! {
@@ -72,7 +72,7 @@ proptest! {
             let before = w.pages.lock().free[&FAST] / BLOCK_SIZE;
             let told = w.promote(pid, 0..part);
             let moved = part.min(before);
-            prop_assert_eq!(told.iter().map(|p| p.fast.0).sum::<u64>(), moved * BLOCK_SIZE);
+            prop_assert_eq!(told.iter().map(|p| p.0.0[0].0).sum::<u64>(), moved * BLOCK_SIZE);
             prop_assert_eq!(w.pages.lock().on(pid, FAST).0, moved * BLOCK_SIZE);
         }
         // And back.
@@ -163,7 +163,7 @@ fn pages_on_any_node_of_the_tier_stay_where_they_are() {
         let (to, blocks) = (NodeId(1), [Block(0)]);
         let moved = w.mover.migrate(
             &mut w.pages,
-            Direction::Promotion,
+            (Level::First, Direction::Promotion),
             to,
             SMALL,
             &space,

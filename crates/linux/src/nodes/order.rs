@@ -13,7 +13,7 @@
 
 use std::cmp::Reverse;
 
-use demeter_policy::NodeId;
+use demeter_policy::{Level, NodeId};
 
 use super::{Node, NodesError, Pair, TIERS_MAX, Tiers, Topology};
 
@@ -158,7 +158,7 @@ impl Topology {
             0 => (node.id, LeftAlone::NoMemory),
             _ => (node.id, otherwise),
         });
-        let is_slow = |node: &&Node| tiers.of(node.id).is_some_and(|tier| tier > 0);
+        let is_slow = |node: &&Node| tiers.of(node.id) > Some(Level::First);
         let slow = self.nodes.iter().filter(is_slow);
         let largest = slow.max_by_key(|node| (node.total, Reverse(node.id)));
         TierOrder {
@@ -228,15 +228,15 @@ impl Topology {
     fn contradictions(&self, tiers: &Tiers) -> Vec<Contradiction> {
         let mut found = vec![];
         for by in [DecidedBy::Latency, DecidedBy::Measured] {
-            let of_tier = |tier: usize| {
+            let of_tier = |tier: Level| {
                 let nodes = self
                     .nodes
                     .iter()
                     .filter(move |n| tiers.of(n.id) == Some(tier));
                 nodes.filter_map(move |node| Some((self.figure(node, by)?, node.id)))
             };
-            for tier in 1..tiers.count() {
-                let slowest = (0..tier).flat_map(of_tier).max();
+            for tier in Level::First.slower() {
+                let slowest = tier.faster().flat_map(of_tier).max();
                 let quickest = of_tier(tier).min();
                 if let (Some((fast_figure, fast)), Some((slow_figure, slow))) = (slowest, quickest)
                     && is_slower(fast_figure, slow_figure, by)

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-use demeter_policy::NodeId;
+use demeter_policy::{LEVELS, Level, NodeId};
 use serde::{Deserialize, Serialize};
 
 /// Most tiers of a machine.
-pub const TIERS_MAX: usize = 4;
+pub const TIERS_MAX: usize = LEVELS;
 
 /// Most nodes of a machine.
 pub const NODES_MAX: usize = 64;
@@ -100,9 +100,22 @@ impl Tiers {
         self.0.iter().flatten().copied()
     }
 
-    /// The tier that a node is in, 0 for the fastest.
-    pub fn of(&self, node: NodeId) -> Option<usize> {
-        self.0.iter().position(|tier| tier.contains(&node))
+    /// The tier that a node is in.
+    pub fn of(&self, node: NodeId) -> Option<Level> {
+        let mut tiers = Level::ALL.into_iter().zip(&self.0);
+        tiers
+            .find(|(_, tier)| tier.contains(&node))
+            .map(|(level, _)| level)
+    }
+
+    /// The nodes of a tier; none where there is no such tier.
+    pub fn at(&self, level: Level) -> &[NodeId] {
+        self.0.get(level.index()).map_or(&[], Vec::as_slice)
+    }
+
+    /// The slowest tier.
+    pub fn slowest(&self) -> Level {
+        Level::new(self.count() - 1).unwrap_or(Level::Fourth)
     }
 }
 
@@ -156,7 +169,7 @@ mod tests {
     fn tiers_are_read_and_written() {
         let tiers: Tiers = "0, 1/2,3".parse().unwrap();
         assert_eq!(tiers.to_string(), "0,1/2,3");
-        assert_eq!(tiers.of(NodeId(3)), Some(1));
+        assert_eq!(tiers.of(NodeId(3)), Some(Level::Second));
         assert_eq!(tiers.of(NodeId(4)), None);
     }
 

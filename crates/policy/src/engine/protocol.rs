@@ -1,8 +1,8 @@
 //! What a driver tells an engine, and what an engine asks of its driver.
 
 use crate::{
-    Block, ByteCount, Observation, PerTier, Pid, Placement, Relocation, Sample, Share, Tier,
-    VirtRange,
+    Block, ByLevel, ByteCount, Level, Observation, Pid, Placement, Relocation, Sample, Share,
+    Spread, Tier, VirtRange,
 };
 
 /// Something that a driver tells.
@@ -39,6 +39,13 @@ pub enum Input<'a> {
         /// A number for each socket.
         socket: u32,
     },
+    /// What the machine has from now on: it is told when memory or CPUs come or go.
+    Machine {
+        /// Size of each tier.
+        sizes: ByLevel<ByteCount>,
+        /// CPUs that programs run on.
+        cpus: u32,
+    },
     /// The balloon waits for so much fast memory, which is left free for it. Zero when it waits
     /// no longer.
     BalloonWants(ByteCount),
@@ -61,15 +68,15 @@ pub enum Input<'a> {
         is_repeat: bool,
     },
     /// Answers [`Request::LookUp`]: where each block lies, in the order asked for.
-    Located(&'a [Placement]),
+    Located(&'a [Spread]),
     /// Answers [`Request::LookUp`] where nobody could look.
     LookUpFailed,
     /// Answers [`Request::ReadNodes`].
-    Nodes(PerTier<NodeFacts>),
+    Nodes(ByLevel<NodeFacts>),
     /// Answers [`Request::Move`].
     Moved {
         /// Where each block lies now, verified, in the order asked for.
-        placements: &'a [Placement],
+        placements: &'a [Spread],
         /// Time that it took, nanoseconds.
         took_ns: u64,
     },
@@ -79,7 +86,7 @@ pub enum Input<'a> {
     Reclaimed,
 }
 
-/// How full a node is.
+/// How full a tier is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NodeFacts {
     /// Free memory.
@@ -106,7 +113,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// The tier that it goes to.
+    /// The side of a boundary that it goes to.
     pub fn to(self) -> Tier {
         match self {
             Self::Promotion => Tier::Fast,
@@ -114,7 +121,7 @@ impl Direction {
         }
     }
 
-    /// How much of a block is still in the tier that it should have left.
+    /// How much of a block is still on the side that it should have left.
     pub fn left(self, placement: &Placement) -> ByteCount {
         match self {
             Self::Promotion => placement.slow,
@@ -149,7 +156,9 @@ pub enum Request<'a> {
     Move {
         /// Whose blocks.
         pid: Pid,
-        /// Where to.
+        /// Over the boundary below this tier.
+        level: Level,
+        /// Into that tier, or out of it.
         direction: Direction,
         /// Which; at least one, at most [`BATCH_BLOCKS`](super::BATCH_BLOCKS).
         blocks: &'a [Relocation],
@@ -209,6 +218,7 @@ impl Input<'_> {
             Self::Space { .. } => "space",
             Self::Share { .. } => "share",
             Self::Near { .. } => "near",
+            Self::Machine { .. } => "machine",
             Self::BalloonWants(_) => "balloon wants",
             Self::Paused(_) => "paused",
             Self::Refreshed => "refreshed",

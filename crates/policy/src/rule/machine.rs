@@ -7,8 +7,8 @@ use super::{EpochEnd, Rule, plan};
 use crate::chance::Chance;
 use crate::engine::{Direction, Gain};
 use crate::{
-    BLOCK_SIZE, Block, Budget, ByteCount, FillThreshold, Heat, PerTier, Pid, Placement,
-    ResidencyMap, Room, Situation, Tier, VirtRange,
+    BLOCK_SIZE, Block, Budget, ByLevel, ByteCount, FillThreshold, Heat, Level, Pid, Placement,
+    ResidencyMap, Room, Situation, VirtRange,
 };
 
 pub(super) const PID: Pid = Pid(1);
@@ -89,10 +89,7 @@ pub(super) fn run(
     let gain = Gain {
         loads_per_sample: Some(m.period),
         waits: 1.0,
-        latency_ns: PerTier {
-            fast: m.fast_ns as u32,
-            slow: m.slow_ns as u32,
-        },
+        latency_ns: ByLevel([m.fast_ns as u32, m.slow_ns as u32, 0, 0]),
         cpus: m.cpus,
     };
     let (mut rule, mut heat) = (Rule::new(gain), Heat::default());
@@ -161,6 +158,8 @@ pub(super) fn run(
             residency: &residency,
             shares: &no_shares,
             sockets: &no_sockets,
+            level: Level::First,
+            planned: &[],
             room,
             fill: FillThreshold(0.0),
             budget: Budget::NONE,
@@ -178,8 +177,8 @@ pub(super) fn run(
             for r in relocations {
                 let to_fast = direction == Direction::Promotion;
                 in_fast[(r.block.0 - BASE) as usize] = to_fast;
-                let to = if to_fast { Tier::Fast } else { Tier::Slow };
-                residency.moved(PID, r.block, to, place(to_fast));
+                let way = (Level::First, direction);
+                residency.moved(PID, r.block, way, place(to_fast).into());
                 let took_s = m.exchange_s / 2.0;
                 rule.moved(direction, r.bytes, (took_s * 1e9) as u64, false);
                 spent_s += took_s;

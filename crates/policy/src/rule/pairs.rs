@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use super::shares::Parts;
 use super::{CERTAINTY, FIRST_BLOCKS, Rule};
 use crate::heat::{Estimate, Heat, RATIO, WINDOWS, windows_due};
-use crate::residency::{CHUNK_BLOCKS, Known};
-use crate::{BLOCK_SIZE, Block, ByteCount, Pid, Plan, Relocation, Situation, Tier};
+use crate::residency::CHUNK_BLOCKS;
+use crate::{BLOCK_SIZE, Block, ByteCount, Level, Pid, Plan, Relocation, Situation, Spread, Tier};
 
 /// Fast blocks that are compared with a slow one before it is passed over, and pairs that are named as undecided.
 const TRIED: usize = 16;
@@ -25,6 +25,8 @@ pub(super) struct Unit<'a> {
     estimate: Estimate,
     /// Events a second and byte, by which units are ordered.
     density: f64,
+    /// The extra cost of its events where it lies, compared with the faster side of the boundary, seconds.
+    event_s: f64,
     /// Whether it would go back to where it lay first.
     goes_home: bool,
     /// The socket that its process runs on.
@@ -81,9 +83,14 @@ impl Left {
             true => room.batch.0,
             false => room.batch.0.min(FIRST_BLOCKS as u64 * BLOCK_SIZE),
         };
+        let spent_s = |(_, plan): &(Level, Plan)| {
+            let bytes = |moves: &[Relocation]| moves.iter().map(|r| r.bytes.0).sum();
+            rule.promotion_s(bytes(&plan.promotions)) + rule.demotion_s(bytes(&plan.demotions))
+        };
+        let spent_s: f64 = situation.planned.iter().map(spent_s).sum();
         Self {
-            tokens_s: rule.spendable_s(),
-            epoch_s: situation.epoch_ms as f64 / 1e3,
+            tokens_s: rule.spendable_s() - spent_s,
+            epoch_s: situation.epoch_ms as f64 / 1e3 - spent_s,
             may_promote: most,
             may_demote: most,
             fast_free: room.fast_free.0,
@@ -130,7 +137,8 @@ pub(crate) fn plan(rule: &Rule, situation: &Situation<'_>, heats: &[(Pid, &Heat)
     let mut parts = Parts::new(situation, heats);
     for window in windows_due(situation.epoch) {
         let mut candidates = candidates(rule, situation, heats, window);
-        candidates.drop_planned(&plan);
+        let planned = situation.planned.iter().map(|(_, plan)| plan);
+        candidates.drop_planned(planned.chain([&plan]));
         make_room(rule, situation, &mut candidates, &mut left, &mut plan);
         exchange(rule, window, &candidates, &mut parts, &mut left, &mut plan);
     }
@@ -264,6 +272,15 @@ impl Plan {
 }
 
 impl Rule {
+    /// The extra cost of an event in memory below a tier, of which there are `bytes`, compared with that tier, seconds.
+    fn extra_s(&self, level: Level, spread: &Spread, bytes: u64) -> f64 {
+        let extra = |slower: Level| {
+            let part = spread.0.get(slower).0 as f64 / bytes.max(1) as f64;
+            part * (self.event_s.get(slower) - self.event_s.get(level))
+        };
+        level.slower().map(extra).sum()
+    }
+
     /// Whether the loss of a pair over a window has reached the cost of its exchange, and recurs in each shorter window.
     fn pays(&self, window: usize, hot: &Unit<'_>, cold: Option<&Unit<'_>>) -> bool {
         let bytes = hot.bytes;
@@ -275,7 +292,7 @@ impl Rule {
         });
         let difference = of_hot - of_cold;
         let chance = CERTAINTY * (hot_variance + cold_variance).sqrt();
-        if (difference - chance) * self.event_s < cost_s {
+        if (difference - chance) * hot.event_s < cost_s {
             return false;
         }
         (0..window).all(|shorter| {
@@ -296,9 +313,8 @@ fn by_density(a: &Unit<'_>, b: &Unit<'_>) -> Ordering {
 }
 
 impl Candidates<'_> {
-    fn drop_planned(&mut self, plan: &Plan) {
-        let planned = plan.promotions.iter().chain(&plan.demotions);
-        let planned: BTreeSet<(Pid, Block)> = planned.map(|r| (r.pid, r.block)).collect();
+    fn drop_planned<'p>(&mut self, plans: impl Iterator<Item = &'p Plan>) {
+        let planned: BTreeSet<(Pid, Block)> = plans.flat_map(Plan::blocks).collect();
         let is_new = |unit: &Unit<'_>| !planned.contains(&(unit.pid, unit.block));
         self.slow.retain(is_new);
         self.fast.retain(is_new);
@@ -318,6 +334,7 @@ fn candidates<'a>(
     let by_rate = (situation.room.batch.0 / BLOCK_SIZE) as usize;
     // Small blocks are cheaper to move than whole ones.
     let most = by_time.min(by_rate).saturating_mul(TRIED).max(TRIED);
+    let level = situation.level;
     let mut slow: Vec<Unit<'a>> = vec![];
     let mut fast: Vec<Unit<'a>> = vec![];
     let mut estimates = [Estimate::default(); CHUNK_BLOCKS];
@@ -330,15 +347,30 @@ fn candidates<'a>(
                     continue;
                 };
                 let block = Block(first.0 + at as u64);
-                let unit = |tier: Tier, bytes: u64| Unit {
-                    socket,
-                    ..unit(pid, heat, block, &known, tier, bytes, estimates[at])
+                let spread = known.spread();
+                let placement = spread.at(level);
+                let unit = |tier: Tier, bytes: u64| {
+                    let resident = spread.resident().0.max(1);
+                    Unit {
+                        pid,
+                        heat,
+                        block,
+                        bytes,
+                        part: bytes as f64 / resident as f64,
+                        estimate: estimates[at],
+                        density: estimates[at].rate / resident as f64,
+                        event_s: rule.extra_s(level, &spread, bytes),
+                        goes_home: known.away.is_some_and(|away| match tier {
+                            Tier::Fast => away.home > level,
+                            Tier::Slow => away.home == level,
+                        }),
+                        socket,
+                    }
                 };
-                let placement = known.placement();
                 if placement.slow.0 > 0 {
                     let unit = unit(Tier::Slow, placement.slow.0);
                     let (events, _) = unit.events_by(unit.estimate, window, unit.bytes);
-                    let may_pay = events * rule.event_s >= rule.promotion_s(unit.bytes);
+                    let may_pay = events * unit.event_s >= rule.promotion_s(unit.bytes);
                     let is_undone = rule.has_lost() && unit.goes_home;
                     if may_pay || is_undone || !situation.shares.is_empty() {
                         slow.push(unit);
@@ -366,29 +398,6 @@ fn keep_least<T>(list: &mut Vec<T>, most: usize, order: impl Fn(&T, &T) -> Order
     if list.len() >= 2 * most.max(CHUNK_BLOCKS) {
         list.select_nth_unstable_by(most, order);
         list.truncate(most);
-    }
-}
-
-fn unit<'a>(
-    pid: Pid,
-    heat: &'a Heat,
-    block: Block,
-    known: &Known,
-    tier: Tier,
-    bytes: u64,
-    estimate: Estimate,
-) -> Unit<'a> {
-    let resident = known.placement().resident().0.max(1);
-    Unit {
-        pid,
-        heat,
-        block,
-        bytes,
-        part: bytes as f64 / resident as f64,
-        estimate,
-        density: estimate.rate / resident as f64,
-        goes_home: known.away == Some(tier),
-        socket: 0,
     }
 }
 

@@ -3,7 +3,6 @@
 use super::price::{PRICE_BYTES, Price};
 use super::{Fresh, Rule};
 use crate::engine::{NotAState, Numbers};
-use crate::{PerTier, Tier};
 
 impl Rule {
     /// Appends its state between two epochs.
@@ -12,11 +11,11 @@ impl Rule {
         for price in [self.promotion, self.demotion] {
             to.extend([price.bytes, price.took_ns]);
         }
-        for tier in Tier::ALL {
-            let fresh = self.fresh.get(tier);
+        for fresh in self.fresh.0.iter().flat_map(|by_now| &by_now.0) {
             to.extend([fresh.events.to_bits(), fresh.rates.to_bits(), fresh.watched]);
         }
-        to.extend([self.unseen_s.to_bits(), self.event_s.to_bits()]);
+        to.extend(self.event_s.0.map(f64::to_bits));
+        to.extend([self.unseen_s.to_bits(), self.gain.cpus.into()]);
         to.extend(self.income.map(f64::to_bits));
         to.extend([self.balance.cost_ns, self.balance.benefit_ns as u64]);
     }
@@ -29,19 +28,18 @@ impl Rule {
             Ok(Price { bytes, took_ns })
         };
         (self.promotion, self.demotion) = (price()?, price()?);
-        let mut fresh = || {
-            Ok(Fresh {
+        for fresh in self.fresh.0.iter_mut().flat_map(|by_now| &mut by_now.0) {
+            *fresh = Fresh {
                 events: from.number()?,
                 rates: from.number()?,
                 watched: from.next(u64::MAX)?,
-            })
-        };
-        self.fresh = PerTier {
-            fast: fresh()?,
-            slow: fresh()?,
-        };
+            };
+        }
+        for event_s in &mut self.event_s.0 {
+            *event_s = from.number()?;
+        }
         self.unseen_s = from.number()?;
-        self.event_s = from.number()?;
+        self.gain.cpus = from.next_u32()?;
         for income in &mut self.income {
             *income = from.number()?;
         }
