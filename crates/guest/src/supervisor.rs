@@ -68,9 +68,10 @@ pub fn run(
     for (node, ns) in &measured_ns {
         tracing::info!("a load from node {node} takes {ns} ns");
     }
-    let start = || start(root, config, &measured_ns, &status, say);
+    let start = |measured_ns: &_| start(root, config, measured_ns, &status, say);
     introduce(root, config, &order, say)?;
-    let mut agent = start()?;
+    let mut measured_ns = measured_ns;
+    let mut agent = start(&measured_ns)?;
     let link = match config.balloon {
         BalloonMode::Auto => link(root, &status, &controls),
         BalloonMode::Off => None,
@@ -90,6 +91,14 @@ pub fn run(
                 tracing::info!("all processes to look after have ended");
                 None
             }
+            Ok(Ended::OtherTiers) => {
+                tracing::info!("the machine has other tiers now; starting anew");
+                let order;
+                (order, measured_ns) = agent::check(root, config, latency::measure)?;
+                introduce(root, config, &order, say)?;
+                agent = start(&measured_ns)?;
+                continue;
+            }
             Err(error) if link.is_none() => return Err(error.into()),
             Err(error) => {
                 tracing::error!("{error}");
@@ -100,7 +109,7 @@ pub fn run(
         if link.is_none() {
             return Ok(());
         }
-        agent = match await_next(received, again_in, start) {
+        agent = match await_next(received, again_in, || start(&measured_ns)) {
             Some(agent) => agent,
             None => return Ok(()),
         };

@@ -222,6 +222,8 @@ pub struct NodeMemory {
     pub low_watermark: ByteCount,
     /// Up to this a woken kswapd reclaims.
     pub high_watermark: ByteCount,
+    /// Memory that is online, whoever has it. A balloon does not lessen it.
+    pub present: ByteCount,
 }
 
 impl NodeMemory {
@@ -251,6 +253,7 @@ impl NodeMemory {
                 held_by_cpus: plus(sum.held_by_cpus, bytes(zone.held_by_cpus)),
                 low_watermark: plus(sum.low_watermark, kept(zone.low)),
                 high_watermark: plus(sum.high_watermark, kept(zone.high)),
+                present: plus(sum.present, bytes(zone.present)),
             }
         };
         let zones = Zone::of_node(zoneinfo, node);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use demeter_policy::engine::{Direction, NodeFacts};
 use demeter_policy::{BLOCK_SIZE, Block, ByLevel, ByteCount, Level, NodeId, Pid, Relocation};
@@ -23,7 +24,29 @@ pub(super) struct Machine {
     topology: Topology,
     order: TierOrder,
     placer: Placer,
+    /// CPUs that programs run on.
+    cpus: u32,
+    /// Memory of each node that was online when last looked at.
+    present: BTreeMap<NodeId, ByteCount>,
+    /// Nodes whose memory went offline of late, and until when they take none.
+    draining: BTreeMap<NodeId, Instant>,
 }
+
+/// What has changed of a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Change {
+    /// Nothing.
+    None,
+    /// Sizes of tiers, or the number of CPUs.
+    Amounts,
+    /// Which nodes a tier has.
+    Nodes,
+    /// How many tiers there are.
+    Tiers,
+}
+
+/// So long after some of its memory went offline a node takes none: the rest is likely to follow.
+const DRAINS: Duration = Duration::from_secs(30);
 
 impl Machine {
     /// The machine below `root`, with the tiers that the configuration names or the system tells.
@@ -31,17 +54,74 @@ impl Machine {
         root: &Path,
         config: &Config,
         measured_ns: BTreeMap<NodeId, u32>,
+        cpus: u32,
     ) -> Result<Self, NodesError> {
         let mut topology = Topology::read(root)?;
         topology.set_measured(&measured_ns);
         let order = config.order(&topology)?;
-        Ok(Self {
+        let mut machine = Self {
             root: root.into(),
             measured_ns,
             placer: Placer::new(order.tiers.clone(), topology.clone()),
             topology,
             order,
+            cpus,
+            present: BTreeMap::new(),
+            draining: BTreeMap::new(),
+        };
+        machine.look_what_drains();
+        Ok(machine)
+    }
+
+    /// Looks what has come and gone since the last time.
+    ///
+    /// # Errors
+    /// When the nodes that are left make no tiers. Those that there were before are kept.
+    pub fn follow(&mut self, config: &Config) -> Result<Change, NodesError> {
+        self.look_what_drains();
+        let mut topology = Topology::read(&self.root)?;
+        topology.set_measured(&self.measured_ns);
+        let order = config.order(&topology)?;
+        let cpus = |topology: &Topology| topology.nodes.iter().map(|node| node.cpus.len()).sum();
+        let (cpus_before, cpus_now): (usize, usize) = (cpus(&self.topology), cpus(&topology));
+        let sizes_before = self.sizes();
+        let change = if order.tiers.count() != self.tiers().count() {
+            return Ok(Change::Tiers);
+        } else if order.tiers != self.order.tiers {
+            Change::Nodes
+        } else {
+            Change::None
+        };
+        if cpus_before != cpus_now {
+            self.cpus = u32::try_from(cpus_now).unwrap_or(u32::MAX).max(1);
+        }
+        self.placer = Placer::new(order.tiers.clone(), topology.clone());
+        (self.topology, self.order) = (topology, order);
+        let has_more = self.sizes() != sizes_before || cpus_before != cpus_now;
+        Ok(match change {
+            Change::None if has_more => Change::Amounts,
+            change => change,
         })
+    }
+
+    /// Takes note of nodes of which memory went offline. That zones cannot be read says nothing of it.
+    fn look_what_drains(&mut self) {
+        let now = Instant::now();
+        self.draining.retain(|_, until| *until > now);
+        let nodes: Vec<NodeId> = self.tiers().nodes().collect();
+        let memory = NodeMemory::read_all(&self.root, nodes.iter().copied());
+        for (node, memory) in nodes.into_iter().zip(memory.unwrap_or_default()) {
+            let before = self.present.insert(node, memory.present);
+            if before.is_some_and(|before| memory.present < before) {
+                tracing::info!("memory of node {node} goes offline: it takes none for a while");
+                self.draining.insert(node, now + DRAINS);
+            }
+        }
+    }
+
+    /// CPUs that programs run on.
+    pub fn cpus(&self) -> u32 {
+        self.cpus
     }
 
     pub fn tiers(&self) -> &Tiers {
@@ -94,7 +174,9 @@ impl Machine {
         let memory = NodeMemory::read_all(&self.root, self.tiers().nodes())?;
         let mut sum = ByLevel::<NodeFacts>::default();
         for (node, memory) in self.tiers().nodes().zip(memory) {
-            if let Some(level) = self.tiers().of(node) {
+            if let Some(level) = self.tiers().of(node)
+                && !self.draining.contains_key(&node)
+            {
                 // What one node keeps is no other node's to give.
                 sum.get_mut(level).free.0 += facts(memory).usable().0;
             }
@@ -147,7 +229,9 @@ impl Machine {
     /// What each node can take; nothing where nobody can tell.
     fn rooms(&self) -> Rooms {
         let memory = NodeMemory::read_all(&self.root, self.tiers().nodes());
-        self.placer.rooms(&memory.unwrap_or_default())
+        let mut rooms = self.placer.rooms(&memory.unwrap_or_default());
+        rooms.retain(|node, _| !self.draining.contains_key(node));
+        rooms
     }
 }
 
@@ -184,6 +268,7 @@ mod tests {
                 held_by_cpus: ByteCount(held_by_cpus),
                 low_watermark: ByteCount(16 * MIB),
                 high_watermark: ByteCount(20 * MIB),
+                present: ByteCount(100 * MIB),
             };
             facts(node).usable().0
         };

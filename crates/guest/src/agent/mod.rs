@@ -16,13 +16,13 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use demeter_policy::engine::{self, ByHeat, Direction, Engine, Gain, Input, Misuse, Request};
 use demeter_policy::{
     Block, ByteCount, Level, MIB, NodeId, Pid, Relocation, Sample, Spread, VirtRange,
 };
-use machine::Machine;
+use machine::{Change, Machine};
 use process::Process;
 
 use crate::config::{Config, ConfigError};
@@ -38,6 +38,9 @@ use crate::tracker::{Tracker, TrackerError};
 
 /// Nanoseconds in a millisecond.
 const NS_PER_MS: u64 = 1_000_000;
+
+/// Time between two looks at which nodes and CPUs there are.
+const NODES_EVERY: Duration = Duration::from_secs(4);
 
 /// What others ask of a running agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,6 +76,9 @@ pub enum AgentError {
     /// Nothing can be recorded.
     #[error(transparent)]
     Recorder(#[from] RecorderError),
+    /// Memory came or went so that there are more tiers or fewer: an agent has to begin anew.
+    #[error("the machine has other tiers than at the start")]
+    OtherTiers,
     /// An error of ours.
     #[error("the agent told its engine what does not fit: {0}; please report this")]
     Misuse(#[from] Misuse),
@@ -83,6 +89,8 @@ pub struct Agent {
     root: PathBuf,
     config: Config,
     machine: Machine,
+    /// When it was last looked which nodes and CPUs there are.
+    followed: Instant,
     finder: TargetFinder,
     tracker: Box<dyn Tracker>,
     pages: Box<dyn Pages>,
@@ -107,6 +115,8 @@ pub enum Ended {
     Stopped,
     /// The processes that were named have all ended.
     NothingLeft,
+    /// The machine has more tiers or fewer than at the start.
+    OtherTiers,
 }
 
 /// Finds what does not fit before anything is set up: bad values, processes or a cgroup that are
@@ -153,7 +163,7 @@ impl Agent {
             measured_ns,
             cpus,
         } = effects;
-        let machine = Machine::read(&root, &config, measured_ns)?;
+        let machine = Machine::read(&root, &config, measured_ns, cpus)?;
         let (tiers, nodes_left_alone) = machine.describe();
         let tuning = &config.tuning;
         let gain = Gain {
@@ -198,6 +208,7 @@ impl Agent {
             mover: Mover::new(machine.tiers().clone(), huge_pages_always(&root)),
             prober: Prober::new(machine.tiers().clone()),
             machine,
+            followed: Instant::now(),
             tracker,
             pages,
             status,
@@ -238,6 +249,7 @@ impl Agent {
                         Err(AgentError::Targets(TargetsError::NoProcess(_))) => {
                             return Ok(Ended::NothingLeft);
                         }
+                        Err(AgentError::OtherTiers) => return Ok(Ended::OtherTiers),
                         epochs => epochs?,
                     };
                     // An epoch that took too long is not made up for.
@@ -272,8 +284,39 @@ impl Agent {
 
     /// One epoch. Returns after how many epochs the next one is due.
     pub fn step(&mut self) -> Result<u32, AgentError> {
+        if self.followed.elapsed() >= NODES_EVERY {
+            self.follow_nodes()?;
+        }
         self.engine.push(Input::Epoch)?;
         self.act()
+    }
+
+    /// Looks which nodes and CPUs have come or gone.
+    fn follow_nodes(&mut self) -> Result<(), AgentError> {
+        self.followed = Instant::now();
+        match self.machine.follow(&self.config) {
+            Ok(Change::None) => return Ok(()),
+            Ok(Change::Amounts) => {}
+            Ok(Change::Nodes) => {
+                tracing::info!("the nodes by tier are {} now", self.machine.tiers());
+                let tiers = self.machine.tiers();
+                self.prober = Prober::new(tiers.clone());
+                self.mover = Mover::new(tiers.clone(), huge_pages_always(&self.root));
+            }
+            Ok(Change::Tiers) => return Err(AgentError::OtherTiers),
+            // What is left makes no tiers: they stay as they were, and what has gone has no room.
+            Err(error) => {
+                self.error = Some(error.to_string());
+                return Ok(());
+            }
+        }
+        let (tiers, nodes_left_alone) = self.machine.describe();
+        self.status.update(|s| {
+            s.tiers = tiers;
+            s.nodes_left_alone = nodes_left_alone;
+        });
+        let (sizes, cpus) = (self.machine.sizes(), self.machine.cpus());
+        Ok(self.engine.push(Input::Machine { sizes, cpus })?)
     }
 
     /// Does what the engine asks for, until it sleeps.

@@ -283,3 +283,89 @@ fn hot_memory_that_does_not_fit_goes_to_the_second_tier() {
         "{first} {second} {third}"
     );
 }
+
+#[test]
+fn a_node_that_comes_later_is_used_and_one_that_goes_is_not_refilled() {
+    let nodes = [DRAM_AND_CXL[0], DRAM_AND_CXL[2], DRAM_AND_CXL[2]];
+    let distances: [&[u32]; 3] = [&[10, 14, 14], &[14, 10, 24], &[14, 24, 10]];
+    let programs = [program(70, 0, &[(0, 96), (1, 60)], 96..156)];
+    let mut w = World::new(&nodes, &distances, &[0, 0, 200], &programs);
+    let root = w.root.path().to_owned();
+    let node = |id: u32| root.join(format!("sys/devices/system/node/node{id}"));
+    let later = w.root.path().join("later");
+    fs::rename(node(2), &later).unwrap();
+    w.agent.follow_nodes().unwrap();
+    assert_eq!(w.agent.machine.tiers().to_string(), "0/1");
+    // All memory is full, so that nothing can be exchanged.
+    w.steps(30);
+    assert_eq!(w.hot_on(&programs[0])[0], 0);
+
+    // It is plugged in: what is cold can leave.
+    fs::rename(&later, node(2)).unwrap();
+    w.agent.follow_nodes().unwrap();
+    let tiers = w.status.get().tiers;
+    assert_eq!(
+        (tiers[1].nodes.len(), tiers[1].bytes),
+        (2, 800 * BLOCK_SIZE)
+    );
+    w.steps(60);
+    assert!(
+        w.hot_on(&programs[0])[0] >= 55,
+        "{:?}",
+        w.hot_on(&programs[0])
+    );
+    let on_it = |w: &World| w.kernel.lock().on(programs[0].pid, NodeId(2)).0;
+    assert!(on_it(&w) > 0);
+
+    // It goes: the kernel empties it block by block, and nothing comes back.
+    w.kernel.lock().present.insert(NodeId(2), 50000);
+    w.kernel.write_zoneinfo();
+    w.agent.follow_nodes().unwrap();
+    let before = on_it(&w);
+    w.agent.make_room(ByteCount(20 * BLOCK_SIZE)).unwrap();
+    w.steps(20);
+    assert!(on_it(&w) <= before);
+    fs::remove_dir_all(node(2)).unwrap();
+    w.kernel.lock().free.remove(&NodeId(2));
+    w.kernel.write_zoneinfo();
+    w.agent.follow_nodes().unwrap();
+    assert_eq!(w.agent.machine.tiers().to_string(), "0/1");
+    w.steps(5);
+}
+
+#[test]
+fn memory_and_cpus_that_come_later_are_counted() {
+    let nodes = [DRAM_AND_CXL[0], DRAM_AND_CXL[2]];
+    let distances: [&[u32]; 2] = [&[10, 14], &[14, 10]];
+    let programs = [program(70, 0, &[(0, 10), (1, 10)], 0..5)];
+    let mut w = World::new(&nodes, &distances, &[90, 90], &programs);
+    let dir = w.root.path().join("sys/devices/system/node/node0");
+    fs::write(
+        dir.join("meminfo"),
+        "Node 0 MemTotal: 4096 kB\nNode 0 MemFree: 0 kB\n",
+    )
+    .unwrap();
+    fs::write(dir.join("cpulist"), "0-7\n").unwrap();
+    w.agent.follow_nodes().unwrap();
+    assert_eq!(w.status.get().tiers[0].bytes, 4096 << 10);
+    assert_eq!(w.agent.machine.cpus(), 8);
+    // The last slow node goes: the agent says so, and goes on.
+    fs::remove_dir_all(w.root.path().join("sys/devices/system/node/node1")).unwrap();
+    w.agent.follow_nodes().unwrap();
+    w.steps(3);
+    let said = w.status.get().last_error.unwrap();
+    assert!(said.contains("1 NUMA node(s) with memory"), "{said}");
+}
+
+#[test]
+fn another_tier_makes_the_agent_begin_anew() {
+    let nodes = [DRAM_AND_CXL[0], DRAM_AND_CXL[2], (400, None, 70)];
+    let distances: [&[u32]; 3] = [&[10, 14, 28], &[14, 10, 30], &[28, 30, 10]];
+    let programs = [program(70, 0, &[(0, 10), (1, 10)], 0..5)];
+    let mut w = World::new(&nodes, &distances, &[90, 90, 200], &programs);
+    fs::remove_dir_all(w.root.path().join("sys/devices/system/node/node2")).unwrap();
+    assert!(matches!(
+        w.agent.follow_nodes(),
+        Err(AgentError::OtherTiers)
+    ));
+}

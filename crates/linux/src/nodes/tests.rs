@@ -276,6 +276,7 @@ fn zones_are_summed_with_what_they_keep_back() {
     assert_eq!(node.held_by_cpus, ByteCount((3 + 514) * PAGE_SIZE));
     assert_eq!(node.low_watermark, ByteCount((1968 + 1350) * PAGE_SIZE));
     assert_eq!(node.high_watermark, ByteCount((1981 + 1600) * PAGE_SIZE));
+    assert_eq!(node.present, ByteCount(3998 * PAGE_SIZE));
     let other = NodeMemory::parse(ZONEINFO, NodeId(1)).unwrap();
     assert_eq!(other.high_watermark, ByteCount(6 * PAGE_SIZE));
     assert_eq!(NodeMemory::parse(ZONEINFO, NodeId(2)), None);
