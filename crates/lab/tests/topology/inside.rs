@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
 use std::panic::catch_unwind;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::ptr;
 
 use demeter_guest::agent::{Agent, Effects};
@@ -21,6 +21,9 @@ use super::{SHAPES, Shape, verdict};
 
 /// The first argument of a child that uses memory.
 const USE: &str = "use-memory";
+
+/// The first argument of a child that is the agent: it is no parent of the programs, since it leaves those alone.
+const AGENT: &str = "be-the-agent";
 
 /// Memory of each program, and hot memory at the end of it.
 const BYTES: u64 = 96 * MIB;
@@ -56,32 +59,52 @@ impl Wish {
     }
 }
 
-/// Runs everything, says what came of it on the console and turns the VM off.
+/// Starts the programs and the agent, and turns the VM off once that has ended.
 pub fn first_process() -> ! {
-    let verdict = catch_unwind(|| {
+    let _ = catch_unwind(|| {
         mount_all().unwrap();
-        let cmdline = fs::read_to_string("/proc/cmdline").unwrap();
-        let is_named = |shape: &&Shape| cmdline.contains(&format!("shape={}", shape.name));
-        let shape = SHAPES.iter().find(is_named).unwrap();
-        everything(shape);
-        verdict(shape)
+        let shape = this_shape();
+        // A program on each socket.
+        let sockets = shape.nodes.iter().filter_map(|node| node.cpu);
+        let programs: Vec<Program> = sockets.map(|cpu| Program::start(shape, cpu)).collect();
+        let mut agent = Command::new("/proc/self/exe");
+        agent.arg(AGENT);
+        for Program { cpu, pid, start } in programs {
+            agent.arg(format!("{cpu} {pid} {start}"));
+        }
+        agent.status().unwrap();
     });
-    if let Ok(verdict) = verdict {
-        println!("{verdict}");
-    }
     // SAFETY: the first process of a VM owns the whole machine.
     unsafe { libc::reboot(libc::RB_POWER_OFF) };
     unreachable!("the machine is off");
 }
 
-fn everything(shape: &Shape) {
+/// Manages the programs' memory, if this process was started for that, and says what came of it.
+pub fn agent() {
+    let mut args = std::env::args().skip(1);
+    if args.next().as_deref() != Some(AGENT) {
+        return;
+    }
+    let shape = this_shape();
+    manage(
+        shape,
+        &args.map(|arg| Program::parse(&arg)).collect::<Vec<_>>(),
+    );
+    println!("{}", verdict(shape));
+    std::process::exit(0);
+}
+
+fn this_shape() -> &'static Shape {
+    let cmdline = fs::read_to_string("/proc/cmdline").unwrap();
+    let is_named = |shape: &&Shape| cmdline.contains(&format!("shape={}", shape.name));
+    SHAPES.iter().find(is_named).unwrap()
+}
+
+fn manage(shape: &Shape, programs: &[Program]) {
     let order = Topology::read(Path::new("/")).unwrap().order().unwrap();
     println!("{}: {order:?}", shape.name);
     assert_eq!(order.tiers.to_string(), shape.tiers);
     assert_eq!(order.contradictions, []);
-    // A program on each socket, whose memory lies in the slowest node that is attached there, or at all.
-    let sockets = shape.nodes.iter().filter_map(|node| node.cpu);
-    let mut programs: Vec<Program> = sockets.map(|cpu| Program::start(shape, cpu)).collect();
     let pids = programs.iter().map(|program| program.pid.0).collect();
     let measured_ns = |(id, node): (u32, &super::Node)| {
         let is_dram = node.cpu.is_some();
@@ -102,7 +125,7 @@ fn everything(shape: &Shape) {
     for epoch in 0..EPOCHS {
         agent.step().unwrap();
         if epoch % 10 == 9 {
-            for program in &programs {
+            for program in programs {
                 println!(
                     "epoch {}: cpu {} {:?}",
                     epoch + 1,
@@ -118,7 +141,7 @@ fn everything(shape: &Shape) {
         told.promoted_bytes / MIB,
         told.failed_bytes
     );
-    for program in &mut programs {
+    for program in programs {
         let lies = program.lies();
         let here = lies.get(&program.cpu).copied().unwrap_or(0);
         let all = HOT / PAGE_SIZE;
@@ -127,7 +150,6 @@ fn everything(shape: &Shape) {
             "{here} of {all} pages on node {}: {lies:?}",
             program.cpu
         );
-        program.child.kill().unwrap();
     }
 }
 
@@ -136,11 +158,23 @@ struct Program {
     cpu: u32,
     pid: Pid,
     start: u64,
-    child: Child,
 }
 
 impl Program {
-    /// Starts a program on a CPU. The socket's node has the CPU's number.
+    fn parse(text: &str) -> Self {
+        let numbers = text.split(' ').map(|number| number.parse().unwrap());
+        let [cpu, pid, start] = numbers.collect::<Vec<u64>>()[..] else {
+            panic!("{text}")
+        };
+        Self {
+            cpu: cpu as u32,
+            pid: Pid(pid as u32),
+            start,
+        }
+    }
+
+    /// Starts a program on a CPU, with memory in the slowest node that is attached there, or at all. The socket's node has
+    /// the CPU's number.
     fn start(shape: &Shape, cpu: u32) -> Self {
         let far = (0u32..)
             .zip(shape.nodes)
@@ -159,7 +193,6 @@ impl Program {
             cpu,
             pid: Pid(child.id()),
             start: line.trim().parse().unwrap(),
-            child,
         };
         let lies = program.lies();
         println!("cpu {cpu}: hot memory lies as {lies:?} at first");

@@ -86,6 +86,7 @@ fn main() -> ExitCode {
     if std::process::id() == 1 {
         inside::first_process();
     }
+    inside::agent();
     if let Some(wish) = inside::Wish::of_args() {
         inside::use_memory(&wish);
     }
