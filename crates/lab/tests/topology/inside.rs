@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
 use std::panic::catch_unwind;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::ptr;
 
 use demeter_guest::agent::{Agent, Effects};
@@ -66,13 +66,17 @@ pub fn first_process() -> ! {
         let shape = this_shape();
         // A program on each socket.
         let sockets = shape.nodes.iter().filter_map(|node| node.cpu);
-        let programs: Vec<Program> = sockets.map(|cpu| Program::start(shape, cpu)).collect();
+        let started: Vec<_> = sockets.map(|cpu| Program::start(shape, cpu)).collect();
         let mut agent = Command::new("/proc/self/exe");
         agent.arg(AGENT);
-        for Program { cpu, pid, start } in programs {
+        for (Program { cpu, pid, start }, _) in &started {
             agent.arg(format!("{cpu} {pid} {start}"));
         }
         agent.status().unwrap();
+        for (_, mut child) in started {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
     });
     // SAFETY: the first process of a VM owns the whole machine.
     unsafe { libc::reboot(libc::RB_POWER_OFF) };
@@ -175,7 +179,7 @@ impl Program {
 
     /// Starts a program on a CPU, with memory in the slowest node that is attached there, or at all. The socket's node has
     /// the CPU's number.
-    fn start(shape: &Shape, cpu: u32) -> Self {
+    fn start(shape: &Shape, cpu: u32) -> (Self, Child) {
         let far = (0u32..)
             .zip(shape.nodes)
             .filter(|(_, node)| node.cpu.is_none());
@@ -197,7 +201,7 @@ impl Program {
         let lies = program.lies();
         println!("cpu {cpu}: hot memory lies as {lies:?} at first");
         assert!(lies[&node] * PAGE_SIZE >= HOT / 10 * 9, "{lies:?}");
-        program
+        (program, child)
     }
 
     /// Its hot memory.
