@@ -64,8 +64,8 @@ pub struct NodeReport {
 /// Which nodes are fast.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NodeOrder {
-    /// The nodes of each tier, the fastest first.
-    pub tiers: Vec<Vec<u32>>,
+    /// The nodes of each tier, the fastest first: `0,1/2,3`.
+    pub tiers: String,
     /// What told each tier from the next one.
     pub decided_by: Vec<String>,
     /// Nodes that are in no tier, and why.
@@ -276,10 +276,9 @@ impl From<&Node> for NodeReport {
 
 impl From<&TierOrder> for NodeOrder {
     fn from(order: &TierOrder) -> Self {
-        let numbers = |tier: &[NodeId]| tier.iter().map(|node| node.0).collect();
         let alone = |(node, why): &(NodeId, LeftAlone)| (node.0, why.to_string());
         Self {
-            tiers: order.tiers.iter().map(numbers).collect(),
+            tiers: order.tiers.to_string(),
             decided_by: order.decided_by.iter().map(ToString::to_string).collect(),
             left_alone: order.left_alone.iter().map(alone).collect(),
         }

@@ -56,17 +56,12 @@ impl Display for ProbeReport {
 
 impl Display for NodeOrder {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        for (tier, nodes) in self.tiers.iter().enumerate() {
-            let nodes: Vec<String> = nodes.iter().map(u32::to_string).collect();
-            write!(f, "tier {tier}         node {}", nodes.join(", "))?;
-            match tier
-                .checked_sub(1)
-                .and_then(|before| self.decided_by.get(before))
-            {
-                None => writeln!(f, " (the fastest)")?,
-                Some(by) => writeln!(f, " ({by})")?,
-            }
-        }
+        writeln!(
+            f,
+            "tiers          {} (nodes, the fastest first; {})",
+            self.tiers,
+            self.decided_by.join(", ")
+        )?;
         for (node, why) in &self.left_alone {
             writeln!(f, "left alone     node {node}: {why}")?;
         }
