@@ -40,8 +40,8 @@ const MPOL_PREFERRED: c_int = 1;
 /// Where fast memory is full, its latency is taken to be that of slower memory divided by this.
 const SLOW_FACTOR: u32 = 3;
 
-/// What is assumed where nothing can be measured: local memory, memory of another socket or behind CXL, and memory that is
-/// farther away.
+/// Assumed latencies where nothing can be measured: local memory, memory of another socket or behind CXL, and memory that
+/// is farther away.
 pub const ASSUMED_NS: ByLevel<u32> = ByLevel([100, 200, 400, 800]);
 
 /// Nanoseconds that a load takes from each node with memory, from the CPUs that are nearest to it. A node that is full is
@@ -104,7 +104,7 @@ fn run_on(cpus: &[u32]) {
             *byte |= 1 << (cpu % 8);
         }
     }
-    // SAFETY: the kernel reads the mask, which is as long as told. That it is refused only means a worse figure.
+    // SAFETY: the kernel reads the mask, which has that length. A refusal only means a worse figure.
     unsafe { libc::sched_setaffinity(0, MASK_BYTES, mask.as_ptr().cast()) };
 }
 

@@ -12,8 +12,8 @@
 //! in one piece, takes the pages that demoted huge ones have freed, and gives hot memory the
 //! TLB's full reach.
 //!
-//! A tier may have several nodes. Pages that lie on any node of the tier that a block goes to stay there, and so does a
-//! block that is not made a huge page for that reason.
+//! A tier may have several nodes. Pages stay that lie on any node of the tier that their block goes to. Such a block is not
+//! made a huge page, which would drag them along.
 //!
 //! # Properties
 //! - What is reported as moved lies in the other tier: it was looked up afterwards.
@@ -130,8 +130,8 @@ impl Mover {
         Ok((placements, reasons))
     }
 
-    /// Keeps those addresses whose page lies in a tier that it shall leave: each other one would break the kernel's
-    /// batching, or be dragged from a node where it lies well.
+    /// Keeps the addresses of pages that are in a tier they shall leave. Other pages would break the kernel's batching, or be
+    /// dragged from a node where they lie well.
     fn keep_those_to_leave(
         &mut self,
         pages: &mut dyn Pages,
@@ -149,7 +149,7 @@ impl Mover {
         Ok(())
     }
 
-    /// Those blocks that have no page on another node of the tier that `to` is in.
+    /// The blocks that have no page on another node of the tier that `to` is in.
     fn without_pages_beside(
         &mut self,
         pages: &mut dyn Pages,

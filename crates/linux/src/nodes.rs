@@ -222,7 +222,7 @@ pub struct NodeMemory {
     pub low_watermark: ByteCount,
     /// Up to this a woken kswapd reclaims.
     pub high_watermark: ByteCount,
-    /// Memory that is online, whoever has it. A balloon does not lessen it.
+    /// Online memory. A balloon does not lessen it.
     pub present: ByteCount,
 }
 

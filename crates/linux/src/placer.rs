@@ -1,14 +1,14 @@
 //! Which node of a tier memory goes to.
 //!
 //! # Approach
-//! Hot memory goes to the node of the faster tier that is nearest to the CPUs that use it, and cold memory to the nearest
-//! node of the next slower tier. Where that node is full the next one follows: memory in the wrong socket's fast node is
-//! still better placed than in slow memory, and any slower tier can take what is cold.
+//! Hot memory goes to the node of the faster tier that is nearest to the CPUs that use it. Cold memory goes to the nearest
+//! node of the next slower tier. Where that node is full the next one follows. Memory in another socket's fast node is still
+//! better placed than in slow memory, and any slower tier can take cold memory.
 //!
 //! # Properties
 //! - A node is always named.
 //! - A full node is named only where all are full.
-//! - With one node in each of two tiers, nothing is to be chosen.
+//! - With one node in each of two tiers there is no choice.
 
 use std::collections::BTreeMap;
 
@@ -56,7 +56,7 @@ impl Placer {
         nodes.find(|n| n.cpus.contains(&cpu)).map(|node| node.id)
     }
 
-    /// What the nodes of all tiers can take, as the kernel tells of them.
+    /// Room of the nodes of all tiers, by their zones.
     pub fn rooms(&self, memory: &[NodeMemory]) -> Rooms {
         let room = |memory: &NodeMemory| memory.free.0.saturating_sub(memory.low_watermark.0);
         let rooms = memory.iter().map(room).map(ByteCount);
@@ -91,7 +91,7 @@ impl Placer {
         self.topology.distance(from, to).unwrap_or(FAR)
     }
 
-    /// The first node that can take so much and keeps its spare; else the one with the most room.
+    /// The first node that has room for `bytes` beside its spare, or the node with the most room.
     fn choose(&self, nodes: &[NodeId], bytes: ByteCount, rooms: &mut Rooms) -> NodeId {
         let room = |node: &NodeId| rooms.get(node).map_or(0, |room| room.0);
         let fits = |node: &&NodeId| room(node) >= bytes.0.saturating_add(self.spare(**node));

@@ -31,8 +31,8 @@ impl Block {
     }
 }
 
-/// Bytes of one block, or of many, on both sides of a boundary between tiers. What is not resident counts on neither, and what
-/// lies in a still faster tier counts on neither.
+/// Bytes of one block, or of many, on both sides of a boundary between tiers. Memory that is absent, or in a still faster tier,
+/// counts on neither.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Placement {
     /// In fast memory: the tier above the boundary.
@@ -41,7 +41,7 @@ pub struct Placement {
     pub slow: ByteCount,
 }
 
-/// Bytes of one block by tier. What is not resident counts in none.
+/// Bytes of one block by tier. Absent memory counts in none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Spread(pub ByLevel<ByteCount>);
 

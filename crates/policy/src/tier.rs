@@ -79,7 +79,7 @@ impl Level {
     /// All, the fastest first.
     pub const ALL: [Self; LEVELS] = [Self::First, Self::Second, Self::Third, Self::Fourth];
 
-    /// The tier with so many faster ones.
+    /// The tier that has `faster` faster ones.
     pub fn new(faster: usize) -> Option<Self> {
         Self::ALL.get(faster).copied()
     }

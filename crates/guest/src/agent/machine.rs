@@ -32,7 +32,7 @@ pub(super) struct Machine {
     draining: BTreeMap<NodeId, Instant>,
 }
 
-/// What has changed of a machine.
+/// A change of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Change {
     /// Nothing.
@@ -76,7 +76,7 @@ impl Machine {
     /// Looks what has come and gone since the last time.
     ///
     /// # Errors
-    /// When the nodes that are left make no tiers. Those that there were before are kept.
+    /// When the nodes that are left make no tiers. The former tiers are kept then.
     pub fn follow(&mut self, config: &Config) -> Result<Change, NodesError> {
         self.look_what_drains();
         let mut topology = Topology::read(&self.root)?;
@@ -177,7 +177,7 @@ impl Machine {
             if let Some(level) = self.tiers().of(node)
                 && !self.draining.contains_key(&node)
             {
-                // What one node keeps is no other node's to give.
+                // Memory that one node keeps is not another node's to give.
                 sum.get_mut(level).free.0 += facts(memory).usable().0;
             }
         }
@@ -226,7 +226,7 @@ impl Machine {
         Ok(batch.iter().zip(from).map(to).collect())
     }
 
-    /// What each node can take; nothing where nobody can tell.
+    /// Room of each node; none where zones cannot be read.
     fn rooms(&self) -> Rooms {
         let memory = NodeMemory::read_all(&self.root, self.tiers().nodes());
         let mut rooms = self.placer.rooms(&memory.unwrap_or_default());

@@ -304,7 +304,7 @@ impl Agent {
                 self.mover = Mover::new(tiers.clone(), huge_pages_always(&self.root));
             }
             Ok(Change::Tiers) => return Err(AgentError::OtherTiers),
-            // What is left makes no tiers: they stay as they were, and what has gone has no room.
+            // The nodes that are left make no tiers: the former ones stay, and a node that has gone has no room.
             Err(error) => {
                 self.error = Some(error.to_string());
                 return Ok(());

@@ -17,7 +17,7 @@ pub(super) struct Process {
     pub ranges_left_out: u64,
     /// Its share of fast memory, as the engine was told.
     pub share: Option<Share>,
-    /// The socket that it runs on, as the engine was told.
+    /// The socket that it runs on, as the engine knows it.
     pub socket: u32,
     /// Time of its threads when last looked at, ticks.
     ticks: BTreeMap<Pid, u64>,

@@ -22,7 +22,7 @@ type NodeScript = (u64, Option<u32>, u32);
 struct Program {
     pid: Pid,
     cpu: u32,
-    /// Nodes with so many blocks, by address.
+    /// Nodes and their numbers of blocks, by address.
     lies: Vec<(u32, u64)>,
     hot: std::ops::Range<u64>,
 }
@@ -258,7 +258,7 @@ fn free_dram_of_the_other_socket_is_used_before_cxl_memory() {
 fn three_tiers_hold_hot_warm_and_idle_memory() {
     let nodes = [(60, Some(0), 4), (60, None, 22), (400, None, 70)];
     let distances: [&[u32]; 3] = [&[10, 14, 28], &[14, 10, 30], &[28, 30, 10]];
-    // What is hot lies in the middle tier and in the slowest, and fast memory is free.
+    // Hot memory lies in the middle tier and in the slowest, and fast memory is free.
     let programs = [program(70, 0, &[(0, 10), (1, 50), (2, 100)], 40..90)];
     let mut w = World::new(&nodes, &distances, &[50, 10, 200], &programs);
     assert_eq!(w.agent.machine.tiers().to_string(), "0/1/2");

@@ -83,7 +83,7 @@ pub fn stats(
     })
 }
 
-/// What of the working set is told with a node: with the first of each tier all of the tier's.
+/// The working set that is reported with a node: the first node of each tier stands for the tier.
 fn working_set_on(status: &Status, node: NodeId) -> u64 {
     let is_first = |tier: &TierStatus| tier.nodes.first() == Some(&node.0);
     match status.tiers.iter().position(is_first) {

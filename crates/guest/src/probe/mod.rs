@@ -66,7 +66,7 @@ pub struct NodeReport {
 pub struct NodeOrder {
     /// The nodes of each tier, the fastest first: `0,1/2,3`.
     pub tiers: String,
-    /// What told each tier from the next one.
+    /// The evidence that separates each tier from the next one.
     pub decided_by: Vec<String>,
     /// Nodes that are in no tier, and why.
     pub left_alone: Vec<(u32, String)>,

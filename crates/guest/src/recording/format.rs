@@ -74,7 +74,7 @@ impl From<TierStatus> for RecordedTier {
 }
 
 impl Header {
-    /// What the engine was set to.
+    /// The settings of the engine.
     pub fn config(&self) -> Config {
         let tier = |level: Level| self.tiers.get(level.index());
         let sizes = |level| ByteCount(tier(level).map_or(0, |tier| tier.bytes));

@@ -1,4 +1,4 @@
-//! What happens in the VM.
+//! The part in the VM.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -35,7 +35,7 @@ const MPOL_PREFERRED: libc::c_int = 1;
 /// Epochs after which hot memory lies where it belongs.
 const EPOCHS: usize = 40;
 
-/// What a program is to do.
+/// The task of a program.
 pub struct Wish {
     cpu: u32,
     /// Where its memory lies at first.
@@ -43,7 +43,7 @@ pub struct Wish {
 }
 
 impl Wish {
-    /// What this process was started for, if for that.
+    /// The task of this process, if it is a program.
     pub fn of_args() -> Option<Self> {
         let args: Vec<String> = std::env::args().collect();
         let [_, what, cpu, node] = &args[..] else {
@@ -235,7 +235,7 @@ impl Program {
 pub fn use_memory(wish: &Wish) -> ! {
     let mut cpus = [0u8; 128];
     cpus[0] = 1 << wish.cpu;
-    // SAFETY: the kernel reads as many bytes as it is told of.
+    // SAFETY: the kernel reads the mask, which has that length.
     let failed = unsafe { libc::sched_setaffinity(0, cpus.len(), cpus.as_ptr().cast()) };
     assert_eq!(failed, 0, "{}", io::Error::last_os_error());
     let (protection, flags) = (
@@ -264,7 +264,7 @@ fn prefer(node: Option<u32>) {
         Some(mask) => (MPOL_PREFERRED, ptr::from_ref(mask), 64),
         None => (0, ptr::null(), 0),
     };
-    // SAFETY: the mask has the bits that the call is told of, and outlives it.
+    // SAFETY: the mask has that many bits, and outlives the call.
     let failed = unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, mask, bits) };
     assert_eq!(failed, 0, "{}", io::Error::last_os_error());
 }

@@ -106,7 +106,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// What a VM says when everything holds.
+/// The line that a VM prints when everything holds.
 pub fn verdict(shape: &Shape) -> String {
     format!("topology: {}: everything holds", shape.name)
 }

@@ -1,9 +1,9 @@
 //! Which nodes are faster than others.
 //!
 //! # Approach
-//! Nodes with memory are one tier at first. Each kind of evidence, the best first, divides the tiers that those before it
-//! have left whole: the kernel's memory tiers, latencies in ACPI HMAT, distances from the nearest CPUs, whether a node has
-//! CPUs, and latencies that were measured. Evidence that is missing for a node of a tier leaves that tier whole. Figures
+//! Nodes with memory are one tier at first. Then each kind of evidence divides the tiers further, the best first: the
+//! kernel's memory tiers, latencies in ACPI HMAT, distances from the nearest CPUs, whether a node has CPUs, and measured
+//! latencies. Evidence that is missing for a node of a tier leaves that tier whole. Figures
 //! that are nearly alike ([`ALIKE`]) make one tier, so that two sockets' memory stays together.
 //!
 //! # Properties
@@ -30,7 +30,7 @@ pub struct TierOrder {
     pub tiers: Tiers,
     /// The two nodes that stand for all where only two are managed.
     pub pair: Pair,
-    /// What told each tier from the next one.
+    /// The evidence that separates each tier from the next one.
     pub decided_by: Vec<DecidedBy>,
     /// Nodes that are in no tier, and why.
     pub left_alone: Vec<(NodeId, LeftAlone)>,
@@ -38,7 +38,7 @@ pub struct TierOrder {
     pub contradictions: Vec<Contradiction>,
 }
 
-/// What told a faster tier from a slower one, best first.
+/// Evidence that separates a faster tier from a slower one, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::Display)]
 pub enum DecidedBy {
     /// A person named them.
@@ -85,9 +85,9 @@ pub struct Contradiction {
     pub slow: NodeId,
     /// The evidence.
     pub by: DecidedBy,
-    /// What it says of the first.
+    /// The figure of the first.
     pub fast_figure: u32,
-    /// What it says of the second.
+    /// The figure of the second.
     pub slow_figure: u32,
 }
 
@@ -194,7 +194,7 @@ impl Topology {
         parts
     }
 
-    /// What a kind of evidence says of a node: more is slower.
+    /// The figure of a node by a kind of evidence: more is slower.
     fn figure(&self, node: &Node, by: DecidedBy) -> Option<u32> {
         match by {
             DecidedBy::Hand => None,

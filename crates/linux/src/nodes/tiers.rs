@@ -21,7 +21,7 @@ pub const NODES_MAX: usize = 64;
 #[serde(try_from = "String", into = "String")]
 pub struct Tiers(Vec<Vec<NodeId>>);
 
-/// One fast node and one slow node, for whoever manages two.
+/// One fast node and one slow node, where two are managed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pair {
     /// The first node of the fastest tier.

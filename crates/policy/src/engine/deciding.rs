@@ -182,7 +182,7 @@ impl<S: Strategy> Engine<S> {
         level == Level::First && self.balloon_wants.0 > 0
     }
 
-    /// What the tiers on both sides of the boundary below `level` have to give.
+    /// Room on both sides of the boundary below `level`.
     fn room_of(&self, level: Level, usable: &ByLevel<ByteCount>) -> Room {
         let reserve = self.config.sizes.get(level).0 / RESERVE_PART;
         let mut fast_reserve = ByteCount(reserve.clamp(RESERVE_MIN, RESERVE_MAX));

@@ -149,7 +149,7 @@ pub struct Engine<S: Strategy = ByHeat> {
     moving_ns: u64,
     /// Blocks that more evidence is wanted of.
     wanted: Vec<(Pid, Block)>,
-    /// What programs could take of each tier when last looked at.
+    /// Usable memory of each tier when last looked at.
     usable: Option<ByLevel<ByteCount>>,
     balloon_wants: ByteCount,
     paused: bool,
@@ -533,7 +533,7 @@ fn bounded(bytes: ByteCount) -> Result<ByteCount, Misuse> {
     }
 }
 
-/// What programs can take of each tier.
+/// Usable memory of each tier.
 fn usable(facts: ByLevel<NodeFacts>) -> Result<ByLevel<ByteCount>, Misuse> {
     for tier in &facts.0 {
         bounded(tier.free)?;

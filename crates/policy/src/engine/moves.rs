@@ -24,7 +24,7 @@ pub const BATCH_BLOCKS: usize = 8;
 /// A promotion fits where no more than this part of its bytes is missing.
 const MISSING_PART: u64 = 8;
 
-/// What is left of plans, and the batch on its way.
+/// The rest of the plans, and the batch on its way.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Moves {
     /// By boundary, each below a tier.
@@ -39,7 +39,7 @@ pub(super) struct Moves {
     pub(super) direction: Direction,
 }
 
-/// What is left over one boundary.
+/// The rest of the plan for one boundary.
 #[derive(Debug, Clone, Default)]
 struct Queue {
     promotions: VecDeque<Relocation>,
@@ -124,7 +124,7 @@ impl Moves {
         }
     }
 
-    /// Makes the next batch, of `blocks_max` blocks at the most, now that so much memory of each tier is usable. The fastest
+    /// Makes the next batch, of at most `blocks_max` blocks, given the usable memory of each tier. The fastest
     /// boundary comes first. Where neither a promotion fits nor a demotion is left, promotions wait for up to `reclaims_max`
     /// reclaims.
     pub(super) fn advance(
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
     use crate::BLOCK_SIZE;
 
-    /// So much room in the fastest tier.
+    /// Room in the fastest tier alone.
     fn first(usable: ByteCount) -> ByLevel<ByteCount> {
         ByLevel([usable, ByteCount(0), ByteCount(0), ByteCount(0)])
     }

@@ -31,7 +31,7 @@ pub enum Input<'a> {
         /// Which.
         share: Option<Share>,
     },
-    /// The socket on whose CPUs a process runs; 0 until it is told. An exchange rather demotes memory of a process on the same
+    /// The socket on whose CPUs a process runs; 0 by default. An exchange rather demotes memory of a process on the same
     /// socket, so that what is promoted finds room there.
     Near {
         /// Which process.
@@ -39,7 +39,7 @@ pub enum Input<'a> {
         /// A number for each socket.
         socket: u32,
     },
-    /// What the machine has from now on: it is told when memory or CPUs come or go.
+    /// Sizes and CPUs of the machine have changed.
     Machine {
         /// Size of each tier.
         sizes: ByLevel<ByteCount>,

@@ -207,7 +207,7 @@ impl Rule {
         net * most_s
     }
 
-    /// Programs run on so many CPUs from now on.
+    /// Takes note that the number of CPUs has changed.
     pub fn set_cpus(&mut self, cpus: u32) {
         self.gain.cpus = cpus;
     }
