@@ -11,6 +11,7 @@ use std::time::Duration;
 use arbitrary::Arbitrary;
 use demeter_fuzz::Said;
 use demeter_host::agent::AgentClient;
+use demeter_host::outside::MayWait;
 use demeter_host::backing::{Backing, Extent, FileOffset, NotInTier};
 use demeter_host::memory::{MemoryMap, Piece};
 use demeter_host::provisioner::balloon::Balloon;
@@ -227,12 +228,12 @@ impl Backing for Memory {
         self.map.resolve(tier, range)
     }
 
-    fn punch(&self, extent: Extent) -> io::Result<()> {
+    fn punch(&self, extent: Extent, _: &MayWait) -> io::Result<()> {
         self.truth().punch(extent);
         Ok(())
     }
 
-    fn read(&self, extent: Extent, into: &mut [u8]) -> io::Result<()> {
+    fn read(&self, extent: Extent, into: &mut [u8], _: &MayWait) -> io::Result<()> {
         into.fill(0);
         let page = file_pages(extent).start;
         match self.truth().shown {
@@ -244,11 +245,11 @@ impl Backing for Memory {
         Ok(())
     }
 
-    fn pinned_by(&self) -> io::Result<Option<String>> {
+    fn pinned_by(&self, _: &MayWait) -> io::Result<Option<String>> {
         Ok(None)
     }
 
-    fn backed(&self, tier: Tier) -> io::Result<ByteCount> {
+    fn backed(&self, tier: Tier, _: &MayWait) -> io::Result<ByteCount> {
         Ok(self.truth().backed(tier))
     }
 }

@@ -7,7 +7,7 @@ use std::fmt::Write;
 use arbitrary::Arbitrary;
 use demeter_host::backing::FileOffset;
 use demeter_host::hypervisor::HostVirtAddr;
-use demeter_host::memory::{MemoryMap, Piece, mapped_in};
+use demeter_host::memory::{Maps, MemoryMap, Piece};
 use demeter_policy::{ByteCount, GuestPhysAddr, PAGE_SIZE, PhysRange, Pid, Tier};
 use libfuzzer_sys::fuzz_target;
 
@@ -70,18 +70,16 @@ fuzz_target!(|input: Input| {
     }
     let (first, count) = (u64::from(input.page), u64::from(input.pages).max(1));
     let addr = HostVirtAddr(first * PAGE_SIZE);
-    let found = mapped_in(&text, Pid(1), addr, ByteCount(count * PAGE_SIZE));
+    let maps = Maps::parse(text.clone(), Pid(1)).expect("few lines");
+    let found = maps.find(addr, ByteCount(count * PAGE_SIZE));
     let found = found.ok().map(|m| (m.file.inode, m.offset.0 / PAGE_SIZE));
     let want = page_of(&input.lines, first).filter(|&(inode, offset)| {
         (0..count).all(|n| page_of(&input.lines, first + n) == Some((inode, offset + n)))
     });
     assert_eq!(found, want, "{text}");
-    let _ = mapped_in(
-        input.text,
-        Pid(1),
-        HostVirtAddr(input.addr),
-        ByteCount(input.bytes),
-    );
+    if let Ok(maps) = Maps::parse(input.text.into(), Pid(1)) {
+        let _ = maps.find(HostVirtAddr(input.addr), ByteCount(input.bytes));
+    }
 
     let piece = |&(start, bytes, fast, offset): &(u64, u64, bool, u64)| {
         Some(Piece {

@@ -10,5 +10,6 @@ fuzz_target!(|input: (&[u8], u64)| {
     let mut stat = b"1 (".to_vec();
     stat.extend(bytes);
     stat.extend(format!(") S {}{start} 0", "0 ".repeat(18)).bytes());
-    assert_eq!(parse_stat(&stat), Some((bytes, start)));
+    let parsed = parse_stat(&stat).map(|stat| (stat.comm, stat.start_ticks));
+    assert_eq!(parsed, Some((bytes, start)));
 });

@@ -7,6 +7,7 @@ mod demo;
 mod docs;
 mod fresh;
 mod fuzz;
+mod kernels;
 mod package_test;
 mod python;
 mod results;
@@ -58,6 +59,12 @@ enum Task {
     /// bind-mounted; cloned is what is committed. Prints how long each step took and what was
     /// installed, and "skipped" where that cannot be: it needs root and the archive.
     Fresh(fresh::Args),
+    /// Boot kernels of Debian's archive in the lab, and make the page that says what works on each
+    ///
+    /// Kernels of several releases are downloaded and unpacked below target/kernels, by an apt of its own; nothing is
+    /// installed. Each runs a small scenario twice, which takes about three minutes. "skipped" where the archive cannot be
+    /// reached.
+    Kernels(kernels::Args),
     /// Cross-compile everything for Arm in a Debian 13 of its own, and run the tests there, emulated
     ///
     /// The root file system is made as by `fresh`; compiler and standard library are those of Debian's backports. Tested is what
@@ -86,6 +93,7 @@ fn main() -> ExitCode {
         Task::Python => python::test(),
         Task::Systems(args) => systems::systems(&args),
         Task::Arm(args) => arm::arm(&args),
+        Task::Kernels(args) => kernels::kernels(&args),
         Task::Fresh(args) => fresh::fresh(&args),
         Task::PackageTest(args) => package_test::package_test(&args),
         Task::Bench => shell::run(shell::cargo(

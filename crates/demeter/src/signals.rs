@@ -19,7 +19,10 @@ pub fn on_end(mut end: impl FnMut() + Send + 'static) -> anyhow::Result<()> {
         Signals::new(signals)
     };
     let mut signals = caught().context("cannot catch signals")?;
-    thread::spawn(move || signals.forever().for_each(|_| end()));
+    let thread = thread::Builder::new().name("signals".into());
+    thread
+        .spawn(move || signals.forever().for_each(|_| end()))
+        .context("cannot start a thread for signals")?;
     Ok(())
 }
 

@@ -80,7 +80,7 @@ fn markdown(results: &[RunResult]) -> String {
     for result in results.iter().filter(|r| !r.published.is_empty()) {
         let _ = write!(
             page,
-            "\n## {0}\n\nWhat the scenario is, and why figures differ: `scenarios/{0}.toml`.\n\n\
+            "\n## {0}\n\nThe head of `scenarios/{0}.toml` describes the scenario, and why figures differ.\n\n\
              | figure | case | published | ours | limit | agrees |\n|---|---|---|---|---|---|\n",
             result.scenario
         );

@@ -87,7 +87,8 @@ fn parse(text: &str) -> BTreeMap<String, Metric> {
         }
         let end = line.find(['{', ' ']).unwrap();
         let name = &line[..end];
-        let family = name.strip_suffix("_total").unwrap_or(name);
+        let plain = name.strip_suffix("_total").or(name.strip_suffix("_info"));
+        let family = plain.unwrap_or(name);
         let metric = families.get(family).unwrap_or_else(|| panic!("{line}"));
         let labels = line[end..].strip_prefix('{').into_iter();
         let labels = labels.flat_map(|text| text.split('}').next().unwrap().split(','));
@@ -100,7 +101,9 @@ fn parse(text: &str) -> BTreeMap<String, Metric> {
         });
     }
     for name in families.keys() {
-        let is_sampled = found.contains_key(name) || found.contains_key(&format!("{name}_total"));
+        let is_sampled = ["", "_total", "_info"]
+            .iter()
+            .any(|end| found.contains_key(&format!("{name}{end}")));
         assert!(is_sampled, "{name} has no sample here: give it one");
     }
     found

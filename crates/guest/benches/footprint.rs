@@ -16,6 +16,7 @@ use demeter_guest::agent::{Agent, Control, Effects};
 use demeter_guest::config::Config;
 use demeter_guest::pages::LivePages;
 use demeter_guest::status::StatusCell;
+use demeter_guest::targets::TargetFinder;
 use demeter_guest::tracker::{Drained, Tracker, TrackerError};
 use demeter_policy::{GuestVirtAddr, Pid, Sample, Tuning};
 
@@ -175,6 +176,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     });
     let status = StatusCell::default();
     let effects = Effects {
+        finder: TargetFinder::new(root.path(), config.targets()?),
         tracker,
         pages: Box::new(LivePages::default()),
         measured_ns: BTreeMap::new(),

@@ -37,6 +37,12 @@ pub struct Config {
     /// The nodes of each tier, the fastest first, where the system tells them wrong or not at all: `"0,1/2,3"` for two
     /// tiers of two nodes. Other nodes are left alone.
     pub tiers: Option<Tiers>,
+    /// Whether DAMON_STAT, a statistic that the kernel starts by itself and that keeps others from DAMON, is turned off
+    /// while the agent uses DAMON. What a person has set up is never turned off.
+    pub take_damon: bool,
+    /// Whether memory stays where its owner has bound, preferred or interleaved it (NUMA policies). Without it such
+    /// memory is moved like any other. Cpusets always count.
+    pub respect_policies: bool,
 
     /// Whether the host may take memory back and give it again.
     pub balloon: BalloonMode,
@@ -65,6 +71,8 @@ impl Default for Config {
             tracker: Choice::Auto,
             tracker_cpu_percent: CPU_PERCENT,
             tiers: None,
+            take_damon: true,
+            respect_policies: true,
             balloon: BalloonMode::Auto,
             socket: "/run/demeter/guest.sock".into(),
             listen: None,

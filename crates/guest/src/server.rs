@@ -91,7 +91,8 @@ impl Server {
             .route("/v1/pause", post(|state| control(state, Control::Pause)))
             .route("/v1/resume", post(|state| control(state, Control::Resume)))
             .with_state(app);
-        let thread = std::thread::spawn(move || {
+        let thread = std::thread::Builder::new().name("server".into());
+        let thread = thread.spawn(move || {
             runtime.block_on(async move {
                 if let Some(tcp) = tcp {
                     let listener = tcp
@@ -117,6 +118,7 @@ impl Server {
                 }
             });
         });
+        let thread = thread.map_err(error(format!("{}: a thread", socket.display())))?;
         Ok(Self {
             _file: file,
             stop: Some(stop),

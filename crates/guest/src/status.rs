@@ -97,6 +97,18 @@ pub struct TargetStatus {
     pub fast_bytes: u64,
     /// Bytes in slow memory, as far as known.
     pub slow_bytes: u64,
+    /// Memory of it that is never moved, and why.
+    #[serde(default)]
+    pub left_alone: Vec<LeftAlone>,
+}
+
+/// Memory that is left alone.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct LeftAlone {
+    /// Its resident bytes; null for the whole process.
+    pub bytes: Option<u64>,
+    /// Why.
+    pub why: String,
 }
 
 /// The snapshot that the agent writes and the server reads.

@@ -3,30 +3,34 @@
 //!
 //! The relay outlives the agent. An error of the agent, or the end of the processes that it was given,
 //! must not take the balloon's link to the host along: where there is a relay, an agent that failed is
-//! started again after a pause.
+//! started again after a pause. So is one whose tracker somebody else has.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use demeter_policy::NodeId;
+use demeter_linux::damon::{self, Owner};
+use demeter_policy::{NodeId, Pid};
 
-use crate::agent::{self, Agent, AgentError, Control, Effects, Ended};
+use crate::agent::{self, Agent, AgentError, Checked, Control, Effects, Ended};
 use crate::balloon::link::{BesideAgent, Link, LinkError};
 use crate::config::{BalloonMode, Config};
 use crate::latency;
 use crate::nodes::TierOrder;
 use crate::pages::LivePages;
-use crate::probe;
+use crate::probe::{self, Advice};
 use crate::server::{Server, ServerError};
 use crate::status::StatusCell;
 use crate::targets::TargetFinder;
 use crate::tracker::{Choice, PassedOver, Settings, choose};
 
-/// How long after an error the agent is started again, beside a relay that goes on.
+/// How long after an error the agent is started again, where a relay goes on or the error may pass. Each time that fails the
+/// wait doubles, up to the most.
 const AGAIN: Duration = Duration::from_secs(5);
+const AGAIN_MAX: Duration = Duration::from_secs(60);
 
 /// Targets that are named at the start.
 const NAMED: usize = 8;
@@ -41,6 +45,14 @@ pub enum SupervisorError {
     /// The agent cannot start, or failed where no relay goes on.
     #[error(transparent)]
     Agent(#[from] AgentError),
+    /// The system refuses what the agent cannot do without.
+    #[error("{what}; {mend}", what = .0.what, mend = .0.mend)]
+    Refused(Advice),
+    /// No process that it is to look after may be looked at.
+    #[error(
+        "cannot look at the memory of {0}, nor of any other process that was named; run as root, or grant CAP_SYS_PTRACE"
+    )]
+    Unreadable(String),
     /// Status and metrics cannot be served.
     #[error(transparent)]
     Server(#[from] ServerError),
@@ -63,56 +75,81 @@ pub fn run(
     received: &Receiver<Control>,
     say: &dyn Fn(&str),
 ) -> Result<(), SupervisorError> {
-    let (order, measured_ns) = agent::check(root, config, latency::measure)?;
+    let checked = agent::check(root, config, latency::measure)?;
+    for advice in probe::missing(root) {
+        if advice.blocks {
+            return Err(SupervisorError::Refused(advice));
+        }
+        say(&format!("warning: {}; {}", advice.what, advice.mend));
+    }
     let status = StatusCell::default();
-    for (node, ns) in &measured_ns {
+    for (node, ns) in &checked.measured_ns {
         tracing::info!("a load from node {node} takes {ns} ns");
     }
-    let start = |measured_ns: &_| start(root, config, measured_ns, &status, say);
-    introduce(root, config, &order, say)?;
-    let mut measured_ns = measured_ns;
-    let mut agent = start(&measured_ns)?;
+    introduce(root, &checked.finder, &checked.order, say)?;
+    let Checked {
+        finder,
+        mut measured_ns,
+        ..
+    } = checked;
+    let start = |measured_ns: &_| start(root, config, &finder, measured_ns, &status, say);
+    let mut agent = match start(&measured_ns) {
+        Err(AgentError::Tracker(error))
+            if config.tracker == Choice::Auto && error.is_temporary() =>
+        {
+            say(&format!("waiting for a tracker: {error}"));
+            status.update(|s| s.last_error = Some(error.to_string()));
+            None
+        }
+        agent => Some(agent?),
+    };
     let link = match config.balloon {
         BalloonMode::Auto => link(root, &status, &controls),
         BalloonMode::Off => None,
     };
     let _server = Server::start(&config.socket, config.listen, status.clone(), controls)?;
+    let goes_on = |error: &AgentError| link.is_some() || error.is_temporary();
     loop {
-        let ended = agent.run(received);
-        drop(agent);
-        let last = serde_json::to_string(&status.get()).unwrap_or_default();
-        tracing::info!("at the end: {last}");
-        let again_in = match ended {
-            Ok(Ended::Stopped) => {
-                tracing::info!("stopped; memory stays as it is");
-                return Ok(());
-            }
-            Ok(Ended::NothingLeft) => {
-                tracing::info!("all processes to look after have ended");
-                None
-            }
-            Ok(Ended::OtherTiers) => {
-                tracing::info!("the machine has other tiers now; starting anew");
-                let order;
-                (order, measured_ns) = agent::check(root, config, latency::measure)?;
-                introduce(root, config, &order, say)?;
-                agent = start(&measured_ns)?;
-                continue;
-            }
-            Err(error) if link.is_none() => return Err(error.into()),
-            Err(error) => {
-                tracing::error!("{error}");
-                status.update(|s| s.last_error = Some(error.to_string()));
-                Some(AGAIN)
+        let again_in = match agent {
+            None => Some(AGAIN),
+            Some(mut agent) => {
+                let ended = agent.run(received);
+                drop(agent);
+                let last = serde_json::to_string(&status.get()).unwrap_or_default();
+                tracing::info!("at the end: {last}");
+                match ended {
+                    Ok(Ended::Stopped) => {
+                        tracing::info!("stopped; memory stays as it is");
+                        return Ok(());
+                    }
+                    Ok(Ended::NothingLeft) => {
+                        tracing::info!("all processes to look after have ended");
+                        if link.is_none() {
+                            return Ok(());
+                        }
+                        None
+                    }
+                    Ok(Ended::OtherTiers) => {
+                        tracing::info!("the machine has other tiers now; starting anew");
+                        let found = agent::find_tiers(root, config, latency::measure);
+                        let order;
+                        (order, measured_ns) = found.map_err(AgentError::from)?;
+                        introduce(root, &finder, &order, say)?;
+                        Some(Duration::ZERO)
+                    }
+                    Err(error) if goes_on(&error) => {
+                        tracing::error!("{error}");
+                        status.update(|s| s.last_error = Some(error.to_string()));
+                        Some(AGAIN)
+                    }
+                    Err(error) => return Err(error.into()),
+                }
             }
         };
-        if link.is_none() {
+        agent = await_next(received, again_in, || start(&measured_ns), goes_on)?;
+        if agent.is_none() {
             return Ok(());
         }
-        agent = match await_next(received, again_in, || start(&measured_ns)) {
-            Some(agent) => agent,
-            None => return Ok(()),
-        };
     }
 }
 
@@ -122,33 +159,33 @@ pub fn run(
 /// There is no port, or it cannot be used.
 pub fn relay(root: &Path, received: &Receiver<Control>) -> Result<(), LinkError> {
     let _link = Link::start(root, None)?;
-    await_next(received, None, || Ok(()));
+    tracing::info!("relaying between the host and the balloon driver");
+    // Nothing is started, so that nothing fails.
+    let _ = await_next(received, None, || Ok(()), |_| true);
     Ok(())
 }
 
-/// Takes over the kdamond of an agent that was killed, and ends it. Where somebody else has DAMON, or
+/// Undoes what an agent that was killed has left in the kernel, and says what that was. Where somebody else has DAMON, or
 /// nobody can, there is nothing to do.
-pub fn clean_up(root: &Path) {
-    let settings = Settings {
-        root: root.into(),
-        ..Settings::default()
-    };
-    match choose(Choice::Damon, &settings) {
-        Ok(tracker) => drop(tracker),
+pub fn clean_up(root: &Path, say: &dyn Fn(&str)) {
+    match damon::clean_up(root) {
+        Ok(undone) => undone.into_iter().for_each(say),
         Err(error) => tracing::info!("nothing to clean up: {error}"),
     }
 }
 
-/// Relays only, until an agent can be started again (never, without a pause to try it after) or until
-/// the end, which is `None`.
+/// Waits until an agent can be started again (never, without a pause to try it after) or until the end, which is `None`.
+/// An error that it does not go on after ends it.
 fn await_next<A>(
     received: &Receiver<Control>,
     again_in: Option<Duration>,
     mut start: impl FnMut() -> Result<A, AgentError>,
-) -> Option<A> {
-    tracing::info!("relaying between the host and the balloon driver");
-    let due_again = || again_in.map(|pause| Instant::now() + pause);
-    let mut due = due_again();
+    goes_on: impl Fn(&AgentError) -> bool,
+) -> Result<Option<A>, AgentError> {
+    let due_in = |pause: Duration| Instant::now() + pause;
+    let mut again_in = again_in;
+    let mut due = again_in.map(due_in);
+    let mut said = String::new();
     loop {
         let heard = match due {
             Some(due) => received.recv_timeout(due.saturating_duration_since(Instant::now())),
@@ -157,16 +194,22 @@ fn await_next<A>(
         match heard {
             Ok(Control::Stop) | Err(RecvTimeoutError::Disconnected) => {
                 tracing::info!("stopped; what is held stays held");
-                return None;
+                return Ok(None);
             }
             // There is no agent to do it; the relay lets the kernel reclaim.
             Ok(Control::Pause | Control::Resume | Control::MakeRoom(_) | Control::Look) => {}
             Err(RecvTimeoutError::Timeout) => match start() {
-                Ok(agent) => return Some(agent),
-                Err(error) => {
-                    tracing::warn!("{error}");
-                    due = due_again();
+                Ok(agent) => return Ok(Some(agent)),
+                Err(error) if goes_on(&error) => {
+                    let error = error.to_string();
+                    if error != said {
+                        tracing::warn!("{error}");
+                        said = error;
+                    }
+                    again_in = again_in.map(|pause| (pause * 2).min(AGAIN_MAX));
+                    due = again_in.map(due_in);
                 }
+                Err(error) => return Err(error),
             },
         }
     }
@@ -176,6 +219,7 @@ fn await_next<A>(
 fn start(
     root: &Path,
     config: &Config,
+    finder: &TargetFinder,
     measured_ns: &BTreeMap<NodeId, u32>,
     status: &StatusCell,
     say: &dyn Fn(&str),
@@ -186,12 +230,18 @@ fn start(
         latency_threshold_ns: config.tuning.latency_threshold_ns,
         epoch: config.tuning.epoch(),
         cpu_percent: config.tracker_cpu_percent,
+        take_damon: config.take_damon,
     };
+    let owner = Owner::in_kernel(root);
     let (tracker, passed_over) = choose(config.tracker, &settings)?;
     name_tracker(config, tracker.name(), &passed_over, say);
+    if owner == Some(Owner::Statistic) && tracker.name() == "damon" {
+        say("  DAMON_STAT is off while the agent uses DAMON, and is turned on again at its end");
+    }
     status.update(|s| s.passed_over = passed_over.iter().map(|p| p.why.to_string()).collect());
     raise_priority();
     let effects = Effects {
+        finder: finder.clone(),
         tracker,
         pages: Box::new(LivePages::default()),
         measured_ns: measured_ns.clone(),
@@ -218,10 +268,10 @@ fn name_tracker(config: &Config, tracker: &str, passed_over: &[PassedOver], say:
 /// Says what the agent works with and what is in its way.
 fn introduce(
     root: &Path,
-    config: &Config,
+    finder: &TargetFinder,
     order: &TierOrder,
     say: &dyn Fn(&str),
-) -> Result<(), AgentError> {
+) -> Result<(), SupervisorError> {
     say(&format!(
         "memory: tiers {} (nodes by tier, the fastest first), {}",
         order.tiers,
@@ -238,7 +288,7 @@ fn introduce(
     for contradiction in &order.contradictions {
         say(&format!("warning: {contradiction}"));
     }
-    let targets = TargetFinder::new(root, config.targets()?).find()?;
+    let targets = finder.clone().find().map_err(AgentError::from)?;
     let names = targets.iter().take(NAMED);
     let names: Vec<_> = names.map(|t| format!("{} ({})", t.pid, t.comm)).collect();
     say(&match targets.len() {
@@ -250,11 +300,38 @@ fn introduce(
         ),
         _ => format!("looking after: {}", names.join(", ")),
     });
+    let unreadable: Vec<_> = targets
+        .iter()
+        .filter(|t| !is_readable(root, t.pid))
+        .collect();
+    if let Some(first) = unreadable.first() {
+        let first = format!("{} ({})", first.pid, first.comm);
+        if unreadable.len() == targets.len() {
+            return Err(SupervisorError::Unreadable(first));
+        }
+        say(&format!(
+            "warning: {} of {} processes cannot be looked at, among them {first}; grant CAP_SYS_PTRACE",
+            unreadable.len(),
+            targets.len()
+        ));
+    }
+    if let Some(option) = finder.hidden() {
+        say(&format!(
+            "warning: /proc is mounted with {option} and shows no process of others; run as root, grant \
+             CAP_SYS_PTRACE, or add the agent to the group of the mount's gid="
+        ));
+    }
     if probe::numa_balancing(root).is_some_and(|mode| mode != 0) {
         let (what, mend) = probe::BALANCING_ADVICE;
         say(&format!("warning: {what}; {mend}"));
     }
     Ok(())
+}
+
+/// Whether the kernel shows what a process maps. One that has ended meanwhile hides nothing.
+fn is_readable(root: &Path, pid: Pid) -> bool {
+    let opened = File::open(root.join(format!("proc/{pid}/maps")));
+    !opened.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
 }
 
 /// The relay beside the agent; without one the agent goes on.
@@ -282,7 +359,11 @@ fn raise_priority() {
 }
 
 #[cfg(test)]
+mod refusals;
+
+#[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
     use std::path::PathBuf;
     use std::sync::mpsc;
 
@@ -318,13 +399,17 @@ mod tests {
         // Our own figure, and DAMON's default.
         for (update_us, want) in [("1000003\n", ["0", "off"]), ("60000000\n", ["1", "on"])] {
             let (root, admin) = kdamond(update_us);
-            clean_up(root.path());
+            let said = RefCell::new(vec![]);
+            clean_up(root.path(), &|line| said.borrow_mut().push(line.to_owned()));
+            assert_eq!(said.borrow().len(), usize::from(want[0] == "0"));
             let found = ["nr_kdamonds", "0/state"]
                 .map(|file| std::fs::read_to_string(admin.join(file)).unwrap());
             assert_eq!(found.each_ref().map(|text| text.trim()), want);
         }
         // Where there is no DAMON there is nothing to do.
-        clean_up(tempfile::tempdir().unwrap().path());
+        clean_up(tempfile::tempdir().unwrap().path(), &|line| {
+            panic!("{line}")
+        });
     }
 
     #[test]
@@ -332,14 +417,15 @@ mod tests {
         let (controls, received) = mpsc::channel();
         let pause = Some(Duration::from_millis(1));
         let mut tries = 0;
-        let agent = await_next(&received, pause, || {
+        let mut start = || {
             tries += 1;
             match tries {
                 1 | 2 => Err(ConfigError::Targets.into()),
                 _ => Ok("agent"),
             }
-        });
-        assert_eq!((agent, tries), (Some("agent"), 3));
+        };
+        let agent = await_next(&received, pause, &mut start, |_| true);
+        assert_eq!((agent.unwrap(), tries), (Some("agent"), 3));
 
         for control in [
             Control::MakeRoom(ByteCount(1)),
@@ -349,13 +435,27 @@ mod tests {
         ] {
             controls.send(control).unwrap();
         }
-        assert_eq!(await_next(&received, None, || Ok(())), None);
+        assert_eq!(
+            await_next(&received, None, || Ok(()), |_| true).unwrap(),
+            None
+        );
         assert_eq!(
             received.try_recv(),
             Ok(Control::Resume),
             "it stopped at Stop"
         );
+        // An error that does not pass ends the wait.
+        let failed = await_next(
+            &received,
+            pause,
+            || Err::<(), _>(ConfigError::Targets.into()),
+            AgentError::is_temporary,
+        );
+        assert!(matches!(failed, Err(AgentError::Config(_))));
         drop(controls);
-        assert_eq!(await_next(&received, None, || Ok(())), None);
+        assert_eq!(
+            await_next(&received, None, || Ok(()), |_| true).unwrap(),
+            None
+        );
     }
 }

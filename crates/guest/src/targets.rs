@@ -1,7 +1,10 @@
 //! Which processes the agent looks after.
+//!
+//! A pid alone is no identity: the system gives it to another process once its own has ended. So a process is its pid
+//! and the time when it started, from the moment when a person names it to each batch of pages that moves.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::{self, DirEntry};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -14,6 +17,10 @@ pub const TARGETS_MAX: usize = 64;
 
 /// The most processes that are looked at to find those; the kernel's default `pid_max`.
 const PROCESSES_MAX: usize = 1 << 15;
+
+/// A process that is looked after counts as larger by this part of its size. Processes of nearly the same size would
+/// else change places for ever, and each change loses what is known of them.
+const INCUMBENT_PART: u64 = 8;
 
 /// The most cgroups below the one that was named.
 const CGROUPS_MAX: usize = 4096;
@@ -43,12 +50,35 @@ pub struct Target {
     pub comm: String,
 }
 
+impl Target {
+    /// Whether the process is still there, and the pid not another one's.
+    pub fn is_there(&self, root: &Path) -> bool {
+        let stat = fs::read(root.join(format!("proc/{}/stat", self.pid)));
+        let stat = stat.unwrap_or_default();
+        parse_stat(&stat).is_some_and(|stat| stat.start_ticks == self.start_ticks)
+    }
+}
+
 /// Why there are no targets.
 #[derive(Debug, thiserror::Error)]
 pub enum TargetsError {
     /// None of the processes named is there.
     #[error("process {0} is not there; give the pid of a running process")]
     NoProcess(Pid),
+    /// The process may be there, but /proc does not show it.
+    #[error(
+        "process {pid} is not visible: /proc is mounted with {option}; run as root, grant CAP_SYS_PTRACE, or add \
+         the agent to the group of the mount's gid="
+    )]
+    NotVisible {
+        /// Which.
+        pid: Pid,
+        /// The mount's option.
+        option: String,
+    },
+    /// A kernel thread has no memory of its own.
+    #[error("process {0} is a kernel thread and has no memory to move; give the pid of a program")]
+    KernelThread(Pid),
     /// The cgroup is not there.
     #[error("{path} is no cgroup v2 directory ({source}); see /sys/fs/cgroup for those there are")]
     NoCgroup {
@@ -74,16 +104,28 @@ pub struct TargetFinder {
     root: PathBuf,
     spec: TargetSpec,
     own_pid: Pid,
+    /// When the processes that were named had started, of those that were there.
+    named: BTreeMap<Pid, u64>,
+    /// The targets that were found last, and when they had started.
+    before: BTreeMap<Pid, u64>,
 }
 
 impl TargetFinder {
-    /// A finder that never returns the agent itself, or processes of its own.
+    /// A finder that never returns the agent itself, or processes of its own. Pids mean the processes that have them
+    /// now.
     pub fn new(root: &Path, spec: TargetSpec) -> Self {
-        Self {
+        let mut finder = Self {
             root: root.into(),
             spec,
             own_pid: Pid(std::process::id()),
+            named: BTreeMap::new(),
+            before: BTreeMap::new(),
+        };
+        if let TargetSpec::Pids(pids) = &finder.spec {
+            let started = |&pid: &Pid| Some((pid, finder.started(pid)?));
+            finder.named = pids.iter().filter_map(started).collect();
         }
+        finder
     }
 
     /// Checks that what the person named is there.
@@ -98,7 +140,16 @@ impl TargetFinder {
                 })?;
             }
         }
-        self.find().map(drop)
+        self.clone().find().map(drop)
+    }
+
+    /// Says what /proc does not show, where it hides the processes of others; nothing where all are visible.
+    pub fn hidden(&self) -> Option<String> {
+        let mounts = fs::read_to_string(self.root.join("proc/mounts")).ok()?;
+        let option = hidepid(&mounts)?;
+        // Process 1 is always there, and hardly ever the agent's own user's.
+        let sees_others = fs::read(self.proc(Pid(1), "statm")).is_ok_and(|statm| !statm.is_empty());
+        (!sees_others).then(|| option.to_string())
     }
 
     /// The targets that are there now, by pid, at most [`TARGETS_MAX`]: the largest. Kernel threads
@@ -107,9 +158,16 @@ impl TargetFinder {
     ///
     /// With [`TargetSpec::Pids`] it is an error when none is left: whoever named them waits for
     /// nothing else.
-    pub fn find(&self) -> Result<Vec<Target>, TargetsError> {
+    pub fn find(&mut self) -> Result<Vec<Target>, TargetsError> {
         let pids = match &self.spec {
-            TargetSpec::Pids(pids) => self.with_descendants(pids)?,
+            TargetSpec::Pids(pids) => {
+                let is_same = |pid: &&Pid| {
+                    let named = self.named.get(pid);
+                    named.is_some() && named == self.started(**pid).as_ref()
+                };
+                let same: Vec<Pid> = pids.iter().filter(is_same).copied().collect();
+                self.with_descendants(&same)?
+            }
             TargetSpec::Cgroups(paths) => {
                 let mut pids = BTreeSet::new();
                 for path in paths {
@@ -120,23 +178,23 @@ impl TargetFinder {
             TargetSpec::All { .. } => numbers_in(&self.root.join("proc"))?,
         };
         let resident_min = match self.spec {
-            TargetSpec::All { resident_min } => resident_min,
-            _ => ByteCount(PAGE_SIZE),
+            TargetSpec::All { resident_min } => resident_min.0,
+            _ => PAGE_SIZE,
         };
         let own = self.with_descendants(&[self.own_pid])?;
         let mut sized = vec![];
         for pid in pids.difference(&own).copied().map(Pid) {
-            match self.resident(pid)? {
-                Some(resident) if resident >= resident_min => sized.push((resident, pid)),
-                _ => {}
+            let Some(mut size) = self.resident(pid)?.map(|resident| resident.0) else {
+                continue;
+            };
+            if self.before.contains_key(&pid) {
+                size = size.saturating_add(size / INCUMBENT_PART);
+            }
+            if size >= resident_min {
+                sized.push((size, pid));
             }
         }
-        if let (TargetSpec::Pids(pids), true) = (&self.spec, sized.is_empty()) {
-            return Err(TargetsError::NoProcess(
-                pids.first().copied().unwrap_or(Pid(0)),
-            ));
-        }
-        sized.sort_unstable_by_key(|&(resident, pid)| Reverse((resident, pid)));
+        sized.sort_unstable_by_key(|&(size, pid)| Reverse((size, pid)));
         let mut targets = vec![];
         for (_, pid) in sized {
             targets.extend(self.target(pid)?);
@@ -144,8 +202,27 @@ impl TargetFinder {
                 break;
             }
         }
+        if let (TargetSpec::Pids(pids), true) = (&self.spec, targets.is_empty()) {
+            return Err(self.missing(pids.first().copied().unwrap_or(Pid(0))));
+        }
         targets.sort_unstable();
+        self.before = targets.iter().map(|t| (t.pid, t.start_ticks)).collect();
         Ok(targets)
+    }
+
+    /// Why a process that was named is no target.
+    fn missing(&self, pid: Pid) -> TargetsError {
+        let stat = fs::read(self.proc(pid, "stat")).unwrap_or_default();
+        match (parse_stat(&stat), self.hidden()) {
+            (Some(stat), _) if stat.is_kernel_thread => TargetsError::KernelThread(pid),
+            (None, Some(option)) => TargetsError::NotVisible { pid, option },
+            _ => TargetsError::NoProcess(pid),
+        }
+    }
+
+    fn started(&self, pid: Pid) -> Option<u64> {
+        let stat = fs::read(self.proc(pid, "stat")).ok()?;
+        Some(parse_stat(&stat)?.start_ticks)
     }
 
     fn proc(&self, pid: Pid, file: &str) -> PathBuf {
@@ -165,26 +242,37 @@ impl TargetFinder {
 
     fn target(&self, pid: Pid) -> Result<Option<Target>, TargetsError> {
         let stat = read(&self.proc(pid, "stat"))?;
-        Ok(parse_stat(&stat).map(|(comm, start_ticks)| Target {
+        let program = parse_stat(&stat).filter(|stat| !stat.is_kernel_thread);
+        Ok(program.map(|stat| Target {
             pid,
-            start_ticks,
-            comm: demeter_proto::shown(&String::from_utf8_lossy(comm)),
+            start_ticks: stat.start_ticks,
+            comm: demeter_proto::shown(&String::from_utf8_lossy(stat.comm)),
         }))
     }
 
     /// `pids` and all their descendants that are there, by `/proc/PID/task/TID/children`
     /// (CONFIG_PROC_CHILDREN; without it, the processes alone). Those named come first, and then
-    /// children before grandchildren, so that one that forks without end displaces none of them.
+    /// children before grandchildren, so that one that forks without end displaces none of them. A child whose pid
+    /// is another one's by now has another parent.
     fn with_descendants(&self, pids: &[Pid]) -> Result<BTreeSet<u32>, TargetsError> {
         let mut found = BTreeSet::new();
-        let mut todo: VecDeque<u32> = pids.iter().map(|pid| pid.0).collect();
-        while let Some(pid) = todo.pop_front().filter(|_| found.len() < PROCESSES_MAX) {
-            if !found.insert(pid) {
+        let mut todo: VecDeque<(u32, Option<u32>)> = pids.iter().map(|pid| (pid.0, None)).collect();
+        while let Some((pid, parent)) = todo.pop_front().filter(|_| found.len() < PROCESSES_MAX) {
+            if found.contains(&pid) {
                 continue;
             }
+            if parent.is_some() {
+                let stat = read(&self.proc(Pid(pid), "stat"))?;
+                if parse_stat(&stat).map(|stat| stat.parent) != parent {
+                    continue;
+                }
+            }
+            found.insert(pid);
             for thread in numbers_in(&self.proc(Pid(pid), "task"))? {
                 let children = self.proc(Pid(pid), &format!("task/{thread}/children"));
-                todo.extend(pids_in(&read(&children)?).take(PROCESSES_MAX));
+                let children = read(&children)?;
+                let children = pids_in(&children).take(PROCESSES_MAX);
+                todo.extend(children.map(|child| (child, Some(pid))));
             }
         }
         Ok(found)
@@ -207,15 +295,47 @@ impl TargetFinder {
 /// The file of a cgroup (v2) that names its processes.
 const CGROUP_PROCS: &str = "cgroup.procs";
 
-/// The process's name and start time, from proc(5)'s stat. The name is in parentheses, and is any
-/// bytes: parentheses, spaces, line feeds, no text at all.
-pub fn parse_stat(stat: &[u8]) -> Option<(&[u8], u64)> {
+/// A process as proc(5)'s stat describes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stat<'a> {
+    /// Its command's name: any bytes.
+    pub comm: &'a [u8],
+    /// Its parent's pid.
+    pub parent: u32,
+    /// It has no memory of its own.
+    pub is_kernel_thread: bool,
+    /// When it started, clock ticks after boot.
+    pub start_ticks: u64,
+}
+
+/// Reads the text of a stat file. The name is in parentheses, and is any bytes: parentheses, spaces, line feeds, no
+/// text at all.
+pub fn parse_stat(stat: &[u8]) -> Option<Stat<'_>> {
+    /// In the flags of a task (linux/sched.h).
+    const PF_KTHREAD: u64 = 0x0020_0000;
     let open = stat.iter().position(|&b| b == b'(')?;
     let close = stat.iter().rposition(|&b| b == b')')?;
     let comm = stat.get(open + 1..close)?;
-    // What follows the name begins with field 3, the state; the start time is field 22.
+    // Behind the name follows field 3, the state.
     let rest = stat.get(close + 1..)?.trim_ascii_start();
-    Some((comm, numbers(rest.get(1..)?).nth(18)?))
+    let mut fields = numbers(rest.get(1..)?);
+    Some(Stat {
+        comm,
+        parent: fields.next()? as u32,
+        is_kernel_thread: fields.nth(4)? & PF_KTHREAD != 0,
+        start_ticks: fields.nth(12)?,
+    })
+}
+
+/// The option by which /proc hides processes of others, in the text of a mounts file.
+fn hidepid(mounts: &str) -> Option<&str> {
+    let mut options = mounts.lines().filter_map(|line| {
+        let mut fields = line.split(' ').skip(1);
+        (fields.next()? == "/proc" && fields.next()? == "proc").then(|| fields.next())?
+    });
+    let all = options.next_back()?.split(',');
+    all.filter(|option| option.starts_with("hidepid="))
+        .find(|option| !matches!(*option, "hidepid=0" | "hidepid=off"))
 }
 
 /// Numbers between white space. One that is no number stands for zero.
@@ -248,7 +368,7 @@ fn entries(dir: &Path) -> Result<impl Iterator<Item = DirEntry>, TargetsError> {
 }
 
 /// Names in a directory that are numbers.
-fn numbers_in(dir: &Path) -> Result<BTreeSet<u32>, TargetsError> {
+pub(crate) fn numbers_in(dir: &Path) -> Result<BTreeSet<u32>, TargetsError> {
     let number = |entry: DirEntry| pids_in(entry.file_name().as_bytes()).next();
     Ok(entries(dir)?
         .filter_map(number)
@@ -281,27 +401,29 @@ fn unless_gone<T>(path: &Path, result: io::Result<T>) -> Result<Option<T>, Targe
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
     use std::fs;
 
     use super::*;
 
-    struct FakeProc(tempfile::TempDir);
+    /// A root with processes, and the parents of those that were added later.
+    struct FakeProc(tempfile::TempDir, RefCell<BTreeMap<u32, u32>>);
 
     impl FakeProc {
         fn new() -> Self {
             let dir = tempfile::tempdir().unwrap();
             fs::create_dir_all(dir.path().join("proc/self")).unwrap();
-            Self(dir)
+            Self(dir, RefCell::default())
         }
 
         fn add(&self, pid: u32, comm: impl AsRef<[u8]>, resident_pages: u64, children: &str) {
             let dir = self.0.path().join(format!("proc/{pid}"));
             fs::create_dir_all(dir.join(format!("task/{pid}"))).unwrap();
-            let fields = "0 ".repeat(18);
-            let mut stat = format!("{pid} (").into_bytes();
-            stat.extend(comm.as_ref());
-            stat.extend(format!(") S {fields}{} 0", pid * 10).bytes());
-            fs::write(dir.join("stat"), stat).unwrap();
+            self.start(pid, comm, pid * 10, 0);
+            let mut parents = self.1.borrow_mut();
+            for child in pids_in(children.as_bytes()) {
+                parents.entry(child).or_insert(pid);
+            }
             fs::write(
                 dir.join("statm"),
                 format!("9999 {resident_pages} 0 0 0 0 0"),
@@ -310,10 +432,121 @@ mod tests {
             fs::write(dir.join(format!("task/{pid}/children")), children).unwrap();
         }
 
-        fn find(&self, spec: TargetSpec) -> Vec<u32> {
-            let finder = TargetFinder::new(self.0.path(), spec);
-            finder.find().unwrap().iter().map(|t| t.pid.0).collect()
+        /// The stat file of a process that starts now.
+        fn start(&self, pid: u32, comm: impl AsRef<[u8]>, ticks: u32, flags: u64) {
+            let parent = self.1.borrow().get(&pid).copied().unwrap_or(0);
+            let mut stat = format!("{pid} (").into_bytes();
+            stat.extend(comm.as_ref());
+            let zeros = "0 ".repeat(12);
+            stat.extend(format!(") S {parent} 0 0 0 -1 {flags} {zeros}{ticks} 0").bytes());
+            fs::write(self.0.path().join(format!("proc/{pid}/stat")), stat).unwrap();
         }
+
+        fn finder(&self, spec: TargetSpec) -> TargetFinder {
+            TargetFinder::new(self.0.path(), spec)
+        }
+
+        fn find(&self, spec: TargetSpec) -> Vec<u32> {
+            pids_of(&mut self.finder(spec))
+        }
+    }
+
+    fn pids_of(finder: &mut TargetFinder) -> Vec<u32> {
+        finder.find().unwrap().iter().map(|t| t.pid.0).collect()
+    }
+
+    #[test]
+    fn a_stranger_with_the_pid_of_a_process_that_was_named_is_none() {
+        let p = FakeProc::new();
+        p.add(10, "named", 5, "12");
+        p.add(11, "named, too", 5, "");
+        p.add(12, "child", 5, "");
+        let mut finder = p.finder(TargetSpec::Pids(vec![Pid(10), Pid(11)]));
+        let [child, ..] = &finder.find().unwrap()[2..] else {
+            panic!("there are three");
+        };
+        assert!(child.is_there(p.0.path()));
+        p.start(11, "stranger", 777, 0);
+        p.start(12, "stranger", 777, 0);
+        assert!(!child.is_there(p.0.path()));
+        assert_eq!(pids_of(&mut finder), [10, 12], "12 is a new child of 10");
+        p.start(10, "stranger", 777, 0);
+        let error = finder.find().unwrap_err();
+        assert!(matches!(error, TargetsError::NoProcess(Pid(10))), "{error}");
+    }
+
+    #[test]
+    fn who_has_another_parent_is_no_child() {
+        let p = FakeProc::new();
+        p.add(12, "stranger, whose pid was the child's", 5, "");
+        p.add(10, "named", 5, "12 13");
+        p.add(13, "child", 5, "");
+        assert_eq!(p.find(TargetSpec::Pids(vec![Pid(10)])), [10, 13]);
+    }
+
+    #[test]
+    fn kernel_threads_are_no_targets() {
+        let p = FakeProc::new();
+        p.add(2, "kthreadd", 0, "3");
+        p.add(3, "with a program's memory", 5, "");
+        for pid in [2, 3] {
+            p.start(pid, "kthread", 1, 0x0020_8040);
+        }
+        p.add(9, "program", 5, "");
+        let all = TargetSpec::All {
+            resident_min: ByteCount(0),
+        };
+        assert_eq!(p.find(all), [9]);
+        let error = p.finder(TargetSpec::Pids(vec![Pid(2)])).check();
+        assert!(matches!(error, Err(TargetsError::KernelThread(Pid(2)))));
+    }
+
+    #[test]
+    fn hidden_is_not_gone() {
+        let p = FakeProc::new();
+        let mounts = p.0.path().join("proc/mounts");
+        let missing = || p.finder(TargetSpec::Pids(vec![Pid(77)])).check();
+        for (options, hides) in [
+            ("rw,relatime", None),
+            ("rw,hidepid=off", None),
+            ("rw,gid=4,hidepid=invisible", Some("hidepid=invisible")),
+            ("rw,hidepid=2,gid=4", Some("hidepid=2")),
+        ] {
+            let text = format!("none /proc/fs proc hidepid=4 0 0\nproc /proc proc {options} 0 0\n");
+            fs::write(&mounts, text).unwrap();
+            let error = missing().unwrap_err();
+            match hides {
+                Some(hides) => assert!(
+                    matches!(&error, TargetsError::NotVisible { option, .. } if option == hides)
+                ),
+                None => assert!(matches!(error, TargetsError::NoProcess(_)), "{error}"),
+            }
+        }
+        // If process 1 is visible, all are.
+        p.add(1, "init", 5, "");
+        assert!(matches!(missing(), Err(TargetsError::NoProcess(_))));
+    }
+
+    #[test]
+    fn processes_of_nearly_the_same_size_do_not_change_places() {
+        let p = FakeProc::new();
+        let count = TARGETS_MAX as u32 + 8;
+        for pid in 1..=count {
+            p.add(pid, "x", 1000 + u64::from(pid), "");
+        }
+        let resident_min = ByteCount(1000 * PAGE_SIZE);
+        let mut finder = p.finder(TargetSpec::All { resident_min });
+        let first = pids_of(&mut finder);
+        for pid in 1..=count {
+            p.add(pid, "x", 1000 + u64::from(count - pid), "");
+        }
+        assert_eq!(pids_of(&mut finder), first);
+        p.add(70, "x", 970, "");
+        assert_eq!(pids_of(&mut finder), first, "a little below the least");
+        p.add(1, "x", 1300, "");
+        p.add(71, "x", 800, "");
+        let now = pids_of(&mut finder);
+        assert!(now.contains(&1) && !now.contains(&71), "{now:?}");
     }
 
     #[test]
@@ -325,9 +558,7 @@ mod tests {
         p.add(13, "grandchild", 5, "10");
         p.add(14, "stranger", 5, "");
         assert_eq!(p.find(TargetSpec::Pids(vec![Pid(10)])), [10, 11, 13]);
-        let found = TargetFinder::new(p.0.path(), TargetSpec::Pids(vec![Pid(11)]))
-            .find()
-            .unwrap();
+        let found = p.finder(TargetSpec::Pids(vec![Pid(10)])).find().unwrap();
         assert_eq!(
             (found[0].comm.as_str(), found[0].start_ticks),
             ("parent", 100)
@@ -417,7 +648,7 @@ mod tests {
         let spec = TargetSpec::All {
             resident_min: ByteCount(0),
         };
-        let found = TargetFinder::new(p.0.path(), spec).find().unwrap();
+        let found = p.finder(spec).find().unwrap();
         let starts: Vec<_> = found.iter().map(|t| t.start_ticks).collect();
         assert_eq!(starts, [100, 110, 120, 130]);
         for target in found {
@@ -459,7 +690,7 @@ mod tests {
         p.add(5, "x", 5, "");
         fs::remove_file(p.0.path().join("proc/5/statm")).unwrap();
         fs::create_dir(p.0.path().join("proc/5/statm")).unwrap();
-        let finder = TargetFinder::new(p.0.path(), TargetSpec::Pids(vec![Pid(5)]));
+        let mut finder = p.finder(TargetSpec::Pids(vec![Pid(5)]));
         let error = finder.find().unwrap_err();
         assert!(matches!(error, TargetsError::Read { .. }), "{error}");
     }

@@ -5,6 +5,7 @@ use std::io;
 use demeter_policy::{ByteCount, GuestPhysAddr, PhysRange, Tier};
 
 use crate::hypervisor::HypervisorError;
+use crate::outside::MayWait;
 
 /// A position in a memory file, or in several one after the other, bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -33,7 +34,8 @@ pub struct NotInTier {
 
 /// The files behind a VM's memory: one per tier, shared with the hypervisor.
 ///
-/// What lies where in guest-physical space is the hypervisor's to say, never assumed.
+/// What lies where in guest-physical space is the hypervisor's to say, never assumed. Functions with
+/// a [`MayWait`] may wait for the storage behind it.
 pub trait Backing: Send + Sync + 'static {
     /// What the VM has of a tier with an empty balloon: the length of its file.
     fn size(&self, tier: Tier) -> ByteCount;
@@ -43,7 +45,7 @@ pub trait Backing: Send + Sync + 'static {
 
     /// Gives the memory of `extent` back to the host (`FALLOC_FL_PUNCH_HOLE`). Reads as zeros
     /// afterwards, and is allocated anew where it is written.
-    fn punch(&self, extent: Extent) -> io::Result<()>;
+    fn punch(&self, extent: Extent, wait: &MayWait) -> io::Result<()>;
 
     /// What the VM has besides, in order: memory that was plugged in, and is of no tier.
     fn plugged(&self) -> &[PhysRange] {
@@ -51,16 +53,21 @@ pub trait Backing: Send + Sync + 'static {
     }
 
     /// Reads what is at an address of such memory.
-    fn read_plugged(&self, _at: GuestPhysAddr, _into: &mut [u8]) -> io::Result<()> {
+    fn read_plugged(
+        &self,
+        _at: GuestPhysAddr,
+        _into: &mut [u8],
+        _wait: &MayWait,
+    ) -> io::Result<()> {
         Err(io::ErrorKind::NotFound.into())
     }
 
     /// Reads the beginning of `extent`, no more than it has.
-    fn read(&self, extent: Extent, into: &mut [u8]) -> io::Result<()>;
+    fn read(&self, extent: Extent, into: &mut [u8], wait: &MayWait) -> io::Result<()>;
 
     /// What keeps guest memory pinned right now, if anything does: it would go on with the pages that
     /// a hole takes away.
-    fn pinned_by(&self) -> io::Result<Option<String>>;
+    fn pinned_by(&self, wait: &MayWait) -> io::Result<Option<String>>;
 
     /// How often the VM was reset, stopped, or changed so that what was known of its memory may hold no
     /// more, as far as that was told.
@@ -75,5 +82,5 @@ pub trait Backing: Send + Sync + 'static {
     }
 
     /// What the file of `tier` occupies now: its allocated blocks.
-    fn backed(&self, tier: Tier) -> io::Result<ByteCount>;
+    fn backed(&self, tier: Tier, wait: &MayWait) -> io::Result<ByteCount>;
 }

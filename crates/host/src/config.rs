@@ -1,6 +1,8 @@
 //! The host's configuration: a TOML file. What it says of sizes and policy is where a VM begins;
 //! what was set later, over the API, is kept in the state file and goes before.
 
+mod changes;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -10,6 +12,8 @@ use demeter_policy::history::HOT_ONES;
 use demeter_policy::provision::{Policy, ProvisionerKind};
 use demeter_policy::{ByteCount, MIB, NodeId, PerTier, Tier, TierBytes};
 use serde::{Deserialize, Serialize};
+
+pub use changes::KeyChange;
 
 use crate::VmName;
 use crate::hypervisor::libvirt::Libvirt;
@@ -120,7 +124,7 @@ pub struct VmConfig {
     pub cloud_hypervisor: Option<PathBuf>,
     /// Socket of the guest agent's port (org.demeter.0); libvirt and Cloud Hypervisor know it by themselves.
     pub agent: Option<PathBuf>,
-    /// User that the hypervisor runs as, if neither root nor ours; with libvirt, libvirt.owner_uid counts.
+    /// User that the hypervisor must run as; without it, root or ours. With libvirt, libvirt.owner_uid counts.
     pub owner_uid: Option<u32>,
     /// Who moves its memory between tiers. With `history`, and with `auto` while no agent speaks, the
     /// tiers are the host's nodes, and its fast memory is kept to its size.
@@ -332,6 +336,24 @@ impl VmConfig {
             // They take nothing back by themselves.
             _ => ByteCount(0),
         }
+    }
+
+    /// Whether it is the same VM, reached and sized in the same way: only what it may have differs.
+    pub(crate) fn differs_in_sizes_only(&self, other: &Self) -> bool {
+        let sizes_of = |of: &TierConfig, from: &TierConfig| TierConfig {
+            size_mib: from.size_mib,
+            guarantee_mib: from.guarantee_mib,
+            limit_mib: from.limit_mib,
+            ..of.clone()
+        };
+        let with = Self {
+            share: other.share,
+            fast: sizes_of(&self.fast, &other.fast),
+            slow: sizes_of(&self.slow, &other.slow),
+            ..self.clone()
+        };
+        // Histories are kept by what the VM may have.
+        with == *other && self.manage == Manage::Agent
     }
 
     /// What its process may use beyond what the VM owns, where that is limited.

@@ -22,6 +22,7 @@ mod history;
 pub mod hypervisor;
 pub mod memory;
 pub mod metrics;
+pub mod outside;
 mod privileges;
 pub mod probe;
 pub mod process;

@@ -8,6 +8,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetri
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::view::{HostView, TierView, VmState, VmView};
@@ -52,6 +53,13 @@ fn tiers(view: TierView) -> [(&'static str, i64); 2] {
 impl Collector for Snapshot {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let host = &*self.0;
+        let build = Info::new([("version", host.version.clone())]);
+        build.encode(encoder.encode_descriptor(
+            "build",
+            "The controller's version",
+            None,
+            build.metric_type(),
+        )?)?;
         let violations = ConstCounter::new(host.violations);
         violations.encode(encoder.encode_descriptor(
             "violations",
@@ -62,6 +70,16 @@ impl Collector for Snapshot {
         for (name, help, view) in [
             ("pool", "Memory to divide between VMs", host.pool),
             ("committed", "Memory committed to VMs", host.committed),
+            (
+                "may_hold",
+                "Memory that VMs may be holding at the most",
+                host.may_hold,
+            ),
+            (
+                "excess",
+                "Memory that VMs may be holding beyond the pool; none is given more meanwhile",
+                host.excess(),
+            ),
         ] {
             let family = Family::<TierLabel, Gauge>::default();
             for (tier, bytes) in tiers(view) {
@@ -69,6 +87,26 @@ impl Collector for Snapshot {
             }
             let kind = family.metric_type();
             family.encode(encoder.encode_descriptor(name, help, Some(&Unit::Bytes), kind)?)?;
+        }
+
+        for (name, help, unit, value) in [
+            (
+                "left_alone",
+                "Domains that libvirt runs and that are not managed",
+                None,
+                host.left_alone.len() as u64,
+            ),
+            (
+                "left_alone_memory",
+                "Memory of domains that are not managed",
+                Some(&Unit::Bytes),
+                host.left_alone.iter().map(|of| of.memory_bytes).sum(),
+            ),
+        ] {
+            let gauge: Gauge = Gauge::default();
+            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+            let kind = gauge.metric_type();
+            gauge.encode(encoder.encode_descriptor(name, help, unit, kind)?)?;
         }
 
         let mut by_tier = |name, help, of: fn(&VmView) -> Option<TierView>| {
@@ -88,6 +126,17 @@ impl Collector for Snapshot {
             Some(vm.committed)
         })?;
         by_tier("vm_owned", "What a VM owns", |vm| vm.owned)?;
+        by_tier(
+            "vm_may_hold",
+            "What a VM may be holding at the most",
+            |vm| Some(vm.may_hold),
+        )?;
+        by_tier("vm_guarantee", "What a VM never has less of", |vm| {
+            Some(vm.guarantee)
+        })?;
+        by_tier("vm_limit", "What a VM never has more of", |vm| {
+            Some(vm.limit)
+        })?;
 
         let mut by_vm = |name, help, of: fn(&VmView) -> Option<f64>| {
             let family = Family::<VmLabel, Gauge<f64, AtomicU64>>::default();
@@ -104,6 +153,11 @@ impl Collector for Snapshot {
             "vm_up",
             "Whether a VM can be reached and is trusted",
             |vm| Some(if vm.state == VmState::Up { 1.0 } else { 0.0 }),
+        )?;
+        by_vm(
+            "vm_marked",
+            "Whether a VM's guest was caught lying and is left alone",
+            |vm| Some(f64::from(u8::from(vm.state == VmState::Marked))),
         )?;
         by_vm(
             "vm_fast_hit_ratio",
@@ -172,6 +226,7 @@ mod tests {
             name: "db".into(),
             state: VmState::Up,
             owned: Some(tiers(7, 8)),
+            may_hold: tiers(77, 8),
             returned_bytes: 9,
             overruns: 2,
             fast_hit: Some(0.5),
@@ -190,6 +245,8 @@ mod tests {
         let text = text(Arc::new(HostView {
             pool: tiers(100, 200),
             committed: tiers(70, 80),
+            may_hold: tiers(130, 80),
+            version: "1.2".into(),
             violations: 3,
             vms: vec![vm, other],
             ..HostView::default()
@@ -197,6 +254,12 @@ mod tests {
         for line in [
             "demeter_host_violations_total 3",
             "demeter_host_pool_bytes{tier=\"slow\"} 200",
+            "demeter_host_build_info{version=\"1.2\"} 1",
+            "demeter_host_may_hold_bytes{tier=\"fast\"} 130",
+            "demeter_host_excess_bytes{tier=\"fast\"} 30",
+            "demeter_host_excess_bytes{tier=\"slow\"} 0",
+            "demeter_host_vm_may_hold_bytes{vm=\"db\",tier=\"fast\"} 77",
+            "demeter_host_vm_marked{vm=\"db\"} 0.0",
             "demeter_host_committed_bytes{tier=\"fast\"} 70",
             "demeter_host_vm_owned_bytes{vm=\"db\",tier=\"slow\"} 8",
             "demeter_host_vm_up{vm=\"web\"} 0.0",

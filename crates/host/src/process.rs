@@ -2,10 +2,11 @@
 //! its number afterwards.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use demeter_policy::Pid;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{PidfdFlags, pidfd_open};
 use tokio::io::Interest;
@@ -42,7 +43,7 @@ pub(crate) fn pidfd(pid: Pid) -> io::Result<OwnedFd> {
 }
 
 /// The process that listens on a socket, as the kernel knows it (SO_PEERCRED, unix(7)).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PeerProcess {
     /// Its number; the hypervisor's own, when that opened the socket itself.
     pub pid: Pid,
@@ -55,9 +56,15 @@ pub struct PeerProcess {
 impl PeerProcess {
     /// The peer of a connected socket.
     pub fn of(socket: impl AsFd) -> io::Result<Self> {
-        let peer = socket_peercred(socket)?;
+        let peer = socket_peercred(&socket)?;
         let pid = Pid(u32::try_from(peer.pid.as_raw_pid()).unwrap_or(0));
-        Self::running(pid, peer.uid.as_raw())
+        // Held while we look, where the kernel has it: nobody else can get its number meanwhile.
+        let held = peer_pidfd(socket.as_fd())?;
+        let found = Self::running(pid, peer.uid.as_raw())?;
+        if held.is_some_and(|pidfd| has_ended(&pidfd)) {
+            return Err(ended());
+        }
+        Ok(found)
     }
 
     /// A process that runs now, of a user that is known otherwise.
@@ -69,16 +76,60 @@ impl PeerProcess {
         })
     }
 
-    /// Whether to believe what it says: it runs as root, as we do, or as the user that the
-    /// configuration names for its VM.
+    /// Whether to believe what it says: it runs as the user that the configuration names for its VM;
+    /// where that names none, as root or as we do.
     pub(crate) fn is_trusted(&self, own_uid: u32, owner_uid: Option<u32>) -> bool {
-        [own_uid, 0].contains(&self.uid) || owner_uid == Some(self.uid)
+        match owner_uid {
+            Some(owner) => self.uid == owner,
+            None => [own_uid, 0].contains(&self.uid),
+        }
     }
 
     /// Whether it still runs.
     pub(crate) fn is_there(&self) -> bool {
         started(self.pid).is_ok_and(|started| started == self.started)
     }
+}
+
+/// SO_PEERPIDFD (linux/socket.h), since Linux 6.5.
+const SO_PEERPIDFD: libc::c_int = 77;
+
+/// The process behind a socket; `None` where the kernel does not tell.
+fn peer_pidfd(socket: BorrowedFd) -> io::Result<Option<OwnedFd>> {
+    let mut found: libc::c_int = -1;
+    let mut size = size_of_val(&found) as libc::socklen_t;
+    // SAFETY: the kernel writes no more than `size` bytes, which `found` has.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut found).cast(),
+            &raw mut size,
+        )
+    };
+    if result == 0 {
+        // SAFETY: the kernel has made this descriptor just now, for us alone.
+        return Ok(Some(unsafe { OwnedFd::from_raw_fd(found) }));
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::ENOPROTOOPT) => Ok(None),
+        // Its process has ended; somebody else keeps the socket open.
+        Some(libc::ESRCH | libc::EINVAL | libc::ENODATA) => Err(ended()),
+        _ => Err(error),
+    }
+}
+
+fn has_ended(process: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(process, PollFlags::IN)];
+    // Readable means ended.
+    poll(&mut polled, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}
+
+fn ended() -> io::Error {
+    let why = "the process that opened the socket has ended, and another one keeps it open";
+    io::Error::new(io::ErrorKind::NotFound, why)
 }
 
 /// Who must have opened a socket for what comes out of it to be a VM's.
@@ -162,5 +213,66 @@ mod tests {
         assert!(trusted(107, 0, Some(107)));
         assert!(!trusted(107, 0, None));
         assert!(!trusted(107, 1000, Some(1000)));
+        assert!(
+            !trusted(0, 0, Some(107)),
+            "another VM's, which runs as root"
+        );
+    }
+
+    /// Starts a process with a number that was another's; `None` where that is not allowed.
+    fn heir_of(number: libc::pid_t) -> Option<libc::pid_t> {
+        // SAFETY: all zeros is a valid value of this plain structure.
+        let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
+        args.exit_signal = libc::SIGCHLD as u64;
+        args.set_tid = (&raw const number) as u64;
+        args.set_tid_size = 1;
+        // SAFETY: `args` and `number` live through the call. The child, a copy of this process, only waits
+        // for its end.
+        let heir = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of_val(&args)) };
+        if heir == 0 {
+            loop {
+                // SAFETY: waits for a signal, and nothing else.
+                unsafe { libc::pause() };
+            }
+        }
+        (heir > 0).then_some(heir as libc::pid_t)
+    }
+
+    #[test]
+    fn a_process_that_inherited_a_number_is_not_believed() {
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, socket};
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let listener = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        // SAFETY: the child only listens and ends.
+        let opener = unsafe { libc::fork() };
+        if opener == 0 {
+            // SAFETY: both are allowed in a child of a process with threads.
+            unsafe {
+                libc::listen(listener.as_raw_fd(), 1);
+                libc::_exit(0);
+            }
+        }
+        // SAFETY: waits for a child of this test's.
+        unsafe { libc::waitpid(opener, std::ptr::null_mut(), 0) };
+        let stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        let Some(heir) = heir_of(opener) else {
+            eprintln!("skipped: only root chooses the number of a process");
+            return;
+        };
+        let is_told = !matches!(peer_pidfd(stream.as_fd()), Ok(None));
+        let found = PeerProcess::of(&stream);
+        // SAFETY: ends and waits for the child that was made above.
+        unsafe {
+            libc::kill(heir, libc::SIGKILL);
+            libc::waitpid(heir, std::ptr::null_mut(), 0);
+        }
+        if !is_told {
+            eprintln!("skipped: SO_PEERPIDFD needs Linux 6.5");
+            return;
+        }
+        let said = found.unwrap_err().to_string();
+        assert!(said.contains("has ended"), "{said}");
     }
 }

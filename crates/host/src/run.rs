@@ -7,24 +7,28 @@
 mod deciding;
 mod known;
 
+use std::convert::Infallible;
 use std::future;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
 
 use crate::VmName;
-use crate::api::{self, Handle, ListenError, Token};
+use crate::api::{self, Change, Handle, ListenError, Token};
 use crate::config::{Config, Discover, Manage, VMS_MAX, VmConfig};
 use crate::controller::{Refusal, VmCommand};
 use crate::history::SharedDamon;
 use crate::hypervisor::libvirt::{Libvirt, discover};
 use crate::memory::HostFiles;
+use crate::outside::Outside;
 use crate::privileges;
-use crate::store::{Store, StoreError};
+use crate::store::{Ledger, Store, StoreError};
 use crate::view::{EventLog, HostView};
 use crate::vm::{News, VmTask};
 use deciding::Deciding;
@@ -37,6 +41,12 @@ const DESCRIPTORS_PER_VM: u64 = 8;
 
 /// Open files of everything else: clients on both sockets, the state file, the runtime.
 const DESCRIPTORS: u64 = 192;
+
+/// Threads that may wait for others: for each VM its turn and an answer of its hypervisor.
+const WAITING_THREADS_MAX: usize = 2 * VMS_MAX + 64;
+
+/// How long what is under way may take when the controller ends.
+const END_MAX: Duration = Duration::from_secs(2);
 
 /// Why the host controller does not run.
 #[derive(Debug, thiserror::Error)]
@@ -76,11 +86,43 @@ pub enum RunError {
     },
 }
 
-/// Runs the host controller until SIGTERM or SIGINT. VMs stay as they are then.
-pub fn run(config: &Config) -> Result<(), RunError> {
+/// Runs the host controller until SIGTERM or SIGINT. VMs stay as they are then. SIGHUP has it take over what
+/// `source`, the configuration's file, says by then.
+pub fn run(config: &Config, source: &Path) -> Result<(), RunError> {
     let system = |what| move |source| RunError::System { what, source };
     let by_history = config.vms.values().any(|vm| vm.manage != Manage::Agent);
     privileges::give_up(by_history).map_err(system("give up privileges"))?;
+    check_descriptors(config)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        // One may be busy giving memory back while the other serves the rest.
+        .worker_threads(2)
+        .max_blocking_threads(WAITING_THREADS_MAX)
+        .enable_all()
+        .build()
+        .map_err(system("start"))?;
+    let ended = runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate()).map_err(system("catch signals"))?;
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(system("catch signals"))?;
+        let mut hangup = signal(SignalKind::hangup()).map_err(system("catch signals"))?;
+        let (reload, reloads) = mpsc::channel(1);
+        tokio::spawn(async move {
+            // Of several that come while one is waited for, one is enough.
+            while hangup.recv().await.is_some() && !reload.is_closed() {
+                let _ = reload.try_send(());
+            }
+        });
+        serve(config, source, Path::new("/"), reloads, async {
+            tokio::select! { _ = terminate.recv() => (), _ = interrupt.recv() => () }
+        })
+        .await
+    });
+    // Threads that wait for others' storage may do so for ever.
+    runtime.shutdown_timeout(END_MAX);
+    ended
+}
+
+/// Whether the process may open enough files.
+fn check_descriptors(config: &Config) -> Result<(), RunError> {
     // How many will be found is not known.
     let vms = config.discover.map_or(config.vms.len(), |_| VMS_MAX);
     let needed = DESCRIPTORS + DESCRIPTORS_PER_VM * vms as u64;
@@ -88,38 +130,53 @@ pub fn run(config: &Config) -> Result<(), RunError> {
     if most < needed {
         return Err(RunError::Descriptors { needed, most });
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        // One may be busy giving memory back while the other serves the rest.
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .map_err(system("start"))?;
-    runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate()).map_err(system("catch signals"))?;
-        let mut interrupt = signal(SignalKind::interrupt()).map_err(system("catch signals"))?;
-        serve(config, Path::new("/"), async {
-            tokio::select! { _ = terminate.recv() => (), _ = interrupt.recv() => () }
-        })
-        .await
-    })
+    Ok(())
 }
 
-/// Runs the host controller until `stop`; `root` is where /proc and /sys are below.
+/// Opens the state file. A controller that is ending may have it for a moment.
+async fn open_state(path: &Path) -> Result<(Store, Ledger), StoreError> {
+    let deadline = Instant::now() + END_MAX;
+    loop {
+        match Store::open(path) {
+            Err(StoreError::Taken { .. }) if Instant::now() < deadline => {
+                sleep(Duration::from_millis(20)).await;
+            }
+            opened => return opened,
+        }
+    }
+}
+
+/// Has the configuration read again whenever that is asked for.
+async fn reload_upon(mut asked: mpsc::Receiver<()>, changes: mpsc::Sender<Change>) -> Infallible {
+    while asked.recv().await.is_some() {
+        let (answer, answered) = oneshot::channel();
+        if changes.send(Change::Reload { answer }).await.is_ok() {
+            // The controller has logged the outcome.
+            let _ = answered.await;
+        }
+    }
+    future::pending().await
+}
+
+/// Runs the host controller until `stop`; `source` is the configuration's file, which is read again upon
+/// `reloads`, `root` is where /proc and /sys are below.
 pub async fn serve(
     config: &Config,
+    source: &Path,
     root: &Path,
+    reloads: mpsc::Receiver<()>,
     stop: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
     let token = config.token_file.as_deref().map(Token::load).transpose()?;
-    // The socket is also what keeps a second controller away from the state file.
     let (listener, _socket) = api::unix(&config.socket)?;
     let tcp = match config.listen {
         Some(address) => Some(api::tcp(address).await?),
         None => None,
     };
-    let (store, ledger) = Store::open(&config.state)?;
+    let (store, ledger) = open_state(&config.state).await?;
     let log = EventLog::default();
     let (view_in, view) = watch::channel(Arc::new(HostView::default()));
+    let (config_in, config_out) = watch::channel(Arc::new(config.clone()));
     let (news_in, news) = mpsc::channel(QUEUE_MAX);
     let (changes_in, changes) = mpsc::channel(QUEUE_MAX);
     let files = HostFiles {
@@ -143,9 +200,19 @@ pub async fn serve(
             None => future::pending().await,
         }
     };
-    let deciding = Deciding::new(config, store, ledger, tasks, log.clone(), view_in)?;
+    let deciding = Deciding::new(
+        config,
+        source,
+        store,
+        ledger,
+        tasks,
+        log.clone(),
+        (view_in, config_in),
+    )?;
+    let reloading = reload_upon(reloads, changes_in.clone());
     let handle = Handle {
         view,
+        config: config_out,
         log,
         changes: changes_in,
     };
@@ -162,6 +229,7 @@ pub async fn serve(
         () = discovering => Ok(()),
         ended = api::serve_unix(listener, handle.clone()) => match ended {},
         ended = tcp => match ended {},
+        ended = reloading => match ended {},
     }
 }
 
@@ -185,6 +253,7 @@ impl Tasks {
             config: config.clone(),
             libvirt: self.libvirt.clone(),
             files: self.files.clone(),
+            outside: Outside::default(),
             damon: self.damon.clone(),
             commands: received,
             news: self.news.clone(),

@@ -14,10 +14,13 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use demeter_policy::provision::Policy;
 use demeter_policy::{ByteCount, TierBytes};
 use demeter_proto::shown;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::VmName;
@@ -72,6 +75,15 @@ pub enum StoreError {
         /// What is wrong with it.
         reason: String,
     },
+    /// Another controller has it.
+    #[error(
+        "{path} is another controller's, which runs; stop that one, or give this one another socket and \
+         another state"
+    )]
+    Taken {
+        /// Which file.
+        path: PathBuf,
+    },
     /// Another version wrote it.
     #[error(
         "{path} has version {found}, this demeter reads {VERSION}; start the demeter that wrote it"
@@ -84,16 +96,21 @@ pub enum StoreError {
     },
 }
 
-/// The file.
-#[derive(Debug)]
+/// The file. As long as one of its clones lives, no other controller opens it.
+#[derive(Debug, Clone)]
 pub struct Store {
     path: PathBuf,
+    /// Of a file beside it, which is never replaced.
+    _lock: Arc<File>,
 }
 
 impl Store {
     /// The file at `path` and what it says; nothing if there is none yet.
     pub fn open(path: &Path) -> Result<(Self, Ledger), StoreError> {
-        let store = Self { path: path.into() };
+        let store = Self {
+            path: path.into(),
+            _lock: Arc::new(lock(path)?),
+        };
         let text = match read_bounded(path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -117,7 +134,7 @@ impl Store {
     }
 
     /// Replaces the file. When this returns, `ledger` survives a crash of the machine.
-    pub fn save(&mut self, ledger: &Ledger) -> Result<(), StoreError> {
+    pub fn save(&self, ledger: &Ledger) -> Result<(), StoreError> {
         self.replace(&FileText::from(ledger))
             .map_err(|error| self.io("write", error))
     }
@@ -150,6 +167,27 @@ impl Store {
             path: self.path.clone(),
             reason: reason.to_string(),
         }
+    }
+}
+
+/// Takes the file for this process (flock(2)), until what it returns is dropped.
+fn lock(path: &Path) -> Result<File, StoreError> {
+    let beside = path.with_extension("lock");
+    let error = |source| StoreError::Io {
+        action: "lock",
+        path: beside.clone(),
+        source,
+    };
+    if let Some(folder) = path.parent().filter(|of| !of.as_os_str().is_empty()) {
+        fs::create_dir_all(folder).map_err(error)?;
+    }
+    let mut options = File::options();
+    let file = options.write(true).create(true).truncate(false);
+    let file = file.open(&beside).map_err(error)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(Errno::WOULDBLOCK) => Err(StoreError::Taken { path: path.into() }),
+        Err(refused) => Err(error(refused.into())),
     }
 }
 

@@ -19,10 +19,44 @@ pub struct HostView {
     pub pool: TierView,
     /// What VMs have been committed of it; never more than the pool.
     pub committed: TierView,
+    /// The most that VMs may hold. Above the pool while VMs have not given back what they were started
+    /// with: no VM grows meanwhile.
+    #[serde(default)]
+    pub may_hold: TierView,
     /// How often more was committed than there is. 0, or something is wrong with this program.
     pub violations: u64,
     /// The VMs, by name.
     pub vms: Vec<VmView>,
+    /// Domains that run and are not managed, by name. Their memory counts against no pool.
+    #[serde(default)]
+    pub left_alone: Vec<LeftAloneView>,
+}
+
+/// A domain that libvirt runs and that is not managed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftAloneView {
+    /// Its name.
+    pub name: String,
+    /// Why it is not managed.
+    pub why: String,
+    /// All its memory, as far as it is known.
+    pub memory_bytes: u64,
+}
+
+impl HostView {
+    /// Memory that VMs may hold beyond the pool.
+    pub fn excess(&self) -> TierView {
+        TierView {
+            fast_bytes: self
+                .may_hold
+                .fast_bytes
+                .saturating_sub(self.pool.fast_bytes),
+            slow_bytes: self
+                .may_hold
+                .slow_bytes
+                .saturating_sub(self.pool.slow_bytes),
+        }
+    }
 }
 
 /// Bytes of each tier.
@@ -84,6 +118,15 @@ pub struct VmView {
     pub committed: TierView,
     /// What it owns, when last asked.
     pub owned: Option<TierView>,
+    /// The most that it may hold: all its memory, until it was verified to own less.
+    #[serde(default)]
+    pub may_hold: TierView,
+    /// Its guarantee.
+    #[serde(default)]
+    pub guarantee: TierView,
+    /// Its limit, and no more than all its memory.
+    #[serde(default)]
+    pub limit: TierView,
     /// What went back to the host since this program started.
     pub returned_bytes: u64,
     /// How often memory was touched that the VM was to leave alone: it was taken back each time.

@@ -10,10 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use demeter_policy::provision::ProvisionerKind;
-use demeter_policy::{ByteCount, PerTier, Tier, TierBytes};
+use demeter_policy::{ByteCount, PerTier, Pid, Tier, TierBytes};
 use demeter_proto::{BootId, RequestId, Stats};
 use tokio::sync::{mpsc, watch};
-use tokio::task::spawn_blocking;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 use crate::VmName;
@@ -28,7 +27,8 @@ use crate::hypervisor::qemu::{self, Qemu};
 use crate::hypervisor::{
     AgentSocket, Channel, Connection, Event, Events, Hypervisor, HypervisorError,
 };
-use crate::memory::{HostFiles, LiveBacking, MemoryError};
+use crate::memory::{HostFiles, LiveBacking, MemoryError, Owned};
+use crate::outside::{Outside, Stuck};
 use crate::process::{Opener, PeerProcess, Process};
 use crate::provisioner::balloon::Balloon;
 use crate::provisioner::virtio_balloon::VirtioBalloon;
@@ -51,6 +51,12 @@ const SETTLE: Duration = Duration::from_millis(100);
 
 /// How often a VM's files are looked at for memory that it was to leave alone.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// How long the kernel may take to lower a cgroup's limit: it drops cached files first.
+const LIMIT_CHANGE_MAX: Duration = Duration::from_secs(30);
+
+/// How long counting where a VM's pages lie may take before it is managed by histories.
+const COUNT_MAX: Duration = Duration::from_secs(60);
 
 const NO_AGENT: &str = "the guest's agent is not there yet; run demeter guest in the VM, which \
                         needs a virtserialport named org.demeter.0 (Cloud Hypervisor: a --vsock device)";
@@ -86,6 +92,8 @@ pub(crate) struct VmTask {
     pub libvirt: Libvirt,
     /// Which files may be memory.
     pub files: HostFiles,
+    /// Its way to what is not ours.
+    pub outside: Outside,
     /// Who reads access bits.
     pub damon: Arc<SharedDamon>,
     /// What the controller orders.
@@ -118,6 +126,13 @@ enum Trouble {
     History(#[from] HistoryError),
     #[error(transparent)]
     HardLimit(#[from] HardLimitError),
+    #[error(transparent)]
+    Stuck(#[from] Stuck),
+    #[error(
+        "its process {pid} runs VM {other}, which is managed already; give each VM its own sockets, and name \
+         each domain once"
+    )]
+    Shared { pid: Pid, other: String },
     #[error("cannot watch the hypervisor's process: {0}")]
     Process(#[from] io::Error),
 }
@@ -287,13 +302,15 @@ impl VmTask {
         };
         let (owner, limits) = (self.config.owner_uid, cloud_hypervisor::Limits::default());
         let root = &self.files.root;
-        let connected = CloudHypervisor::connect(socket, owner, root, limits).await;
+        let connected = CloudHypervisor::connect(socket, &self.outside, owner, root, limits).await;
         self.live(connected.map_err(HypervisorError::from)?).await
     }
 
     async fn live(&mut self, mut connection: Connection<impl Hypervisor>) -> Result<(), End> {
         let process = Process::open(connection.process.pid)?;
-        self.find_hard_limit(connection.process)?;
+        // As long as it is managed, nobody else's.
+        let _own = self.take_process(connection.process)?;
+        self.find_hard_limit(connection.process).await?;
         // When it returns it has let go of the memory files: nothing of a VM that ended is kept.
         let mut doubted = false;
         loop {
@@ -321,16 +338,31 @@ impl VmTask {
         self.tell(News::Observation(observation)).await
     }
 
+    /// Takes the VM's process, which no other VM may have.
+    fn take_process(&self, process: PeerProcess) -> Result<Option<Owned<PeerProcess>>, Trouble> {
+        if cfg!(test) && process.pid.0 == std::process::id() {
+            // VMs that tests make up are all in one process.
+            return Ok(None);
+        }
+        let taken = self.files.processes.take(process, self.name.to_string());
+        let taken = taken.map_err(|other| Trouble::Shared {
+            pid: process.pid,
+            other,
+        })?;
+        Ok(Some(taken))
+    }
+
     async fn connect(&self) -> Result<Connection<Qemu>, HypervisorError> {
         let config = &self.config;
         match (&config.libvirt, &config.qmp) {
             (Some(domain), _) => {
                 let (kind, nodes) = (config.provisioner, config.nodes());
-                let connected = libvirt::connect(&self.libvirt, domain, kind, nodes);
+                let connected = libvirt::connect(&self.libvirt, &self.outside, domain, kind, nodes);
                 Ok(connected.await?)
             }
             (None, Some(socket)) => {
-                Ok(Qemu::connect(socket, config.owner_uid, qemu::Limits::default()).await?)
+                let limits = qemu::Limits::default();
+                Ok(Qemu::connect(socket, &self.outside, config.owner_uid, limits).await?)
             }
             (None, None) => Err(HypervisorError::Failed("it has no socket".into())),
         }
@@ -345,13 +377,17 @@ impl VmTask {
     ) -> Result<Cut, End> {
         let nodes = self.config.nodes();
         let deadline = Instant::now() + PATIENCE;
+        // Before anything that may fail: a silent VM may hold all its memory.
+        let most = self.most(&connection.hypervisor).await?;
+        self.tell(News::Observation(Observation::Seen { most }))
+            .await?;
         let named = self.config.agent.clone().map(|path| AgentSocket {
             path,
             opener: Opener::only(connection.process),
             channel: Channel::Port,
         });
         let agent = connection.agent.clone().or(named);
-        let agent = agent.map(|of| AgentClient::to(of, random_id()));
+        let agent = agent.map(|of| AgentClient::to(of, self.outside.clone(), random_id()));
         let needed = self.config.provisioner == ProvisionerKind::DemeterBalloon;
         let mut guest = agent.as_ref().map(|agent| Guest {
             not_heard: agent.not_heard(),
@@ -398,7 +434,11 @@ impl VmTask {
             }
             (ProvisionerKind::VirtioBalloon, _agent) => {
                 let backing = self.backing(connection).await?;
-                let balloon = VirtioBalloon::new(connection.hypervisor.clone(), backing);
+                let balloon = VirtioBalloon::new(
+                    connection.hypervisor.clone(),
+                    backing,
+                    self.outside.clone(),
+                );
                 self.serve(balloon, &mut connection.events, guest, doubted)
                     .await
             }
@@ -412,9 +452,15 @@ impl VmTask {
         guest: Option<Guest>,
     ) -> Result<Cut, End> {
         let root = self.files.root.clone();
-        let memory = VmMemory::find(&root, connection).await?;
-        let damon = self.damon.take(&self.name).map_err(HistoryError::from)?;
-        let (tiering, reports) = HistoryTiering::start(&root, &self.config, memory, damon)?;
+        let memory = VmMemory::find(&root, &self.outside, connection).await?;
+        let (damon, name, config) = (self.damon.clone(), self.name.clone(), self.config.clone());
+        let starting = self
+            .outside
+            .ask_within(COUNT_MAX, "counting the VM's pages", move |_| {
+                let damon = damon.take(&name).map_err(HistoryError::from)?;
+                HistoryTiering::start(&root, &config, memory, damon)
+            });
+        let (mut tiering, reports) = starting.await??;
         let mut watch = Watch {
             events: &mut connection.events,
             guest,
@@ -423,7 +469,46 @@ impl VmTask {
         };
         self.tell(News::Managed(tiering.name())).await?;
         self.tell(News::Observation(Observation::Here)).await?;
-        self.carry_out_all(tiering, &mut watch, false).await
+        let ended = self.carry_out_all(&mut tiering, &mut watch, false).await;
+        // Its thread ends with what it is doing.
+        let ending = self
+            .outside
+            .ask("ending the VM's thread", |_| drop(tiering));
+        ending.await?;
+        ended
+    }
+
+    /// All memory of the VM.
+    async fn most(&self, hypervisor: &impl Hypervisor) -> Result<TierBytes, HypervisorError> {
+        let backends = hypervisor.backends().await?;
+        let size_of = |is: &dyn Fn(&str) -> bool| {
+            let named = backends
+                .iter()
+                .filter(|of| of.id.as_deref().is_some_and(is));
+            named.fold(0, |sum: u64, of| sum.saturating_add(of.size.0))
+        };
+        if self.config.manage == Manage::History {
+            // Wherever the kernel has put it.
+            let whole = ByteCount(size_of(&|_| true));
+            return Ok(PerTier::from_fn(|_| whole));
+        }
+        let mut most = TierBytes::from_fn(|tier| {
+            let memdev = self.config.memdev(tier);
+            ByteCount(size_of(&|id| memdev.as_deref() == Some(id)))
+        });
+        if self.config.provisioner == ProvisionerKind::VirtioMem {
+            let nodes = self.config.nodes();
+            for device in hypervisor.memory_devices().await? {
+                for tier in Tier::ALL
+                    .into_iter()
+                    .filter(|tier| *nodes.get(*tier) == device.node)
+                {
+                    let most = most.get_mut(tier);
+                    most.0 = most.0.saturating_add(device.max.0);
+                }
+            }
+        }
+        Ok(most)
     }
 
     async fn backing<H: Hypervisor>(
@@ -432,13 +517,14 @@ impl VmTask {
     ) -> Result<LiveBacking<H>, MemoryError> {
         let memdev = |tier| self.config.memdev(tier).unwrap_or_default();
         let memdev = PerTier::from_fn(memdev);
-        LiveBacking::find(&self.files, self.name.as_str(), connection, &memdev).await
+        let vm = self.name.as_str();
+        LiveBacking::find(&self.files, &self.outside, vm, connection, &memdev).await
     }
 
     /// Waits for the agent where it is needed, and carries out orders until the connection ends.
     async fn serve(
         &mut self,
-        provisioner: impl Provisioner,
+        mut provisioner: impl Provisioner,
         events: &mut Events,
         mut guest: Option<Guest>,
         doubted: bool,
@@ -461,13 +547,14 @@ impl VmTask {
             history: None,
             was_reset: false,
         };
-        self.carry_out_all(provisioner, &mut watch, doubted).await
+        self.carry_out_all(&mut provisioner, &mut watch, doubted)
+            .await
     }
 
     /// Carries out orders, and tells what happens, until the connection ends.
     async fn carry_out_all(
         &mut self,
-        mut provisioner: impl Provisioner,
+        provisioner: &mut impl Provisioner,
         watch: &mut Watch<'_>,
         doubted: bool,
     ) -> Result<Cut, End> {
@@ -487,7 +574,7 @@ impl VmTask {
                 },
                 command = self.commands.recv() => command.ok_or(End::Stopped)?,
                 _ = look_due.tick() => {
-                    let before = std::mem::replace(&mut overrun, provisioner.overrun());
+                    let before = std::mem::replace(&mut overrun, provisioner.overrun().await);
                     // What cannot be taken back, such as a part of a huge page, is told once.
                     if Tier::ALL.into_iter().any(|tier| overrun.get(tier) > before.get(tier)) {
                         self.tell(News::Overrun(overrun)).await?;
@@ -502,7 +589,7 @@ impl VmTask {
             };
             let order = command.order;
             self.limit(move |limit| limit.before(order)).await?;
-            let mut work = pin!(carry_out(&mut provisioner, &command));
+            let mut work = pin!(carry_out(provisioner, &command));
             loop {
                 tokio::select! {
                     // A reset comes before what is being carried out: that must stop.
@@ -546,7 +633,7 @@ impl VmTask {
     }
 
     /// Takes hold of the limit of a VM's process, where it is to have one.
-    fn find_hard_limit(&mut self, process: PeerProcess) -> Result<(), HardLimitError> {
+    async fn find_hard_limit(&mut self, process: PeerProcess) -> Result<(), End> {
         let Some(extra) = self.config.hard_limit_extra() else {
             return Ok(());
         };
@@ -557,8 +644,11 @@ impl VmTask {
         {
             // The one of a process before it ends first.
             self.hard_limit = None;
-            let found = HardLimit::find(&self.files.root, process, extra)?;
-            self.hard_limit = Some(found);
+            let root = self.files.root.clone();
+            let finding = self.outside.ask("looking for the VM's cgroup", move |_| {
+                HardLimit::find(&root, process, extra)
+            });
+            self.hard_limit = Some(finding.await??);
         }
         Ok(())
     }
@@ -573,11 +663,15 @@ impl VmTask {
             return Ok(true);
         };
         // Nobody who stops waiting comes before it: it is put back, and with it the limit, afterwards.
-        let changing = spawn_blocking(move || {
-            let changed = change(&mut limit);
-            (limit, changed)
-        });
-        let (limit, changed) = changing.await.map_err(io::Error::other)?;
+        let changing = self.outside.ask_within(
+            LIMIT_CHANGE_MAX,
+            "changing the VM's memory.max",
+            move |_| {
+                let changed = change(&mut limit);
+                (limit, changed)
+            },
+        );
+        let (limit, changed) = changing.await?;
         let is_as_wanted = changed?;
         self.hard_limit = Some(limit);
         Ok(is_as_wanted)

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use demeter_host::agent::AgentClient;
 use demeter_host::backing::{Backing, Extent, FileOffset, NotInTier};
+use demeter_host::outside::MayWait;
 use demeter_host::process::{Opener, PeerProcess};
 use demeter_host::provisioner::balloon::Balloon;
 use demeter_host::provisioner::{ProvisionError, Provisioner};
@@ -92,21 +93,21 @@ impl Backing for Memory {
         })
     }
 
-    fn punch(&self, extent: Extent) -> io::Result<()> {
+    fn punch(&self, extent: Extent, _: &MayWait) -> io::Result<()> {
         self.punched.fetch_add(extent.len.0, Ordering::Relaxed);
         Ok(())
     }
 
-    fn read(&self, _: Extent, into: &mut [u8]) -> io::Result<()> {
+    fn read(&self, _: Extent, into: &mut [u8], _: &MayWait) -> io::Result<()> {
         into.copy_from_slice(&self.nonce.lock().unwrap().0);
         Ok(())
     }
 
-    fn pinned_by(&self) -> io::Result<Option<String>> {
+    fn pinned_by(&self, _: &MayWait) -> io::Result<Option<String>> {
         Ok(None)
     }
 
-    fn backed(&self, tier: Tier) -> io::Result<ByteCount> {
+    fn backed(&self, tier: Tier, _: &MayWait) -> io::Result<ByteCount> {
         let punched = self.punched.load(Ordering::Relaxed);
         Ok(ByteCount(self.size(tier).0.saturating_sub(punched)))
     }

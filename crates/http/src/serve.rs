@@ -1,15 +1,19 @@
 //! Serves a router to clients that may be anybody.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
 use axum::serve::Listener;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 /// What clients may take of a server.
@@ -36,17 +40,52 @@ impl Default for Limits {
 /// The longest head of a request, bytes; also what a connection buffers at most.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
-/// Serves `app` until cancelled. A client that says nothing, or half of something, is cut off, and
-/// keeps nobody else from being served for longer than the limits say. Needs a runtime with time.
+/// Connections by age, each with whether it waits for its client.
+#[derive(Default)]
+struct Open {
+    connections: VecDeque<(AbortHandle, Arc<AtomicBool>)>,
+}
+
+impl Open {
+    /// Cuts off the connection that has waited for its client longest, if any does.
+    fn cut_off_idle(&mut self) {
+        self.connections.retain(|(task, _)| !task.is_finished());
+        let waits = |(_, idle): &(AbortHandle, Arc<AtomicBool>)| idle.load(Ordering::Relaxed);
+        let longest = self.connections.iter().position(waits);
+        if let Some((task, _)) = longest.and_then(|index| self.connections.remove(index)) {
+            tracing::debug!("a client was cut off: others wait, and it says nothing");
+            task.abort();
+        }
+    }
+}
+
+/// Serves `app` until cancelled. A client that says nothing, or half of something, is cut off in time. When
+/// all connections are taken and another client comes, the connection that has waited longest for its client
+/// is cut off at once. So clients that only wait delay no other. Needs a runtime with time.
 pub async fn serve(mut listener: impl Listener, app: Router, limits: Limits) -> Infallible {
     let slots = Arc::new(Semaphore::new(limits.connections));
+    let mut open = Open::default();
     loop {
-        // The semaphore is never closed.
-        let slot = slots.clone().acquire_owned().await;
         // Where descriptors have run out, this waits and tries again.
         let (stream, _) = listener.accept().await;
+        if slots.available_permits() == 0 {
+            open.cut_off_idle();
+        }
+        // The semaphore is never closed.
+        let slot = slots.clone().acquire_owned().await;
         let service = TowerToHyperService::new(app.clone());
-        tokio::spawn(async move {
+        let idle = Arc::new(AtomicBool::new(true));
+        let is_idle = idle.clone();
+        let service = service_fn(move |request| {
+            idle.store(false, Ordering::Relaxed);
+            let (answering, idle) = (service.call(request), idle.clone());
+            async move {
+                let answer = answering.await;
+                idle.store(true, Ordering::Relaxed);
+                answer
+            }
+        });
+        let task = tokio::spawn(async move {
             let _slot = slot;
             let served = http1::Builder::new()
                 .timer(TokioTimer::new())
@@ -59,6 +98,8 @@ pub async fn serve(mut listener: impl Listener, app: Router, limits: Limits) -> 
                 Err(_) => tracing::debug!("a client was cut off: it took too long"),
             }
         });
+        open.connections.retain(|(task, _)| !task.is_finished());
+        open.connections.push_back((task.abort_handle(), is_idle));
     }
 }
 
@@ -120,5 +161,32 @@ mod tests {
         // It may be cut off while it writes.
         let _ = long.write_all(head.as_bytes()).await;
         assert!(!answer(long).await.contains("200 OK"));
+    }
+
+    #[tokio::test]
+    async fn half_heads_make_nobody_wait() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let app = Router::new().route("/", get(|| async { "served" }));
+        // Longer than this test may take.
+        let limits = Limits {
+            connections: 4,
+            head: Duration::from_secs(60),
+            connection: Duration::from_secs(60),
+        };
+        tokio::spawn(serve(listener, app, limits));
+        let mut stalled = vec![];
+        for _ in 0..5 {
+            for _ in 0..16 {
+                let mut stream = TcpStream::connect(address).await.unwrap();
+                // It may be cut off already.
+                let _ = stream.write_all(b"GET / HTTP/1.1\r\nHost:").await;
+                stalled.push(stream);
+            }
+            let mut honest = TcpStream::connect(address).await.unwrap();
+            let question = b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n";
+            honest.write_all(question).await.unwrap();
+            assert!(answer(honest).await.ends_with("served"));
+        }
     }
 }

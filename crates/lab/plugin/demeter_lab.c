@@ -108,11 +108,11 @@ static void pay(struct vcpu *vcpu, uint64_t ticks)
 }
 
 /* The vCPU was halted: nobody took that time from it. */
-static void on_resume(qemu_plugin_id_t id, unsigned int index)
+static void on_resume(unsigned int index)
 {
-	(void)id;
 	vcpus[index].due_ticks = 0;
 }
+QEMU_PLUGIN_VCPU_CB(on_resume)
 
 /* An access of the instruction at `ip` missed the filter. */
 static void miss(unsigned int index, qemu_plugin_meminfo_t info, uint64_t gva, uint64_t ip,
@@ -200,9 +200,8 @@ static void on_access(unsigned int index, qemu_plugin_meminfo_t info, uint64_t g
 		miss(index, info, gva, (uint64_t)(uintptr_t)ip, armed, period);
 }
 
-static void on_translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
+static void on_translate(struct qemu_plugin_tb *tb)
 {
-	(void)id;
 	for (size_t i = 0; i < qemu_plugin_tb_n_insns(tb); i++) {
 		struct qemu_plugin_insn *insn = qemu_plugin_tb_get_insn(tb, i);
 
@@ -211,6 +210,7 @@ static void on_translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 						 (void *)(uintptr_t)qemu_plugin_insn_vaddr(insn));
 	}
 }
+QEMU_PLUGIN_TB_TRANS_CB(on_translate)
 
 static uint64_t now_ns(void)
 {
@@ -387,7 +387,7 @@ QEMU_PLUGIN_EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_
 	set_costs(&arguments);
 	if (!share(arguments.shm, (unsigned int)info->system.smp_vcpus))
 		return 1;
-	qemu_plugin_register_vcpu_tb_trans_cb(id, on_translate);
-	qemu_plugin_register_vcpu_resume_cb(id, on_resume);
+	qemu_plugin_register_vcpu_tb_trans_cb(id, on_translate_cb QEMU_PLUGIN_NO_USERDATA);
+	qemu_plugin_register_vcpu_resume_cb(id, on_resume_cb QEMU_PLUGIN_NO_USERDATA);
 	return 0;
 }

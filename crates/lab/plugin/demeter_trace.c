@@ -4,6 +4,10 @@
  *
  *   qemu-x86_64 -plugin demeter_trace.so,fd=N PROGRAM
  *
+ *   -plugin demeter_trace.so,check=on
+ *
+ * only ends the emulator, with success: it can load us.
+ *
  * fd   a stream socket, inherited; whoever reads there gets messages of this machine's byte order:
  *      thread (4 bytes), accesses n (4 bytes), instructions meanwhile (8 bytes), then n times 8
  *      bytes: the address, with bit 63 for a store. At the end of all comes a message with thread
@@ -122,38 +126,37 @@ static void on_block(unsigned int vcpu, void *instructions)
 		message->header.instructions += (uintptr_t)instructions;
 }
 
-static void on_translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
+static void on_translate(struct qemu_plugin_tb *tb)
 {
 	size_t count = qemu_plugin_tb_n_insns(tb);
 
-	(void)id;
 	qemu_plugin_register_vcpu_tb_exec_cb(tb, on_block, QEMU_PLUGIN_CB_NO_REGS,
 					     (void *)(uintptr_t)count);
 	for (size_t i = 0; i < count; i++)
 		qemu_plugin_register_vcpu_mem_cb(qemu_plugin_tb_get_insn(tb, i), on_access,
 						 QEMU_PLUGIN_CB_NO_REGS, QEMU_PLUGIN_MEM_RW, NULL);
 }
+QEMU_PLUGIN_TB_TRANS_CB(on_translate)
 
 /* QEMU gives the number of a thread that ended to a later one. */
-static void on_thread_exit(qemu_plugin_id_t id, unsigned int vcpu)
+static void on_thread_exit(unsigned int vcpu)
 {
-	(void)id;
 	if (vcpu < THREADS_MAX && messages[vcpu])
 		tell(messages[vcpu]);
 }
+QEMU_PLUGIN_VCPU_CB(on_thread_exit)
 
-static void on_program_exit(qemu_plugin_id_t id, void *unused)
+static void on_program_exit(void)
 {
 	static struct message end = { .header.thread = END };
 
-	(void)id;
-	(void)unused;
 	for (unsigned int i = 0; i < THREADS_MAX; i++) {
 		if (messages[i])
 			tell(messages[i]);
 	}
 	tell(&end);
 }
+QEMU_PLUGIN_ATEXIT_CB(on_program_exit)
 
 QEMU_PLUGIN_EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_t *info, int argc,
 					   char **argv)
@@ -162,14 +165,16 @@ QEMU_PLUGIN_EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_
 		fprintf(stderr, "demeter_trace: only user-mode emulation is supported\n");
 		return 1;
 	}
+	if (argc == 1 && !strcmp(argv[0], "check=on"))
+		_exit(EXIT_SUCCESS);
 	if (argc != 1 || sscanf(argv[0], "fd=%d", &fd) != 1 ||
 	    fcntl(fd, F_SETFD, FD_CLOEXEC) < 0) {
 		fprintf(stderr, "demeter_trace: needs fd=NUMBER of an open socket\n");
 		return 1;
 	}
 	owner = getpid();
-	qemu_plugin_register_vcpu_tb_trans_cb(id, on_translate);
-	qemu_plugin_register_vcpu_exit_cb(id, on_thread_exit);
-	qemu_plugin_register_atexit_cb(id, on_program_exit, NULL);
+	qemu_plugin_register_vcpu_tb_trans_cb(id, on_translate_cb QEMU_PLUGIN_NO_USERDATA);
+	qemu_plugin_register_vcpu_exit_cb(id, on_thread_exit_cb QEMU_PLUGIN_NO_USERDATA);
+	qemu_plugin_register_atexit_cb(id, on_program_exit_cb, NULL);
 	return 0;
 }

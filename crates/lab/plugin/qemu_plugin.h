@@ -7,9 +7,11 @@
  * chooses it at build time:
  *
  *   1   QEMU 4.2 to 8.2
- *   2   QEMU 9.0 and later: they speak newer versions too (10.0: up to 4, 10.1: 5), and none older
+ *   2   QEMU 9.0 to 11.0: they speak newer versions too (10.0: up to 4, 10.1: 5), and none older
+ *   7   QEMU 11.1: callbacks are given userdata, and no plugin id
  *
- * What we use is the same in all of them, but for what qemu_plugin_hwaddr_phys_addr answers:
+ * Versions 3 to 6 differ from 2 in nothing that we use. So do newer ones from 7, as far as they are
+ * known. What qemu_plugin_hwaddr_phys_addr answers depends on the release, not on the version:
  * memory_model.h knows both ways.
  */
 #ifndef DEMETER_QEMU_PLUGIN_H
@@ -20,7 +22,7 @@
 #include <stdint.h>
 
 #ifndef QEMU_PLUGIN_API
-#error "choose the version: -DQEMU_PLUGIN_API=1 or 2"
+#error "choose the version: -DQEMU_PLUGIN_API=1, 2 or 7"
 #endif
 
 #define QEMU_PLUGIN_EXPORT __attribute__((visibility("default")))
@@ -56,21 +58,81 @@ struct qemu_plugin_tb;
 struct qemu_plugin_insn;
 struct qemu_plugin_hwaddr;
 
-typedef void (*qemu_plugin_vcpu_tb_trans_cb_t)(qemu_plugin_id_t id, struct qemu_plugin_tb *tb);
 typedef void (*qemu_plugin_vcpu_mem_cb_t)(unsigned int vcpu, qemu_plugin_meminfo_t info,
 					  uint64_t vaddr, void *userdata);
-typedef void (*qemu_plugin_vcpu_simple_cb_t)(qemu_plugin_id_t id, unsigned int vcpu);
 typedef void (*qemu_plugin_vcpu_udata_cb_t)(unsigned int vcpu, void *userdata);
+
+/*
+ * Callbacks that the versions declare differently. Ours take what all versions tell:
+ *
+ *   static void on_resume(unsigned int vcpu) { .. }
+ *   QEMU_PLUGIN_VCPU_CB(on_resume)
+ *   ..
+ *   qemu_plugin_register_vcpu_resume_cb(id, on_resume_cb QEMU_PLUGIN_NO_USERDATA);
+ */
+#if QEMU_PLUGIN_API < 7
+typedef void (*qemu_plugin_vcpu_tb_trans_cb_t)(qemu_plugin_id_t id, struct qemu_plugin_tb *tb);
+typedef void (*qemu_plugin_vcpu_cb_t)(qemu_plugin_id_t id, unsigned int vcpu);
 typedef void (*qemu_plugin_udata_cb_t)(qemu_plugin_id_t id, void *userdata);
 
-void qemu_plugin_register_vcpu_tb_trans_cb(qemu_plugin_id_t id, qemu_plugin_vcpu_tb_trans_cb_t cb);
+#define QEMU_PLUGIN_TB_TRANS_CB(function)                                                          \
+	static void function##_cb(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)                  \
+	{                                                                                          \
+		(void)id;                                                                          \
+		function(tb);                                                                      \
+	}
+#define QEMU_PLUGIN_VCPU_CB(function)                                                              \
+	static void function##_cb(qemu_plugin_id_t id, unsigned int vcpu)                          \
+	{                                                                                          \
+		(void)id;                                                                          \
+		function(vcpu);                                                                    \
+	}
+#define QEMU_PLUGIN_ATEXIT_CB(function)                                                            \
+	static void function##_cb(qemu_plugin_id_t id, void *userdata)                             \
+	{                                                                                          \
+		(void)id, (void)userdata;                                                          \
+		function();                                                                        \
+	}
+#define QEMU_PLUGIN_USERDATA /* a parameter of what registers */
+#define QEMU_PLUGIN_NO_USERDATA
+#else
+typedef void (*qemu_plugin_vcpu_tb_trans_cb_t)(struct qemu_plugin_tb *tb, void *userdata);
+typedef void (*qemu_plugin_vcpu_cb_t)(unsigned int vcpu, void *userdata);
+typedef void (*qemu_plugin_udata_cb_t)(void *userdata);
+
+#define QEMU_PLUGIN_TB_TRANS_CB(function)                                                          \
+	static void function##_cb(struct qemu_plugin_tb *tb, void *userdata)                       \
+	{                                                                                          \
+		(void)userdata;                                                                    \
+		function(tb);                                                                      \
+	}
+#define QEMU_PLUGIN_VCPU_CB(function)                                                              \
+	static void function##_cb(unsigned int vcpu, void *userdata)                               \
+	{                                                                                          \
+		(void)userdata;                                                                    \
+		function(vcpu);                                                                    \
+	}
+#define QEMU_PLUGIN_ATEXIT_CB(function)                                                            \
+	static void function##_cb(void *userdata)                                                  \
+	{                                                                                          \
+		(void)userdata;                                                                    \
+		function();                                                                        \
+	}
+#define QEMU_PLUGIN_USERDATA , void *userdata
+#define QEMU_PLUGIN_NO_USERDATA , NULL
+#endif
+
+void qemu_plugin_register_vcpu_tb_trans_cb(qemu_plugin_id_t id,
+					   qemu_plugin_vcpu_tb_trans_cb_t cb QEMU_PLUGIN_USERDATA);
 void qemu_plugin_register_vcpu_mem_cb(struct qemu_plugin_insn *insn, qemu_plugin_vcpu_mem_cb_t cb,
 				      enum qemu_plugin_cb_flags flags, enum qemu_plugin_mem_rw rw,
 				      void *userdata);
 void qemu_plugin_register_vcpu_tb_exec_cb(struct qemu_plugin_tb *tb, qemu_plugin_vcpu_udata_cb_t cb,
 					  enum qemu_plugin_cb_flags flags, void *userdata);
-void qemu_plugin_register_vcpu_resume_cb(qemu_plugin_id_t id, qemu_plugin_vcpu_simple_cb_t cb);
-void qemu_plugin_register_vcpu_exit_cb(qemu_plugin_id_t id, qemu_plugin_vcpu_simple_cb_t cb);
+void qemu_plugin_register_vcpu_resume_cb(qemu_plugin_id_t id,
+					 qemu_plugin_vcpu_cb_t cb QEMU_PLUGIN_USERDATA);
+void qemu_plugin_register_vcpu_exit_cb(qemu_plugin_id_t id,
+				       qemu_plugin_vcpu_cb_t cb QEMU_PLUGIN_USERDATA);
 void qemu_plugin_register_atexit_cb(qemu_plugin_id_t id, qemu_plugin_udata_cb_t cb, void *userdata);
 
 size_t qemu_plugin_tb_n_insns(const struct qemu_plugin_tb *tb);

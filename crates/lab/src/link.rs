@@ -52,6 +52,9 @@ pub const KILL_AGENT: &str = "kill-agent";
 /// Where the VM finds the kernel modules that it loads first.
 pub const MODULES_DIR: &str = "/lib/modules";
 
+/// Where those are that the kernel needs for the link itself.
+pub const EARLY_MODULES_DIR: &str = "/lib/modules-early";
+
 /// Longest line on the link, bytes.
 pub const LINE_MAX_BYTES: usize = 256 * 1024;
 

@@ -243,11 +243,11 @@ fn figures_of_a_plugin_that_lost_its_way_are_no_result() {
 #[test]
 fn an_emulator_that_does_not_load_the_plugin_is_told_before_the_kernel_is_sought() {
     let fake = Fake::new("");
-    let says = "requires API version 2, but this QEMU supports only up to version 1";
+    let says = "requires API version 7, but this QEMU supports only a minimum version of 9";
     write_program(
         &fake.lab.qemu,
         &format!(
-            "[ \"$1\" = --version ] && echo 'QEMU version 9.0.0' && exit\necho '{says}' >&2\nexit 1\n"
+            "[ \"$1\" = --version ] && echo 'QEMU version 13.0.0' && exit\necho '{says}' >&2\nexit 1\n"
         ),
     );
     let lab = Lab {

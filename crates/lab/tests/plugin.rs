@@ -3,6 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// The versions of the interface that differ for us.
+const APIS: [&str; 3] = [
+    "-DQEMU_PLUGIN_API=1",
+    "-DQEMU_PLUGIN_API=2",
+    "-DQEMU_PLUGIN_API=7",
+];
+
 fn plugin_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("plugin")
 }
@@ -27,7 +34,7 @@ fn compile(source: &str, flags: &[&str], output: &Path) {
 fn the_plugins_build_without_a_warning() {
     let dir = tempfile::tempdir().unwrap();
     for source in ["demeter_lab.c", "demeter_trace.c"] {
-        for api in ["-DQEMU_PLUGIN_API=1", "-DQEMU_PLUGIN_API=2"] {
+        for api in APIS {
             let flags = ["-shared", "-fPIC", api];
             compile(source, &flags, &dir.path().join("plugin.so"));
         }
@@ -38,20 +45,22 @@ fn the_plugins_build_without_a_warning() {
 fn the_plugins_own_tests_hold() {
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("plugin_test");
-    let flags = [
-        "-DQEMU_PLUGIN_API=2",
-        "-g",
-        "-fsanitize=address,undefined",
-        "-fno-sanitize-recover",
-    ];
-    compile("plugin_test.c", &flags, &program);
-    let result = Command::new(&program)
-        .arg(dir.path().join("shared"))
-        .output()
-        .unwrap();
-    assert!(
-        result.status.success(),
-        "{}",
-        String::from_utf8_lossy(&result.stderr)
-    );
+    for api in APIS {
+        let flags = [
+            api,
+            "-g",
+            "-fsanitize=address,undefined",
+            "-fno-sanitize-recover",
+        ];
+        compile("plugin_test.c", &flags, &program);
+        let result = Command::new(&program)
+            .arg(dir.path().join("shared"))
+            .output()
+            .unwrap();
+        assert!(
+            result.status.success(),
+            "{api}: {}",
+            String::from_utf8_lossy(&result.stderr)
+        );
+    }
 }

@@ -12,6 +12,7 @@ pub mod page_size;
 pub mod pages;
 pub mod perf;
 pub mod placer;
+pub mod policies;
 pub mod prober;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, Pid, VirtRange};
+use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr, Pid, VirtRange};
 
 /// Most ranges that are kept of one process: the largest. A program may have 65,530 mappings
 /// (`vm.max_map_count`), and 64 such programs must not make the agent grow.
@@ -27,6 +27,27 @@ pub struct Vma {
     pub writable: bool,
     /// What backs it.
     pub kind: VmaKind,
+    /// Which part of which object, where other processes may map the same pages.
+    pub backing: Option<Backing>,
+}
+
+/// A file, or shared memory, as a mapping names it: the same for all who map it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectId {
+    /// The file system's device, major and minor number.
+    device: (u32, u32),
+    inode: u64,
+    /// System V shared memory is numbered by itself, on the device of all other shared memory.
+    is_sysv: bool,
+}
+
+/// The part of an object that a mapping shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backing {
+    /// Which object.
+    pub object: ObjectId,
+    /// The byte of it that the mapping begins with.
+    pub offset: u64,
 }
 
 /// What backs a mapping.
@@ -65,11 +86,54 @@ pub enum MapsError {
 /// Memory of a process that may be moved.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Movable {
-    /// Anonymous and shared memory, and files of which at least a block is mapped: sorted, disjoint, touching
-    /// mappings joined, at most [`RANGES_MAX`].
-    pub ranges: Vec<VirtRange>,
-    /// Smaller ranges that are left out.
+    /// Anonymous and shared memory, and files of which at least a block is mapped: sorted, disjoint, at most
+    /// [`RANGES_MAX`].
+    pub pieces: Vec<Piece>,
+    /// Smaller pieces that are left out.
     pub left_out: u64,
+    /// Blocks that hold memory which must stay where it is: sorted, disjoint. Memory moves by the block.
+    pub forbidden: Vec<VirtRange>,
+}
+
+/// A piece of memory that may be moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Where. Memory of the process's own that touches is one piece.
+    pub range: VirtRange,
+    /// Which part of which object, if others may map it, too.
+    pub backing: Option<Backing>,
+}
+
+impl Movable {
+    /// The parts of sorted, disjoint ranges that lie in no forbidden block, where they touch joined.
+    pub fn without_forbidden(&self, ranges: impl IntoIterator<Item = VirtRange>) -> Vec<VirtRange> {
+        let mut left: Vec<VirtRange> = vec![];
+        for range in ranges {
+            let mut start = range.start();
+            let next = self.forbidden.partition_point(|f| f.end() <= start);
+            for forbidden in &self.forbidden[next..] {
+                if forbidden.start() >= range.end() {
+                    break;
+                }
+                join(&mut left, VirtRange::new(start, forbidden.start()));
+                start = forbidden.end();
+            }
+            join(&mut left, VirtRange::new(start, range.end()));
+        }
+        left
+    }
+}
+
+/// Appends a range that begins behind the last one's start; where they touch or overlap, they are one.
+fn join(ranges: &mut Vec<VirtRange>, range: Option<VirtRange>) {
+    let Some(range) = range else { return };
+    match ranges.last_mut().filter(|last| last.end() >= range.start()) {
+        Some(last) => {
+            let end = last.end().max(range.end());
+            *last = VirtRange::new(last.start(), end).unwrap_or(range);
+        }
+        None => ranges.push(range),
+    }
 }
 
 /// The mappings of a process: sorted, disjoint, of more than [`RANGES_MAX`] the largest.
@@ -82,12 +146,15 @@ pub fn read_maps(root: &Path, pid: Pid) -> Result<Vec<Vma>, MapsError> {
     Ok(found.finish().0)
 }
 
-/// The memory of a process that may be moved.
-pub fn read_movable(root: &Path, pid: Pid) -> Result<Movable, MapsError> {
-    let mut found = Largest::new(|range: &VirtRange| range.len().0);
-    for_each_of(root, pid, |vma| add_movable(&mut found, vma))?;
-    let (ranges, left_out) = found.finish();
-    Ok(Movable { ranges, left_out })
+/// The memory of a process that may be moved. `may_move` is asked for each mapping that has pages which can be.
+pub fn read_movable(
+    root: &Path,
+    pid: Pid,
+    mut may_move: impl FnMut(&Vma) -> bool,
+) -> Result<Movable, MapsError> {
+    let mut found = Sorting::new();
+    for_each_of(root, pid, |vma| found.add(&vma, &mut may_move))?;
+    Ok(found.finish())
 }
 
 /// The mappings in the text of a maps file, as [`read_maps`] has them.
@@ -98,22 +165,61 @@ pub fn parse_maps(text: &str) -> Vec<Vma> {
     found.finish().0
 }
 
-fn add_movable(found: &mut Largest<VirtRange>, vma: Vma) {
-    let is_movable = match vma.kind {
-        VmaKind::Anonymous | VmaKind::Shmem => true,
-        // A program maps dozens of small libraries, which many share.
-        VmaKind::File => vma.range.len().0 >= BLOCK_SIZE,
-        VmaKind::Stack | VmaKind::Special => false,
-    };
-    if !is_movable || !(vma.readable || vma.writable) {
-        return;
+/// Sorts mappings into what may be moved and what not.
+struct Sorting {
+    pieces: Largest<Piece>,
+    forbidden: Vec<VirtRange>,
+}
+
+impl Sorting {
+    fn new() -> Self {
+        Self {
+            pieces: Largest::new(|piece: &Piece| piece.range.len().0),
+            forbidden: vec![],
+        }
     }
-    let touched = found
-        .last_mut()
-        .filter(|last| last.end() == vma.range.start());
-    match touched.and_then(|last| Some((VirtRange::new(last.start(), vma.range.end())?, last))) {
-        Some((joined, last)) => *last = joined,
-        None => found.push(vma.range),
+
+    fn add(&mut self, vma: &Vma, may_move: &mut impl FnMut(&Vma) -> bool) {
+        if vma.kind == VmaKind::Special {
+            return;
+        }
+        if !may_move(vma) {
+            let blocks = Block::numbers_of(&vma.range);
+            let (start, end) = (Block(blocks.start).start(), Block(blocks.end).start());
+            return join(&mut self.forbidden, VirtRange::new(start, end));
+        }
+        let is_movable = match vma.kind {
+            VmaKind::Anonymous | VmaKind::Shmem => true,
+            // A program maps dozens of small libraries, which many share.
+            VmaKind::File => vma.range.len().0 >= BLOCK_SIZE,
+            VmaKind::Stack | VmaKind::Special => false,
+        };
+        if !is_movable || !(vma.readable || vma.writable) {
+            return;
+        }
+        let touched = self.pieces.last_mut().filter(|last| {
+            last.range.end() == vma.range.start() && last.backing.is_none() && vma.backing.is_none()
+        });
+        let joined = touched.and_then(|last| {
+            let joined = VirtRange::new(last.range.start(), vma.range.end())?;
+            Some((last, joined))
+        });
+        match joined {
+            Some((last, joined)) => last.range = joined,
+            None => self.pieces.push(Piece {
+                range: vma.range,
+                backing: vma.backing,
+            }),
+        }
+    }
+
+    fn finish(self) -> Movable {
+        let (pieces, left_out) = self.pieces.finish();
+        Movable {
+            pieces,
+            left_out,
+            forbidden: self.forbidden,
+        }
     }
 }
 
@@ -205,17 +311,35 @@ fn parse_line(line: &str) -> Option<Vma> {
     let mut rest = line;
     let (start, end) = next_field(&mut rest)?.split_once('-')?;
     let perms = next_field(&mut rest)?.as_bytes();
-    for _offset_dev_inode in 0..3 {
-        next_field(&mut rest)?;
-    }
+    let [offset, device, inode] = [(); 3].map(|()| next_field(&mut rest));
     let &[read, write, _, sharing] = perms else {
         return None;
     };
+    let (path, is_shared, writable) = (rest.trim_start(), sharing == b's', write == b'w');
+    let kind = kind_of(path, is_shared);
+    let backing = backing(offset?, device?, inode?, path.starts_with("/SYSV"));
+    // Pages of a private mapping that a process writes become its own.
+    let is_common = matches!(kind, VmaKind::Shmem | VmaKind::File) && (is_shared || !writable);
     Some(Vma {
         range: VirtRange::new(address(start)?, address(end)?)?,
         readable: read == b'r',
-        writable: write == b'w',
-        kind: kind_of(rest.trim_start(), sharing == b's'),
+        writable,
+        kind,
+        backing: backing.filter(|_| is_common),
+    })
+}
+
+fn backing(offset: &str, device: &str, inode: &str, is_sysv: bool) -> Option<Backing> {
+    let hex = |digits| u32::from_str_radix(digits, 16).ok();
+    let (major, minor) = device.split_once(':')?;
+    let inode = inode.parse().ok().filter(|&inode| inode > 0)?;
+    Some(Backing {
+        object: ObjectId {
+            device: (hex(major)?, hex(minor)?),
+            inode,
+            is_sysv,
+        },
+        offset: u64::from_str_radix(offset, 16).ok()?,
     })
 }
 
@@ -231,8 +355,9 @@ fn address(hex: &str) -> Option<GuestVirtAddr> {
     u64::from_str_radix(hex, 16).ok().map(GuestVirtAddr)
 }
 
-/// How names begin behind which there is no page cache: devices, registers of PCI devices, and MAP_HUGETLB.
-const NO_FILES: [&str; 4] = ["/dev/", "/sys/", "/proc/", "/anon_hugepage"];
+/// How names begin behind which there is no page cache: devices, registers of PCI devices, MAP_HUGETLB, and memory that
+/// the kernel itself cannot read.
+const NO_FILES: [&str; 5] = ["/dev/", "/sys/", "/proc/", "/anon_hugepage", "/secretmem"];
 
 fn kind_of(path: &str, shared: bool) -> VmaKind {
     let is_shmem = path.starts_with("[anon_shmem:")
@@ -318,39 +443,91 @@ nonsense
         };
         let text: String = (1..=count).map(line).collect();
         std::fs::write(root.path().join("proc/7/maps"), text).unwrap();
-        let found = read_movable(root.path(), Pid(7)).unwrap();
-        assert_eq!(found.ranges.len(), RANGES_MAX);
+        let found = read_movable(root.path(), Pid(7), |_| true).unwrap();
+        assert_eq!(found.pieces.len(), RANGES_MAX);
         assert_eq!(found.left_out, count - RANGES_MAX as u64);
-        let large = found.ranges.iter().filter(|range| range.len().0 == 1 << 20);
+        let large = found
+            .pieces
+            .iter()
+            .filter(|piece| piece.range.len().0 == 1 << 20);
         assert_eq!(large.count() as u64, (count + 1) / 10);
-        assert!(found.ranges.is_sorted_by_key(|range| range.start()));
+        assert!(found.pieces.is_sorted_by_key(|piece| piece.range.start()));
         assert_eq!(read_maps(root.path(), Pid(7)).unwrap().len(), RANGES_MAX);
     }
 
     #[test]
     fn movable_memory_is_joined_where_it_touches() {
-        let mut found = Largest::new(|range: &VirtRange| range.len().0);
-        for vma in parse_maps(SAMPLE) {
-            add_movable(&mut found, vma);
-        }
-        let (ranges, left_out) = found.finish();
-        let text: Vec<_> = ranges.iter().map(|r| (r.start().0, r.len().0)).collect();
+        let found = movable(SAMPLE, |_| true);
+        let ranges = found.pieces.iter().map(|piece| piece.range);
+        let text: Vec<_> = ranges.clone().map(|r| (r.start().0, r.len().0)).collect();
         assert_eq!(
             text,
-            [(0x55d0c9000000, 0x21000), (0x7f0000000000, 0x61000000)]
+            [
+                (0x55d0c9000000, 0x21000),
+                (0x7f0000000000, 0x40000000),
+                (0x7f0040000000, 0x10000000),
+                (0x7f0050000000, 0x10000000),
+                (0x7f0060000000, 0x1000000)
+            ],
+            "what others may map, too, is a piece of its own"
         );
-        assert_eq!(left_out, 0);
+        assert_eq!(found.left_out, 0);
+        let joined: Vec<_> = found.without_forbidden(ranges);
+        assert_eq!(joined.len(), 2, "{joined:?}");
+    }
+
+    fn movable(text: &str, mut may_move: impl FnMut(&Vma) -> bool) -> Movable {
+        let mut found = Sorting::new();
+        for vma in parse_maps(text) {
+            found.add(&vma, &mut may_move);
+        }
+        found.finish()
+    }
+
+    #[test]
+    fn an_object_is_the_same_for_all_who_map_it() {
+        let backings = |text: &str| -> Vec<_> {
+            let vmas = parse_maps(text);
+            vmas.iter().map(|vma| vma.backing).collect()
+        };
+        let one = backings(
+            "1000-2000 rw-s 00003000 00:01 7 /memfd:x\n2000-3000 rw-s 00003000 00:01 7 /SYSV00000000\n\
+             3000-4000 rw-p 0 08:01 7 /data\n4000-5000 r--p 0 08:01 7 /data\n5000-6000 rw-p 0 00:00 0",
+        );
+        let other = backings("9000-a000 r--s 00003000 00:01 7 /memfd:x (deleted)");
+        assert_eq!(one[0], other[0]);
+        assert_eq!(one[0].unwrap().offset, 0x3000);
+        assert_ne!(one[0], one[1], "System V numbers its own");
+        assert_eq!((one[2], one[4]), (None, None), "what is written is its own");
+        assert!(one[3].is_some());
+    }
+
+    #[test]
+    fn a_block_with_memory_that_must_stay_is_forbidden_whole() {
+        const B: u64 = BLOCK_SIZE;
+        let vma = |start: u64, end: u64| format!("{start:x}-{end:x} rw-p 0 00:00 0\n");
+        let page = 4096;
+        let text = vma(B, 3 * B)
+            + &vma(3 * B + page, 3 * B + 2 * page)
+            + &vma(4 * B, 9 * B)
+            + &vma(9 * B, 9 * B + page)
+            + &vma(9 * B + page, 12 * B);
+        let small = movable(&text, |vma| vma.range.len().0 > page);
+        let ranges = small.pieces.iter().map(|piece| piece.range);
+        let left = small.without_forbidden(ranges);
+        let left: Vec<_> = left
+            .iter()
+            .map(|r| (r.start().0 / B, r.end().0 / B))
+            .collect();
+        assert_eq!(left, [(1, 3), (4, 9), (10, 12)]);
     }
 
     #[test]
     fn files_of_a_block_may_be_moved_and_what_has_no_page_cache_may_not() {
         let movable = |len: u64, path: &str| {
             let end = 0x7f00_0000_0000 + len;
-            let mut found = Largest::new(|range: &VirtRange| range.len().0);
-            for vma in parse_maps(&format!("7f0000000000-{end:x} r--s 0 08:01 9 {path}\n")) {
-                add_movable(&mut found, vma);
-            }
-            !found.finish().0.is_empty()
+            let text = format!("7f0000000000-{end:x} r--s 0 08:01 9 {path}\n");
+            !movable(&text, |_| true).pieces.is_empty()
         };
         for path in ["/var/lib/db/data.mdb", "/tmp/a b (deleted)", "/devices"] {
             assert!(movable(BLOCK_SIZE, path), "{path}");
@@ -361,6 +538,7 @@ nonsense
             "/dev/hugepages/guest",
             "/sys/devices/pci0000:00/0000:00:02.0/resource2",
             "/anon_hugepage (deleted)",
+            "/secretmem (deleted)",
             "anon_inode:[perf_event]",
             "[vvar]",
         ] {
@@ -398,6 +576,30 @@ nonsense
     }
 
     proptest! {
+        #[test]
+        fn what_is_left_of_ranges_is_what_no_forbidden_block_has(
+            ranges in prop::collection::vec((1u64..6, 1u64..2000), 0..8),
+            forbidden in prop::collection::vec((1u64..4, 1u64..3), 0..5),
+        ) {
+            let of = |lens: &[(u64, u64)], unit: u64| -> Vec<VirtRange> {
+                let mut end = 0;
+                lens.iter().map(|&(gap, len)| {
+                    let start = end + gap * unit;
+                    end = start + len * unit;
+                    VirtRange::new(GuestVirtAddr(start), GuestVirtAddr(end)).unwrap()
+                }).collect()
+            };
+            let ranges = of(&ranges, 4096);
+            let space = Movable { forbidden: of(&forbidden, BLOCK_SIZE), ..Movable::default() };
+            let left = space.without_forbidden(ranges.clone());
+            prop_assert!(left.windows(2).all(|w| w[0].end() < w[1].start()));
+            let has = |ranges: &[VirtRange], addr| ranges.iter().any(|r| r.contains(addr));
+            for page in (0..12_000).map(|page| GuestVirtAddr(page * 4096)) {
+                let want = has(&ranges, page) && !has(&space.forbidden, page);
+                prop_assert_eq!(has(&left, page), want);
+            }
+        }
+
         #[test]
         fn any_text_yields_sorted_disjoint_ranges(
             lines in prop::collection::vec(

@@ -10,7 +10,8 @@
 //! Where the system wants huge pages anyway (`collapse`), the small pages of a block are made one
 //! before they are promoted: that costs no more than moving them one by one, leaves fast memory
 //! in one piece, takes the pages that demoted huge ones have freed, and gives hot memory the
-//! TLB's full reach.
+//! TLB's full reach. The kernel fills a block's holes with zeros then, so a block is made huge only where it has
+//! hardly any.
 //!
 //! A tier may have several nodes. Pages stay that lie on any node of the tier that their block goes to. Such a block is not
 //! made a huge page, which would drag them along.
@@ -30,6 +31,12 @@ use crate::prober::{PAGES_PER_BLOCK, Prober, pages_of};
 
 /// Every so many batches a process of small pages is asked again whether it has huge ones.
 const ASK_AGAIN_BATCHES: u32 = 16;
+
+/// The most pages that a block may lack and still be made one huge page: a sixteenth.
+const HOLES_MAX: usize = PAGES_PER_BLOCK as usize / 16;
+
+/// Blocks whose pages fit one call.
+const BLOCKS_PER_CALL: usize = PAGES_PER_CALL_MAX / PAGES_PER_BLOCK as usize;
 
 /// Moves blocks.
 #[derive(Debug)]
@@ -56,6 +63,11 @@ impl Mover {
         }
     }
 
+    /// Whether small pages are made huge ones from now on.
+    pub fn set_collapse(&mut self, collapse: bool) {
+        self.collapse = collapse;
+    }
+
     /// Forgets a process.
     pub fn forget(&mut self, pid: Pid) {
         self.small_batches.remove(&pid);
@@ -77,8 +89,8 @@ impl Mover {
     ) -> Result<(Vec<Spread>, Vec<Errno>), PagesError> {
         let mut reasons = vec![Errno(libc::EBUSY); blocks.len()];
         if self.collapse && direction == Direction::Promotion {
-            let whole = self.without_pages_beside(pages, pid, to, blocks)?;
-            pages.collapse(pid, &whole)?;
+            let full = self.full(pages, pid, to, blocks)?;
+            pages.collapse(pid, &full)?;
         }
         let mut rest: Vec<Block> = blocks.to_vec();
         let small_batches = self.small_batches.get(&pid).copied().unwrap_or(0);
@@ -108,7 +120,7 @@ impl Mover {
                 return Ok((placements, reasons));
             }
         }
-        for part in rest.chunks(PAGES_PER_CALL_MAX / PAGES_PER_BLOCK as usize) {
+        for part in rest.chunks(BLOCKS_PER_CALL) {
             self.addresses.clear();
             self.addresses
                 .extend(part.iter().copied().flat_map(pages_of));
@@ -130,6 +142,40 @@ impl Mover {
         Ok((placements, reasons))
     }
 
+    /// The blocks that have hardly any holes, and no page on another node of the tier that `to` is in.
+    fn full(
+        &mut self,
+        pages: &mut dyn Pages,
+        pid: Pid,
+        to: NodeId,
+        blocks: &[Block],
+    ) -> Result<Vec<Block>, PagesError> {
+        let mut full = vec![];
+        for part in blocks.chunks(BLOCKS_PER_CALL) {
+            self.addresses.clear();
+            self.addresses
+                .extend(part.iter().copied().flat_map(pages_of));
+            self.states.clear();
+            pages.locate(pid, &self.addresses, &mut self.states)?;
+            let by_block = self.states.chunks(PAGES_PER_BLOCK as usize);
+            let holes = |states: &[PageState]| {
+                let is_there = |state: &PageState| matches!(state, PageState::On(_));
+                states.iter().filter(|state| !is_there(state)).count()
+            };
+            let tier = self.tiers.of(to);
+            let is_beside = |state: &PageState| match state {
+                PageState::On(node) => *node != to && self.tiers.of(*node) == tier,
+                _ => false,
+            };
+            let is_full = part
+                .iter()
+                .zip(by_block)
+                .filter(|(_, states)| holes(states) <= HOLES_MAX && !states.iter().any(is_beside));
+            full.extend(is_full.map(|(block, _)| *block));
+        }
+        Ok(full)
+    }
+
     /// Keeps the addresses of pages that are in a tier they shall leave. Other pages would break the kernel's batching, or be
     /// dragged from a node where they lie well.
     fn keep_those_to_leave(
@@ -147,36 +193,6 @@ impl Mover {
             _ => false,
         });
         Ok(())
-    }
-
-    /// The blocks that have no page on another node of the tier that `to` is in.
-    fn without_pages_beside(
-        &mut self,
-        pages: &mut dyn Pages,
-        pid: Pid,
-        to: NodeId,
-        blocks: &[Block],
-    ) -> Result<Vec<Block>, PagesError> {
-        let tier = self.tiers.of(to);
-        let has_others = |tier: &[NodeId]| tier.contains(&to) && tier.len() > 1;
-        if !self.tiers.iter().any(has_others) {
-            return Ok(blocks.to_vec());
-        }
-        let mut whole = vec![];
-        for &block in blocks {
-            self.addresses.clear();
-            self.addresses.extend(pages_of(block));
-            self.states.clear();
-            pages.locate(pid, &self.addresses, &mut self.states)?;
-            let is_beside = |state: &PageState| match state {
-                PageState::On(node) => *node != to && self.tiers.of(*node) == tier,
-                _ => false,
-            };
-            if !self.states.iter().any(is_beside) {
-                whole.push(block);
-            }
-        }
-        Ok(whole)
     }
 }
 

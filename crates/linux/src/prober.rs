@@ -3,6 +3,10 @@
 //! Asking for every page of every block would cost more than classifying them. Nearly all blocks
 //! lie wholly in one tier, so a few pages of a block speak for it; only when they disagree, or
 //! when the block is not mapped whole, is every page asked for.
+//!
+//! Pages may alternate between nodes with any period, so the pages that are asked for must not have one.
+//! Periods of 2, 3 and 4 pages show at once, because the probes fall on every residue of these. Longer ones
+//! show sooner or later, because each look shifts the probes.
 
 use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr, NodeId, PAGE_SIZE, Pid, Spread, VirtRange};
 
@@ -12,14 +16,31 @@ use crate::pages::{PAGES_PER_CALL_MAX, PageState, Pages, PagesError};
 /// Base pages in a block.
 pub const PAGES_PER_BLOCK: u64 = BLOCK_SIZE / PAGE_SIZE;
 
-/// Pages that speak for a block: its first and its last, and two between them. Even and odd ones are among them, since
-/// interleaved memory has every second page on another node.
-const PROBES: [u64; 4] = [0, 171, 340, PAGES_PER_BLOCK - 1];
+/// Pages that speak for a block.
+const PROBES: u64 = 4;
+
+/// Offsets from the first page of each quarter of a block. With the quarters' first pages they are on every
+/// residue of 2, 3 and 4, and stay so when all are shifted alike.
+const PROBE_OFFSETS: [u64; PROBES as usize] = [0, 3, 2, 1];
+
+/// Pages by which all probes of a look can be shifted and stay in their quarters.
+const SHIFTS: u64 = PAGES_PER_BLOCK / PROBES - (PROBES - 1);
+
+/// Added to the shift from one look to the next: has no divisor in common with [`SHIFTS`], so that all have their turn.
+const SHIFT_STEP: u64 = 47;
+
+/// The pages of a block that speak for it in a look.
+fn probes(look: u64) -> [u64; PROBES as usize] {
+    let shift = look % SHIFTS * SHIFT_STEP % SHIFTS;
+    std::array::from_fn(|i| i as u64 * (PAGES_PER_BLOCK / PROBES) + PROBE_OFFSETS[i] + shift)
+}
 
 /// Looks up where blocks lie.
 #[derive(Debug)]
 pub struct Prober {
     tiers: Tiers,
+    /// Looks so far.
+    looks: u64,
     addresses: Vec<GuestVirtAddr>,
     states: Vec<PageState>,
 }
@@ -29,6 +50,7 @@ impl Prober {
     pub fn new(tiers: Tiers) -> Self {
         Self {
             tiers,
+            looks: 0,
             addresses: vec![],
             states: vec![],
         }
@@ -43,11 +65,11 @@ impl Prober {
         blocks: &[Block],
     ) -> Result<Vec<Spread>, PagesError> {
         let mut spreads = Vec::with_capacity(blocks.len());
-        for part in blocks.chunks(PAGES_PER_CALL_MAX / PROBES.len()) {
+        for part in blocks.chunks(PAGES_PER_CALL_MAX / PROBES as usize) {
             self.probe(pages, pid, part)?;
-            for (&block, probed) in part.iter().zip(self.states.chunks(PROBES.len())) {
+            for (&block, probed) in part.iter().zip(self.states.chunks(PROBES as usize)) {
                 let agreed = probed.iter().all(|s| s == &probed[0]) && covers(space, block);
-                let weight = PAGES_PER_BLOCK / PROBES.len() as u64;
+                let weight = PAGES_PER_BLOCK / PROBES;
                 spreads.push(agreed.then(|| self.spread(probed, weight)));
             }
         }
@@ -81,9 +103,9 @@ impl Prober {
         wanted: impl Fn(NodeId) -> bool,
     ) -> Result<Vec<Option<NodeId>>, PagesError> {
         let mut found = Vec::with_capacity(blocks.len());
-        for part in blocks.chunks(PAGES_PER_CALL_MAX / PROBES.len()) {
+        for part in blocks.chunks(PAGES_PER_CALL_MAX / PROBES as usize) {
             self.probe(pages, pid, part)?;
-            for probed in self.states.chunks(PROBES.len()) {
+            for probed in self.states.chunks(PROBES as usize) {
                 let nodes = probed.iter().filter_map(|state| match state {
                     PageState::On(node) if wanted(*node) => Some(*node),
                     _ => None,
@@ -108,11 +130,12 @@ impl Prober {
     ) -> Result<(), PagesError> {
         self.addresses.clear();
         self.states.clear();
-        let probes = |block: &Block| {
+        for block in blocks {
             let start = block.start().0;
-            PROBES.map(|page| GuestVirtAddr(start + page * PAGE_SIZE))
-        };
-        self.addresses.extend(blocks.iter().flat_map(probes));
+            let probes = probes(self.looks).map(|page| GuestVirtAddr(start + page * PAGE_SIZE));
+            self.addresses.extend(probes);
+            self.looks += 1;
+        }
         pages.locate(pid, &self.addresses, &mut self.states)
     }
 
@@ -144,6 +167,7 @@ fn covers(space: &[VirtRange], block: Block) -> bool {
 #[cfg(test)]
 mod tests {
     use demeter_policy::{ByteCount, Level, Placement};
+    use proptest::prelude::*;
 
     use super::*;
     use crate::pages::simulated::SimulatedPages;
@@ -220,6 +244,38 @@ mod tests {
             .main_nodes(&mut pages, PID, &[Block(0)], slow)
             .unwrap();
         assert_eq!(main, [Some(NodeId(3))]);
+    }
+
+    #[test]
+    fn periods_up_to_four_show_in_each_look_and_longer_ones_in_time() {
+        for period in 2..=PAGES_PER_BLOCK / 8 {
+            for phase in 0..period {
+                let hit = |look: u64| probes(look).iter().any(|page| page % period == phase);
+                assert!(probes(0).iter().all(|&page| page < PAGES_PER_BLOCK));
+                match period {
+                    2..=4 => assert!((0..SHIFTS).all(hit), "{period}, {phase}"),
+                    _ => assert!((0..SHIFTS).any(hit), "{period}, {phase}"),
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(16))]
+        #[test]
+        fn interleaved_pages_are_counted(period in 2u64..5, phase in 0u64..4, before in 0u64..200) {
+            let mut pages = SimulatedPages::new(0, 0);
+            for i in 0..PAGES_PER_BLOCK {
+                let node = NodeId(u32::from(i % period == phase % period));
+                pages.map(PID, BLOCK_SIZE + i * PAGE_SIZE, PAGE_SIZE, node);
+            }
+            let mut prober = Prober { looks: before, ..prober() };
+            let space = [range(BLOCK_SIZE, 2 * BLOCK_SIZE)];
+            let got = prober.look(&mut pages, PID, &space, &[Block(1)]).unwrap();
+            let slow = (0..PAGES_PER_BLOCK).filter(|i| i % period == phase % period).count();
+            prop_assert_eq!(got[0].at(Level::First).slow.0, slow as u64 * PAGE_SIZE);
+            prop_assert_eq!(got[0].resident().0, BLOCK_SIZE);
+        }
     }
 
     #[test]

@@ -76,7 +76,7 @@ pub struct CrashFigures {
     pub violations: u64,
 }
 
-/// What a long run with many changes of size came to.
+/// Figures of a long run with many changes of size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 pub struct SoakFigures {
     /// How long it was, seconds.
@@ -93,7 +93,7 @@ pub struct SoakFigures {
     pub uses: Vec<Use>,
 }
 
-/// What somebody used of something.
+/// One process's use of one resource.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 pub struct Use {
     /// Who: the controller, or which VM's agent or kernel.

@@ -120,7 +120,7 @@ impl Published {
     }
 }
 
-/// What one system did.
+/// The figures of one system.
 ///
 /// *Steady* is the last third of the timed phase.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]

@@ -126,7 +126,7 @@ impl Classify for Histories {
         }
     }
 
-    fn end_epoch(&mut self, _epoch: u32, _elapsed_s: f64) -> bool {
+    fn end_epoch(&mut self, _epoch: u32, _elapsed_s: f64, _chunks_max: usize) -> bool {
         let has_news = std::mem::take(&mut self.has_news);
         if has_news {
             self.looks = (self.looks + 1).min(LOOKS);
@@ -195,7 +195,7 @@ impl Strategy for ByHistory {
 
     /// The planner's plan, with a price of so many ones: a block pays for its promotion if it has as
     /// many, and for the demotion of another if it has so many more.
-    fn plan(&self, situation: &Situation<'_>, _heats: &[(Pid, &Histories)]) -> Plan {
+    fn plan(&mut self, situation: &Situation<'_>, _heats: &[(Pid, &Histories)]) -> Plan {
         let least = f64::from(self.hot_ones) - 0.5;
         plan(&Situation {
             budget: Budget {

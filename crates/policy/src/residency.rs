@@ -105,6 +105,20 @@ impl Placement {
 /// Blocks of one chunk: 1 GiB of addresses.
 pub(crate) const CHUNK_BLOCKS: usize = 512;
 
+/// Chunks whose blocks an epoch looks at one by one: what it may take of a CPU bounds them.
+pub(crate) const CHUNKS_MAX: usize = 32;
+
+/// Known blocks in 1 GiB of a process's addresses.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KnownChunk<'a> {
+    /// Its first block.
+    pub(crate) first: Block,
+    /// All its blocks.
+    pub(crate) known: &'a [Option<Known>; CHUNK_BLOCKS],
+    /// Where they lie, together, on both sides of the boundary that was asked for.
+    pub(crate) sum: Placement,
+}
+
 /// Where the blocks of all processes lie, as far as anybody has looked. Blocks that would not
 /// move are set aside until a later epoch: they are known, but nobody is offered them.
 ///
@@ -123,8 +137,8 @@ pub(crate) struct Chunk {
     /// The addresses' upper bits.
     number: u64,
     known: Box<[Option<Known>; CHUNK_BLOCKS]>,
-    /// Of all known blocks, below the fastest tier.
-    sum: Placement,
+    /// Of all known blocks.
+    sum: Spread,
     known_blocks: u32,
     /// No block is set aside from this epoch on.
     aside_until: u32,
@@ -191,7 +205,7 @@ impl Chunk {
         Self {
             number,
             known: Box::new([None; CHUNK_BLOCKS]),
-            sum: Placement::default(),
+            sum: Spread::default(),
             known_blocks: 0,
             aside_until: 0,
         }
@@ -204,14 +218,16 @@ impl Chunk {
     /// Puts `now` in the place of what was known, and keeps the sums.
     fn replace(&mut self, at: usize, now: Option<Known>) {
         let before = std::mem::replace(&mut self.known[at], now);
-        if let Some(before) = before.map(|known| known.placement()) {
-            self.sum.fast.0 -= before.fast.0;
-            self.sum.slow.0 -= before.slow.0;
+        if let Some(before) = before {
+            for level in Level::ALL {
+                self.sum.0.get_mut(level).0 -= before.spread().0.get(level).0;
+            }
             self.known_blocks -= 1;
         }
-        if let Some(now) = now.map(|known| known.placement()) {
-            self.sum.fast.0 += now.fast.0;
-            self.sum.slow.0 += now.slow.0;
+        if let Some(now) = now {
+            for level in Level::ALL {
+                self.sum.0.get_mut(level).0 += now.spread().0.get(level).0;
+            }
             self.known_blocks += 1;
         }
     }
@@ -359,7 +375,7 @@ impl ResidencyMap {
             let first = chunk.first_block();
             let end = first + CHUNK_BLOCKS as u64;
             let part = match blocks.start <= first && end <= blocks.end {
-                true => chunk.sum,
+                true => chunk.sum.at(Level::First),
                 false => {
                     let within = blocks.start.clamp(first, end) - first
                         ..blocks.end.clamp(first, end) - first;
@@ -377,13 +393,17 @@ impl ResidencyMap {
         sum
     }
 
-    /// The known blocks of a process, by chunk: the first block of the chunk, and all 512.
+    /// The known blocks of a process by chunk, with sums on both sides of the boundary below `level`.
     pub(crate) fn known_by_chunk(
         &self,
         pid: Pid,
-    ) -> impl Iterator<Item = (Block, &[Option<Known>; CHUNK_BLOCKS])> + '_ {
-        let chunks = self.chunks(pid).iter();
-        chunks.map(|chunk| (Block(chunk.first_block()), &*chunk.known))
+        level: Level,
+    ) -> impl Iterator<Item = KnownChunk<'_>> + '_ {
+        self.chunks(pid).iter().map(move |chunk| KnownChunk {
+            first: Block(chunk.first_block()),
+            known: &chunk.known,
+            sum: chunk.sum.at(level),
+        })
     }
 
     /// Blocks whose place is known, of all processes.

@@ -3,6 +3,7 @@
 
 use demeter_policy::{ByteCount, GuestPhysAddr, NodeId};
 
+use crate::frame::LISTS_BY_PARTS;
 use crate::message::{
     BootId, Done, EncodeError, GpaRange, Hello, Message, NODES_MAX, NodeStats, NodeTotal, Nonce,
     Outcome, Permille, RANGES_MAX, REASON_BYTES_MAX, Ranges, Relocation, RequestId, Resize,
@@ -13,8 +14,15 @@ use crate::text::shown;
 /// `fast_hit` where it is not known.
 const UNKNOWN: u16 = 0xffff;
 
-/// Appends the payload and returns its kind.
-pub(crate) fn write(message: &Message, out: &mut Vec<u8>) -> Result<u16, EncodeError> {
+/// The first version whose statistics tell what relocation has cost and brought.
+const RELOCATION_TOLD: u16 = 3;
+
+/// Appends the payload, as a version has it, and returns its kind.
+pub(crate) fn write(
+    version: u16,
+    message: &Message,
+    out: &mut Vec<u8>,
+) -> Result<u16, EncodeError> {
     let mut w = Writer(out);
     Ok(match message {
         Message::Hello(hello) => {
@@ -31,11 +39,13 @@ pub(crate) fn write(message: &Message, out: &mut Vec<u8>) -> Result<u16, EncodeE
             w.u16(stats.psi_some.get());
             w.u16(stats.psi_full.get());
             w.u16(stats.fast_hit.map_or(UNKNOWN, Permille::get));
-            let relocation = stats.relocation.unwrap_or_default();
-            w.0.push(stats.relocation.is_some().into());
-            w.u64(relocation.cost_ms);
-            w.u64(relocation.benefit_ms.cast_unsigned());
-            w.0.push(relocation.is_resting.into());
+            if version >= RELOCATION_TOLD {
+                let relocation = stats.relocation.unwrap_or_default();
+                w.0.push(stats.relocation.is_some().into());
+                w.u64(relocation.cost_ms);
+                w.u64(relocation.benefit_ms.cast_unsigned());
+                w.0.push(relocation.is_resting.into());
+            }
             w.u64(stats.oom_returned.0);
             for node in at_most_nodes(&stats.nodes)? {
                 w.u32(node.node.0);
@@ -98,7 +108,9 @@ pub(crate) fn write(message: &Message, out: &mut Vec<u8>) -> Result<u16, EncodeE
         } => {
             w.u64(request.0);
             w.u32(node.0);
-            w.u64(from.0);
+            if version >= LISTS_BY_PARTS {
+                w.u64(from.0);
+            }
             67
         }
         Message::Allow { oom } => {
@@ -133,12 +145,12 @@ pub(crate) enum Malformed {
     Fields,
 }
 
-/// Reads the payload of a message of this kind.
-pub(crate) fn read(kind: u16, payload: &[u8]) -> Result<Message, Malformed> {
+/// Reads the payload of a message of this kind, as a version has it.
+pub(crate) fn read(version: u16, kind: u16, payload: &[u8]) -> Result<Message, Malformed> {
     let mut r = Reader(payload);
     let message = match kind {
         1 => r.hello().map(Message::Hello),
-        2 => r.stats().map(Message::Stats),
+        2 => r.stats(version).map(Message::Stats),
         3 => r.ranges().map(Message::Inflated),
         4 => r.ranges().map(Message::Held),
         5 => r.done().map(Message::Done),
@@ -148,7 +160,7 @@ pub(crate) fn read(kind: u16, payload: &[u8]) -> Result<Message, Malformed> {
         }),
         65 => r.resize().map(Message::Inflate),
         66 => r.resize().map(Message::Deflate),
-        67 => r.list_from(),
+        67 => r.list_from(version),
         68 => r.bytes().map(|oom| Message::Allow { oom }),
         69 => r.prove(),
         128 => r.u64().map(|nonce| Message::Ping { nonce }),
@@ -288,7 +300,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn stats(&mut self) -> Option<Stats> {
+    fn stats(&mut self, version: u16) -> Option<Stats> {
         Some(Stats {
             psi_some: self.permille()?,
             psi_full: self.permille()?,
@@ -298,7 +310,10 @@ impl<'a> Reader<'a> {
             } else {
                 Some(self.permille()?)
             },
-            relocation: self.relocation()?,
+            relocation: match version {
+                RELOCATION_TOLD.. => self.relocation()?,
+                _ => None,
+            },
             oom_returned: self.bytes()?,
             nodes: self.list(36, NODES_MAX, |r| {
                 Some(NodeStats {
@@ -348,11 +363,14 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn list_from(&mut self) -> Option<Message> {
+    fn list_from(&mut self, version: u16) -> Option<Message> {
         Some(Message::List {
             request: self.request()?,
             node: self.node()?,
-            from: GuestPhysAddr(self.u64()?),
+            from: match version {
+                LISTS_BY_PARTS.. => GuestPhysAddr(self.u64()?),
+                _ => GuestPhysAddr(0),
+            },
         })
     }
 

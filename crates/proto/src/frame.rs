@@ -25,11 +25,21 @@ use std::mem;
 use crate::fields::{self, Malformed};
 use crate::message::{EncodeError, Message};
 
-/// The protocol's version: both sides must speak the same.
+/// The newest version of the protocol that this release speaks.
+///
+/// Hosts and guests are updated one after the other. So each release speaks the version before as well, and
+/// the host answers in the guest's version. A guest that is not welcomed in its own version
+/// says `Hello` in the one before.
 ///
 /// 2: a guest proves that it is the VM whose memory the host would take (`Prove`).
 /// 3: a list is asked part by part (`List`), and statistics tell what relocation has cost and brought.
 pub const VERSION: u16 = 3;
+
+/// The oldest version that this release speaks.
+pub const VERSION_MIN: u16 = 2;
+
+/// The first version in which a list is asked part by part; before, each list is a whole one.
+pub const LISTS_BY_PARTS: u16 = 3;
 
 /// The most bytes in a payload.
 pub const PAYLOAD_BYTES_MAX: usize = 64 * 1024;
@@ -51,7 +61,9 @@ pub enum DecodeError {
     #[error("a frame is longer than {ENCODED_BYTES_MAX} bytes")]
     TooLong,
     /// A version that we do not speak.
-    #[error("the other side speaks version {0} of the protocol, we speak {VERSION}; update one")]
+    #[error(
+        "the other side speaks version {0} of the protocol, we speak {VERSION_MIN} to {VERSION}; update one"
+    )]
     Version(u16),
     /// A kind that we do not know.
     #[error("a message has the unknown kind {0}")]
@@ -61,12 +73,17 @@ pub enum DecodeError {
     Fields(u16),
 }
 
-/// Appends a message to what is to be written to the pipe.
+/// Appends a message to what is to be written to the pipe, in the newest version.
 pub fn encode(message: &Message, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+    encode_as(VERSION, message, out)
+}
+
+/// The same in a version that the other side speaks, one of [`VERSION_MIN`] to [`VERSION`].
+pub fn encode_as(version: u16, message: &Message, out: &mut Vec<u8>) -> Result<(), EncodeError> {
     let mut frame = vec![0; HEADER_BYTES];
-    let kind = fields::write(message, &mut frame)?;
+    let kind = fields::write(version, message, &mut frame)?;
     let (header, payload) = frame.split_at_mut(HEADER_BYTES);
-    header[..2].copy_from_slice(&VERSION.to_le_bytes());
+    header[..2].copy_from_slice(&version.to_le_bytes());
     header[2..4].copy_from_slice(&kind.to_le_bytes());
     let crc = checksum(&header[..4], payload);
     header[4..].copy_from_slice(&crc.to_le_bytes());
@@ -89,6 +106,8 @@ pub struct Decoder {
     scanned: usize,
     /// Passing over the rest of a frame that is too long.
     overlong: bool,
+    /// Of the last message.
+    version: Option<u16>,
 }
 
 impl Decoder {
@@ -97,6 +116,11 @@ impl Decoder {
         self.buffer.drain(..self.start);
         self.start = 0;
         self.buffer.extend(bytes);
+    }
+
+    /// The version of the last message, if there was one.
+    pub fn version(&self) -> Option<u16> {
+        self.version
     }
 
     /// The next message; `Ok(None)` when more bytes are needed. After an error the next call goes
@@ -128,7 +152,9 @@ impl Decoder {
             };
             self.skip(len + 1);
             if let Some(result) = result {
-                return result.map(Some);
+                let (version, message) = result?;
+                self.version = Some(version);
+                return Ok(Some(message));
             }
         }
     }
@@ -140,7 +166,7 @@ impl Decoder {
 }
 
 /// Decodes the bytes between two zeros.
-fn decode(stuffed: &[u8]) -> Result<Message, DecodeError> {
+fn decode(stuffed: &[u8]) -> Result<(u16, Message), DecodeError> {
     let frame = unstuff(stuffed).ok_or(DecodeError::Damaged)?;
     let (header, payload) = frame
         .split_first_chunk::<HEADER_BYTES>()
@@ -151,13 +177,14 @@ fn decode(stuffed: &[u8]) -> Result<Message, DecodeError> {
         return Err(DecodeError::Damaged);
     }
     let (version, kind) = (u16::from_le_bytes([v0, v1]), u16::from_le_bytes([k0, k1]));
-    if version != VERSION {
+    if !(VERSION_MIN..=VERSION).contains(&version) {
         return Err(DecodeError::Version(version));
     }
-    fields::read(kind, payload).map_err(|malformed| match malformed {
-        Malformed::Kind => DecodeError::Kind(kind),
-        Malformed::Fields => DecodeError::Fields(kind),
-    })
+    match fields::read(version, kind, payload) {
+        Ok(message) => Ok((version, message)),
+        Err(Malformed::Kind) => Err(DecodeError::Kind(kind)),
+        Err(Malformed::Fields) => Err(DecodeError::Fields(kind)),
+    }
 }
 
 fn checksum(head: &[u8], payload: &[u8]) -> u32 {

@@ -21,7 +21,10 @@ mod frame;
 mod message;
 mod text;
 
-pub use frame::{DecodeError, Decoder, ENCODED_BYTES_MAX, PAYLOAD_BYTES_MAX, VERSION, encode};
+pub use frame::{
+    DecodeError, Decoder, ENCODED_BYTES_MAX, LISTS_BY_PARTS, PAYLOAD_BYTES_MAX, VERSION,
+    VERSION_MIN, encode, encode_as,
+};
 pub use message::{
     BootId, Done, EncodeError, GpaRange, Hello, Message, NODES_MAX, NodeStats, NodeTotal, Nonce,
     Outcome, Permille, RANGES_MAX, REASON_BYTES_MAX, Ranges, Relocation, RequestId, Resize,

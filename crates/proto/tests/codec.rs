@@ -5,7 +5,7 @@ use demeter_policy::{ByteCount, GuestPhysAddr, NodeId};
 use demeter_proto::{
     BootId, DecodeError, Decoder, Done, ENCODED_BYTES_MAX, EncodeError, GpaRange, Hello, Message,
     NODES_MAX, NodeStats, NodeTotal, Nonce, Outcome, Permille, RANGES_MAX, REASON_BYTES_MAX,
-    Ranges, Relocation, RequestId, Resize, SessionId, Stats, encode, shown,
+    Ranges, Relocation, RequestId, Resize, SessionId, Stats, VERSION_MIN, encode, encode_as, shown,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -200,6 +200,26 @@ proptest! {
     ) {
         let expected: Vec<_> = messages.iter().cloned().map(Ok).collect();
         prop_assert_eq!(decoded(&encoded(&messages), &cuts), expected);
+    }
+
+    /// All but what a version does not have.
+    #[test]
+    fn the_version_before_is_spoken_and_told(message in message()) {
+        let mut pipe = vec![];
+        encode_as(VERSION_MIN, &message, &mut pipe).unwrap();
+        let mut decoder = Decoder::default();
+        decoder.push(&pipe);
+        let expected = match message {
+            Message::List { request, node, .. } => Message::List {
+                request,
+                node,
+                from: GuestPhysAddr(0),
+            },
+            Message::Stats(stats) => Message::Stats(Stats { relocation: None, ..stats }),
+            message => message,
+        };
+        prop_assert_eq!(decoder.next(), Ok(Some(expected)));
+        prop_assert_eq!(decoder.version(), Some(VERSION_MIN));
     }
 
     #[test]

@@ -18,7 +18,7 @@ const PASSES_MAX: u32 = 100;
 
 /// A VM whose writes are logged: a model of its own, of second-level (stage-2) tables, `mmu_lock` and
 /// invalidations. The workload is a mix of one swept part, `stores` of which are written. Each virtual CPU
-/// sweeps a slice of its own; the speed is told in steps of the sweeps.
+/// sweeps a slice of its own; the speed is in steps of the sweeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DirtyLogging {
@@ -88,8 +88,8 @@ impl Default for DirtyLogging {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "kebab-case")]
 pub enum LoggedTask {
-    /// Logging is switched on while the virtual CPUs wait; then each sweeps its slice once. What is timed
-    /// is the sweep.
+    /// Logging is switched on while the virtual CPUs wait; then each sweeps its slice once. The sweep is
+    /// timed.
     #[default]
     Pass,
     /// The VM is migrated while it runs.

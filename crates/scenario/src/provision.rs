@@ -6,14 +6,14 @@ use strum::VariantNames;
 
 use crate::{Gups, Phase};
 
-/// How memory is provisioned. `machine` then says what each VM is to own; it is booted with the
-/// sum of both tiers in each node and sized from outside before the workload starts.
+/// How memory is provisioned. `machine` then says what each VM shall own. Each node of a VM boots with the
+/// sum of both tiers, and is sized from outside before the workload starts.
 ///
 /// There is one run for each provisioner, policy and way to the VMs.
 ///
-/// Where `machine` is a host, `vms` are its guests, and they share `machine`'s fast tier. With `static` each is booted
-/// with all its memory: fast memory goes by the policy under `h-history`, by their shares where they have a node of each
-/// tier, else as it comes. With `demeter-balloon` a host controller divides it by the policy between guests with agents;
+/// Where `machine` is a host, `vms` are its guests, and they share `machine`'s fast tier. With `static` each boots
+/// with all its memory. Fast memory goes by the policy under `h-history`, and by shares where guests have a node of each
+/// tier. With `demeter-balloon` a host controller divides it by the policy between guests with agents;
 /// until the timed phase they have it by their shares. There is one run for each system.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -122,10 +122,9 @@ pub struct ResizeCycle {
     pub every_s: u64,
 }
 
-/// A VM that runs the workload again and again, each time for `duration_s`, while its sizes
-/// change and, at random points, its agent, its host controller or itself is killed, or it is
-/// reset, stopped for a while, taken back to a snapshot, migrated without arriving, or gets or loses
-/// a DIMM.
+/// A VM that runs the workload again and again, each time for `duration_s`, while its sizes change. At
+/// random points its agent, its host controller or the VM is killed. Or it is reset, stopped for a while, taken back to a
+/// snapshot, migrated without arriving, or gets or loses a DIMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Crashes {
@@ -136,7 +135,7 @@ pub struct Crashes {
 }
 
 /// VMs that run the workload again and again, each time for `round_s`, and are resized all the while,
-/// until `duration_s` is over. What controller, agents and kernels use must not grow.
+/// until `duration_s` is over. Memory, descriptors and threads of controller, agents and kernels must not grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Soak {

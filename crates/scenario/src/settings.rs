@@ -15,8 +15,8 @@ const INTERVAL_MAX_MS: u32 = 600_000;
 const RATE_MAX_MIB: u32 = 1 << 20;
 
 /// Settings of one system. A system with several runs under each, and the table shows the best; a
-/// system without any runs once, as its documentation sets it up. What is not named stays as the
-/// kernel boots with it.
+/// system without any runs once, as its documentation sets it up. Other knobs stay as the kernel
+/// boots with them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {

@@ -56,14 +56,33 @@ mod tests {
         }
     }
 
-    /// The targets of a page's links to files.
-    fn links(text: &str) -> impl Iterator<Item = &str> {
+    /// The targets of a page's links within the repository: a file, empty for the page itself, and a heading.
+    fn links(text: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
         let targets = text
             .split("](")
             .skip(1)
             .filter_map(|rest| rest.split(')').next());
-        let files = targets.filter(|target| !target.contains("://") && !target.starts_with('#'));
-        files.map(|target| target.split('#').next().unwrap_or_default())
+        let own = targets.filter(|target| !target.contains("://"));
+        own.map(|target| match target.split_once('#') {
+            Some((file, heading)) => (file, Some(heading)),
+            None => (target, None),
+        })
+    }
+
+    /// A page's headings as links spell them.
+    fn headings(text: &str) -> BTreeSet<String> {
+        let lines = text.lines().filter(|line| line.starts_with('#'));
+        let titles = lines.map(|line| line.trim_start_matches('#').trim().to_lowercase());
+        let kept = |c: &char| c.is_alphanumeric() || [' ', '-', '_'].contains(c);
+        titles
+            .map(|title| {
+                title
+                    .chars()
+                    .filter(kept)
+                    .collect::<String>()
+                    .replace(' ', "-")
+            })
+            .collect()
     }
 
     fn pages_below(folder: &Path) -> Vec<std::path::PathBuf> {
@@ -83,26 +102,52 @@ mod tests {
     fn links_lead_to_files_and_every_page_is_in_the_summary() {
         let book = shell::root().join("docs/src");
         let summary = fs::read_to_string(book.join("SUMMARY.md")).unwrap();
-        let named: BTreeSet<_> = links(&summary).map(|target| book.join(target)).collect();
+        let named: BTreeSet<_> = links(&summary).map(|(file, _)| book.join(file)).collect();
         let mut pages = pages_below(&book);
         assert!(pages.len() > 10, "{pages:?}");
         for page in &pages {
             let is_named = named.contains(page) || page.ends_with("SUMMARY.md");
             assert!(is_named, "SUMMARY.md lacks {}", page.display());
         }
-        pages.push(shell::root().join("README.md"));
+        for name in [
+            "README.md",
+            "ARCHITECTURE.md",
+            "CONTRIBUTING.md",
+            "SECURITY.md",
+        ] {
+            pages.push(shell::root().join(name));
+        }
         for page in pages {
             let text = fs::read_to_string(&page).unwrap();
-            for target in links(&text) {
-                let file = page.with_file_name("").join(target);
-                assert!(file.exists(), "{}: no {target}", page.display());
+            for (file, heading) in links(&text) {
+                let target = match file {
+                    "" => page.clone(),
+                    file => page.with_file_name("").join(file),
+                };
+                assert!(target.exists(), "{}: no {file}", page.display());
+                if let Some(heading) = heading {
+                    let has = headings(&fs::read_to_string(&target).unwrap());
+                    assert!(
+                        has.contains(heading),
+                        "{}: no {file}#{heading}",
+                        page.display()
+                    );
+                }
             }
         }
     }
 
     #[test]
-    fn the_readme_is_short() {
-        let readme = fs::read_to_string(shell::root().join("README.md")).unwrap();
-        assert!(readme.lines().count() <= 110);
+    fn documents_are_short() {
+        let read = |path: &str| fs::read_to_string(shell::root().join(path)).unwrap();
+        assert!(read("README.md").lines().count() <= 110);
+        for (path, most) in [
+            ("ARCHITECTURE.md", 3000),
+            ("docs/src/results.md", 1500),
+            ("docs/src/limits.md", 700),
+        ] {
+            let words = read(path).split_whitespace().count();
+            assert!(words <= most, "{path} has {words} words, more than {most}");
+        }
     }
 }

@@ -360,7 +360,7 @@ pub fn doc(attrs: &[Attribute]) -> String {
     plain_links(&text)
 }
 
-/// Links of rustdoc as what they show: [`Figure`](crate::Figure) is `Figure`.
+/// Links of rustdoc as the text that they show, without their targets in code.
 fn plain_links(text: &str) -> String {
     let mut plain = String::new();
     for piece in text.replace("[`", "`").split("`]") {

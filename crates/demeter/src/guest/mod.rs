@@ -98,7 +98,7 @@ struct RunArgs {
         "tiers", "epoch_ms", "sample_period", "rate_limit_mib_s", "socket", "listen", "record",
         "record_max_mib"])]
     relay_only: bool,
-    /// Only end the kdamond that a killed agent left behind
+    /// Only undo what an agent that was killed has left behind: its kdamond, and DAMON_STAT turned off
     #[arg(long, conflicts_with_all = ["pid", "cgroup", "all", "config", "balloon", "tracker",
         "tiers", "epoch_ms", "sample_period", "rate_limit_mib_s", "socket", "listen", "record",
         "record_max_mib", "relay_only"])]
@@ -148,7 +148,7 @@ pub fn guest(args: Args) -> anyhow::Result<()> {
     let args = args.run;
     let root = Path::new("/");
     if args.clean_up {
-        supervisor::clean_up(root);
+        supervisor::clean_up(root, &|line| output::say(line));
         return Ok(());
     }
     let config = if args.relay_only {

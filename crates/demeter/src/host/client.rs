@@ -44,6 +44,13 @@ impl Client {
         Ok(())
     }
 
+    /// The same where something is answered.
+    pub fn post_for<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
+        let body = self.request(&format!("POST {path}"), "")?;
+        serde_json::from_str(&body)
+            .with_context(|| format!("{} gives an answer that is not ours", self.socket.display()))
+    }
+
     /// The body of a good answer; a bad one is an error with its reason.
     fn request(&self, question: &str, body: &str) -> anyhow::Result<String> {
         let socket = self.socket.display();

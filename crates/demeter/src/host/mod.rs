@@ -1,7 +1,9 @@
 //! `demeter host`: the controller of a host's VMs, and talking to it.
 
+mod check;
 pub mod client;
 pub mod status;
+mod tiers;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -9,11 +11,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use client::Client;
 use demeter_host::api::{PolicyChoice, Tiers};
-use demeter_host::config::Config;
+use demeter_host::config::{Config, KeyChange};
 use demeter_host::hypervisor::libvirt::{self, Libvirt, Wanted};
 use demeter_host::view::{EventView, HostView, TierView, VmView};
 use demeter_policy::provision::{Policy, ProvisionerKind};
-use demeter_policy::{ByteCount, MIB};
+use demeter_policy::{ByteCount, MIB, NodeId, PerTier};
 
 use crate::names::names;
 use crate::output;
@@ -36,6 +38,8 @@ Examples:
   demeter host set db --fast-mib 2048            gives a VM another size
   demeter host forgive db                        manages a marked VM again
   demeter host policy wss                        divides by working sets from now on
+  demeter host check /etc/demeter/host.toml      what is wrong with it, and what it would change
+  demeter host reload                            takes over what the file says now
   demeter host xml db                            what a libvirt domain lacks, as a patch
 
 The same over HTTP, on the controller's Unix socket:
@@ -92,6 +96,19 @@ To apply it, while the domain does not run:
   demeter host xml db | patch db.xml
   virsh define db.xml")]
     Xml(XmlArgs),
+    /// Check a configuration, and print what reloading it would change; changes nothing
+    Check {
+        /// The file
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        #[command(flatten)]
+        client: Client,
+    },
+    /// Have the controller take over what its configuration's file says now, as SIGHUP does
+    Reload {
+        #[command(flatten)]
+        client: Client,
+    },
     /// Print events as they happen
     Watch {
         #[command(flatten)]
@@ -109,6 +126,21 @@ struct XmlArgs {
     /// Fast memory of a domain without two cells, MiB [default: a quarter of its memory]
     #[arg(long, value_name = "MIB")]
     fast_mib: Option<u64>,
+    /// Slow memory of a domain without two cells, MiB [default: the rest of its memory]
+    #[arg(long, value_name = "MIB")]
+    slow_mib: Option<u64>,
+    /// Which of its cells is fast memory, where it has cells with CPUs in several
+    #[arg(long, value_name = "CELL", requires = "slow_cell")]
+    fast_cell: Option<u32>,
+    /// Which is slow memory
+    #[arg(long, value_name = "CELL", requires = "fast_cell")]
+    slow_cell: Option<u32>,
+    /// The host's node of fast memory, to which the fast cell is bound [default: as this host says]
+    #[arg(long, value_name = "NODE", requires = "slow_node")]
+    fast_node: Option<u32>,
+    /// The host's node of slow memory
+    #[arg(long, value_name = "NODE", requires = "fast_node")]
+    slow_node: Option<u32>,
     /// libvirt's Unix socket [default: the system's]
     #[arg(long, value_name = "SOCKET")]
     libvirt: Option<PathBuf>,
@@ -154,6 +186,11 @@ pub fn host(args: Args) -> anyhow::Result<()> {
         Command::Policy { policy, client } => client.put("/v1/policy", &PolicyChoice { policy }),
         Command::Forgive { vm, client } => client.post(&format!("/v1/vms/{vm}/forgive")),
         Command::Xml(args) => xml(args),
+        Command::Check { file, client } => check::check(&file, &client),
+        Command::Reload { client } => {
+            let changes: Vec<KeyChange> = client.post_for("/v1/reload")?;
+            output::print(check::lines(&changes))
+        }
         Command::Watch { client } => watch(&client),
     }
 }
@@ -161,7 +198,7 @@ pub fn host(args: Args) -> anyhow::Result<()> {
 fn run(args: RunArgs) -> anyhow::Result<()> {
     let path = args.config.context("give --config FILE")?;
     let config = Config::load(&path)?;
-    Ok(demeter_host::run(&config)?)
+    Ok(demeter_host::run(&config, &path)?)
 }
 
 fn set(args: SetArgs) -> anyhow::Result<()> {
@@ -211,14 +248,28 @@ fn xml(args: XmlArgs) -> anyhow::Result<()> {
     let wanted = Wanted {
         provisioner: args.provisioner,
         fast: args.fast_mib.map(|mib| ByteCount(mib.saturating_mul(MIB))),
+        slow: args.slow_mib.map(|mib| ByteCount(mib.saturating_mul(MIB))),
+        cells: nodes(args.fast_cell, args.slow_cell),
+        host: tiers::of_host(nodes(args.fast_node, args.slow_node)),
     };
-    match libvirt::lacks(&libvirt, &args.domain, wanted)? {
-        Some(patch) => output::print(patch),
+    let patch = libvirt::lacks(&libvirt, &args.domain, wanted)?;
+    for note in &patch.notes {
+        eprintln!("note: {note}");
+    }
+    match patch.diff {
+        Some(diff) => output::print(diff),
         None => {
             eprintln!("domain {:?} lacks nothing", args.domain);
             Ok(())
         }
     }
+}
+
+fn nodes(fast: Option<u32>, slow: Option<u32>) -> Option<PerTier<NodeId>> {
+    Some(PerTier {
+        fast: NodeId(fast?),
+        slow: NodeId(slow?),
+    })
 }
 
 fn watch(client: &Client) -> anyhow::Result<()> {

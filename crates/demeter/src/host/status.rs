@@ -14,6 +14,15 @@ pub fn text(view: &HostView) -> String {
         view.committed.slow_bytes / MIB,
         view.pool.slow_bytes / MIB,
     );
+    let excess = view.excess();
+    if excess.sum() > 0 {
+        text += &format!(
+            "VMs may be holding {} MiB fast and {} MiB slow beyond the pool: none is given more until they \
+             have given it back\n",
+            excess.fast_bytes.div_ceil(MIB),
+            excess.slow_bytes.div_ceil(MIB)
+        );
+    }
     let mut rows = vec![
         [
             "VM",
@@ -63,6 +72,14 @@ pub fn text(view: &HostView) -> String {
         text += line.join("  ").trim_end();
         text.push('\n');
     }
+    for domain in &view.left_alone {
+        text += &format!(
+            "left alone: {} ({} MiB): {}\n",
+            shown(&domain.name),
+            domain.memory_bytes / MIB,
+            shown(&domain.why)
+        );
+    }
     for vm in &view.vms {
         if let Some(problem) = &vm.problem {
             text += &format!("{}: {}\n", vm.name, shown(problem));
@@ -107,7 +124,7 @@ pub fn event_line(event: &EventView) -> String {
 
 #[cfg(test)]
 mod tests {
-    use demeter_host::view::{VmState, VmView};
+    use demeter_host::view::{LeftAloneView, VmState, VmView};
     use demeter_policy::provision::Policy;
 
     use super::*;
@@ -122,6 +139,12 @@ mod tests {
             policy: Policy::Wss,
             pool: mib(1000, 4000),
             committed: mib(300, 1200),
+            may_hold: mib(1074, 1200),
+            left_alone: vec![LeftAloneView {
+                name: "old".into(),
+                why: "it has 1 NUMA cells, not two".into(),
+                memory_bytes: 512 * MIB,
+            }],
             vms: vec![
                 VmView {
                     name: "db".into(),
@@ -149,9 +172,12 @@ mod tests {
         assert_eq!(
             text(&view),
             "policy wss, committed 300 of 1000 MiB fast, 1200 of 4000 MiB slow\n\
+             VMs may be holding 74 MiB fast and 0 MiB slow beyond the pool: none is given more until they \
+             have given it back\n\
              VM            state  fast MiB  target  slow MiB  target   hit  moves s     saved s  provisioner\n\
              db            up          250     200       800     800  99 %      1.5  -0.2 rests  demeter-balloon\n\
              web-frontend  down          -     100         -     400     -        -           -  demeter-balloon\n\
+             left alone: old (512 MiB): it has 1 NUMA cells, not two\n\
              web-frontend: nobody listens\n"
         );
     }

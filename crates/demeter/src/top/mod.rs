@@ -24,7 +24,8 @@ const BAR: usize = 12;
 /// Shows VMs, tiers, pool and hit share of this host's controller, live; or processes, ranges, heat and
 /// moves of this guest's agent.
 ///
-/// Leave with q. With --guest, up and down choose the process.
+/// Leave with q. VMs that have a problem stand first; s sorts otherwise, the arrows and the keys for pages
+/// scroll. With --guest, up and down choose the process.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -142,6 +142,7 @@ impl AgentRig {
         };
         change(&mut config);
         let effects = Effects {
+            finder: TargetFinder::new(root.path(), config.targets().unwrap()),
             tracker: Box::new(queue.clone()),
             pages: Box::new(kernel.clone()),
             measured_ns: measured_ns(),
@@ -149,7 +150,7 @@ impl AgentRig {
         };
         let agent = Agent::new(root.path().into(), config, effects, StatusCell::default());
         let mut agent = agent.unwrap();
-        agent.took_ns = |_| 0;
+        agent.clock = Clock(Box::new(|| Duration::ZERO));
         Self {
             root,
             kernel,

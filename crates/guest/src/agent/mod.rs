@@ -9,8 +9,11 @@
 //!
 //! It is one file, because it is one dispatch: each request of the engine has its method here.
 
+mod contracts;
+mod headroom;
 mod machine;
 mod process;
+mod sharing;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,12 +21,14 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use contracts::{Budget, Rules};
 use demeter_policy::engine::{self, ByHeat, Direction, Engine, Gain, Input, Misuse, Request};
 use demeter_policy::{
-    Block, ByteCount, Level, MIB, NodeId, Pid, Relocation, Sample, Spread, VirtRange,
+    Block, ByteCount, GuestVirtAddr, Level, MIB, NodeId, Pid, Relocation, Sample, Spread, VirtRange,
 };
 use machine::{Change, Machine};
 use process::Process;
+use sharing::Sharing;
 
 use crate::config::{Config, ConfigError};
 use crate::heat::Heat;
@@ -32,7 +37,7 @@ use crate::nodes::{NodesError, TierOrder, Topology};
 use crate::pages::{Errno, Pages, PagesError};
 use crate::prober::Prober;
 use crate::recording::{self, Recorded, RecordedTier, Recorder, RecorderError};
-use crate::status::{StatusCell, TargetStatus};
+use crate::status::{LeftAlone, StatusCell, TargetStatus};
 use crate::targets::{Target, TargetFinder, TargetsError};
 use crate::tracker::{Tracker, TrackerError};
 
@@ -41,6 +46,12 @@ const NS_PER_MS: u64 = 1_000_000;
 
 /// Time between two looks at which nodes and CPUs there are.
 const NODES_EVERY: Duration = Duration::from_secs(4);
+
+/// Processes that are remembered as no targets, one epoch's besides.
+const STRANGERS_MAX: usize = 4096;
+
+/// Room that a cgroup must have before huge pages are made of small ones: that of a batch, with a margin.
+const COLLAPSE_ROOM: ByteCount = ByteCount(32 * MIB);
 
 /// What others ask of a running agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,6 +95,13 @@ pub enum AgentError {
     Misuse(#[from] Misuse),
 }
 
+impl AgentError {
+    /// Whether it may pass by itself: somebody else has what the tracker needs.
+    pub fn is_temporary(&self) -> bool {
+        matches!(self, Self::Tracker(error) if error.is_temporary())
+    }
+}
+
 /// The agent. See the module's text.
 pub struct Agent {
     root: PathBuf,
@@ -100,12 +118,41 @@ pub struct Agent {
     processes: BTreeMap<Pid, Process>,
     prober: Prober,
     mover: Mover,
+    /// Small pages are promoted as huge ones.
+    huge_pages: bool,
     samples: Vec<Sample>,
+    /// The rules for memory that is left alone, and the time to find it.
+    rules: Rules,
+    budget: Budget,
+    sharing: Sharing,
+    /// Processes that are no targets, though samples of them come.
+    strangers: BTreeSet<Pid>,
     paused: bool,
-    /// How long ago something began, nanoseconds. In tests moves take no time: how fast a machine is must decide nothing.
-    took_ns: fn(Instant) -> u64,
+    clock: Clock,
+    /// The last error that was logged.
+    warned: Option<String>,
     /// The last error of this epoch that does not end the agent.
     error: Option<String>,
+}
+
+/// The time since the agent started. In tests it stands still: how fast a machine is must decide nothing.
+struct Clock(Box<dyn Fn() -> Duration + Send>);
+
+impl Clock {
+    fn live() -> Self {
+        let born = Instant::now();
+        Self(Box::new(move || born.elapsed()))
+    }
+
+    fn now(&self) -> Duration {
+        (self.0)()
+    }
+
+    /// How long ago something began, nanoseconds.
+    fn took_ns(&self, began: Duration) -> u64 {
+        let took = self.now().saturating_sub(began);
+        u64::try_from(took.as_nanos()).unwrap_or(u64::MAX)
+    }
 }
 
 /// What ended the loop.
@@ -120,23 +167,49 @@ pub enum Ended {
 }
 
 /// Finds what does not fit before anything is set up: bad values, processes or a cgroup that are
-/// not there, a machine without two tiers; in this order. Returns the tiers, and the latency of each node as `measure` finds
-/// it, nanoseconds.
+/// not there, a machine without two tiers; in this order.
 pub fn check(
     root: &Path,
     config: &Config,
     measure: impl FnOnce(&Topology) -> BTreeMap<NodeId, u32>,
-) -> Result<(TierOrder, BTreeMap<NodeId, u32>), AgentError> {
+) -> Result<Checked, AgentError> {
     config.check()?;
-    TargetFinder::new(root, config.targets()?).check()?;
+    let finder = TargetFinder::new(root, config.targets()?);
+    finder.check()?;
+    let (order, measured_ns) = find_tiers(root, config, measure)?;
+    Ok(Checked {
+        finder,
+        order,
+        measured_ns,
+    })
+}
+
+/// The tiers of a machine, and the latency of each node as `measure` finds it, nanoseconds.
+pub fn find_tiers(
+    root: &Path,
+    config: &Config,
+    measure: impl FnOnce(&Topology) -> BTreeMap<NodeId, u32>,
+) -> Result<(TierOrder, BTreeMap<NodeId, u32>), NodesError> {
     let mut topology = Topology::read(root)?;
     let measured_ns = measure(&topology);
     topology.set_measured(&measured_ns);
     Ok((config.order(&topology)?, measured_ns))
 }
 
+/// What [`check`] has found.
+pub struct Checked {
+    /// Finds the processes to look after.
+    pub finder: TargetFinder,
+    /// The tiers.
+    pub order: TierOrder,
+    /// Latency of a load from each node that was measured, nanoseconds.
+    pub measured_ns: BTreeMap<NodeId, u32>,
+}
+
 /// What an agent acts on a machine by.
 pub struct Effects {
+    /// Finds the processes to look after.
+    pub finder: TargetFinder,
     /// Where samples come from.
     pub tracker: Box<dyn Tracker>,
     /// The kernel that moves pages.
@@ -158,6 +231,7 @@ impl Agent {
     ) -> Result<Self, AgentError> {
         config.check()?;
         let Effects {
+            finder,
             tracker,
             pages,
             measured_ns,
@@ -203,9 +277,19 @@ impl Agent {
         }
         let mut agent = Self {
             engine,
-            finder: TargetFinder::new(&root, config.targets()?),
+            finder,
+            rules: Rules {
+                managed: machine.tiers().nodes().collect(),
+                respect_policies: config.respect_policies,
+            },
+            budget: Budget::default(),
+            sharing: Sharing::default(),
+            strangers: BTreeSet::new(),
+            clock: Clock::live(),
+            warned: None,
             config,
-            mover: Mover::new(machine.tiers().clone(), huge_pages_always(&root)),
+            mover: Mover::new(machine.tiers().clone(), false),
+            huge_pages: huge_pages_always(&root),
             prober: Prober::new(machine.tiers().clone()),
             machine,
             followed: Instant::now(),
@@ -216,7 +300,6 @@ impl Agent {
             samples: vec![],
             root,
             paused: false,
-            took_ns: elapsed_ns,
             error: None,
         };
         agent.act()?;
@@ -301,7 +384,8 @@ impl Agent {
                 tracing::info!("the nodes by tier are {} now", self.machine.tiers());
                 let tiers = self.machine.tiers();
                 self.prober = Prober::new(tiers.clone());
-                self.mover = Mover::new(tiers.clone(), huge_pages_always(&self.root));
+                self.mover = Mover::new(tiers.clone(), false);
+                self.rules.managed = tiers.nodes().collect();
             }
             Ok(Change::Tiers) => return Err(AgentError::OtherTiers),
             // The nodes that are left make no tiers: the former ones stay, and a node that has gone has no room.
@@ -340,7 +424,7 @@ impl Agent {
                         Ok(placements) => Input::Located(placements),
                         Err(_) => Input::LookUpFailed,
                     })?;
-                    self.note(placements.err());
+                    self.hinder(pid, placements.err())?;
                 }
                 Request::ReadNodes => {
                     let facts = self.machine.facts()?;
@@ -392,19 +476,61 @@ impl Agent {
                     process.socket = socket;
                 }
             }
-            match process.read_space(&self.root) {
-                Ok(space) => {
-                    let vmas = &space.ranges;
-                    self.engine.push(Input::Space { pid, vmas })?;
-                }
-                Err(error) => self.error = Some(error.to_string()),
-            }
         }
+        self.budget.begin(self.clock.now());
+        let pids: Vec<Pid> = self.processes.keys().copied().collect();
+        for pid in pids {
+            self.read_space(pid);
+        }
+        self.divide()?;
         if changed {
             let pids: Vec<Pid> = self.processes.keys().copied().collect();
             self.tracker.set_targets(&pids)?;
         }
         Ok(self.engine.push(Input::Refreshed)?)
+    }
+
+    /// Reads what a process maps, and what of it is left alone.
+    fn read_space(&mut self, pid: Pid) {
+        let Some(process) = self.processes.get_mut(&pid) else {
+            return;
+        };
+        let reasons = |process: &Process| Vec::from_iter(process.left_alone.keys().copied());
+        let before = reasons(process);
+        let read = process.read_space(&self.root, &self.rules, &mut self.budget, &self.clock);
+        if let Err(error) = read {
+            self.error = Some(error.to_string());
+        }
+        for (hold, bytes) in &process.left_alone {
+            if !before.contains(hold) && !hold.is_passing() {
+                let (name, why) = (process.name(), hold.why());
+                tracing::info!("leaving alone {bytes} of {name} {why}");
+            }
+        }
+    }
+
+    /// Tells which memory of which process may be moved.
+    fn divide(&mut self) -> Result<(), Misuse> {
+        let mapped = self.processes.iter().map(|(&pid, p)| (pid, p.mapped()));
+        let spaces = self.sharing.divide(&mapped.collect());
+        for (pid, vmas) in &spaces {
+            self.engine.push(Input::Space { pid: *pid, vmas })?;
+        }
+        Ok(())
+    }
+
+    /// Takes note that a process's memory could not be moved at all; it is left out for a while.
+    fn hinder(&mut self, pid: Pid, error: Option<PagesError>) -> Result<(), AgentError> {
+        // The next refresh sees that it has gone.
+        let error = error.filter(|error| !matches!(error, PagesError::Gone(_)));
+        let (Some(error), Some(process)) = (error, self.processes.get_mut(&pid)) else {
+            return Ok(());
+        };
+        let what = format!("cannot move pages of {}: {error}", process.name());
+        if process.hinder(error.to_string(), self.clock.now()) {
+            self.error = Some(what);
+        }
+        Ok(self.divide()?)
     }
 
     /// Tells which process has which share of fast memory.
@@ -443,11 +569,37 @@ impl Agent {
             }
             Err(error) => return Err(error.into()),
         };
+        // Memory that is left alone does not pass for memory that was mapped since the last look.
+        let is_left_alone = |pid: Pid, addr: GuestVirtAddr| {
+            let process = self.processes.get(&pid);
+            process.is_some_and(|process| process.is_left_alone(addr))
+        };
+        if self.strangers.len() > STRANGERS_MAX {
+            self.strangers.clear();
+        }
+        let known = &self.processes;
+        self.strangers.retain(|pid| !known.contains_key(pid));
+        let before = self.strangers.clone();
         for &sample in &self.samples {
-            self.engine.push(Input::Sample(sample))?;
+            // A new process is news once: if it were a target, the next look would find it.
+            if !known.contains_key(&sample.pid) {
+                self.strangers.insert(sample.pid);
+                if before.contains(&sample.pid) {
+                    continue;
+                }
+            }
+            if let Some(placed) = self.sharing.place(sample)
+                && !is_left_alone(placed.pid, placed.addr)
+            {
+                self.engine.push(Input::Sample(placed))?;
+            }
         }
         for &seen in self.tracker.observed() {
-            self.engine.push(Input::Looked(seen))?;
+            if let Some(placed) = self.sharing.place_observation(seen)
+                && !is_left_alone(placed.pid, placed.block.start())
+            {
+                self.engine.push(Input::Looked(placed))?;
+            }
         }
         Ok(self.engine.push(Input::SamplesEnd {
             lost: drained.lost,
@@ -458,17 +610,34 @@ impl Agent {
 
     /// Moves the batch that is asked for.
     fn move_batch(&mut self) -> Result<(), AgentError> {
+        let Request::Move { pid, .. } = self.engine.request() else {
+            return Ok(());
+        };
+        let process = self.processes.get(&pid);
+        if process.is_none_or(|process| !process.target.is_there(&self.root)) {
+            return self.end(pid);
+        }
+        let now = self.clock.now();
+        if process.is_some_and(|process| process.contracts.are_stale(&self.budget, now)) {
+            self.read_space(pid);
+            self.divide()?;
+        }
         let Request::Move {
-            pid,
             level,
             direction,
             blocks: batch,
+            ..
         } = self.engine.request()
         else {
             return Ok(());
         };
         let space = self.engine.space(pid);
-        let began = Instant::now();
+        if !batch.iter().all(|r| touches(space, r.block)) {
+            return Ok(self.engine.push(Input::MoveFailed)?);
+        }
+        let began = self.clock.now();
+        let may_collapse = self.huge_pages && headroom::allows(&self.root, pid, COLLAPSE_ROOM);
+        self.mover.set_collapse(may_collapse);
         let near = self.processes.get(&pid).and_then(Process::near);
         let (pages, prober) = (&mut *self.pages, &mut self.prober);
         let targets = self
@@ -497,11 +666,12 @@ impl Agent {
                         .zip(left)
                         .filter(|(_, left)| *left > 0),
                 );
-                let took_ns = (self.took_ns)(began);
+                let took_ns = self.clock.took_ns(began);
                 self.engine.push(Input::Moved {
                     placements,
                     took_ns,
                 })?;
+                self.say_why(pid, &failed);
             }
             // That it has ended in between is no failure.
             Err(PagesError::Gone(_)) => return self.end(pid),
@@ -517,8 +687,23 @@ impl Agent {
                 }
             });
         }
-        self.note(result.err());
-        Ok(())
+        self.hinder(pid, result.err())
+    }
+
+    /// Says once for each process and reason why pages did not move.
+    fn say_why(&mut self, pid: Pid, failed: &[(Errno, u64)]) {
+        let Some(process) = self.processes.get_mut(&pid) else {
+            return;
+        };
+        for &(errno, _) in failed {
+            if process.said.insert(errno) {
+                let (name, cause) = (process.name(), errno.cause());
+                tracing::info!(
+                    "some pages of {name} do not move: {}: {cause}",
+                    errno.name()
+                );
+            }
+        }
     }
 
     /// Takes note that a process has gone before a refresh has seen it.
@@ -530,20 +715,13 @@ impl Agent {
         Ok(self.tracker.set_targets(&pids)?)
     }
 
-    /// Remembers an error that does not end the agent. That a process has gone is none: the next
-    /// refresh sees it.
-    fn note(&mut self, error: Option<PagesError>) {
-        if let Some(error) = error.filter(|e| !matches!(e, PagesError::Gone(_))) {
-            self.error = Some(error.to_string());
-        }
-    }
-
     /// Updates the status with what came of an epoch.
     fn report(&mut self) {
         let recorder_error = self.engine.take_error().map(|e| e.to_string());
         let error = recorder_error.or_else(|| self.error.take());
-        if let Some(error) = &error {
-            tracing::warn!("{error}");
+        if error.is_some() && self.warned != error {
+            tracing::warn!("{}", error.as_deref().unwrap_or_default());
+            self.warned.clone_from(&error);
         }
         let (engine, figures) = (&*self.engine, self.engine.figures());
         let ranking = engine.ranking();
@@ -612,7 +790,8 @@ impl Agent {
         TargetStatus {
             pid: figures.pid.0,
             comm: process.map(|p| p.target.comm.clone()).unwrap_or_default(),
-            ranges_left_out: process.map_or(0, |p| p.ranges_left_out),
+            ranges_left_out: process.map_or(0, Process::ranges_left_out),
+            left_alone: process.map(left_alone).unwrap_or_default(),
             ranges: figures.ranges as u64,
             heat: figures.samples,
             fast_bytes: figures.placement.fast.0,
@@ -628,6 +807,26 @@ struct Batch<'a> {
     pid: Pid,
     space: &'a [VirtRange],
     blocks: &'a [Relocation],
+}
+
+/// Whether one of the sorted ranges touches a block.
+fn touches(space: &[VirtRange], block: Block) -> bool {
+    let next = space.partition_point(|range| range.end() <= block.start());
+    let next = space.get(next);
+    next.is_some_and(|range| Block::numbers_of(range).contains(&block.0))
+}
+
+/// A process's memory that is left alone, for people.
+fn left_alone(process: &Process) -> Vec<LeftAlone> {
+    let held = process.left_alone.iter().map(|(hold, bytes)| LeftAlone {
+        bytes: Some(bytes.0),
+        why: hold.why().into(),
+    });
+    let hindered = process.hindrance.iter().map(|hindrance| LeftAlone {
+        bytes: None,
+        why: hindrance.what.clone(),
+    });
+    held.chain(hindered).collect()
 }
 
 impl Batch<'_> {
@@ -651,10 +850,6 @@ impl Batch<'_> {
         }
         Ok(came_of.into_iter().unzip())
     }
-}
-
-fn elapsed_ns(began: Instant) -> u64 {
-    u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Whether the system backs all memory with huge pages where it can.

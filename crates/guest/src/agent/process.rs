@@ -1,20 +1,29 @@
 //! One process that the agent looks after.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::time::Duration;
 
 use demeter_linux::cpu::last_runs;
-use demeter_policy::{NodeId, Pid, Share};
+use demeter_policy::{ByteCount, GuestVirtAddr, NodeId, Pid, Share, VirtRange};
 
-use crate::maps::{MapsError, Movable, read_movable};
+use super::Clock;
+use super::contracts::{Budget, Contracts, Hold, LeftAlone, Rules};
+use super::sharing::{Held, Mapped};
+use crate::maps::{MapsError, Movable, RANGES_MAX, VmaKind, read_movable};
+use crate::pages::Errno;
 use crate::targets::Target;
 
-/// A process. What it maps, the engine knows.
+/// How long a process is left out whose memory cannot be moved, at first; each further failure doubles it.
+const LEFT_OUT: Duration = Duration::from_secs(8);
+
+/// The most doublings: 17 minutes.
+const LEFT_OUT_DOUBLINGS: u32 = 7;
+
+/// A process, and what of its memory may be moved.
 #[derive(Debug)]
 pub(super) struct Process {
     pub target: Target,
-    /// Ranges of memory that were too many to be looked after.
-    pub ranges_left_out: u64,
     /// Its share of fast memory, as the engine was told.
     pub share: Option<Share>,
     /// The socket that it runs on, as the engine knows it.
@@ -23,17 +32,41 @@ pub(super) struct Process {
     ticks: BTreeMap<Pid, u64>,
     /// Ticks that its threads ran on each node's CPUs; half of them are forgotten with each look.
     ran_on: BTreeMap<NodeId, u64>,
+    /// Why its memory cannot be moved at all, if that is so.
+    pub hindrance: Option<Hindrance>,
+    /// Why single pages of it did not move, as far as it was said.
+    pub said: BTreeSet<Errno>,
+    /// Memory of it that is left alone.
+    pub left_alone: LeftAlone,
+    pub contracts: Contracts,
+    movable: Movable,
+    held: Vec<Held>,
+}
+
+/// The obstacle to all moves of a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Hindrance {
+    /// For people.
+    pub what: String,
+    /// When it is tried again.
+    until: Duration,
+    doublings: u32,
 }
 
 impl Process {
     pub fn new(target: Target) -> Self {
         Self {
             target,
-            ranges_left_out: 0,
             share: None,
             socket: 0,
             ticks: BTreeMap::new(),
             ran_on: BTreeMap::new(),
+            hindrance: None,
+            said: BTreeSet::new(),
+            left_alone: LeftAlone::new(),
+            contracts: Contracts::default(),
+            movable: Movable::default(),
+            held: vec![],
         }
     }
 
@@ -67,19 +100,129 @@ impl Process {
         }
     }
 
+    /// Its name for messages.
+    pub fn name(&self) -> String {
+        format!("{} ({})", self.target.pid, self.target.comm)
+    }
+
+    /// Ranges of memory that were too many to be looked after.
+    pub fn ranges_left_out(&self) -> u64 {
+        self.movable.left_out
+    }
+
+    /// Its mappings, as they were read last.
+    pub fn mapped(&self) -> Mapped<'_> {
+        Mapped {
+            movable: &self.movable,
+            held: &self.held,
+        }
+    }
+
+    /// Whether an address lies in a block that is left alone.
+    pub fn is_left_alone(&self, addr: GuestVirtAddr) -> bool {
+        let forbidden = &self.movable.forbidden;
+        let next = forbidden.partition_point(|range| range.end() <= addr);
+        forbidden
+            .get(next)
+            .is_some_and(|range| range.contains(addr))
+    }
+
+    /// Its memory cannot be moved, for this reason: it is left out for a while. Whether the reason is new.
+    pub fn hinder(&mut self, what: String, now: Duration) -> bool {
+        let before = self.hindrance.take();
+        let doublings = before.as_ref().map_or(0, |before| before.doublings + 1);
+        let doublings = doublings.min(LEFT_OUT_DOUBLINGS);
+        let is_new = before.is_none_or(|before| before.what != what);
+        self.hindrance = Some(Hindrance {
+            what,
+            until: now + LEFT_OUT * (1 << doublings),
+            doublings,
+        });
+        self.movable = Movable::default();
+        is_new
+    }
+
     /// Reads what the process maps now. One that has gone, or that may not be looked at, has no
     /// memory to move; that the system had no descriptor or memory to spare says nothing of it.
-    pub fn read_space(&mut self, root: &Path) -> Result<Movable, MapsError> {
-        let space = match read_movable(root, self.target.pid) {
-            Err(MapsError::Gone(_)) => Movable::default(),
+    pub fn read_space(
+        &mut self,
+        root: &Path,
+        rules: &Rules,
+        budget: &mut Budget,
+        clock: &Clock,
+    ) -> Result<(), MapsError> {
+        let now = clock.now();
+        self.left_alone.clear();
+        self.held.clear();
+        if self.hindrance.as_ref().is_some_and(|it| now < it.until) {
+            self.movable = Movable::default();
+            return Ok(());
+        }
+        let read = self.try_read(root, rules, budget, clock);
+        match read {
+            Err(MapsError::Gone(_)) => self.movable = Movable::default(),
             Err(MapsError::Io { source, .. })
                 if source.kind() == std::io::ErrorKind::PermissionDenied =>
             {
-                Movable::default()
+                self.movable = Movable::default();
             }
-            space => space?,
-        };
-        self.ranges_left_out = space.left_out;
-        Ok(space)
+            read => read?,
+        }
+        Ok(())
+    }
+
+    fn try_read(
+        &mut self,
+        root: &Path,
+        rules: &Rules,
+        budget: &mut Budget,
+        clock: &Clock,
+    ) -> Result<(), MapsError> {
+        let pid = self.target.pid;
+        let mut seen = vec![];
+        self.movable = self.judged(root, |range| seen.push(range))?;
+        let contracts = &mut self.contracts;
+        if contracts.are_due(root, pid, &seen, clock.now())
+            && contracts.read(root, pid, &seen, rules, budget, clock)?
+        {
+            self.movable = self.judged(root, |_| ())?;
+        }
+        Ok(())
+    }
+
+    /// Sorts its mappings by their judgements; `each` gets their ranges.
+    fn judged(
+        &mut self,
+        root: &Path,
+        mut each: impl FnMut(VirtRange),
+    ) -> Result<Movable, MapsError> {
+        let Self {
+            contracts,
+            left_alone,
+            held,
+            target,
+            ..
+        } = self;
+        left_alone.clear();
+        held.clear();
+        read_movable(root, target.pid, |vma| {
+            each(vma.range);
+            let Some((hold, bytes)) = contracts.judge(vma) else {
+                return true;
+            };
+            if vma.kind != VmaKind::Stack && (vma.readable || vma.writable) {
+                let sum = left_alone.entry(hold).or_insert(ByteCount(0));
+                sum.0 = sum.0.saturating_add(bytes.0);
+            }
+            // Other processes that map the same have read its policy.
+            let is_known = hold != Hold::Unread && held.len() < RANGES_MAX;
+            if let Some(backing) = vma.backing.filter(|_| is_known) {
+                held.push(Held {
+                    backing,
+                    bytes: vma.range.len().0,
+                });
+            }
+            false
+        })
     }
 }

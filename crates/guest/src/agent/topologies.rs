@@ -148,7 +148,12 @@ impl World {
             programs: programs.iter().map(accesses).collect(),
             drawn: 0,
         };
+        let config = Config {
+            pids: programs.iter().map(|program| program.pid.0).collect(),
+            ..Config::default()
+        };
         let effects = Effects {
+            finder: TargetFinder::new(root.path(), config.targets().unwrap()),
             tracker: Box::new(Shared(Arc::new(Mutex::new(script)))),
             pages: Box::new(kernel.clone()),
             measured_ns: nodes
@@ -158,13 +163,9 @@ impl World {
                 .collect(),
             cpus: WORTH_MUCH.cpus,
         };
-        let config = Config {
-            pids: programs.iter().map(|program| program.pid.0).collect(),
-            ..Config::default()
-        };
         let status = StatusCell::default();
         let mut agent = Agent::new(root.path().into(), config, effects, status.clone()).unwrap();
-        agent.took_ns = |_| 0;
+        agent.clock = Clock(Box::new(|| Duration::ZERO));
         Self {
             root,
             kernel,

@@ -125,9 +125,11 @@ impl Link {
             connected: false,
         };
         let (stop, stopped) = UnixStream::pair().map_err(kernel("a socket"))?;
+        let thread = std::thread::Builder::new().name("relay".into());
+        let thread = thread.spawn(move || worker.run(stopped.into()));
         Ok(Self {
             stop: Some(stop),
-            thread: Some(std::thread::spawn(move || worker.run(stopped.into()))),
+            thread: Some(thread.map_err(kernel("a thread"))?),
         })
     }
 }

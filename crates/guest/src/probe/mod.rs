@@ -1,10 +1,12 @@
 //! What works on this machine, what does not, and how to mend it.
 
+mod needs;
 mod text;
 
 use std::fs;
 use std::path::Path;
 
+use demeter_linux::damon::Owner;
 use demeter_policy::NodeId;
 use serde::Serialize;
 
@@ -36,6 +38,8 @@ pub struct ProbeReport {
     pub demotion_enabled: Option<bool>,
     /// The kernel has DAMON's interface.
     pub damon: bool,
+    /// The kernel's own user of DAMON that is enabled, if one is.
+    pub damon_owner: Option<String>,
     /// The balloon driver, by which the host takes memory back.
     pub balloon: BalloonReport,
     /// What stands in the way, each with its mend, the gravest first.
@@ -81,6 +85,8 @@ pub struct TrackerReport {
     pub works: bool,
     /// It was not opened, because a Demeter that runs has it.
     pub is_taken: bool,
+    /// It was not opened, because DAMON_STAT has DAMON: the agent turns that off while it works.
+    pub waits_for_statistic: bool,
     /// Why it does not work, if so.
     pub why_not: Option<String>,
     /// How to mend that.
@@ -134,6 +140,8 @@ pub fn probe(root: &Path) -> ProbeReport {
     };
     let settings = Settings {
         root: root.into(),
+        // An agent would; a look changes nothing.
+        take_damon: false,
         ..Settings::default()
     };
     let line = |path: &str| {
@@ -158,12 +166,24 @@ pub fn probe(root: &Path) -> ProbeReport {
         demotion_enabled: line("sys/kernel/mm/numa/demotion_enabled")
             .map(|text| matches!(text.as_str(), "true" | "1")),
         damon: root.join("sys/kernel/mm/damon/admin").exists(),
+        damon_owner: Owner::in_kernel(root).map(|owner| owner.to_string()),
         balloon: BalloonReport::read(root),
         advice: Vec::new(),
     };
     report.advice = advice(&report, topology.err(), order);
+    // Another root stands for another machine, whose kernel cannot be tried.
+    if root == Path::new("/") {
+        report.advice.extend(needs::missing(root));
+    } else {
+        report
+            .advice
+            .extend(needs::missing_capabilities(&report.permissions));
+    }
+    report.advice.sort_by_key(|advice| !advice.blocks);
     report
 }
+
+pub use needs::missing;
 
 /// What is wrong where the kernel balances, and what to do.
 pub const BALANCING_ADVICE: (&str, &str) = (
@@ -216,19 +236,12 @@ fn advice(
         (None, None) => {}
     }
     // What a running agent has works, or it would have taken another one.
-    let works = |tracker: &TrackerReport| tracker.works || tracker.is_taken;
+    let works = |it: &TrackerReport| it.works || it.is_taken || it.waits_for_statistic;
     if !report.trackers.iter().any(works) {
         add(
             true,
             "no tracker works".into(),
             "mend one of those above; damon is the easiest",
-        );
-    }
-    if !report.permissions.sys_nice || !report.permissions.sys_ptrace {
-        add(
-            true,
-            "this process may not move other processes' pages".into(),
-            "run as root, or with CAP_SYS_NICE and CAP_SYS_PTRACE",
         );
     }
     if report.numa_balancing.is_some_and(|mode| mode != 0) {
@@ -256,7 +269,6 @@ fn advice(
             mend,
         );
     }
-    advice.sort_by_key(|advice| !advice.blocks);
     advice
 }
 
@@ -289,9 +301,14 @@ impl From<(&'static str, Option<TrackerError>)> for TrackerReport {
     fn from((name, error): (&'static str, Option<TrackerError>)) -> Self {
         let works = error.is_none();
         let is_taken = matches!(error, Some(TrackerError::Taken { .. }));
+        let mut waits_for_statistic = false;
         let (why_not, mend) = match error {
             None => (None, None),
             Some(TrackerError::Taken { .. }) => (Some("a running Demeter uses it".into()), None),
+            Some(TrackerError::Held { by, .. }) => {
+                waits_for_statistic = by == Owner::Statistic;
+                (Some(format!("DAMON is in use by {by}")), Some(by.mend()))
+            }
             Some(TrackerError::Unavailable { why, mend, .. }) => (Some(why), Some(mend)),
             Some(error) => (Some(error.to_string()), None),
         };
@@ -299,6 +316,7 @@ impl From<(&'static str, Option<TrackerError>)> for TrackerReport {
             name,
             works,
             is_taken,
+            waits_for_statistic,
             why_not,
             mend,
         }

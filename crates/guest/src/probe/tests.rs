@@ -103,6 +103,37 @@ fn a_tracker_that_a_running_agent_has_is_no_problem() {
 }
 
 #[test]
+fn who_has_damon_is_named_and_left_alone() {
+    const STAT: &str = "sys/module/damon_stat/parameters/enabled";
+    let root = machine(&[(STAT, "Y\n")]);
+    crate::tracker::damon::tests::FakeDamon::new(root.path());
+    let report = probe(root.path());
+    let damon = &report.trackers[2];
+    assert!(!damon.works && damon.waits_for_statistic);
+    assert_eq!(report.advice, [], "the agent sees to it");
+    let text = report.to_string();
+    assert!(text.contains("DAMON yes, in use by DAMON_STAT"), "{text}");
+    assert!(
+        text.contains("tracker damon  can work: DAMON is in use by DAMON_STAT"),
+        "{text}"
+    );
+    let stat = fs::read_to_string(root.path().join(STAT)).unwrap();
+    assert_eq!(stat, "Y\n", "a probe turns nothing off");
+
+    const RECLAIM: &str = "sys/module/damon_reclaim/parameters/enabled";
+    let root = machine(&[(STAT, "N\n"), (RECLAIM, "Y\n")]);
+    crate::tracker::damon::tests::FakeDamon::new(root.path());
+    let report = probe(root.path());
+    assert!(!report.trackers[2].waits_for_statistic);
+    let text = report.to_string();
+    assert!(
+        text.contains("in use by DAMON_RECLAIM") && text.contains(&format!("echo N > /{RECLAIM}")),
+        "{text}"
+    );
+    assert!(report.advice[0].blocks, "no other tracker works");
+}
+
+#[test]
 fn the_kernels_own_tiering_is_a_conflict() {
     let root = machine(&[("proc/sys/kernel/numa_balancing", "2")]);
     let problems = problems(&probe(root.path()));
@@ -151,13 +182,10 @@ fn one_node_and_no_slower_node_block() {
 #[test]
 fn an_unprivileged_process_is_told_what_it_needs() {
     let root = machine(&[("proc/self/status", "CapEff:\t0000000000000000\n")]);
-    let report = probe(root.path());
-    assert!(
-        report
-            .advice
-            .iter()
-            .any(|it| it.blocks && it.mend.contains("CAP_SYS_NICE"))
-    );
+    let problems = problems(&probe(root.path()));
+    for capability in ["CAP_SYS_NICE", "CAP_SYS_PTRACE"] {
+        assert!(problems.contains(capability), "{problems}");
+    }
 }
 
 #[test]

@@ -33,10 +33,14 @@ impl Display for ProbeReport {
         writeln!(f, "huge pages     {}", or_unknown(&self.thp))?;
         writeln!(
             f,
-            "kernel tiering numa_balancing {}, demotion {}; DAMON {}",
+            "kernel tiering numa_balancing {}, demotion {}; DAMON {}{}",
             or_unknown(&self.numa_balancing),
             or_unknown(&self.demotion_enabled.map(yes_no)),
             yes_no(self.damon),
+            match &self.damon_owner {
+                Some(owner) => format!(", in use by {owner}"),
+                None => String::new(),
+            },
         )?;
         writeln!(f, "balloon        {}", self.balloon)?;
         for advice in &self.advice {
@@ -109,6 +113,10 @@ impl Display for TrackerReport {
         match (&self.why_not, &self.mend) {
             (None, _) => write!(f, "works"),
             (Some(why_not), _) if self.is_taken => write!(f, "taken: {why_not}"),
+            (Some(why_not), _) if self.waits_for_statistic => write!(
+                f,
+                "can work: {why_not}; the agent turns that off while it works (take_damon)"
+            ),
             (Some(why_not), None) => write!(f, "no: {why_not}"),
             (Some(why_not), Some(mend)) => {
                 write!(f, "no: {why_not}\n               mend: {mend}")

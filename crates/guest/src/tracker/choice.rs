@@ -67,15 +67,7 @@ pub fn choose(
             }),
         }
     }
-    let reasons: Vec<_> = passed_over
-        .iter()
-        .map(|passed| passed.why.to_string())
-        .collect();
-    Err(TrackerError::Unavailable {
-        tracker: "auto",
-        why: format!("no tracker works here ({})", reasons.join("; ")),
-        mend: "`demeter probe` says what each one needs".into(),
-    })
+    Err(TrackerError::NoneWorks(passed_over))
 }
 
 /// Tries every tracker; `None` where it works.
@@ -105,6 +97,26 @@ mod tests {
         let error = choose(Choice::Auto, &settings).err().unwrap().to_string();
         for name in ["perf", "lab", "damon"] {
             assert!(error.contains(&format!("tracker {name}: ")), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_somebody_else_has_may_work_later() {
+        const RECLAIM: &str = "sys/module/damon_reclaim/parameters/enabled";
+        let (root, settings) = nowhere();
+        let error = choose(Choice::Auto, &settings).err().unwrap();
+        assert!(!error.is_temporary(), "{error}");
+        crate::tracker::damon::tests::FakeDamon::new(root.path());
+        let reclaim = root.path().join(RECLAIM);
+        std::fs::create_dir_all(reclaim.parent().unwrap()).unwrap();
+        std::fs::write(&reclaim, "Y\n").unwrap();
+        for choice in [Choice::Auto, Choice::Damon] {
+            let error = choose(choice, &settings).err().unwrap();
+            assert!(error.is_temporary(), "{error}");
+            assert!(
+                error.to_string().contains("in use by DAMON_RECLAIM"),
+                "{error}"
+            );
         }
     }
 

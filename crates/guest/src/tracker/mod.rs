@@ -14,6 +14,7 @@ pub mod perf;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use demeter_linux::damon::Owner;
 use demeter_policy::damon::CPU_PERCENT;
 use demeter_policy::{Block, GuestVirtAddr, Observation, PAGE_SIZE, Pid, Sample, Tuning};
 
@@ -84,6 +85,8 @@ pub struct Settings {
     pub epoch: Duration,
     /// The most that a tracker without hardware's help may take of one CPU for each eight, %.
     pub cpu_percent: f64,
+    /// Whether DAMON_STAT, which the kernel starts by itself, is turned off while DAMON is used.
+    pub take_damon: bool,
 }
 
 impl Default for Settings {
@@ -95,6 +98,7 @@ impl Default for Settings {
             latency_threshold_ns: tuning.latency_threshold_ns,
             epoch: tuning.epoch(),
             cpu_percent: CPU_PERCENT,
+            take_damon: true,
         }
     }
 }
@@ -127,6 +131,17 @@ pub enum TrackerError {
         /// Its name.
         tracker: &'static str,
     },
+    /// Somebody else has DAMON.
+    #[error("tracker {tracker}: DAMON is in use by {by}; {mend}", mend = .by.mend())]
+    Held {
+        /// Its name.
+        tracker: &'static str,
+        /// Who.
+        by: Owner,
+    },
+    /// None of those that were tried works.
+    #[error("no tracker works here ({}); `demeter probe` says what each one needs", reasons(.0))]
+    NoneWorks(Vec<PassedOver>),
     /// This machine, kernel or permission does not offer it.
     #[error("tracker {tracker}: {why}; {mend}")]
     Unavailable {
@@ -155,4 +170,22 @@ pub enum TrackerError {
         /// Which field.
         what: String,
     },
+}
+
+impl TrackerError {
+    /// Whether somebody else has what the tracker needs, so that it may work later.
+    pub fn is_temporary(&self) -> bool {
+        match self {
+            Self::Taken { .. } | Self::Held { .. } => true,
+            Self::NoneWorks(passed_over) => {
+                passed_over.iter().any(|passed| passed.why.is_temporary())
+            }
+            Self::Unavailable { .. } | Self::Io { .. } | Self::Corrupt { .. } => false,
+        }
+    }
+}
+
+fn reasons(passed_over: &[PassedOver]) -> String {
+    let reasons: Vec<_> = passed_over.iter().map(|it| it.why.to_string()).collect();
+    reasons.join("; ")
 }

@@ -3,7 +3,9 @@
 use std::io;
 use std::time::Duration;
 
-use demeter_proto::{DecodeError, Decoder, Hello, Message, SessionId, Stats, VSOCK_PORT, encode};
+use demeter_proto::{
+    DecodeError, Decoder, Hello, Message, SessionId, Stats, VERSION, VSOCK_PORT, encode_as,
+};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -11,6 +13,7 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::{GuestSession, NotHeard};
 use crate::hypervisor::{AgentSocket, Channel};
+use crate::outside::Outside;
 
 /// A guest that says nothing for so long is not there: its agent reports every second.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
@@ -25,6 +28,38 @@ const READ_BYTES: usize = 16 * 1024;
 
 /// The longest answer to a call to a vsock port: `OK` and a number.
 const DIALLED_BYTES_MAX: usize = 32;
+
+/// How often a guest may say what it was not asked for, in the long run; an agent reports once a second.
+const UNASKED_EVERY: Duration = Duration::from_millis(5);
+
+/// Time by which a guest may be ahead of that rate.
+const BURST: Duration = Duration::from_secs(1);
+
+/// Keeps what a guest says unasked to a rate, by the time that it has used up.
+#[derive(Debug)]
+struct Pace {
+    used_until: Instant,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            used_until: Instant::now(),
+        }
+    }
+}
+
+impl Pace {
+    /// Counts a message.
+    fn heard(&mut self, now: Instant) {
+        self.used_until = self.used_until.max(now) + UNASKED_EVERY;
+    }
+
+    /// When to listen again.
+    fn not_before(&self) -> Instant {
+        self.used_until - BURST
+    }
+}
 
 /// A session that no guest has: "I do not know you, say Hello".
 const NOBODY: SessionId = SessionId(0);
@@ -67,12 +102,22 @@ impl Key {
     }
 }
 
+/// Where a link tells what it hears.
+pub(super) type Told = (
+    watch::Sender<Option<NotHeard>>,
+    watch::Sender<Option<GuestSession>>,
+    watch::Sender<Option<Stats>>,
+);
+
 pub(super) struct Link {
     socket: AgentSocket,
+    outside: Outside,
     not_heard: watch::Sender<Option<NotHeard>>,
     asked: mpsc::Receiver<Question>,
     peer: watch::Sender<Option<GuestSession>>,
     stats: watch::Sender<Option<Stats>>,
+    /// The version in which the guest spoke last, and in which it is answered.
+    version: u16,
     /// The question whose last answer has not come.
     open: Option<(Key, mpsc::Sender<Message>)>,
 }
@@ -80,17 +125,18 @@ pub(super) struct Link {
 impl Link {
     pub(super) fn new(
         socket: AgentSocket,
-        not_heard: watch::Sender<Option<NotHeard>>,
+        outside: Outside,
         asked: mpsc::Receiver<Question>,
-        peer: watch::Sender<Option<GuestSession>>,
-        stats: watch::Sender<Option<Stats>>,
+        (not_heard, peer, stats): Told,
     ) -> Self {
         Self {
             socket,
+            outside,
             not_heard,
             asked,
             peer,
             stats,
+            version: VERSION,
             open: None,
         }
     }
@@ -125,7 +171,7 @@ impl Link {
             opener,
             channel,
         } = &self.socket;
-        let mut stream = UnixStream::connect(path).await?;
+        let mut stream = self.outside.connect(path).await?;
         let foreign = opener.opened(&stream)?.err();
         let foreign = foreign.map(|found| NotHeard::Foreign {
             socket: path.clone(),
@@ -160,7 +206,14 @@ impl Link {
         let mut bytes = vec![0; READ_BYTES];
         let mut silent_at = Instant::now() + SILENCE_MAX;
         let mut introduced = false;
+        let mut pace = Pace::default();
         loop {
+            let not_before = pace.not_before();
+            // A guest that says more than it has reason to is heard later, and has to wait.
+            let read = async {
+                sleep_until(not_before).await;
+                timeout_at(silent_at.max(not_before), stream.read(&mut bytes)).await
+            };
             tokio::select! {
                 question = self.asked.recv() => {
                     let Some(question) = question else {
@@ -168,7 +221,7 @@ impl Link {
                     };
                     self.ask(&mut stream, question).await?;
                 }
-                read = timeout_at(silent_at, stream.read(&mut bytes)) => {
+                read = read => {
                     let Ok(read) = read else {
                         self.part();
                         introduced = false;
@@ -184,18 +237,25 @@ impl Link {
                         match decoder.next() {
                             Ok(None) => break,
                             Ok(Some(message)) => {
+                                if !self.is_awaited(&message) {
+                                    pace.heard(Instant::now());
+                                }
+                                self.version = decoder.version().unwrap_or(VERSION);
                                 silent_at = Instant::now() + SILENCE_MAX;
                                 let known = self.peer.borrow().is_some();
                                 if !known && !introduced && !matches!(message, Message::Hello(_)) {
                                     introduced = true;
-                                    write(&mut stream, &Message::Welcome { session: NOBODY }).await?;
+                                    let nobody = Message::Welcome { session: NOBODY };
+                                    self.write(&mut stream, &nobody).await?;
                                 }
                                 self.hear(&mut stream, message).await?;
                             }
                             Err(DecodeError::Version(found)) => {
+                                pace.heard(Instant::now());
                                 self.note(Some(NotHeard::Version { found }));
                             }
                             Err(error) => {
+                                pace.heard(Instant::now());
                                 tracing::debug!("{}: {error}", self.socket.path.display());
                             }
                         }
@@ -213,7 +273,7 @@ impl Link {
         if self.peer.borrow().is_none() {
             return Ok(());
         }
-        write(stream, &question.message).await?;
+        self.write(stream, &question.message).await?;
         match (Key::of(&question.message), question.then) {
             (Some(key), Then::Answers(answers)) => self.open = Some((key, answers)),
             // Whoever does not wait for it any more does not mind.
@@ -232,14 +292,14 @@ impl Link {
             Message::Hello(hello) => {
                 let session = hello.session;
                 self.meet(hello);
-                return write(stream, &Message::Welcome { session }).await;
+                return self.write(stream, &Message::Welcome { session }).await;
             }
             // Whatever it says, it has to introduce itself first.
             _ if self.peer.borrow().is_none() => {}
             Message::Stats(stats) => {
                 self.stats.send_replace(Some(stats));
             }
-            Message::Ping { nonce } => return write(stream, &Message::Pong { nonce }).await,
+            Message::Ping { nonce } => return self.write(stream, &Message::Pong { nonce }).await,
             Message::Inflated(_) | Message::Held(_) => self.answer(message, false).await,
             Message::Done(_) | Message::Proof { .. } | Message::Pong { .. } => {
                 self.answer(message, true).await;
@@ -253,6 +313,12 @@ impl Link {
             | Message::Allow { .. } => {}
         }
         Ok(())
+    }
+
+    /// Whether a message answers the open question.
+    fn is_awaited(&self, message: &Message) -> bool {
+        let open = self.open.as_ref().map(|(key, _)| *key);
+        open.is_some() && Key::of(message) == open
     }
 
     /// Passes an answer on, if it answers the open question.
@@ -272,6 +338,7 @@ impl Link {
         let peer = GuestSession {
             boot_id: hello.boot_id,
             session: hello.session,
+            version: self.version,
             nodes: hello.nodes,
         };
         let before = self.peer.borrow().as_ref().map(|peer| peer.session);
@@ -285,6 +352,17 @@ impl Link {
             *known = Some(peer);
             changed
         });
+    }
+
+    /// Writes a message. A guest that does not read for long is as good as gone.
+    async fn write(
+        &self,
+        stream: &mut (impl AsyncWrite + Unpin),
+        message: &Message,
+    ) -> io::Result<()> {
+        let mut bytes = vec![];
+        encode_as(self.version, message, &mut bytes).map_err(io::Error::other)?;
+        timeout(WAIT_MAX, stream.write_all(&bytes)).await?
     }
 
     /// Nobody is there any more.
@@ -312,11 +390,4 @@ async fn dial(stream: &mut UnixStream) -> io::Result<()> {
         true => Ok(()),
         false => Err(io::ErrorKind::ConnectionRefused.into()),
     }
-}
-
-/// Writes a message. A guest that does not read for long is as good as gone.
-async fn write(stream: &mut (impl AsyncWrite + Unpin), message: &Message) -> io::Result<()> {
-    let mut bytes = vec![];
-    encode(message, &mut bytes).map_err(io::Error::other)?;
-    timeout(WAIT_MAX, stream.write_all(&bytes)).await?
 }

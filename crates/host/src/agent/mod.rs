@@ -14,6 +14,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::hypervisor::{AgentSocket, Channel};
+use crate::outside::Outside;
 use crate::process::Opener;
 use link::{Link, Question, Then};
 
@@ -24,6 +25,8 @@ pub struct GuestSession {
     pub boot_id: BootId,
     /// Another one than before: the agent was started anew.
     pub session: SessionId,
+    /// The version of the protocol that its agent speaks.
+    pub version: u16,
     /// The guest's nodes, as it says.
     pub nodes: Vec<NodeTotal>,
 }
@@ -47,9 +50,11 @@ pub enum NotHeard {
     },
     /// The agent is older or newer than this controller.
     #[error(
-        "the guest's agent speaks version {found} of the protocol, this controller version \
-         {wanted}; install the same release of Demeter, and of its driver, in the guest and here",
-        wanted = demeter_proto::VERSION
+        "the guest's agent speaks version {found} of the protocol, this controller {oldest} to {newest}; \
+         until it speaks one of these the VM counts with all its memory; install the same release of \
+         Demeter, and of its driver, in the guest and here",
+        oldest = demeter_proto::VERSION_MIN,
+        newest = demeter_proto::VERSION
     )]
     Version {
         /// What it speaks.
@@ -72,6 +77,7 @@ pub struct AgentClient {
     /// The last request's id. Starts anywhere: a guest that still remembers the requests of a
     /// controller before this one must not take ours for them.
     request: u64,
+    outside: Outside,
     task: JoinHandle<()>,
 }
 
@@ -87,12 +93,17 @@ impl AgentClient {
             opener,
             channel,
         };
-        Self::to(socket, first)
+        Self::to(socket, Outside::default(), first)
     }
 
-    /// The same, whatever the socket leads to.
-    pub fn to(socket: AgentSocket, first: RequestId) -> Self {
-        Self::by(socket, first, Link::run)
+    /// The same, whatever the socket leads to; `outside` is the VM's.
+    pub fn to(socket: AgentSocket, outside: Outside, first: RequestId) -> Self {
+        Self::by(socket, outside, first, Link::run)
+    }
+
+    /// The VM's way to its files.
+    pub(crate) fn outside(&self) -> &Outside {
+        &self.outside
     }
 
     /// Speaks over a stream that is there already, once. For fuzz targets.
@@ -112,13 +123,18 @@ impl AgentClient {
             opener: nobody,
             channel: Channel::Port,
         };
-        Self::by(socket, first, |mut link| async move {
+        Self::by(socket, Outside::default(), first, |mut link| async move {
             let _ = link.serve(stream).await;
             link.part();
         })
     }
 
-    fn by<F>(socket: AgentSocket, first: RequestId, run: impl FnOnce(Link) -> F) -> Self
+    fn by<F>(
+        socket: AgentSocket,
+        outside: Outside,
+        first: RequestId,
+        run: impl FnOnce(Link) -> F,
+    ) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
     {
@@ -126,13 +142,15 @@ impl AgentClient {
         let (peer_sender, peer) = watch::channel(None);
         let (stats_sender, stats) = watch::channel(None);
         let (not_heard_sender, not_heard) = watch::channel(None);
-        let link = Link::new(socket, not_heard_sender, asked, peer_sender, stats_sender);
+        let told = (not_heard_sender, peer_sender, stats_sender);
+        let link = Link::new(socket, outside.clone(), asked, told);
         Self {
             questions,
             not_heard,
             peer,
             stats,
             request: first.0,
+            outside,
             task: tokio::spawn(run(link)),
         }
     }

@@ -3,7 +3,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use demeter_policy::{ByteCount, GuestPhysAddr, PAGE_SIZE};
-use demeter_proto::{Decoder, Hello, Nonce, encode};
+use demeter_proto::{Decoder, Hello, Nonce, encode_as};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
@@ -19,6 +19,8 @@ pub(crate) type Prover = Box<dyn FnMut(NodeId, Nonce) -> Option<GuestPhysAddr> +
 pub(crate) struct Pipe {
     stream: UnixStream,
     decoder: Decoder,
+    /// The version of the protocol that it speaks.
+    pub(crate) version: u16,
     prover: Prover,
 }
 
@@ -46,6 +48,7 @@ impl Pipe {
         Self {
             stream,
             decoder: Decoder::default(),
+            version: demeter_proto::VERSION,
             prover: Box::new(|_, nonce| Some(show(nonce))),
         }
     }
@@ -66,7 +69,7 @@ impl Pipe {
 
     pub(crate) async fn say(&mut self, message: &Message) {
         let mut bytes = vec![];
-        encode(message, &mut bytes).unwrap();
+        encode_as(self.version, message, &mut bytes).unwrap();
         // The host may have hung up.
         let _ = self.stream.write_all(&bytes).await;
     }
@@ -96,7 +99,10 @@ impl Pipe {
                     }
                     continue;
                 }
-                Some(message) => return Some(message),
+                Some(message) => {
+                    assert_eq!(self.decoder.version(), Some(self.version), "{message:?}");
+                    return Some(message);
+                }
                 None => {}
             }
             match self.stream.read(&mut bytes).await {
@@ -276,6 +282,40 @@ async fn a_pong_of_another_session_confirms_nothing() {
     };
     soon(async { tokio::join!(guest, host) }).await;
 }
+
+#[tokio::test]
+async fn a_flood_of_valid_frames_is_heard_at_a_rate() {
+    let dir = tempfile::tempdir().unwrap();
+    let (listener, agent) = listen(dir.path());
+    let pipe = Pipe::welcomed(&listener, hello(1, 1)).await;
+    present(&agent, true).await;
+    let mut ping = vec![];
+    encode_as(
+        demeter_proto::VERSION,
+        &Message::Ping { nonce: 7 },
+        &mut ping,
+    )
+    .unwrap();
+    let flood = ping.repeat(1000);
+    let begun = std::time::Instant::now();
+    let (mut reads, mut writes) = pipe.stream.into_split();
+    let flooding = tokio::spawn(async move { while writes.write_all(&flood).await.is_ok() {} });
+    let (mut heard, mut bytes) = (0, vec![0; 1 << 20]);
+    while begun.elapsed() < Duration::from_secs(2) {
+        let read = timeout(Duration::from_millis(100), reads.read(&mut bytes)).await;
+        heard += read.map_or(0, |read| read.unwrap());
+    }
+    flooding.abort();
+    let pongs = heard / ping.len();
+    let allowed = 200.0 * (begun.elapsed().as_secs_f64() + 1.0);
+    // Frames of one read are heard to the last.
+    let at_once = READ_BYTES_MAX / ping.len();
+    assert!(pongs > 100, "it is heard: {pongs}");
+    assert!(pongs < allowed as usize + at_once, "{pongs} of {allowed}");
+}
+
+/// The most bytes that the link reads at once.
+const READ_BYTES_MAX: usize = 16 << 10;
 
 #[tokio::test]
 async fn a_socket_of_another_process_is_not_spoken_to() {

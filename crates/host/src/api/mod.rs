@@ -4,6 +4,8 @@
 //! - `PUT /v1/vms/{name}/tiers`: [`Tiers`]; what a VM shall have from now on.
 //! - `POST /v1/vms/{name}/forgive`: speaks with a VM again that was caught lying.
 //! - `PUT /v1/policy`: [`PolicyChoice`]; how memory is divided from now on.
+//! - `GET /v1/config`: the configuration as it was read last, as JSON.
+//! - `POST /v1/reload`: takes over what the configuration's file says now; the keys that changed.
 //! - `GET /v1/events?after=N`: the last events with numbers above N, oldest first.
 //! - `GET /metrics`: for Prometheus.
 //!
@@ -32,6 +34,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 pub use listen::{ListenError, Token, tcp, unix};
 
 use crate::VmName;
+use crate::config::{Config, KeyChange};
 use crate::metrics;
 use crate::view::{EventLog, HostView};
 
@@ -75,6 +78,11 @@ pub enum Change {
         /// For the answer.
         answer: oneshot::Sender<Result<(), ChangeError>>,
     },
+    /// The configuration's file is to be read again.
+    Reload {
+        /// For the answer: which keys changed.
+        answer: oneshot::Sender<Result<Vec<KeyChange>, ChangeError>>,
+    },
     /// Another size for a VM.
     SetTiers {
         /// Which.
@@ -112,6 +120,8 @@ pub enum ChangeError {
 pub struct Handle {
     /// The latest snapshot.
     pub view: watch::Receiver<Arc<HostView>>,
+    /// The configuration as it was read last.
+    pub config: watch::Receiver<Arc<Config>>,
     /// What happened.
     pub log: EventLog,
     /// To the controller.
@@ -135,6 +145,8 @@ fn router(handle: Handle) -> Router {
         .route("/v1/vms/{name}/tiers", put(set_tiers))
         .route("/v1/vms/{name}/forgive", post(forgive))
         .route("/v1/policy", put(set_policy))
+        .route("/v1/config", get(config))
+        .route("/v1/reload", post(reload))
         .route("/v1/events", get(events))
         .route("/metrics", get(prometheus))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
@@ -219,6 +231,23 @@ async fn set_policy(
     }
 }
 
+async fn config(State(handle): State<Handle>) -> Response {
+    let config = handle.config.borrow().clone();
+    Json(&*config).into_response()
+}
+
+async fn reload(State(handle): State<Handle>) -> Response {
+    let (answer, answered) = oneshot::channel();
+    let answer = match handle.changes.send(Change::Reload { answer }).await {
+        Ok(()) => answered.await.ok(),
+        Err(_) => None,
+    };
+    match answer {
+        Some(Ok(changes)) => Json(changes).into_response(),
+        refused => said(refused.map(|answer| answer.map(drop))),
+    }
+}
+
 /// Asks for a change and answers as the controller does.
 async fn change(
     handle: &Handle,
@@ -229,6 +258,11 @@ async fn change(
         Ok(()) => answered.await.ok(),
         Err(_) => None,
     };
+    said(answer)
+}
+
+/// The controller's answer; `None` where it gave none.
+fn said(answer: Option<Result<(), ChangeError>>) -> Response {
     match answer {
         Some(Ok(())) => StatusCode::NO_CONTENT.into_response(),
         Some(Err(refusal)) => {

@@ -42,6 +42,7 @@ fn handle() -> Handle {
                     };
                     answer.send(result).unwrap();
                 }
+                Change::Reload { answer } => answer.send(Ok(vec![])).unwrap(),
                 Change::SetPolicy { policy, answer } => {
                     publish.send_modify(|view| Arc::make_mut(view).policy = policy);
                     answer.send(Ok(())).unwrap();
@@ -49,7 +50,14 @@ fn handle() -> Handle {
             }
         }
     });
-    Handle { view, log, changes }
+    let config = "pool = { fast_mib = 100, slow_mib = 9 }\n";
+    let (_, config) = watch::channel(Arc::new(toml::from_str(config).unwrap()));
+    Handle {
+        view,
+        config,
+        log,
+        changes,
+    }
 }
 
 pub(crate) async fn ask(stream: impl AsyncRead + AsyncWrite, request: &str, body: &str) -> String {

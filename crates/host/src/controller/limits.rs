@@ -55,6 +55,15 @@ impl Limits {
         })
     }
 
+    /// The same for a VM that has no more than `most`.
+    pub(super) fn within(&self, most: TierBytes) -> Self {
+        let limit = PerTier::from_fn(|tier| {
+            let limit = *self.limit.get(tier).min(most.get(tier));
+            limit.max(*self.guarantee.get(tier))
+        });
+        Self { limit, ..*self }
+    }
+
     /// The allowance, as a part of what a tier's wish is made of.
     pub(super) fn oom_of(&self, tier: Tier) -> u64 {
         match tier {

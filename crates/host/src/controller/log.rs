@@ -73,6 +73,18 @@ pub enum What {
     Reset,
     /// It claims what cannot be true, and is left alone.
     Hostile(String),
+    /// VMs may hold more of a tier than its pool has: some have not given back yet what they were
+    /// started with. No VM grows meanwhile.
+    Above {
+        /// Which tier.
+        tier: Tier,
+        /// The most that they may hold.
+        held: ByteCount,
+        /// The size of the pool.
+        pool: ByteCount,
+    },
+    /// They do no more.
+    Within(Tier),
     /// More is committed than a pool holds.
     OverPool {
         /// Which pool.
@@ -107,6 +119,12 @@ impl fmt::Display for What {
             Self::Gone => f.write_str("has ended"),
             Self::Reset => f.write_str("was reset"),
             Self::Hostile(reason) => write!(f, "is left alone: {reason}"),
+            Self::Above { tier, held, pool } => write!(
+                f,
+                "VMs may hold {held} of {tier} memory, the pool has {pool}: none grows until they have \
+                 given it back"
+            ),
+            Self::Within(tier) => write!(f, "VMs hold no more {tier} memory than the pool has"),
             Self::OverPool {
                 tier,
                 committed,

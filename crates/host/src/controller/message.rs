@@ -40,6 +40,11 @@ pub enum Order {
 /// What a VM's task has to tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Observation {
+    /// Its hypervisor answers. The VM may have all its memory now.
+    Seen {
+        /// All memory of the VM, by tier.
+        most: TierBytes,
+    },
     /// The VM can be spoken to.
     Here,
     /// It cannot any more; it may still run.

@@ -22,14 +22,20 @@
 //! Counted survives the controller ([`Store`](crate::store::Store)): it is saved before commands
 //! are sent that rely on it.
 //!
-//! A VM boots with all its memory and shrinks from there: what it is committed then is what it had
-//! before, or its first wish, and that it is not to touch more until it was shrunk is for its
-//! owner to see to. Whoever is caught lying is left alone, with all that was committed to it, until its
+//! A VM boots with all its memory and shrinks from there. So each VM also has an upper bound of what it
+//! *may hold*. The bound is all its memory once its hypervisor is seen or the VM is reset, even if no agent
+//! speaks. It falls when the VM was verified to own less. VMs grow only by memory that no VM may hold.
+//!
+//! A controller that starts with pools that are smaller than what was committed before, or with more VMs,
+//! lowers wishes ([`Controller::fit`]) and shrinks VMs until all is within. Whoever is caught lying is left alone, with all that was committed to it, until its
 //! hypervisor has ended or somebody forgives it; the mark survives the controller, too.
 //!
 //! # Properties
-//! - The committed sum of a tier never exceeds its pool, whatever comes in, in any order.
-//! - What a VM that keeps to the protocol owns never exceeds what is committed to it.
+//! - The committed sum of a tier never exceeds its pool, whatever comes in, in any order; where it did when
+//!   the controller started, it never grows.
+//! - Memory that an honest VM owns never exceeds what it may hold, and once it was shrunk never
+//!   what is committed to it.
+//! - While VMs may hold more of a tier than its pool has, none grows in it.
 //! - A VM that fails, stalls or lies delays no other, but for memory that it does not give.
 //! - Once disturbances stop, every VM comes to own what is desired.
 //! - A wish beyond a pool, under a guarantee or over a limit is refused, and changes nothing.
@@ -82,6 +88,10 @@ pub struct Controller {
     accounts_changed: bool,
     log: Vec<LogEntry>,
     violations: u64,
+    /// The most that may be committed: the pool, or more where it was so already.
+    allowed: TierBytes,
+    /// Whether VMs may hold more than there is, by the last log entry.
+    above: PerTier<bool>,
 }
 
 impl Controller {
@@ -94,12 +104,13 @@ impl Controller {
             accounts_changed: false,
             log: vec![],
             violations: 0,
+            allowed: pools,
+            above: PerTier::default(),
         }
     }
 
-    /// Takes a VM on, with what was kept of it or with `first` as its wish.
-    ///
-    /// Refused where the pools cannot hold it beside the others.
+    /// Takes a VM on, with what was kept of it or with `first` as its wish. The pools need not have it:
+    /// [`fit`](Self::fit) makes wishes that they have, and what is committed already counts.
     pub fn add(
         &mut self,
         name: VmName,
@@ -112,24 +123,108 @@ impl Controller {
         }
         let desired = match kept {
             // The limits may have changed since.
-            Some(kept) => limits.clamp(kept.desired),
+            Some(kept) => whole_pages(limits.clamp(kept.desired)),
             None => whole_pages(first),
         };
         limits.check(&name, desired)?;
-        let committed = kept.map_or(desired, |kept| kept.committed);
+        let left = |tier| {
+            self.pools
+                .get(tier)
+                .0
+                .saturating_sub(self.committed(tier).0)
+        };
+        let free = TierBytes::from_fn(|tier| ByteCount(left(tier)).min(*desired.get(tier)));
+        let committed = kept.map_or(free, |kept| kept.committed);
         let account = Account { desired, committed };
-        for tier in Tier::ALL {
-            let with_others = |own: TierBytes, of: fn(&Vm, Tier) -> u64| {
-                let others = self.vms.values().map(|vm| u128::from(of(vm, tier)));
-                u128::from(own.get(tier).0) + others.sum::<u128>()
-            };
-            let wished = with_others(desired, Vm::wished);
-            let committed_in_all = with_others(committed, Vm::committed);
-            self.check_pool(tier, wished.max(committed_in_all))?;
-        }
         self.vms.insert(name, Vm::new(limits, account));
         self.accounts_changed = true;
+        for tier in Tier::ALL {
+            *self.allowed.get_mut(tier) = self.committed(tier).max(*self.pools.get(tier));
+        }
         Ok(())
+    }
+
+    /// From now on the pools are these. [`fit`](Self::fit) makes wishes that they have.
+    pub fn set_pools(&mut self, pools: TierBytes) {
+        self.pools = pools;
+        for tier in Tier::ALL {
+            *self.allowed.get_mut(tier) = self.committed(tier).max(*pools.get(tier));
+        }
+    }
+
+    /// Makes a wish that the pools may not have yet; [`fit`](Self::fit) comes after it.
+    pub fn wish(&mut self, now: Millis, name: &VmName, wish: TierBytes) {
+        if let Some(vm) = self.vms.get_mut(name)
+            && vm.hostile().is_none()
+        {
+            let wish = whole_pages(vm.limits().clamp(wish));
+            if vm.desire(wish) {
+                self.accounts_changed = true;
+                self.log.push(LogEntry::new(now, name, What::Desired(wish)));
+            }
+        }
+    }
+
+    /// Changes what a VM may be given.
+    pub fn set_limits(&mut self, name: &VmName, limits: Limits) -> Result<(), Refusal> {
+        let vm = self.vms.get_mut(name);
+        let vm = vm.ok_or_else(|| Refusal::Unknown(name.clone()))?;
+        vm.set_limits(limits);
+        self.accounts_changed = true;
+        Ok(())
+    }
+
+    /// Lowers wishes until the pools have them all. Each goes the same share of the way to its configured
+    /// size (`first`), and where that is not enough, to its guarantee.
+    pub fn fit(&mut self, now: Millis, first: impl Fn(&VmName) -> TierBytes) {
+        let first: BTreeMap<VmName, TierBytes> = self
+            .vms
+            .keys()
+            .map(|name| (name.clone(), first(name)))
+            .collect();
+        for tier in Tier::ALL {
+            self.lower(now, tier, |name, _| first[name].get(tier).0);
+            self.lower(now, tier, |_, vm| vm.limits().guarantee.get(tier).0);
+        }
+    }
+
+    /// Lowers wishes of a tier that are above their floor, each by the same share of what it is above.
+    fn lower(&mut self, now: Millis, tier: Tier, floor: impl Fn(&VmName, &Vm) -> u64) {
+        let wished: u128 = self
+            .vms
+            .values()
+            .map(|vm| u128::from(vm.wished(tier)))
+            .sum();
+        let over = wished.saturating_sub(self.pools.get(tier).0.into());
+        let above = |name: &VmName, vm: &Vm| match vm.hostile() {
+            // Its account stays as it is.
+            Some(_) => 0,
+            None => {
+                let least = floor(name, vm).max(vm.limits().guarantee.get(tier).0);
+                u128::from(vm.wished(tier).saturating_sub(least))
+            }
+        };
+        let above_in_all: u128 = self.vms.iter().map(|(name, vm)| above(name, vm)).sum();
+        if over == 0 || above_in_all == 0 {
+            return;
+        }
+        let cut_of = |above: u128| {
+            let page = u128::from(PAGE_SIZE);
+            let cut = (above * over).div_ceil(above_in_all).min(above);
+            cut.next_multiple_of(page).min(above)
+        };
+        for (name, vm) in &mut self.vms {
+            let cut = cut_of(above(name, vm));
+            if cut > 0 {
+                let mut wish = vm.account().desired;
+                let of_tier = wish.get_mut(tier);
+                // No larger than the wish.
+                of_tier.0 -= u64::try_from(cut).unwrap_or(of_tier.0).min(of_tier.0);
+                vm.desire(wish);
+                self.accounts_changed = true;
+                self.log.push(LogEntry::new(now, name, What::Desired(wish)));
+            }
+        }
     }
 
     /// Forgets a VM whose hypervisor has ended and will not come back: what was committed to it is free.
@@ -173,11 +268,20 @@ impl Controller {
             desired.insert(name, wish);
         }
         for tier in Tier::ALL {
+            let before: u128 = self
+                .vms
+                .values()
+                .map(|vm| u128::from(vm.wished(tier)))
+                .sum();
             let wished = self.vms.iter().map(|(name, vm)| {
                 let wish = desired.get(name).map(|wish| wish.get(tier).0);
                 u128::from(wish.unwrap_or_else(|| vm.wished(tier)))
             });
-            self.check_pool(tier, wished.sum())?;
+            let wished: u128 = wished.sum();
+            // Where it is too much already, less is welcome.
+            if wished > before {
+                self.check_pool(tier, wished)?;
+            }
         }
         for (name, wish) in desired {
             // Found above.
@@ -210,18 +314,14 @@ impl Controller {
                 self.log.push(LogEntry::new(now, name, what));
             }
         }
-        let mut room = PerTier::from_fn(|tier| {
-            ByteCount(
-                self.pools
-                    .get(tier)
-                    .0
-                    .saturating_sub(self.committed(tier).0),
-            )
-        });
+        let left = |of: ByteCount, tier| ByteCount(self.pools.get(tier).0.saturating_sub(of.0));
+        let mut room = PerTier::from_fn(|tier| left(self.committed(tier), tier));
+        let mut unheld = PerTier::from_fn(|tier| left(self.may_hold(tier), tier));
+        self.tell_excess(now);
         let mut commands = vec![];
         for (name, vm) in &mut self.vms {
             let before = *vm.account();
-            if let Some(order) = vm.next_order(now, &mut room) {
+            if let Some(order) = vm.next_order(now, &mut room, &mut unheld) {
                 self.tickets += 1;
                 let ticket = Ticket(self.tickets);
                 vm.sent(now, ticket, order);
@@ -254,7 +354,14 @@ impl Controller {
 
     /// What is committed from a pool.
     pub fn committed(&self, tier: Tier) -> ByteCount {
-        ByteCount(self.vms.values().map(|vm| vm.committed(tier)).sum())
+        let committed = self.vms.values().map(|vm| vm.committed(tier));
+        ByteCount(committed.fold(0, u64::saturating_add))
+    }
+
+    /// The most that VMs may hold of a tier, whatever was committed to them.
+    pub fn may_hold(&self, tier: Tier) -> ByteCount {
+        let held = self.vms.values().map(|vm| vm.may_hold(tier));
+        ByteCount(held.fold(0, u64::saturating_add))
     }
 
     /// Steps after which more was committed than a pool holds. Zero, or this controller is wrong.
@@ -291,10 +398,27 @@ impl Controller {
         })
     }
 
+    /// Tells when VMs begin, and when they cease, to hold more than there is.
+    fn tell_excess(&mut self, now: Millis) {
+        for tier in Tier::ALL {
+            let (held, pool) = (self.may_hold(tier), self.pool(tier));
+            let was_above = std::mem::replace(self.above.get_mut(tier), held > pool);
+            let what = match (was_above, held > pool) {
+                (false, true) => What::Above { tier, held, pool },
+                (true, false) => What::Within(tier),
+                _ => continue,
+            };
+            self.log.push(LogEntry::of_host(now, what));
+        }
+    }
+
+    /// More than the pool, committed by a controller before this one, is no fault of this one, as long as it only
+    /// gets less.
     fn check_invariant(&mut self, now: Millis) {
         for tier in Tier::ALL {
             let (committed, pool) = (self.committed(tier), self.pool(tier));
-            if committed > pool {
+            let allowed = std::mem::replace(self.allowed.get_mut(tier), committed.max(pool));
+            if committed > allowed.max(pool) {
                 self.violations += 1;
                 let what = What::OverPool {
                     tier,

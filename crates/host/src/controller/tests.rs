@@ -273,13 +273,130 @@ fn what_was_committed_survives_the_controller() {
     }
     assert_eq!(again.accounts(), kept);
     assert_eq!(again.committed(Tier::Fast), bytes(1000));
-    // A pool that cannot hold it is refused.
-    let mut small = Controller::new(both(500, 1000));
-    let refused = small.add(name("a"), limits(), Some(kept[&name("a")]), both(0, 0));
-    assert!(
-        matches!(refused, Err(Refusal::BeyondPool { .. })),
-        "{refused:?}"
+}
+
+#[test]
+fn what_a_vm_was_started_with_counts_until_it_is_given_back() {
+    let mut c = controller(&[("a", 100), ("b", 300)]);
+    here(&mut c, "b", both(300, 100));
+    let most = both(900, 100);
+    c.observe(NOW, &name("a"), Observation::Seen { most });
+    // The agent of "a" is silent, and "a" may be using all its memory.
+    let step = c.step(NOW);
+    let above = |entry: &LogEntry| matches!(entry.what, What::Above { .. });
+    assert!(step.log.iter().any(above), "{:?}", step.log);
+    assert_eq!(c.may_hold(Tier::Fast), bytes(1200));
+    c.desire(NOW, &[(name("b"), both(400, 100))]).unwrap();
+    assert_eq!(sent(&mut c, NOW), [], "nobody grows");
+    assert_eq!(c.wake_at(), None, "and nobody waits for a time");
+    // A part is given back, and the other VM may grow by that.
+    let command = here(&mut c, "a", both(900, 100)).unwrap();
+    assert_eq!(command.order, set(Tier::Fast, 100));
+    let moved = |owned, why: Option<&str>| Observation::Moved {
+        ticket: command.ticket,
+        owned: bytes(owned),
+        reason: why.map(str::to_owned),
+    };
+    c.observe(NOW, &name("a"), moved(650, Some("busy")));
+    let commands = sent(&mut c, NOW);
+    assert_eq!(
+        (commands[0].vm.as_str(), commands[0].order),
+        ("b", set(Tier::Fast, 350))
     );
+    // "a" is reset and has all of it again. "b" may have grown already.
+    c.observe(NOW, &name("a"), Observation::Reset);
+    assert_eq!(c.may_hold(Tier::Fast), bytes(1250));
+    // A mark changes nothing about that; only its end does.
+    let reason = "it lies".to_owned();
+    c.observe(NOW, &name("a"), Observation::Hostile { reason });
+    assert_eq!(c.may_hold(Tier::Fast), bytes(1250));
+    c.observe(NOW, &name("a"), Observation::Gone);
+    assert_eq!(c.may_hold(Tier::Fast), bytes(350));
+}
+
+#[test]
+fn a_vm_is_given_no_more_than_its_hypervisor_gave_it() {
+    let mut c = controller(&[("a", 600)]);
+    let most = both(512, 200);
+    c.observe(NOW, &name("a"), Observation::Seen { most });
+    let (_, vm) = c.vms().next().unwrap();
+    assert_eq!(vm.limits.limit, most);
+    assert_eq!(here(&mut c, "a", both(512, 100)), None, "it has all it can");
+    assert!(c.desire(NOW, &[(name("a"), both(513, 100))]).is_err());
+}
+
+/// A controller that starts with accounts of `vms`.
+fn kept(pools: TierBytes, vms: &[(&str, u64)]) -> Controller {
+    let mut c = Controller::new(pools);
+    for (vm, fast) in vms {
+        let account = Account {
+            desired: both(*fast, 100),
+            committed: both(*fast, 100),
+        };
+        c.add(name(vm), limits(), Some(account), both(100, 100))
+            .unwrap();
+    }
+    c.fit(NOW, |_| both(100, 100));
+    c
+}
+
+#[test]
+fn a_pool_that_was_shrunk_is_kept_to_by_shrinking_first() {
+    let mut c = kept(both(500, 1000), &[("a", 600), ("b", 400)]);
+    let wishes: Vec<_> = c.vms().map(|(_, vm)| vm.desired.fast).collect();
+    // Each by five eighths of what it has above its configuration.
+    assert_eq!(wishes.iter().map(|wish| wish.0).sum::<u64>(), bytes(500).0);
+    assert_eq!(wishes[0], ByteCount(bytes(600).0 - bytes(500).0 * 5 / 8));
+    assert_eq!(c.violations(), 0);
+    let shrinks = here(&mut c, "b", both(400, 100)).unwrap();
+    assert!(matches!(shrinks.order, Order::Set { target, .. } if target == wishes[1]));
+    here(&mut c, "a", both(600, 100)).unwrap();
+    let before = c.committed(Tier::Fast);
+    let ticket = shrinks.ticket;
+    let (owned, reason) = (wishes[1], None);
+    c.observe(
+        NOW,
+        &name("b"),
+        Observation::Moved {
+            ticket,
+            owned,
+            reason,
+        },
+    );
+    let _ = c.step(NOW);
+    assert!(c.committed(Tier::Fast) < before);
+    assert_eq!(c.violations(), 0, "it only gets less");
+}
+
+#[test]
+fn a_vm_that_is_added_where_all_is_given_out_is_given_what_others_give_back() {
+    let mut c = kept(both(1000, 1000), &[("a", 600), ("b", 400)]);
+    c.add(name("new"), limits(), None, both(100, 100)).unwrap();
+    c.fit(NOW, |_| both(100, 100));
+    let wished: u64 = c.vms().map(|(_, vm)| vm.desired.fast.0).sum();
+    assert!(wished <= bytes(1000).0);
+    let wish_of = |c: &Controller, vm: &str| c.vms().find(|(of, _)| of.as_str() == vm).unwrap().1;
+    assert_eq!(wish_of(&c, "new").desired.fast, bytes(100), "as configured");
+    assert_eq!(
+        wish_of(&c, "new").committed.fast,
+        bytes(0),
+        "nothing is there yet"
+    );
+    for (vm, owned) in [("a", 600), ("b", 400)] {
+        let command = here(&mut c, vm, both(owned, 100)).unwrap();
+        let Order::Set { target, .. } = command.order else {
+            panic!("{command:?}")
+        };
+        let moved = Observation::Moved {
+            ticket: command.ticket,
+            owned: target,
+            reason: None,
+        };
+        c.observe(NOW, &name(vm), moved);
+    }
+    let command = here(&mut c, "new", both(0, 0)).unwrap();
+    assert_eq!(command.order, set(Tier::Fast, 100));
+    assert_eq!(c.violations(), 0);
 }
 
 #[test]

@@ -35,6 +35,8 @@ pub struct VmStatus {
     pub committed: TierBytes,
     /// What it has, if that is known.
     pub owned: Option<TierBytes>,
+    /// The most that it may hold, whatever was committed to it.
+    pub may_hold: TierBytes,
     /// Why it does not have what it shall have, by what it said last.
     pub reason: Option<String>,
 }
@@ -71,6 +73,12 @@ pub(super) struct Vm {
     /// Whether it could be spoken to when it was heard of last, marked or not.
     reachable: bool,
     owned: Option<TierBytes>,
+    /// All its memory, once its hypervisor has named it.
+    most: Option<TierBytes>,
+    /// The most that it may hold; `None` as long as nothing was heard of it.
+    may_hold: Option<TierBytes>,
+    /// Tiers of which it cannot be given what is committed to it, because VMs hold more than there is.
+    waits: PerTier<bool>,
     /// What it came to own when it was last told a target and did what it could. A VM that owns
     /// its target is told once nevertheless: its provisioner is to know what it is held to.
     reached: PerTier<Option<(ByteCount, ByteCount)>>,
@@ -88,6 +96,9 @@ impl Vm {
             state: State::Away,
             reachable: false,
             owned: None,
+            most: None,
+            may_hold: None,
+            waits: PerTier::default(),
             reached: PerTier::default(),
             flight: None,
             ask: Retry::default(),
@@ -96,8 +107,25 @@ impl Vm {
         }
     }
 
-    pub(super) fn limits(&self) -> &Limits {
-        &self.limits
+    /// Its limits, with no more than all its memory.
+    pub(super) fn limits(&self) -> Limits {
+        match self.most {
+            Some(most) => self.limits.within(most),
+            None => self.limits,
+        }
+    }
+
+    /// Changes what it may be given, and its wish to the nearest that keeps within.
+    pub(super) fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
+        self.account.desired = limits.clamp(self.account.desired);
+        self.set = PerTier::default();
+    }
+
+    /// The most that it may hold; at first the committed amount.
+    pub(super) fn may_hold(&self, tier: Tier) -> u64 {
+        let known = self.may_hold.map(|held| held.get(tier).0);
+        known.unwrap_or_else(|| self.committed(tier))
     }
 
     pub(super) fn account(&self) -> &Account {
@@ -145,10 +173,11 @@ impl Vm {
     pub(super) fn status(&self) -> VmStatus {
         VmStatus {
             state: self.state.clone(),
-            limits: self.limits,
+            limits: self.limits(),
             desired: self.account.desired,
             committed: self.account.committed,
             owned: self.owned,
+            may_hold: PerTier::from_fn(|tier| ByteCount(self.may_hold(tier))),
             reason: self.reason.clone(),
         }
     }
@@ -176,7 +205,19 @@ impl Vm {
                 for tier in Tier::ALL {
                     self.verified(tier, ByteCount(0));
                 }
+                self.most = None;
+                self.may_hold = Some(TierBytes::default());
                 Some(What::Gone)
+            }
+            Observation::Seen { most } => {
+                // It may have been reset while nobody listened.
+                self.most = Some(most);
+                self.may_hold = Some(most);
+                None
+            }
+            Observation::Reset if self.hostile().is_some() => {
+                self.may_hold = self.most.or(self.may_hold);
+                None
             }
             _ if self.hostile().is_some() => None,
             Observation::Here => {
@@ -191,6 +232,7 @@ impl Vm {
             }
             Observation::Reset => {
                 self.disturbed();
+                self.may_hold = self.most.or(self.may_hold);
                 Some(What::Reset)
             }
             Observation::OwnedChanged => {
@@ -243,8 +285,15 @@ impl Vm {
         Some(What::Overdue)
     }
 
-    /// What to ask of the VM now, if anything. What it takes from `room` is committed to it.
-    pub(super) fn next_order(&mut self, now: Millis, room: &mut TierBytes) -> Option<Order> {
+    /// What to ask of the VM now, if anything. Memory that it takes from `room` is committed to it. It
+    /// grows by no more than `unheld`, memory that no VM may hold.
+    pub(super) fn next_order(
+        &mut self,
+        now: Millis,
+        room: &mut TierBytes,
+        unheld: &mut TierBytes,
+    ) -> Option<Order> {
+        self.waits = PerTier::default();
         if self.state != State::Here || self.flight.is_some() {
             return None;
         }
@@ -254,19 +303,36 @@ impl Vm {
         for tier in Tier::ALL {
             self.take(tier, room.get_mut(tier));
         }
-        let mut orders: Vec<_> = Tier::ALL
-            .into_iter()
-            .filter(|&tier| self.set.get(tier).not_before <= now)
-            .filter_map(|tier| Some((tier, self.next_target(tier)?)))
-            .collect();
+        let mut orders = vec![];
+        for tier in Tier::ALL {
+            let Some(target) = self.next_target(tier) else {
+                continue;
+            };
+            let owned = *owned.get(tier);
+            let most = ByteCount(owned.0.saturating_add(unheld.get(tier).0));
+            let allowed = target.min(most);
+            *self.waits.get_mut(tier) = target > owned && allowed == owned;
+            if self.set.get(tier).not_before <= now && !*self.waits.get(tier) {
+                orders.push((tier, allowed));
+            }
+        }
         // Growing comes first: a VM that loses fast memory may need the slow memory for it.
         orders.sort_by_key(|(tier, target)| target < owned.get(*tier));
         let (tier, target) = *orders.first()?;
+        let unheld = unheld.get_mut(tier);
+        unheld.0 -= target.0.saturating_sub(owned.get(tier).0).min(unheld.0);
         Some(Order::Set { tier, target })
     }
 
     /// Notes that an order was sent.
     pub(super) fn sent(&mut self, now: Millis, ticket: Ticket, order: Order) {
+        if let Order::Set { tier, target } = order {
+            let after = self.holds_by(tier, target);
+            if let Some(may_hold) = &mut self.may_hold {
+                let held = may_hold.get_mut(tier);
+                *held = after.max(*held);
+            }
+        }
         let wait_ms = (PATIENCE + GRACE).as_millis() as u64;
         self.flight = Some(Flight {
             ticket,
@@ -288,16 +354,22 @@ impl Vm {
         }
         Tier::ALL
             .into_iter()
-            .filter(|&tier| self.next_target(tier).is_some())
+            .filter(|&tier| self.next_target(tier).is_some() && !*self.waits.get(tier))
             .map(|tier| self.set.get(tier).not_before)
             .min()
     }
 
+    /// The desired amount, capped by the limit.
+    fn wish(&self, tier: Tier) -> ByteCount {
+        let desired = *self.account.desired.get(tier);
+        desired.min(*self.limits().limit.get(tier))
+    }
+
     /// Counts as much of what is desired as there is room for.
     fn take(&mut self, tier: Tier, room: &mut ByteCount) {
+        let wish = self.wish(tier).0;
         let committed = self.account.committed.get_mut(tier);
-        let missing = self.account.desired.get(tier).0.saturating_sub(committed.0);
-        let taken = missing.min(room.0);
+        let taken = wish.saturating_sub(committed.0).min(room.0);
         committed.0 += taken;
         room.0 -= taken;
     }
@@ -305,11 +377,7 @@ impl Vm {
     /// What the VM is to be told to own, if it is to be told anything.
     fn next_target(&self, tier: Tier) -> Option<ByteCount> {
         let owned = *self.owned?.get(tier);
-        let may_have = self
-            .account
-            .desired
-            .get(tier)
-            .min(self.account.committed.get(tier));
+        let may_have = self.wish(tier).min(*self.account.committed.get(tier));
         let target = ByteCount(may_have.0.saturating_sub(self.limits.oom_of(tier)));
         (*self.reached.get(tier) != Some((target, owned))).then_some(target)
     }
@@ -369,10 +437,22 @@ impl Vm {
     /// What the VM was verified to own: what is committed beyond it is free for others, as far as
     /// the VM is not to have it anyway.
     fn verified(&mut self, tier: Tier, owned: ByteCount) {
+        let before = PerTier::from_fn(|tier| ByteCount(self.may_hold(tier)));
+        let held = self.holds_by(tier, owned);
+        *self.may_hold.get_or_insert(before).get_mut(tier) = held;
         let has = owned.0.saturating_add(self.limits.oom_of(tier));
-        let needs = ByteCount(has).max(*self.account.desired.get(tier));
+        let needs = ByteCount(has).max(self.wish(tier));
         let committed = self.account.committed.get_mut(tier);
         *committed = needs.min(*committed);
+    }
+
+    /// The most that it can hold by itself while it owns so much.
+    fn holds_by(&self, tier: Tier, owned: ByteCount) -> ByteCount {
+        let held = ByteCount(owned.0.saturating_add(self.limits.oom_of(tier)));
+        match self.most {
+            Some(most) => held.min(*most.get(tier)).max(owned),
+            None => held,
+        }
     }
 
     /// Nothing that was known of the VM holds any more.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use demeter_linux::cpu;
-use demeter_linux::damon::{DamonError, Kdamond, Region, Tracepoint};
+use demeter_linux::damon::{DamonError, Kdamond, Region, Statistic, Tracepoint};
 use demeter_policy::{Block, GuestVirtAddr, Pid, VirtRange};
 
 use super::VmMemory;
@@ -78,7 +78,7 @@ impl SharedDamon {
         let all = match taken.upgrade() {
             Some(all) => all,
             None => {
-                let list = Kdamond::claim(&self.root, self.vms.len())?;
+                let list = Kdamond::claim(&self.root, self.vms.len(), Statistic::Leave)?;
                 Arc::new(Kdamonds {
                     list,
                     switching: Mutex::default(),

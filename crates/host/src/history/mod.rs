@@ -41,6 +41,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::config::VmConfig;
 use crate::hypervisor::{Connection, HostVirtAddr, Hypervisor, HypervisorError};
 use crate::memory::pinned_by;
+use crate::outside::{Outside, Stuck};
 use crate::provisioner::{Progress, ProvisionError, Provisioner};
 pub(crate) use look::SharedDamon;
 use look::{AccessBits, DamonBits};
@@ -72,7 +73,7 @@ pub enum HistoryError {
     #[error("manage = \"history\": {0}")]
     Maps(#[from] MapsError),
     /// The hypervisor's pages cannot be moved.
-    #[error("manage = \"history\": {0}")]
+    #[error("manage = \"history\": cannot move the hypervisor's pages: {0}")]
     Pages(#[from] PagesError),
     /// The VM's memory stays where it is, whatever anybody asks.
     #[error(
@@ -98,6 +99,9 @@ pub enum HistoryError {
     /// The system does not give what the work needs.
     #[error("manage = \"history\": cannot start a thread: {0}")]
     Thread(#[from] io::Error),
+    /// Looking at the VM takes too long.
+    #[error(transparent)]
+    Stuck(#[from] Stuck),
     /// An error of ours.
     #[error("manage = \"history\": the engine was told what does not fit: {0}; please report this")]
     Misuse(#[from] Misuse),
@@ -118,18 +122,12 @@ impl VmMemory {
     /// Asks the hypervisor, and refuses memory that cannot be moved.
     pub async fn find(
         root: &Path,
+        outside: &Outside,
         connection: &Connection<impl Hypervisor>,
     ) -> Result<Self, HistoryError> {
         let hypervisor = &connection.hypervisor;
         let process = connection.process.pid;
         let device = hypervisor.pinning_device().await?;
-        // Who may not look at descriptors may not move pages either, and hears of that.
-        if let Some(device) = device.or(pinned_by(root, process).ok().flatten()) {
-            return Err(HistoryError::Immovable {
-                what: format!("{} pins the VM's memory", shown(&device)),
-                mend: "take the device from the VM",
-            });
-        }
         let mut ranges = vec![];
         for backend in hypervisor.backends().await? {
             let Some(id) = backend.id else { continue };
@@ -140,10 +138,21 @@ impl VmMemory {
             }
         }
         let ranges = joined(ranges);
-        let vmas = read_maps(root, process)?;
-        for range in &ranges {
-            check_movable(range, &vmas)?;
-        }
+        let (root, of_vm) = (root.to_owned(), ranges.clone());
+        let checked = outside.ask("looking for the VM's memory", move |wait| {
+            // Who may not look at descriptors may not move pages either, and hears of that.
+            if let Some(device) = device.or(pinned_by(&root, process, wait).ok().flatten()) {
+                return Err(HistoryError::Immovable {
+                    what: format!("{} pins the VM's memory", shown(&device)),
+                    mend: "take the device from the VM",
+                });
+            }
+            let vmas = read_maps(&root, process)?;
+            of_vm
+                .iter()
+                .try_for_each(|range| check_movable(range, &vmas))
+        });
+        checked.await??;
         if ranges.is_empty() {
             let what = format!("{} names no memory of its VM", hypervisor.name());
             return Err(HypervisorError::Failed(what).into());

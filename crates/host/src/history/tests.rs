@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::VmName;
 use crate::config::Config;
+use crate::outside::Outside;
 use crate::testing::FakeVm;
 
 const VMM: Pid = Pid(9);
@@ -342,13 +343,14 @@ async fn the_vms_memory_is_found_in_its_hypervisor() {
         slow: ByteCount(8 << 20),
     };
     let vm = FakeVm::new(size);
-    let found = VmMemory::find(Path::new("/"), &vm.connect().await).await;
+    let outside = Outside::default();
+    let found = VmMemory::find(Path::new("/"), &outside, &vm.connect().await).await;
     let found = found.unwrap();
     assert_eq!(found.size(), ByteCount(12 << 20));
     let own = Pid(std::process::id());
     assert_eq!((found.process, found.vcpus), (own, vec![own]));
     vm.state().pinned = true;
-    let refused = VmMemory::find(Path::new("/"), &vm.simulated()).await;
+    let refused = VmMemory::find(Path::new("/"), &outside, &vm.simulated()).await;
     let why = refused.unwrap_err().to_string();
     assert!(why.contains("gpu0 pins the VM's memory"), "{why}");
 }
@@ -362,6 +364,7 @@ fn ranges_that_touch_are_one_and_memory_of_files_is_refused() {
         readable: true,
         writable: true,
         kind,
+        backing: None,
     };
     let vmas = [
         vma(0, 10, VmaKind::Anonymous),

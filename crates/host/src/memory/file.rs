@@ -12,6 +12,7 @@ use rustix::fs::{FallocateFlags, fallocate, fstatfs};
 use rustix::io::retry_on_intr;
 
 use crate::backing::FileOffset;
+use crate::outside::{self, MayWait};
 
 /// A file, whatever its name: device and inode (stat(2)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -56,7 +57,7 @@ pub struct MemoryFile {
 
 impl MemoryFile {
     /// Takes a file that is open for writing.
-    pub fn new(file: File) -> io::Result<Self> {
+    pub fn new(file: File, _: &MayWait) -> io::Result<Self> {
         let info = fstatfs(&file)?;
         // As the kernel's headers have the numbers: 32 bits.
         let kind = match info.f_type as u32 {
@@ -73,34 +74,35 @@ impl MemoryFile {
     }
 
     /// Its path, as the kernel knows it now.
-    pub(super) fn path(&self) -> io::Result<PathBuf> {
-        std::fs::read_link(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
+    pub(super) fn path(&self, wait: &MayWait) -> io::Result<PathBuf> {
+        let link = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        outside::link_of(link.as_ref(), wait)
     }
 
     /// Which file it is.
-    pub(super) fn id(&self) -> io::Result<FileId> {
+    pub(super) fn id(&self, _: &MayWait) -> io::Result<FileId> {
         Ok(FileId::of(&self.file.metadata()?))
     }
 
     /// How long it is.
-    pub(super) fn len(&self) -> io::Result<ByteCount> {
+    pub(super) fn len(&self, _: &MayWait) -> io::Result<ByteCount> {
         Ok(ByteCount(self.file.metadata()?.len()))
     }
 
     /// Bytes of host memory that the file takes now.
-    pub fn backed(&self) -> io::Result<ByteCount> {
+    pub fn backed(&self, _: &MayWait) -> io::Result<ByteCount> {
         let blocks = self.file.metadata()?.blocks();
         Ok(ByteCount(blocks.saturating_mul(BLOCK_BYTES)))
     }
 
     /// Reads from the file. Takes no memory where there is a hole.
-    pub fn read(&self, offset: FileOffset, into: &mut [u8]) -> io::Result<()> {
+    pub fn read(&self, offset: FileOffset, into: &mut [u8], _: &MayWait) -> io::Result<()> {
         self.file.read_exact_at(into, offset.0)
     }
 
     /// Gives a part of the file back to the host; whoever reads there finds zeros, and whoever
     /// writes there gets new memory. The file stays as long as it is. Whole base pages only.
-    pub fn punch(&self, offset: FileOffset, bytes: ByteCount) -> io::Result<()> {
+    pub fn punch(&self, offset: FileOffset, bytes: ByteCount, _: &MayWait) -> io::Result<()> {
         let (offset, bytes) = (offset.0, bytes.0);
         // A part of a page would only be zeroed, with whatever its owner has there.
         if !(offset | bytes).is_multiple_of(PAGE_SIZE) {
@@ -128,11 +130,11 @@ mod tests {
             let file = memfd(PAGES * PAGE_SIZE);
             let filled: Vec<u8> = (0..PAGES * PAGE_SIZE).map(|i| (i % 251 + 1) as u8).collect();
             file.write_all_at(&filled, 0).unwrap();
-            let memory = MemoryFile::new(file.try_clone().unwrap()).unwrap();
-            prop_assert_eq!(memory.backed().unwrap(), ByteCount(PAGES * PAGE_SIZE));
+            let memory = MemoryFile::new(file.try_clone().unwrap(), &MayWait::in_a_test()).unwrap();
+            prop_assert_eq!(memory.backed(&MayWait::in_a_test()).unwrap(), ByteCount(PAGES * PAGE_SIZE));
 
-            memory.punch(FileOffset(first * PAGE_SIZE), ByteCount(count * PAGE_SIZE)).unwrap();
-            prop_assert_eq!(memory.backed().unwrap(), ByteCount((PAGES - count) * PAGE_SIZE));
+            memory.punch(FileOffset(first * PAGE_SIZE), ByteCount(count * PAGE_SIZE), &MayWait::in_a_test()).unwrap();
+            prop_assert_eq!(memory.backed(&MayWait::in_a_test()).unwrap(), ByteCount((PAGES - count) * PAGE_SIZE));
             let mut want = filled;
             let hole = (first * PAGE_SIZE) as usize..((first + count) * PAGE_SIZE) as usize;
             want[hole].fill(0);
@@ -144,7 +146,7 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        let memory = MemoryFile::new(memfd(PAGE_SIZE)).unwrap();
+        let memory = MemoryFile::new(memfd(PAGE_SIZE), &MayWait::in_a_test()).unwrap();
         for (offset, bytes) in [
             (u64::MAX, 1),
             (0, 0),
@@ -152,13 +154,17 @@ mod tests {
             (1, PAGE_SIZE),
             (1 << 63, PAGE_SIZE),
         ] {
-            assert!(memory.punch(FileOffset(offset), ByteCount(bytes)).is_err());
+            assert!(
+                memory
+                    .punch(FileOffset(offset), ByteCount(bytes), &MayWait::in_a_test())
+                    .is_err()
+            );
         }
     }
 
     #[test]
     fn what_lies_behind_a_file_is_told() {
-        let kind = |file| MemoryFile::new(file).unwrap().kind();
+        let kind = |file| MemoryFile::new(file, &MayWait::in_a_test()).unwrap().kind();
         assert_eq!(kind(memfd(PAGE_SIZE)), Kind::Memory);
         assert_eq!(kind(File::open("/proc/uptime").unwrap()), Kind::Disk);
         // Takes no huge page as long as it is empty.

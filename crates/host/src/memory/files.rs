@@ -8,6 +8,7 @@ use demeter_policy::ByteCount;
 use super::file::{FileId, MemoryFile};
 use super::owners::OwnedFile;
 use crate::backing::FileOffset;
+use crate::outside::MayWait;
 
 /// The most files that a tier may have. A machine has few runs of memory.
 pub(super) const FILES_MAX: usize = 16;
@@ -40,8 +41,9 @@ impl Files {
         id: FileId,
         file: MemoryFile,
         owned: OwnedFile,
+        wait: &MayWait,
     ) -> io::Result<Option<FileOffset>> {
-        let bytes = file.len()?.0;
+        let bytes = file.len(wait)?.0;
         let base = self.0.last().map_or(0, |last| last.base + last.bytes);
         if self.0.len() == FILES_MAX || base.checked_add(bytes).is_none() {
             return Ok(None);
@@ -57,24 +59,35 @@ impl Files {
     }
 
     /// Gives a part of them back to the host.
-    pub(super) fn punch(&self, offset: FileOffset, bytes: ByteCount) -> io::Result<()> {
+    pub(super) fn punch(
+        &self,
+        offset: FileOffset,
+        bytes: ByteCount,
+        wait: &MayWait,
+    ) -> io::Result<()> {
         self.each(offset, bytes.0, |file, offset, piece| {
-            file.punch(offset, ByteCount(piece.end - piece.start))
+            file.punch(offset, ByteCount(piece.end - piece.start), wait)
         })
     }
 
     /// Reads from them.
-    pub(super) fn read(&self, offset: FileOffset, into: &mut [u8]) -> io::Result<()> {
+    pub(super) fn read(
+        &self,
+        offset: FileOffset,
+        into: &mut [u8],
+        wait: &MayWait,
+    ) -> io::Result<()> {
         self.each(offset, into.len() as u64, |file, offset, piece| {
-            file.read(offset, &mut into[piece.start as usize..piece.end as usize])
+            let part = &mut into[piece.start as usize..piece.end as usize];
+            file.read(offset, part, wait)
         })
     }
 
     /// What all of them take of the host's memory now.
-    pub(super) fn backed(&self) -> io::Result<ByteCount> {
+    pub(super) fn backed(&self, wait: &MayWait) -> io::Result<ByteCount> {
         let mut sum = 0_u64;
         for part in &self.0 {
-            sum = sum.saturating_add(part.file.backed()?.0);
+            sum = sum.saturating_add(part.file.backed(wait)?.0);
         }
         Ok(ByteCount(sum))
     }
@@ -126,28 +139,29 @@ mod tests {
             first in 0..12_u64,
             count in 1..12_u64,
         ) {
+            let wait = &MayWait::in_a_test();
             let owners = FileOwners::default();
             let mut files = Files::default();
             let whole: u64 = sizes.iter().sum();
             for pages in &sizes {
                 let file = memfd(pages * PAGE_SIZE);
                 file.write_all_at(&vec![7; (pages * PAGE_SIZE) as usize], 0).unwrap();
-                let file = MemoryFile::new(file).unwrap();
-                let id = file.id().unwrap();
+                let file = MemoryFile::new(file, wait).unwrap();
+                let id = file.id(wait).unwrap();
                 let owned = owners.take(id, "a test".into()).unwrap();
                 prop_assert_eq!(files.base(id), None);
-                let base = files.add(id, file, owned).unwrap();
+                let base = files.add(id, file, owned, wait).unwrap();
                 prop_assert_eq!(files.base(id), base);
             }
             let first = first.min(whole - 1);
             let count = count.min(whole - first);
             let hole = first * PAGE_SIZE..(first + count) * PAGE_SIZE;
-            files.punch(FileOffset(hole.start), ByteCount(count * PAGE_SIZE)).unwrap();
+            files.punch(FileOffset(hole.start), ByteCount(count * PAGE_SIZE), wait).unwrap();
             let mut read = vec![1; (whole * PAGE_SIZE) as usize];
-            files.read(FileOffset(0), &mut read).unwrap();
+            files.read(FileOffset(0), &mut read, wait).unwrap();
             let right = |at: usize| (read[at] == 0) == hole.contains(&(at as u64));
             prop_assert!((0..read.len()).all(right));
-            prop_assert_eq!(files.backed().unwrap(), ByteCount((whole - count) * PAGE_SIZE));
+            prop_assert_eq!(files.backed(wait).unwrap(), ByteCount((whole - count) * PAGE_SIZE));
         }
     }
 }

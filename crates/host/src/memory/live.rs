@@ -1,6 +1,5 @@
 //! The memory of a running VM, found anew with every connection to its hypervisor.
 
-use std::fs;
 use std::io;
 use std::path::PathBuf;
 
@@ -9,12 +8,13 @@ use demeter_policy::{ByteCount, GuestPhysAddr, PerTier, PhysRange, Pid, Tier, Ti
 use super::file::{FileId, Kind, MemoryFile};
 use super::files::{FILES_MAX, Files};
 use super::map::{MemoryMap, Overlap, Piece};
-use super::owners::{FileOwners, OwnedFile};
-use super::process::{self, ProcessError};
+use super::owners::{FileOwners, OwnedFile, ProcessOwners};
+use super::process::{self, Maps, ProcessError};
 use crate::backing::{Backing, Extent, FileOffset, NotInTier};
 use crate::hypervisor::{
     Connection, HostVirtAddr, Hypervisor, HypervisorError, Mapping, MemoryBackend,
 };
+use crate::outside::{self, MayWait, Outside, Stuck};
 use crate::process::PeerProcess;
 
 /// Why a VM's memory cannot be managed.
@@ -51,6 +51,9 @@ pub enum MemoryError {
         /// What overlaps.
         source: Overlap,
     },
+    /// Looking for it takes too long.
+    #[error(transparent)]
+    Stuck(#[from] Stuck),
 }
 
 /// What is wrong with a memory backend.
@@ -71,6 +74,9 @@ pub enum BackendError {
     /// The guest has it nowhere.
     #[error("the guest has it nowhere in its memory; give it to a node: -numa node,memdev=..")]
     NotInGuest,
+    /// More runs than any machine has.
+    #[error("the guest has it in more than {RUNS_MAX} runs of addresses")]
+    Runs,
     /// It is mapped in a way that we cannot follow.
     #[error("it has more than {FILES_MAX} files")]
     InParts,
@@ -106,6 +112,9 @@ pub enum BackendError {
 /// The most memory that a VM may have of a tier: what is held of it takes 32 MiB to know.
 pub const TIER_MAX: ByteCount = ByteCount(1 << 40);
 
+/// The most runs of addresses in which a guest may have a backend.
+const RUNS_MAX: usize = 1 << 16;
+
 /// Which of this host's files may be a VM's memory. Clones share the list of owners.
 #[derive(Debug, Clone)]
 pub struct HostFiles {
@@ -115,18 +124,21 @@ pub struct HostFiles {
     pub memory_paths: Vec<PathBuf>,
     /// Whose memory each file is.
     pub owners: FileOwners,
+    /// Which VM each process runs.
+    pub(crate) processes: ProcessOwners,
 }
 
 impl HostFiles {
     /// Whether a file lies in one of the folders, by its path and by what lies there for us: a
     /// process can have folders of its own where we have others.
-    fn allows(&self, file: &MemoryFile) -> io::Result<bool> {
-        let path = file.path()?;
+    fn allows(&self, file: &MemoryFile, wait: &MayWait) -> io::Result<bool> {
+        let path = file.path(wait)?;
         let named = self
             .memory_paths
             .iter()
             .any(|folder| path.starts_with(folder));
-        let here = fs::metadata(&path).is_ok_and(|meta| Some(FileId::of(&meta)) == file.id().ok());
+        let here =
+            outside::file_at(&path, wait).is_ok_and(|found| Some(found) == file.id(wait).ok());
         Ok(named && here)
     }
 }
@@ -137,6 +149,7 @@ impl Default for HostFiles {
             root: "/".into(),
             memory_paths: vec![],
             owners: FileOwners::default(),
+            processes: ProcessOwners::default(),
         }
     }
 }
@@ -167,6 +180,7 @@ impl<H: Hypervisor> LiveBacking<H> {
     /// in messages.
     pub async fn find(
         host: &HostFiles,
+        outside: &Outside,
         vm: &str,
         connection: &Connection<H>,
         memdev: &PerTier<String>,
@@ -176,27 +190,29 @@ impl<H: Hypervisor> LiveBacking<H> {
             let hypervisor = hypervisor.name();
             return Err(MemoryError::Pinned { hypervisor, device });
         }
-        let search = Search {
-            host,
-            vm,
-            hypervisor,
+        let mut search = Search {
+            host: host.clone(),
+            vm: vm.into(),
+            hypervisor: hypervisor.name(),
             pid: connection.process.pid,
             backends: hypervisor.backends().await?,
+            memdev: memdev.clone(),
+            mapped: PerTier::default(),
         };
-        let fast = search.tier(Tier::Fast, &memdev.fast).await?;
-        let slow = search.tier(Tier::Slow, &memdev.slow).await?;
+        for tier in Tier::ALL {
+            let memdev = memdev.get(tier);
+            search.shared_size(memdev).map_err(search.error(memdev))?;
+            *search.mapped.get_mut(tier) = hypervisor.memory_map(memdev).await?;
+        }
         let mut plugged = hypervisor.plugged_memory().await?;
         plugged.sort_unstable_by_key(|mapping| mapping.guest);
+        let found = outside.ask("looking for the VM's memory", move |wait| search.run(wait));
+        let (map, fast, slow) = found.await??;
         if !connection.process.is_there() {
             // Another one may have its number by now.
             let why = format!("{} has ended", hypervisor.name());
             return Err(HypervisorError::Gone(why).into());
         }
-        let pieces = [fast.pieces, slow.pieces].concat();
-        let map = MemoryMap::new(pieces).map_err(|source| MemoryError::Overlap {
-            hypervisor: hypervisor.name(),
-            source,
-        })?;
         Ok(Self {
             hypervisor: hypervisor.clone(),
             root: host.root.clone(),
@@ -225,33 +241,34 @@ impl<H: Hypervisor> Backing for LiveBacking<H> {
         self.map.resolve(tier, range)
     }
 
-    fn punch(&self, extent: Extent) -> io::Result<()> {
+    fn punch(&self, extent: Extent, wait: &MayWait) -> io::Result<()> {
         let files = self.files.get(extent.tier);
-        files.punch(extent.offset, extent.len)
+        files.punch(extent.offset, extent.len, wait)
     }
 
-    fn read(&self, extent: Extent, into: &mut [u8]) -> io::Result<()> {
+    fn read(&self, extent: Extent, into: &mut [u8], wait: &MayWait) -> io::Result<()> {
         if into.len() as u64 > extent.len.0 {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        self.files.get(extent.tier).read(extent.offset, into)
+        let files = self.files.get(extent.tier);
+        files.read(extent.offset, into, wait)
     }
 
     fn plugged(&self) -> &[PhysRange] {
         &self.plugged
     }
 
-    fn read_plugged(&self, at: GuestPhysAddr, into: &mut [u8]) -> io::Result<()> {
+    fn read_plugged(&self, at: GuestPhysAddr, into: &mut [u8], wait: &MayWait) -> io::Result<()> {
         let mut runs = self.plugged.iter().zip(&self.plugged_at);
         let (run, host) = runs
             .find(|(run, _)| (run.start()..run.end()).contains(&at))
             .ok_or(io::ErrorKind::NotFound)?;
         let at = HostVirtAddr(host.0.saturating_add(at.0 - run.start().0));
-        process::read(&self.root, self.process.pid, at, into)
+        process::read(&self.root, self.process.pid, at, into, wait)
     }
 
-    fn pinned_by(&self) -> io::Result<Option<String>> {
-        process::pinned_by(&self.root, self.process.pid)
+    fn pinned_by(&self, wait: &MayWait) -> io::Result<Option<String>> {
+        process::pinned_by(&self.root, self.process.pid, wait)
     }
 
     fn disturbances(&self) -> u64 {
@@ -262,38 +279,66 @@ impl<H: Hypervisor> Backing for LiveBacking<H> {
         self.hypervisor.catch_up().await
     }
 
-    fn backed(&self, tier: Tier) -> io::Result<ByteCount> {
-        self.files.get(tier).backed()
+    fn backed(&self, tier: Tier, wait: &MayWait) -> io::Result<ByteCount> {
+        self.files.get(tier).backed(wait)
     }
 }
 
-/// What a search for a VM's memory needs.
-struct Search<'a, H> {
-    host: &'a HostFiles,
-    vm: &'a str,
-    hypervisor: &'a H,
+/// A search for a VM's memory, on a thread that may wait.
+struct Search {
+    host: HostFiles,
+    vm: String,
+    /// For messages.
+    hypervisor: String,
     pid: Pid,
     backends: Vec<MemoryBackend>,
+    memdev: PerTier<String>,
+    /// Where the hypervisor says that each backend lies.
+    mapped: PerTier<Vec<Mapping>>,
 }
 
-impl<H: Hypervisor> Search<'_, H> {
-    async fn tier(&self, tier: Tier, memdev: &str) -> Result<Found, MemoryError> {
-        let error = |why| MemoryError::Backend {
-            hypervisor: self.hypervisor.name(),
-            memdev: memdev.into(),
+impl Search {
+    fn run(self, wait: &MayWait) -> Result<(MemoryMap, Found, Found), MemoryError> {
+        let maps = Maps::read(&self.host.root, self.pid, wait);
+        let maps = maps.map_err(|source| self.error(&self.memdev.fast)(source.into()))?;
+        let fast = self.tier(Tier::Fast, &maps, wait)?;
+        let slow = self.tier(Tier::Slow, &maps, wait)?;
+        let pieces = [&fast.pieces[..], &slow.pieces].concat();
+        let map = MemoryMap::new(pieces).map_err(|source| MemoryError::Overlap {
+            hypervisor: self.hypervisor,
+            source,
+        })?;
+        Ok((map, fast, slow))
+    }
+
+    fn error(&self, memdev: &str) -> impl Fn(BackendError) -> MemoryError + use<> {
+        let (hypervisor, memdev) = (self.hypervisor.clone(), memdev.to_owned());
+        move |why| MemoryError::Backend {
+            hypervisor: hypervisor.clone(),
+            memdev: memdev.clone(),
             why,
-        };
-        let size = self.shared_size(memdev).map_err(error)?;
+        }
+    }
+
+    fn tier(&self, tier: Tier, maps: &Maps, wait: &MayWait) -> Result<Found, MemoryError> {
+        let memdev = self.memdev.get(tier);
+        let error = self.error(memdev);
+        let size = self.shared_size(memdev).map_err(&error)?;
+        let runs = self.mapped.get(tier);
+        if runs.len() > RUNS_MAX {
+            return Err(error(BackendError::Runs));
+        }
         let mut pieces = vec![];
         let mut files = Files::default();
-        for Mapping { guest, host } in self.hypervisor.memory_map(memdev).await? {
-            let mapped = process::mapped(&self.host.root, self.pid, host, guest.len())
-                .map_err(|source| error(source.into()))?;
+        for &Mapping { guest, host } in runs {
+            let mapped = maps.find(host, guest.len());
+            let mapped = mapped.map_err(|source| error(source.into()))?;
             let base = match files.base(mapped.file) {
                 Some(base) => base,
                 None => {
-                    let (file, owned) = self.open(tier, mapped.file).map_err(error)?;
-                    let added = files.add(mapped.file, file, owned);
+                    let opened = self.open(tier, maps, mapped.file, wait);
+                    let (file, owned) = opened.map_err(&error)?;
+                    let added = files.add(mapped.file, file, owned, wait);
                     let added = added.map_err(|source| error(source.into()))?;
                     added.ok_or_else(|| error(BackendError::InParts))?
                 }
@@ -328,19 +373,25 @@ impl<H: Hypervisor> Search<'_, H> {
         }
     }
 
-    fn open(&self, tier: Tier, id: FileId) -> Result<(MemoryFile, OwnedFile), BackendError> {
+    fn open(
+        &self,
+        tier: Tier,
+        maps: &Maps,
+        id: FileId,
+        wait: &MayWait,
+    ) -> Result<(MemoryFile, OwnedFile), BackendError> {
         let owner = format!("{tier} memory of VM {}", self.vm);
         let owned = self
             .host
             .owners
             .take(id, owner)
             .map_err(|other| BackendError::Shared { file: id, other })?;
-        let file = MemoryFile::new(process::take(&self.host.root, self.pid, id)?)?;
+        let file = MemoryFile::new(process::take(&self.host.root, maps, id, wait)?, wait)?;
         match file.kind() {
             Kind::Memory => {}
             Kind::Hugetlb => return Err(BackendError::Hugetlb),
-            Kind::Disk if self.host.allows(&file)? => {}
-            Kind::Disk => return Err(BackendError::OnDisk(file.path()?)),
+            Kind::Disk if self.host.allows(&file, wait)? => {}
+            Kind::Disk => return Err(BackendError::OnDisk(file.path(wait)?)),
         }
         Ok((file, owned))
     }
@@ -348,6 +399,7 @@ impl<H: Hypervisor> Search<'_, H> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::FileExt;
     use std::path::Path;
 
@@ -373,7 +425,7 @@ mod tests {
         host: &HostFiles,
     ) -> Result<LiveBacking<Qemu>, String> {
         let connection = vm.connect().await;
-        let found = LiveBacking::find(host, name, &connection, memdev).await;
+        let found = LiveBacking::find(host, &Outside::default(), name, &connection, memdev).await;
         found.map_err(|error| error.to_string())
     }
 
@@ -385,15 +437,22 @@ mod tests {
     async fn what_the_guest_names_is_what_is_punched() {
         let vm = vm();
         let host = HostFiles::default();
+        let wait = MayWait::in_a_test();
         let backing = find(&vm, "a", &FakeVm::memdev(), &host).await.unwrap();
         assert_eq!(backing.size(Tier::Slow), ByteCount(8 * MIB));
         // The second half of slow memory lies behind a hole.
         let high = range((4 << 30) + MIB, MIB);
         let extent = backing.resolve(Tier::Slow, high).unwrap();
         assert_eq!(extent.offset.0, 5 * MIB);
-        backing.punch(extent).unwrap();
-        assert_eq!(backing.backed(Tier::Slow).unwrap(), ByteCount(7 * MIB));
-        assert_eq!(backing.backed(Tier::Fast).unwrap(), ByteCount(4 * MIB));
+        backing.punch(extent, &wait).unwrap();
+        assert_eq!(
+            backing.backed(Tier::Slow, &wait).unwrap(),
+            ByteCount(7 * MIB)
+        );
+        assert_eq!(
+            backing.backed(Tier::Fast, &wait).unwrap(),
+            ByteCount(4 * MIB)
+        );
         let mut read = vec![0; 8 * MIB as usize];
         vm.file(Tier::Slow).read_exact_at(&mut read, 0).unwrap();
         let hole = 5 * MIB as usize..6 * MIB as usize;
@@ -421,13 +480,14 @@ mod tests {
         let backing = find(&vm, "a", &FakeVm::memdev(), &host).await.unwrap();
         assert!(backing.plugged().contains(&dimm));
         assert!(backing.resolve(Tier::Fast, dimm).is_err());
+        let wait = MayWait::in_a_test();
         // Its memory is that of the fast tier here.
         vm.file(Tier::Fast).write_all_at(b"proof", MIB).unwrap();
         let mut read = [0; 5];
         let at = GuestPhysAddr(dimm.start().0 + MIB);
-        backing.read_plugged(at, &mut read).unwrap();
+        backing.read_plugged(at, &mut read, &wait).unwrap();
         assert_eq!(&read, b"proof");
-        assert!(backing.read_plugged(dimm.end(), &mut read).is_err());
+        assert!(backing.read_plugged(dimm.end(), &mut read, &wait).is_err());
     }
 
     #[tokio::test]
@@ -436,7 +496,8 @@ mod tests {
         let host = HostFiles::default();
         let connection = vm.connect().await;
         let memdev = FakeVm::memdev();
-        let find = |name| LiveBacking::find(&host, name, &connection, &memdev);
+        let outside = Outside::default();
+        let find = |name| LiveBacking::find(&host, &outside, name, &connection, &memdev);
         let first = find("a").await.unwrap();
         let said = find("b").await.unwrap_err().to_string();
         assert!(said.contains("fast memory of VM a already"), "{said}");
@@ -527,7 +588,7 @@ mod tests {
     }
 
     fn fstatfs_is_memory(path: &Path) -> bool {
-        MemoryFile::new(fs::File::open(path).unwrap())
+        MemoryFile::new(fs::File::open(path).unwrap(), &MayWait::in_a_test())
             .unwrap()
             .kind()
             == Kind::Memory

@@ -1,43 +1,62 @@
-//! Whose memory each file is: a hole punched for one VM must not be another's memory.
+//! Owners of memory files and of processes. A hole punched for one VM must not be another's memory, and one
+//! process must not be managed as two VMs.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::FileId;
+use crate::process::PeerProcess;
 
-/// The files that VMs of this host have as memory. Clones share the same list.
-#[derive(Debug, Clone, Default)]
-pub struct FileOwners(Arc<Mutex<BTreeMap<FileId, String>>>);
+/// Things with one owner each. Clones share the same list.
+#[derive(Debug, Clone)]
+pub struct Owners<K: Ord>(Arc<Mutex<BTreeMap<K, String>>>);
 
-/// A file that is somebody's; given back when dropped.
-#[derive(Debug)]
-pub(super) struct OwnedFile {
-    owners: FileOwners,
-    file: FileId,
+/// The files that VMs of this host have as memory.
+pub type FileOwners = Owners<FileId>;
+
+/// The processes that run VMs of this host.
+pub(crate) type ProcessOwners = Owners<PeerProcess>;
+
+impl<K: Ord> Default for Owners<K> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
 }
 
-impl FileOwners {
-    /// Notes a file as that of `owner`; the error is who has it.
-    pub(super) fn take(&self, file: FileId, owner: String) -> Result<OwnedFile, String> {
+/// Something with an owner; released when dropped.
+#[derive(Debug)]
+pub(crate) struct Owned<K: Ord> {
+    owners: Owners<K>,
+    key: K,
+}
+
+/// A file that is somebody's.
+pub(super) type OwnedFile = Owned<FileId>;
+
+impl<K: Ord + Clone> Owners<K> {
+    /// Notes something as that of `owner`; the error is who has it.
+    pub(crate) fn take(&self, key: K, owner: String) -> Result<Owned<K>, String> {
         let mut owners = self.owners();
-        if let Some(other) = owners.get(&file) {
+        if let Some(other) = owners.get(&key) {
             return Err(other.clone());
         }
-        owners.insert(file, owner);
-        Ok(OwnedFile {
-            owners: self.clone(),
-            file,
+        owners.insert(key.clone(), owner);
+        Ok(Owned {
+            owners: Self(self.0.clone()),
+            key,
         })
     }
+}
 
-    fn owners(&self) -> MutexGuard<'_, BTreeMap<FileId, String>> {
+impl<K: Ord> Owners<K> {
+    fn owners(&self) -> MutexGuard<'_, BTreeMap<K, String>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for OwnedFile {
+impl<K: Ord> Drop for Owned<K> {
     fn drop(&mut self) {
-        self.owners.owners().remove(&self.file);
+        self.owners.owners().remove(&self.key);
     }
 }
 
@@ -46,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_has_one_owner_at_a_time() {
+    fn what_there_is_once_has_one_owner_at_a_time() {
         let owners = FileOwners::default();
         let file = |inode| FileId { device: 1, inode };
         let first = owners.take(file(7), "VM a".into()).unwrap();

@@ -1,6 +1,6 @@
 //! Which file backs an address of another process, from its `maps` and `fd` in /proc.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -13,6 +13,7 @@ use rustix::process::{PidfdGetfdFlags, geteuid, pidfd_getfd};
 use super::FileId;
 use crate::backing::FileOffset;
 use crate::hypervisor::HostVirtAddr;
+use crate::outside::{self, MayWait};
 use crate::process::pidfd;
 
 /// Where in which file a piece of a process's memory lies.
@@ -62,9 +63,21 @@ pub enum ProcessError {
         /// The file.
         file: FileId,
     },
+    /// More is mapped than any VM needs.
+    #[error(
+        "process {0} has more than {MAPPINGS_MAX} mappings; what has it mapped in so many pieces?"
+    )]
+    TooMany(Pid),
 }
 
+/// The most mappings of a process: four times what Linux allows by default (vm.max_map_count).
+const MAPPINGS_MAX: usize = 1 << 18;
+
+/// The most descriptors of a process that are looked through.
+const DESCRIPTORS_MAX: usize = 1 << 16;
+
 /// One line of /proc/PID/maps (proc(5)).
+#[derive(Debug)]
 pub(super) struct Mapping {
     pub(super) start: u64,
     pub(super) end: u64,
@@ -98,96 +111,147 @@ impl Mapping {
     }
 }
 
-/// The file behind `[addr, addr + bytes)` of a process; `root` is where /proc is below.
-pub(super) fn mapped(
-    root: &Path,
+/// The mappings of a process as they were when they were read: once for all that is looked for.
+#[derive(Debug)]
+pub struct Maps {
     pid: Pid,
-    addr: HostVirtAddr,
-    bytes: ByteCount,
-) -> Result<Mapped, ProcessError> {
-    let path = root.join(format!("proc/{pid}/maps"));
-    let maps = fs::read(&path).map_err(|source| ProcessError::Read { path, source })?;
-    // Files may be called anything.
-    mapped_in(&String::from_utf8_lossy(&maps), pid, addr, bytes)
+    text: String,
+    /// In order of address, as the kernel lists them, and where each one's line begins in the text.
+    mappings: Vec<(Mapping, usize)>,
 }
 
-/// The same by the text of the process's maps (proc(5)). The kernel may keep one mapping in several
-/// pieces; they must be of one file without a gap.
-///
-/// # Errors
-/// When not all of it is memory of one file that the process shares and may write.
-pub fn mapped_in(
-    maps: &str,
-    pid: Pid,
-    addr: HostVirtAddr,
-    bytes: ByteCount,
-) -> Result<Mapped, ProcessError> {
-    let not_mapped = |addr| ProcessError::NotMapped {
-        pid,
-        addr: HostVirtAddr(addr),
-    };
-    let end = addr
-        .0
-        .checked_add(bytes.0)
-        .ok_or_else(|| not_mapped(addr.0))?;
-    let mut found: Option<Mapped> = None;
-    let mut at = addr.0;
-    for mapping in maps.lines().filter_map(Mapping::parse) {
-        if at >= end {
-            break;
-        }
-        if !(mapping.start..mapping.end).contains(&at) {
-            continue;
-        }
-        if !mapping.shared || mapping.file.inode == 0 {
-            return Err(ProcessError::Private(pid));
-        }
-        if !mapping.writable {
-            return Err(ProcessError::ReadOnly(pid));
-        }
-        let here = mapping.offset.checked_add(at - mapping.start);
-        let here = here.ok_or_else(|| not_mapped(at))?;
-        let first = *found.get_or_insert(Mapped {
-            file: mapping.file,
-            offset: FileOffset(here),
-        });
-        if first.file != mapping.file || Some(here) != first.offset.0.checked_add(at - addr.0) {
-            return Err(not_mapped(at));
-        }
-        at = mapping.end;
+impl Maps {
+    /// Reads those of a running process; `root` is where /proc is below.
+    pub(super) fn read(root: &Path, pid: Pid, wait: &MayWait) -> Result<Self, ProcessError> {
+        let path = root.join(format!("proc/{pid}/maps"));
+        let text = outside::text_of(&path, wait);
+        let text = text.map_err(|source| ProcessError::Read { path, source })?;
+        Self::parse(text, pid)
     }
-    match found {
-        Some(found) if at >= end => Ok(found),
-        _ => Err(not_mapped(at)),
+
+    /// The same from their text (proc(5)). Lines that are no mappings are passed over.
+    ///
+    /// # Errors
+    /// When there are more than a process may have.
+    pub fn parse(text: String, pid: Pid) -> Result<Self, ProcessError> {
+        let mut mappings: Vec<(Mapping, usize)> = vec![];
+        let mut at = 0;
+        for line in text.split_inclusive('\n') {
+            let mapping = Mapping::parse(line);
+            let end = mappings.last().map_or(0, |(last, _)| last.end);
+            if let Some(mapping) = mapping.filter(|of| end <= of.start && of.start < of.end) {
+                if mappings.len() == MAPPINGS_MAX {
+                    return Err(ProcessError::TooMany(pid));
+                }
+                mappings.push((mapping, at));
+            }
+            at += line.len();
+        }
+        Ok(Self {
+            pid,
+            text,
+            mappings,
+        })
+    }
+
+    /// The file behind `[addr, addr + bytes)`. The kernel may keep one mapping in several pieces; they
+    /// must be of one file without a gap.
+    ///
+    /// # Errors
+    /// When not all of it is memory of one file that the process shares and may write.
+    pub fn find(&self, addr: HostVirtAddr, bytes: ByteCount) -> Result<Mapped, ProcessError> {
+        let pid = self.pid;
+        let not_mapped = |addr| ProcessError::NotMapped {
+            pid,
+            addr: HostVirtAddr(addr),
+        };
+        let end = addr.0.checked_add(bytes.0);
+        let end = end.ok_or_else(|| not_mapped(addr.0))?;
+        let first = self.mappings.partition_point(|(of, _)| of.end <= addr.0);
+        let mut found: Option<Mapped> = None;
+        let mut at = addr.0;
+        for (mapping, _) in &self.mappings[first..] {
+            if at >= end || mapping.start > at {
+                break;
+            }
+            if !mapping.shared || mapping.file.inode == 0 {
+                return Err(ProcessError::Private(pid));
+            }
+            if !mapping.writable {
+                return Err(ProcessError::ReadOnly(pid));
+            }
+            let here = mapping.offset.checked_add(at - mapping.start);
+            let here = here.ok_or_else(|| not_mapped(at))?;
+            let first = *found.get_or_insert(Mapped {
+                file: mapping.file,
+                offset: FileOffset(here),
+            });
+            if first.file != mapping.file || Some(here) != first.offset.0.checked_add(at - addr.0) {
+                return Err(not_mapped(at));
+            }
+            at = mapping.end;
+        }
+        match found {
+            Some(found) if at >= end => Ok(found),
+            _ => Err(not_mapped(at)),
+        }
+    }
+
+    /// The kernel's name of a mapped file; empty without one.
+    fn name_of(&self, file: FileId) -> &str {
+        let line = self.mappings.iter().find(|(of, _)| of.file == file);
+        let line = line.and_then(|(_, at)| self.text[*at..].lines().next());
+        // Behind address, rights, offset, device and inode.
+        let name = line.and_then(|line| line.splitn(6, ' ').nth(5));
+        name.unwrap_or_default().trim_start()
     }
 }
 
 /// Reads what a process has at `at`.
-pub(super) fn read(root: &Path, pid: Pid, at: HostVirtAddr, into: &mut [u8]) -> io::Result<()> {
-    let memory = File::open(root.join(format!("proc/{pid}/mem")))?;
+pub(super) fn read(
+    root: &Path,
+    pid: Pid,
+    at: HostVirtAddr,
+    into: &mut [u8],
+    wait: &MayWait,
+) -> io::Result<()> {
+    let memory = outside::open(&root.join(format!("proc/{pid}/mem")), false, wait)?;
     memory.read_exact_at(into, at.0)
 }
 
-/// Takes a file that a process has open for writing: its own descriptor (pidfd_getfd(2)), so that
+/// Takes a mapped file that the process has open for writing: its own descriptor (pidfd_getfd(2)). So
 /// nothing can be done to the file that the process itself could not do.
-pub(super) fn take(root: &Path, pid: Pid, file: FileId) -> Result<File, ProcessError> {
+///
+/// Descriptors with the mapping's name come first. Other files of the process may lie on storage that hangs,
+/// and are touched only if need be.
+pub(super) fn take(
+    root: &Path,
+    maps: &Maps,
+    file: FileId,
+    wait: &MayWait,
+) -> Result<File, ProcessError> {
+    let pid = maps.pid;
     let folder = root.join(format!("proc/{pid}/fd"));
     let error = |path: &Path| {
         let path = path.to_owned();
         |source| ProcessError::Read { path, source }
     };
     let process = pidfd(pid).map_err(error(&folder))?;
+    let name = Path::new(maps.name_of(file));
+    let mut descriptors =
+        outside::entries_of(&folder, DESCRIPTORS_MAX, wait).map_err(error(&folder))?;
+    descriptors
+        .sort_by_cached_key(|path| outside::link_of(path, wait).is_ok_and(|target| target != name));
     let mut missing = ProcessError::Closed { pid, file };
-    for entry in fs::read_dir(&folder).map_err(error(&folder))? {
-        let path = entry.map_err(error(&folder))?.path();
+    for path in descriptors {
         let number = path
             .file_name()
             .and_then(|name| name.to_str()?.parse().ok());
-        let (Some(number), Ok(meta)) = (number, fs::metadata(&path)) else {
+        let (Some(number), Ok(found)) = (number, outside::file_at(&path, wait)) else {
             // A descriptor may be closed while we look.
             continue;
         };
-        if FileId::of(&meta) != file {
+        if found != file {
             continue;
         }
         let taken = match pidfd_getfd(&process, number, PidfdGetfdFlags::empty()) {
@@ -195,8 +259,7 @@ pub(super) fn take(root: &Path, pid: Pid, file: FileId) -> Result<File, ProcessE
             // Ubuntu keeps processes of one user from another's descriptors. Without privilege we
             // can open no more than that user may.
             Err(Errno::PERM) if !geteuid().is_root() => {
-                let open = OpenOptions::new().read(true).write(true).open(&path);
-                open.map_err(error(&path))?
+                outside::open(&path, true, wait).map_err(error(&path))?
             }
             Err(refused) => return Err(error(&path)(refused.into())),
         };
@@ -214,12 +277,11 @@ pub(super) fn take(root: &Path, pid: Pid, file: FileId) -> Result<File, ProcessE
 }
 
 /// What a process has open that keeps its memory pinned, as far as descriptors show it.
-pub(crate) fn pinned_by(root: &Path, pid: Pid) -> io::Result<Option<String>> {
+pub(crate) fn pinned_by(root: &Path, pid: Pid, wait: &MayWait) -> io::Result<Option<String>> {
     let process = root.join(format!("proc/{pid}"));
-    for entry in fs::read_dir(process.join("fd"))? {
-        let entry = entry?;
+    for path in outside::entries_of(&process.join("fd"), DESCRIPTORS_MAX, wait)? {
         // A descriptor may be closed while we look.
-        let Ok(target) = fs::read_link(entry.path()) else {
+        let Ok(target) = outside::link_of(&path, wait) else {
             continue;
         };
         let target = target.to_string_lossy();
@@ -227,7 +289,8 @@ pub(crate) fn pinned_by(root: &Path, pid: Pid) -> io::Result<Option<String>> {
             return Ok(Some(target.into_owned()));
         }
         if target == "anon_inode:[io_uring]" {
-            let info = fs::read_to_string(process.join("fdinfo").join(entry.file_name()));
+            let number = path.file_name().unwrap_or_default();
+            let info = outside::text_of(&process.join("fdinfo").join(number), wait);
             if fixed_buffers(&info.unwrap_or_default()) {
                 return Ok(Some("an io_uring with fixed buffers".into()));
             }
@@ -267,6 +330,8 @@ impl FileId {
 mod tests {
     use super::*;
 
+    const WAIT: fn() -> MayWait = MayWait::in_a_test;
+
     const MAPS: &str = "\
 7f0000000000-7f0040000000 rw-s 00000000 00:01 2061 /memfd:memory-backend-memfd (deleted)
 7f0040000000-7f0050000000 rw-s 40000000 00:01 2061 /memfd:memory-backend-memfd (deleted)
@@ -290,7 +355,8 @@ nonsense
     #[test]
     fn memory_is_traced_to_file_and_offset() {
         let root = root();
-        let at = |addr, bytes| mapped(root.path(), Pid(9), HostVirtAddr(addr), ByteCount(bytes));
+        let maps = Maps::read(root.path(), Pid(9), &WAIT()).unwrap();
+        let at = |addr, bytes| maps.find(HostVirtAddr(addr), ByteCount(bytes));
         let file = |inode| FileId {
             device: libc::makedev(0, 1),
             inode,
@@ -320,7 +386,7 @@ nonsense
         for addr in [0x7f00_c000_0000, 0x7f00_d000_0000] {
             assert!(matches!(at(addr, 0x1000), Err(ProcessError::ReadOnly(_))));
         }
-        let said = mapped(root.path(), Pid(8), HostVirtAddr(0), ByteCount(1)).unwrap_err();
+        let said = Maps::read(root.path(), Pid(8), &WAIT()).unwrap_err();
         assert!(said.to_string().contains("proc/8/maps"), "{said}");
     }
 
@@ -331,14 +397,16 @@ nonsense
         let named = b"1000-2000 rw-s 00000000 08:01 78 /\xff\xfe\n";
         fs::write(&path, [&named[..], MAPS.as_bytes()].concat()).unwrap();
         let addr = HostVirtAddr(0x7f00_1000_0000);
-        let found = mapped(root.path(), Pid(9), addr, ByteCount(0x1000)).unwrap();
+        let maps = Maps::read(root.path(), Pid(9), &WAIT()).unwrap();
+        let found = maps.find(addr, ByteCount(0x1000)).unwrap();
         assert_eq!(found.offset, FileOffset(0x1000_0000));
     }
 
     #[test]
     fn an_offset_beyond_all_offsets_is_no_memory() {
         let maps = "1000-3000 rw-s fffffffffffff000 00:01 7 /memfd:m\n";
-        let at = |addr, bytes| mapped_in(maps, Pid(9), HostVirtAddr(addr), ByteCount(bytes));
+        let maps = Maps::parse(maps.into(), Pid(9)).unwrap();
+        let at = |addr, bytes| maps.find(HostVirtAddr(addr), ByteCount(bytes));
         assert!(at(0x1000, 0x1000).is_ok());
         assert!(matches!(
             at(0x2000, 0x1000),
@@ -357,7 +425,16 @@ nonsense
             .unwrap();
         let id = FileId::of(&file.metadata().unwrap());
         let own = Pid(std::process::id());
-        let taken = || take(Path::new("/"), own, id);
+        let text = format!(
+            "1000-2000 rw-s 00000000 {:x}:{:x} {} {}\n",
+            libc::major(id.device),
+            libc::minor(id.device),
+            id.inode,
+            path.display()
+        );
+        let maps = Maps::parse(text, own).unwrap();
+        assert_eq!(maps.name_of(id), path.to_str().unwrap());
+        let taken = || take(Path::new("/"), &maps, id, &WAIT());
         assert!(
             matches!(taken(), Err(ProcessError::ReadOnly(_))),
             "mapping it takes both rights"
@@ -381,7 +458,7 @@ nonsense
         let process = root.path().join("proc/9");
         fs::create_dir_all(process.join("fd")).unwrap();
         fs::create_dir_all(process.join("fdinfo")).unwrap();
-        let found = || pinned_by(root.path(), Pid(9)).unwrap();
+        let found = || pinned_by(root.path(), Pid(9), &WAIT()).unwrap();
         let open = |number: &str, target| symlink(target, process.join("fd").join(number)).unwrap();
         open("0", "/dev/vhost-net");
         open("1", "anon_inode:[io_uring]");
@@ -411,6 +488,31 @@ nonsense
             fs::remove_file(process.join("fd/7")).unwrap();
         }
         // Who cannot look does not go on.
-        assert!(pinned_by(root.path(), Pid(8)).is_err());
+        assert!(pinned_by(root.path(), Pid(8), &WAIT()).is_err());
+    }
+
+    #[test]
+    fn many_mappings_are_read_once_and_bounded() {
+        let line = |i: u64| {
+            let start = i * 0x2000;
+            format!(
+                "{start:x}-{:x} rw-s {start:x} 00:01 7 /memfd:m\n",
+                start + 0x1000
+            )
+        };
+        let all: String = (0..64_000).map(line).collect();
+        let begun = std::time::Instant::now();
+        let maps = Maps::parse(all, Pid(9)).unwrap();
+        for i in (0..64_000).step_by(16) {
+            let found = maps
+                .find(HostVirtAddr(i * 0x2000), ByteCount(0x1000))
+                .unwrap();
+            assert_eq!(found.offset, FileOffset(i * 0x2000));
+        }
+        // 4000 searches of a list that is read anew each take minutes.
+        assert!(begun.elapsed() < std::time::Duration::from_secs(10));
+        let all: String = (0..=MAPPINGS_MAX as u64).map(line).collect();
+        let said = Maps::parse(all, Pid(9)).unwrap_err();
+        assert!(said.to_string().contains("mappings"), "{said}");
     }
 }

@@ -305,21 +305,25 @@ impl<B: Backing> Provisioner for Balloon<B> {
         "demeter-balloon"
     }
 
-    fn overrun(&self) -> TierBytes {
+    async fn overrun(&self) -> TierBytes {
         let Some(view) = self.view.as_ref().filter(|view| view.is_whole()) else {
             return TierBytes::default();
         };
-        TierBytes::from_fn(|tier| {
+        let may_have = TierBytes::from_fn(|tier| {
             let owned = self.guest.owned(view, tier);
-            let may_have = match tier {
+            match tier {
                 Tier::Fast => owned,
                 // What the driver may give back by itself is told a moment later.
                 Tier::Slow => owned.max(self.ceiling.unwrap_or_default()),
-            };
+            }
+        });
+        let mut overrun = TierBytes::default();
+        for tier in Tier::ALL {
             // A file that does not answer shows nothing; whoever punches next hears of it.
-            let backed = self.guest.backing.backed(tier).unwrap_or_default();
-            ByteCount(backed.0.saturating_sub(may_have.0))
-        })
+            let backed = self.guest.backed(tier).await.unwrap_or_default();
+            overrun.get_mut(tier).0 = backed.0.saturating_sub(may_have.get(tier).0);
+        }
+        overrun
     }
 
     async fn actual(&mut self, deadline: Instant) -> Result<TierBytes, ProvisionError> {

@@ -15,6 +15,7 @@ use crate::agent::tests::own_process;
 use crate::hypervisor::Connection;
 use crate::hypervisor::qemu::Qemu;
 use crate::memory::{HostFiles, LiveBacking};
+use crate::outside::Outside;
 use crate::process::Opener;
 use crate::testing::{FakeGuest, FakeVm};
 
@@ -128,9 +129,15 @@ async fn conforms(case: Case<impl Provisioner>) {
 
 async fn backing(connection: &Connection<Qemu>) -> LiveBacking<Qemu> {
     let memdev = FakeVm::memdev();
-    LiveBacking::find(&HostFiles::default(), "vm", connection, &memdev)
-        .await
-        .unwrap()
+    LiveBacking::find(
+        &HostFiles::default(),
+        &Outside::default(),
+        "vm",
+        connection,
+        &memdev,
+    )
+    .await
+    .unwrap()
 }
 
 const NODES: PerTier<NodeId> = PerTier {
@@ -163,7 +170,7 @@ async fn virtio_balloon_conforms_where_the_guest_takes_fast_memory_first() {
     let connection = vm.connect().await;
     let backing = backing(&connection).await;
     conforms(Case {
-        provisioner: VirtioBalloon::new(connection.hypervisor, backing),
+        provisioner: VirtioBalloon::new(connection.hypervisor, backing, Outside::default()),
         vm,
         guest: None,
         whole: SIZE,

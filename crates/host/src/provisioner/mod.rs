@@ -22,9 +22,9 @@ pub trait Provisioner: Send {
     fn name(&self) -> &'static str;
 
     /// What the VM's files occupy beyond what it owns, as far as that is known without asking anybody:
-    /// memory that it was to leave alone and that somebody has touched. Quick; 0 where it is not known.
-    fn overrun(&self) -> TierBytes {
-        TierBytes::default()
+    /// memory that it was to leave alone and that somebody has touched. 0 where it is not known.
+    fn overrun(&self) -> impl Future<Output = TierBytes> + Send {
+        std::future::ready(TierBytes::default())
     }
 
     /// What the VM owns now, asked from it and not remembered.

@@ -6,6 +6,8 @@
 //! it may own keeps the pool's promise; that it rarely comes to its target is what this baseline
 //! is there to show.
 
+use std::sync::Arc;
+
 use demeter_policy::{ByteCount, Tier, TierBytes};
 use tokio::time::{Instant, timeout_at};
 
@@ -13,48 +15,59 @@ use super::virtio_mem::{LAST_LOOK, LOOK_EVERY, within};
 use super::{Progress, ProvisionError, Provisioner};
 use crate::backing::Backing;
 use crate::hypervisor::Hypervisor;
+use crate::outside::Outside;
 
 /// The virtio balloon of one VM.
 #[derive(Debug)]
 pub struct VirtioBalloon<H, B> {
     hypervisor: H,
-    backing: B,
+    backing: Arc<B>,
+    outside: Outside,
     /// What each tier was last told to be.
     wanted: TierBytes,
 }
 
 impl<H: Hypervisor, B: Backing> VirtioBalloon<H, B> {
     /// The balloon of a VM whose memory is `backing`.
-    pub fn new(hypervisor: H, backing: B) -> Self {
+    pub fn new(hypervisor: H, backing: B, outside: Outside) -> Self {
         let wanted = TierBytes::from_fn(|tier| backing.size(tier));
         Self {
             hypervisor,
-            backing,
+            backing: Arc::new(backing),
+            outside,
             wanted,
         }
     }
 
-    fn backed(&self, tier: Tier) -> Result<ByteCount, ProvisionError> {
-        let backed = self.backing.backed(tier);
+    async fn backed(&self, tier: Tier) -> Result<ByteCount, ProvisionError> {
+        let backing = self.backing.clone();
+        let asked = self.outside.ask("the VM's memory file", move |wait| {
+            backing.backed(tier, wait)
+        });
+        let backed = asked.await.unwrap_or_else(|stuck| Err(stuck.into()));
         backed.map_err(|source| ProvisionError::Backing { tier, source })
     }
 
-    fn backed_in_all(&self) -> Result<u64, ProvisionError> {
-        Ok(self.backed(Tier::Fast)?.0 + self.backed(Tier::Slow)?.0)
+    async fn backed_in_all(&self) -> Result<u64, ProvisionError> {
+        Ok(self.backed(Tier::Fast).await?.0 + self.backed(Tier::Slow).await?.0)
     }
 
     /// The most that a guest of `guest` bytes can own of each tier.
-    fn at_most(&self, guest: ByteCount) -> Result<TierBytes, ProvisionError> {
+    async fn at_most(&self, guest: ByteCount) -> Result<TierBytes, ProvisionError> {
         let size = TierBytes::from_fn(|tier| self.backing.size(tier));
         let held = (size.fast.0 + size.slow.0).saturating_sub(guest.0);
-        let own = |tier: Tier, other: Tier| -> Result<_, ProvisionError> {
-            let holes = size.get(other).0.saturating_sub(self.backed(other)?.0);
+        let backed = TierBytes {
+            fast: self.backed(Tier::Fast).await?,
+            slow: self.backed(Tier::Slow).await?,
+        };
+        let own = |tier: Tier, other: Tier| {
+            let holes = size.get(other).0.saturating_sub(backed.get(other).0);
             let missing = held.saturating_sub(holes);
-            Ok(ByteCount(size.get(tier).0.saturating_sub(missing)))
+            ByteCount(size.get(tier).0.saturating_sub(missing))
         };
         Ok(TierBytes {
-            fast: own(Tier::Fast, Tier::Slow)?,
-            slow: own(Tier::Slow, Tier::Fast)?,
+            fast: own(Tier::Fast, Tier::Slow),
+            slow: own(Tier::Slow, Tier::Fast),
         })
     }
 }
@@ -66,7 +79,7 @@ impl<H: Hypervisor, B: Backing> Provisioner for VirtioBalloon<H, B> {
 
     async fn actual(&mut self, deadline: Instant) -> Result<TierBytes, ProvisionError> {
         let guest = within(&self.hypervisor, deadline, self.hypervisor.balloon_size()).await?;
-        self.at_most(guest)
+        self.at_most(guest).await
     }
 
     async fn set(
@@ -75,7 +88,7 @@ impl<H: Hypervisor, B: Backing> Provisioner for VirtioBalloon<H, B> {
         target: ByteCount,
         deadline: Instant,
     ) -> Result<Progress, ProvisionError> {
-        let backed_before = self.backed_in_all()?;
+        let backed_before = self.backed_in_all().await?;
         *self.wanted.get_mut(tier) = target;
         let whole = ByteCount(self.wanted.fast.0.saturating_add(self.wanted.slow.0));
         within(
@@ -93,11 +106,11 @@ impl<H: Hypervisor, B: Backing> Provisioner for VirtioBalloon<H, B> {
             }
             let _ = timeout_at(now + LOOK_EVERY, change).await;
         };
-        let owned = *self.at_most(guest)?.get(tier);
+        let owned = *self.at_most(guest).await?.get(tier);
         // Which tier it takes memory from, another try does not change.
         let reason =
             (guest != whole).then(|| format!("the guest is at {guest} instead of {whole} in all"));
-        let returned = backed_before.saturating_sub(self.backed_in_all()?);
+        let returned = backed_before.saturating_sub(self.backed_in_all().await?);
         Ok(Progress {
             owned,
             returned_to_host: ByteCount(returned),

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -14,11 +15,12 @@ use super::known::Known;
 use super::{RunError, Tasks};
 use crate::VmName;
 use crate::api::{Change, ChangeError};
-use crate::config::{Config, VmConfig};
+use crate::config::{Config, KeyChange, VmConfig};
 use crate::controller::{Controller, Limits, Millis, Observation, State, VmCommand, VmStatus};
-use crate::hypervisor::libvirt::Domains;
+use crate::hypervisor::libvirt::{Domains, LeftDomain};
+use crate::outside::Outside;
 use crate::store::{Ledger, Store};
-use crate::view::{EventLog, HostView, VmState, VmView};
+use crate::view::{EventLog, HostView, LeftAloneView, VmState, VmView};
 use crate::vm::News;
 
 /// How often the policy is asked.
@@ -30,6 +32,9 @@ const STEP_MIN: ByteCount = ByteCount(16 * MIB);
 /// How often the view is made anew, at most.
 const VIEW_EVERY: Duration = Duration::from_millis(50);
 
+/// How long a busy disk may take to keep what was committed.
+const SAVE_MAX: Duration = Duration::from_secs(10);
+
 /// When nothing is due.
 const FAR: Duration = Duration::from_secs(3600);
 
@@ -40,15 +45,21 @@ pub(super) struct Deciding {
     /// Chosen while running, now or before.
     policy_chosen: bool,
     store: Store,
+    /// The way to the disk that the state file is on.
+    outside: Outside,
     tasks: Tasks,
     commands: BTreeMap<VmName, mpsc::Sender<VmCommand>>,
     /// VMs that are not in the configuration.
     found: BTreeSet<VmName>,
-    /// Those of them that cannot be taken on; told once.
-    refused: BTreeSet<VmName>,
+    /// Domains that are not managed, by name.
+    left: BTreeMap<String, LeftDomain>,
+    /// The configuration as it was read last, and its file.
+    config: Config,
+    source: PathBuf,
     known: BTreeMap<VmName, Known>,
     log: EventLog,
     view: watch::Sender<Arc<HostView>>,
+    config_out: watch::Sender<Arc<Config>>,
     started: Instant,
     /// Why what was committed is not on disk. As long as it is not, nothing is ordered.
     unsaved: Option<String>,
@@ -60,11 +71,12 @@ impl Deciding {
     /// Takes on the configured VMs with what was kept of them.
     pub(super) fn new(
         config: &Config,
+        source: &Path,
         store: Store,
         ledger: Ledger,
         mut tasks: Tasks,
         log: EventLog,
-        view: watch::Sender<Arc<HostView>>,
+        (view, config_out): (watch::Sender<Arc<HostView>>, watch::Sender<Arc<Config>>),
     ) -> Result<Self, RunError> {
         let pools = config.pool.sizes();
         let mut controller = Controller::new(pools);
@@ -98,12 +110,15 @@ impl Deciding {
         for (name, reason) in ledger.marks {
             controller.mark(&name, reason);
         }
+        // There may be more VMs now, or smaller pools.
+        controller.fit(Millis(0), |name| vms[name].sizes());
         let known = |(name, vm): (&VmName, &VmConfig)| (name.clone(), Known::new(vm));
         Ok(Self {
             controller,
             policy: ledger.policy.unwrap_or(config.policy),
             policy_chosen: ledger.policy.is_some(),
             store,
+            outside: Outside::default(),
             commands: config
                 .vms
                 .iter()
@@ -111,10 +126,13 @@ impl Deciding {
                 .collect(),
             tasks,
             found,
-            refused: BTreeSet::new(),
+            left: BTreeMap::new(),
+            config: config.clone(),
+            source: source.into(),
             known: vms.iter().map(known).collect(),
             log,
             view,
+            config_out,
             started: Instant::now(),
             unsaved: None,
             stale: false,
@@ -134,14 +152,14 @@ impl Deciding {
         let mut view_due = interval(VIEW_EVERY);
         view_due.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            self.advance();
+            self.advance().await;
             let due = self.controller.wake_at();
             let due = due.map_or(FAR, |at| Duration::from_millis(at.0));
             // The first two channels' other ends live as long as this task; the third's does where VMs
             // are looked for.
             tokio::select! {
                 Some((name, news)) = news.recv() => self.take_in(&name, news),
-                Some(change) = changes.recv() => self.make(change),
+                Some(change) = changes.recv() => self.make(change).await,
                 Some(domains) = found.recv() => self.take_on(domains),
                 _ = policy_due.tick() => self.ask_policy(),
                 _ = view_due.tick(), if self.stale => self.publish(),
@@ -163,7 +181,12 @@ impl Deciding {
         match news {
             News::Observation(observation) => {
                 known.heard(&observation);
+                let is_here = observation == Observation::Here;
                 self.controller.observe(now, name, observation);
+                // Before the first order: until now the VM kept its first size.
+                if is_here {
+                    self.ask_policy();
+                }
             }
             News::Returned(bytes) => known.returned.0 += bytes.0,
             News::Overrun(overrun) => {
@@ -212,7 +235,7 @@ impl Deciding {
             .filter(|(_, vm)| vm.state == State::Away)
             .map(|(name, _)| name.clone())
             .collect();
-        let ended = |name: &VmName| !domains.contains_key(name) && away.contains(name);
+        let ended = |name: &VmName| !domains.managed.contains_key(name) && away.contains(name);
         for name in self.found.extract_if(.., |name| ended(name)) {
             self.controller.remove(&name);
             // With it ends its task.
@@ -222,41 +245,106 @@ impl Deciding {
             self.log.push(unix_ms(), Some(name.to_string()), what);
             self.stale = true;
         }
-        self.refused.retain(|name| domains.contains_key(name));
-        for (name, vm) in domains {
-            if self.commands.contains_key(&name) || self.refused.contains(&name) {
+        let sections = self.config.vms.values();
+        let named: BTreeSet<_> = sections.filter_map(|vm| vm.libvirt.clone()).collect();
+        let mut left = domains.left;
+        for (name, vm) in domains.managed {
+            if self.commands.contains_key(&name) {
                 continue;
             }
-            // Of a controller before this one.
-            let kept = self.controller.accounts().get(&name).copied();
-            let mark = self.controller.marks().remove(&name);
-            self.controller.remove(&name);
-            let added = self
-                .controller
-                .add(name.clone(), limits(&vm), kept, vm.sizes());
-            if let Some(reason) = mark {
-                self.controller.mark(&name, reason);
-            }
-            if let Err(refusal) = added {
-                self.known.remove(&name);
-                self.found.remove(&name);
-                let what = format!("found, but not taken on: {refusal}");
-                tracing::warn!("VM {name}: {what}");
-                self.log.push(unix_ms(), Some(name.to_string()), what);
-                self.refused.insert(name);
+            if named.contains(name.as_str()) {
+                // It has a section of its own, whatever that calls it.
                 continue;
             }
-            self.commands
-                .insert(name.clone(), self.tasks.start(&name, &vm));
-            self.known.insert(name.clone(), Known::new(&vm));
-            self.found.insert(name);
-            self.stale = true;
+            let memory = vm.sizes();
+            if let Err(why) = self.take_on_one(&name, &vm) {
+                let before = self.left.get(name.as_str());
+                let is_new = before.is_none_or(|before| before.why != why);
+                if is_new {
+                    tracing::warn!("VM {name}: found, but not taken on: {why}");
+                    let what = format!("found, but not taken on: {why}; it is tried again");
+                    self.log.push(unix_ms(), Some(name.to_string()), what);
+                }
+                let memory = ByteCount(memory.fast.0.saturating_add(memory.slow.0));
+                left.insert(name.to_string(), LeftDomain { why, memory });
+            }
         }
+        for (name, domain) in &left {
+            if self
+                .left
+                .get(name)
+                .is_none_or(|before| before.why != domain.why)
+            {
+                tracing::info!("domain {name:?} is left alone: {}", domain.why);
+            }
+        }
+        self.stale |= self.left != left;
+        self.left = left;
+    }
+
+    /// Takes on one VM that was found. The error is why not, for now.
+    fn take_on_one(&mut self, name: &VmName, vm: &VmConfig) -> Result<(), String> {
+        let room = |tier| {
+            let others = self.controller.vms().filter(|(of, _)| *of != name);
+            let wished = others.map(|(_, of)| of.desired.get(tier).0);
+            let wished = wished.fold(0, u64::saturating_add);
+            self.controller.pool(tier).0.saturating_sub(wished)
+        };
+        let (room, sizes) = (TierBytes::from_fn(|tier| ByteCount(room(tier))), vm.sizes());
+        // Of a controller before this one.
+        let kept = self.controller.accounts().get(name).copied();
+        let fits = Tier::ALL
+            .into_iter()
+            .all(|tier| sizes.get(tier) <= room.get(tier));
+        let first = match self.policy {
+            Policy::Static if !fits && kept.is_none() => {
+                return Err(format!(
+                    "it has {} fast and {} slow, and the pool has only {} and {} that no other VM is to \
+                     have; lower another one, or choose a policy that divides",
+                    sizes.fast, sizes.slow, room.fast, room.slow
+                ));
+            }
+            Policy::Static => sizes,
+            // The policy decides before the first order.
+            _ => {
+                let guarantees = vm.guarantees();
+                TierBytes::from_fn(|tier| {
+                    (*sizes.get(tier))
+                        .min(*room.get(tier))
+                        .max(*guarantees.get(tier))
+                })
+            }
+        };
+        let mark = self.controller.marks().remove(name);
+        self.controller.remove(name);
+        let added = self.controller.add(name.clone(), limits(vm), kept, first);
+        if let Some(reason) = mark {
+            self.controller.mark(name, reason);
+        }
+        added.map_err(|refusal| {
+            self.known.remove(name);
+            self.found.remove(name);
+            refusal.to_string()
+        })?;
+        self.commands
+            .insert(name.clone(), self.tasks.start(name, vm));
+        self.known.insert(name.clone(), Known::new(vm));
+        self.found.insert(name.clone());
+        self.stale = true;
+        Ok(())
     }
 
     /// Makes a change as far as the disk, and answers.
-    fn make(&mut self, change: Change) {
+    async fn make(&mut self, change: Change) {
         let (answer, refusal) = match change {
+            Change::Reload { answer } => {
+                let reloaded = self.reload().await;
+                self.advance().await;
+                self.publish();
+                // Whoever asked may have stopped waiting.
+                let _ = answer.send(reloaded);
+                return;
+            }
             Change::SetTiers { vm, tiers, answer } => (answer, self.set_tiers(&vm, tiers).err()),
             Change::Forgive { vm, answer } => (answer, self.forgive(&vm).err()),
             Change::SetPolicy { policy, answer } => {
@@ -264,16 +352,107 @@ impl Deciding {
                 self.policy_chosen = true;
                 self.log
                     .push(unix_ms(), None, format!("policy {policy} from now on"));
-                self.save();
+                self.save().await;
                 self.ask_policy();
                 (answer, None)
             }
         };
-        self.advance();
+        self.advance().await;
         self.publish();
         let unsaved = || self.unsaved.clone().map(ChangeError::State);
         // Whoever asked may have stopped waiting.
         let _ = answer.send(refusal.or_else(unsaved).map_or(Ok(()), Err));
+    }
+
+    /// Takes over what the configuration's file says now: all of it, or nothing. Says which keys changed.
+    async fn reload(&mut self) -> Result<Vec<KeyChange>, ChangeError> {
+        let path = self.source.clone();
+        let reading = self
+            .outside
+            .ask("the configuration", move |_| Config::load(&path));
+        let read = reading.await.map_err(|stuck| stuck.to_string());
+        let read = read.and_then(|read| read.map_err(|error| error.to_string()));
+        let enough = |config: &Config| super::check_descriptors(config).map_err(|e| e.to_string());
+        let new = read.and_then(|config| enough(&config).map(|()| config));
+        let new = new.map_err(|why| {
+            tracing::warn!("not reloaded: {why}");
+            self.log
+                .push(unix_ms(), None, format!("not reloaded: {why}"));
+            ChangeError::Conflict(why)
+        })?;
+        let changes = self.config.changes(&new);
+        let old = std::mem::replace(&mut self.config, new.clone());
+        self.config_out.send_replace(Arc::new(new.clone()));
+        for (name, vm) in &old.vms {
+            if !new.vms.contains_key(name) {
+                self.commands.remove(name);
+                self.known.remove(name);
+                self.controller.remove(name);
+                let what = "not in the configuration any more: left as it is, and counts no longer";
+                self.log
+                    .push(unix_ms(), Some(name.to_string()), what.into());
+                continue;
+            }
+            let now = &new.vms[name];
+            if now == vm {
+                continue;
+            }
+            // Both are there.
+            let _ = self.controller.set_limits(name, limits(now));
+            if vm.differs_in_sizes_only(now) {
+                if let Some(known) = self.known.get_mut(name) {
+                    known.share = now.share;
+                }
+            } else {
+                // The old sender is dropped, and with it the old task.
+                self.commands
+                    .insert(name.clone(), self.tasks.start(name, now));
+                self.known.insert(name.clone(), Known::new(now));
+                self.controller.observe(self.now(), name, Observation::Lost);
+            }
+            if vm.sizes() != now.sizes() && self.policy == Policy::Static {
+                self.controller.wish(self.now(), name, now.sizes());
+            }
+        }
+        for (name, vm) in &new.vms {
+            if old.vms.contains_key(name) {
+                continue;
+            }
+            // One that was found is its section's from now on.
+            self.found.remove(name);
+            let kept = self.controller.accounts().get(name).copied();
+            self.controller.remove(name);
+            if let Err(refusal) = self
+                .controller
+                .add(name.clone(), limits(vm), kept, vm.sizes())
+            {
+                tracing::warn!("VM {name}: {refusal}");
+                continue;
+            }
+            self.commands
+                .insert(name.clone(), self.tasks.start(name, vm));
+            self.known.insert(name.clone(), Known::new(vm));
+        }
+        self.controller.set_pools(new.pool.sizes());
+        if !self.policy_chosen {
+            self.policy = new.policy;
+        }
+        let known = self.controller.accounts();
+        self.controller
+            .fit(self.now(), |name| match new.vms.get(name) {
+                Some(vm) => vm.sizes(),
+                None => known
+                    .get(name)
+                    .map(|account| account.desired)
+                    .unwrap_or_default(),
+            });
+        for change in &changes {
+            tracing::info!("reloaded: {change}");
+            self.log
+                .push(unix_ms(), None, format!("reloaded: {change}"));
+        }
+        self.ask_policy();
+        Ok(changes)
     }
 
     fn set_tiers(
@@ -333,7 +512,7 @@ impl Deciding {
     }
 
     /// Does what is due: on disk first, then to the VMs.
-    fn advance(&mut self) {
+    async fn advance(&mut self) {
         let step = self.controller.step(self.now());
         self.stale |= step.accounts_changed || !step.log.is_empty();
         for entry in step.log {
@@ -342,7 +521,7 @@ impl Deciding {
             self.log.push(unix_ms(), vm, entry.what.to_string());
         }
         if step.accounts_changed || self.unsaved.is_some() {
-            self.save();
+            self.save().await;
         }
         if self.unsaved.is_none() {
             for command in step.commands {
@@ -355,17 +534,24 @@ impl Deciding {
         }
     }
 
-    fn save(&mut self) {
+    async fn save(&mut self) {
         let ledger = Ledger {
             policy: self.policy_chosen.then_some(self.policy),
             accounts: self.controller.accounts(),
             marks: self.controller.marks(),
         };
-        let failed = self
-            .store
-            .save(&ledger)
-            .err()
-            .map(|error| error.to_string());
+        let store = self.store.clone();
+        let saving = self
+            .outside
+            .ask_within(SAVE_MAX, "writing the state file", move |_| {
+                store.save(&ledger)
+            });
+        let failed = match saving.await {
+            Ok(saved) => saved.err().map(|error| error.to_string()),
+            Err(_) => Some(format!(
+                "the disk of the state file does not answer within {SAVE_MAX:?}"
+            )),
+        };
         if let Some(why) = &failed
             && self.unsaved.is_none()
         {
@@ -383,12 +569,22 @@ impl Deciding {
             policy: self.policy,
             pool: TierBytes::from_fn(|tier| self.controller.pool(tier)).into(),
             committed: TierBytes::from_fn(|tier| self.controller.committed(tier)).into(),
+            may_hold: TierBytes::from_fn(|tier| self.controller.may_hold(tier)).into(),
             violations: self.controller.violations(),
             vms: vms
                 .map(|(name, vm)| vm_view(name, vm, &self.known[name]))
                 .collect(),
+            left_alone: self.left.iter().map(left_view).collect(),
         };
         self.view.send_replace(Arc::new(view));
+    }
+}
+
+fn left_view((name, domain): (&String, &LeftDomain)) -> LeftAloneView {
+    LeftAloneView {
+        name: name.clone(),
+        why: domain.why.clone(),
+        memory_bytes: domain.memory.0,
     }
 }
 
@@ -413,7 +609,7 @@ fn claim(vm: &VmStatus, known: &Known) -> provision::Claim {
             State::Hostile(_) => {
                 TierBytes::from_fn(|tier| *vm.desired.get(tier).max(vm.committed.get(tier)))
             }
-            _ => vm.desired,
+            _ => TierBytes::from_fn(|tier| *vm.desired.get(tier).min(vm.limits.limit.get(tier))),
         },
         usage: known.usage,
         pinned,
@@ -440,6 +636,9 @@ fn vm_view(name: &VmName, vm: VmStatus, known: &Known) -> VmView {
         target: TierBytes::from_fn(target).into(),
         committed: vm.committed.into(),
         owned: vm.owned.map(Into::into),
+        may_hold: vm.may_hold.into(),
+        guarantee: vm.limits.guarantee.into(),
+        limit: vm.limits.limit.into(),
         returned_bytes: known.returned.0,
         overruns: known.overruns,
         overrun: known.overrun.into(),

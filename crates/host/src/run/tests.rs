@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use demeter_policy::provision::Policy;
-use demeter_policy::{ByteCount, MIB, Tier, TierBytes};
+use demeter_policy::{ByteCount, MIB, NodeId, Tier, TierBytes};
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
@@ -27,6 +27,7 @@ const SIZE: TierBytes = TierBytes {
 struct Host {
     folder: Arc<tempfile::TempDir>,
     task: JoinHandle<Result<(), RunError>>,
+    hangup: mpsc::Sender<()>,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
 }
 
@@ -38,22 +39,29 @@ impl Host {
 
     /// `root` is where /proc and /sys are below.
     async fn start_below(root: PathBuf, folder: Arc<tempfile::TempDir>, vms: &str) -> Self {
-        let text = format!(
-            "socket = \"{0}/host.sock\"\nstate = \"{0}/state.json\"\n\
-             pool = {{ fast_mib = 200, slow_mib = 500 }}\n{vms}",
-            folder.path().display()
-        );
+        Self::start_with(200, root, folder, vms).await
+    }
+
+    /// `fast_mib` is the pool of fast memory.
+    async fn start_with(
+        fast_mib: u64,
+        root: PathBuf,
+        folder: Arc<tempfile::TempDir>,
+        vms: &str,
+    ) -> Self {
+        Self::configure(fast_mib, &folder, vms);
         let path = folder.path().join("host.toml");
-        std::fs::write(&path, text).unwrap();
         let config = Config::load(&path).unwrap();
+        let (hangup, hangups) = mpsc::channel(1);
         let (stop, stopped) = tokio::sync::oneshot::channel();
         let task = tokio::spawn(async move {
             let stop = async { drop(stopped.await) };
-            serve(&config, &root, stop).await
+            serve(&config, &path, &root, hangups, stop).await
         });
         let host = Self {
             folder,
             task,
+            hangup,
             stop: Some(stop),
         };
         let up = async {
@@ -64,6 +72,16 @@ impl Host {
         };
         soon(up).await;
         host
+    }
+
+    /// Writes the configuration's file.
+    fn configure(fast_mib: u64, folder: &tempfile::TempDir, vms: &str) {
+        let text = format!(
+            "socket = \"{0}/host.sock\"\nstate = \"{0}/state.json\"\n\
+             pool = {{ fast_mib = {fast_mib}, slow_mib = 500 }}\n{vms}",
+            folder.path().display()
+        );
+        std::fs::write(folder.path().join("host.toml"), text).unwrap();
     }
 
     fn socket(&self) -> PathBuf {
@@ -177,7 +195,7 @@ async fn a_vm_gets_what_is_wished_and_its_memory_really_returns() {
     host.until_owns("db", 16, 64).await;
     assert_eq!(backed(&vm, Tier::Fast), 16 * MIB);
     for (body, why) in [
-        ("{\"fast_mib\": 201}", "the pool's 200 MiB"),
+        ("{\"fast_mib\": 65}", "limit of 64 MiB"),
         ("{\"fast_mib\": 15}", "guarantee of 16 MiB"),
         ("{\"slow_mib\": 129}", "limit of 128 MiB"),
     ] {
@@ -309,6 +327,35 @@ async fn what_was_wished_outlives_a_kill_and_an_end_is_clean() {
 }
 
 #[tokio::test]
+async fn a_link_to_another_vms_sockets_leads_nowhere() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root makes links of others");
+        return;
+    }
+    let vm = FakeVm::new(SIZE);
+    let _guest = guest(&vm);
+    let theirs = tempfile::tempdir().unwrap();
+    for socket in ["qmp", "agent"] {
+        let link = theirs.path().join(socket);
+        std::os::unix::fs::symlink(vm.folder().join(socket), &link).unwrap();
+        std::os::unix::fs::lchown(link, Some(4711), None).unwrap();
+    }
+    let folder_of_thief = theirs.path().display();
+    let thief = format!(
+        "[vm.thief]\nqmp = \"{folder_of_thief}/qmp\"\nagent = \"{folder_of_thief}/agent\"\noom_mib = 0\n\
+         fast = {{ memdev = \"node0\", size_mib = 2 }}\nslow = {{ memdev = \"node1\", size_mib = 2 }}\n"
+    );
+    let host = Host::start(folder(), &(thief + &section("victim", &vm, ""))).await;
+    let refused = |vm: &VmView| {
+        let problem = vm.problem.as_ref();
+        problem.is_some_and(|p| p.contains("symbolic link of user 4711"))
+    };
+    host.until("thief", "refused", refused).await;
+    host.until_owns("victim", 32, 96).await;
+    assert_eq!(backed(&vm, Tier::Fast), 32 * MIB);
+}
+
+#[tokio::test]
 async fn a_silent_vm_delays_no_other() {
     let (silent, lively) = (FakeVm::new(SIZE), FakeVm::new(SIZE));
     let (quiet_guest, _guest) = (guest(&silent), guest(&lively));
@@ -328,6 +375,132 @@ async fn a_silent_vm_delays_no_other() {
         .await;
     // What it may still have counts.
     assert_eq!(silent.committed.fast_bytes, 32 * MIB);
+}
+
+#[tokio::test]
+async fn while_a_vm_keeps_its_boot_memory_nobody_grows() {
+    let (keeps, other) = (FakeVm::new(SIZE), FakeVm::new(SIZE));
+    let (hoarder, _guest) = (guest(&keeps), guest(&other));
+    hoarder.use_memory(NodeId(0), SIZE.fast);
+    let vms = section("keeps", &keeps, "") + &section("other", &other, "");
+    let host = Host::start_with(90, "/".into(), folder(), &vms).await;
+    host.until_owns("other", 32, 96).await;
+    host.until("keeps", "short", |vm| vm.problem.is_some())
+        .await;
+    let view = host.view().await;
+    assert_eq!(
+        view.committed.fast_bytes,
+        64 * MIB,
+        "that is all that was promised"
+    );
+    assert_eq!(view.excess().fast_bytes, 6 * MIB, "{view:?}");
+    let metrics = host.ask("GET /metrics", "").await;
+    let line = format!("demeter_host_excess_bytes{{tier=\"fast\"}} {}", 6 * MIB);
+    assert!(metrics.lines().any(|of| of == line), "{metrics}");
+    let told = |event: &EventView| event.text.contains("none grows until");
+    assert!(host.events().await.iter().any(told));
+
+    let answer = host
+        .ask("PUT /v1/vms/other/tiers", "{\"fast_mib\": 58}")
+        .await;
+    assert!(answer.starts_with("204"), "{answer}");
+    let asked_again = |vm: &VmView| vm.desired.fast_bytes == 58 * MIB;
+    host.until("other", "wished more", asked_again).await;
+    let tried = host.events().await.len();
+    let again = async {
+        while host.events().await.len() == tried {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    soon(again).await;
+    let other_now = host.until("other", "as it was", |_| true).await;
+    assert_eq!(other_now.owned.unwrap().fast_bytes, 32 * MIB);
+    hoarder.use_memory(NodeId(0), ByteCount(0));
+    host.until_owns("keeps", 32, 96).await;
+    host.until_owns("other", 58, 96).await;
+    assert_eq!(host.view().await.excess().fast_bytes, 0);
+}
+
+#[tokio::test]
+async fn with_a_smaller_pool_or_one_vm_more_the_controller_starts_and_shrinks_first() {
+    let (one, two) = (FakeVm::new(SIZE), FakeVm::new(SIZE));
+    let (_guest, folder) = (guest(&one), folder());
+    let first = section("one", &one, "");
+    let host = Host::start_with(64, "/".into(), folder.clone(), &first).await;
+    let answer = host
+        .ask("PUT /v1/vms/one/tiers", "{\"fast_mib\": 64}")
+        .await;
+    assert!(answer.starts_with("204"), "{answer}");
+    host.until_owns("one", 64, 96).await;
+    drop(host);
+    let host = Host::start_with(48, "/".into(), folder.clone(), &first).await;
+    host.until_owns("one", 48, 96).await;
+    drop(host);
+    let _other = guest(&two);
+    let both = first + &section("two", &two, "");
+    let host = Host::start_with(64, "/".into(), folder.clone(), &both).await;
+    host.until_owns("one", 32, 96).await;
+    host.until_owns("two", 32, 96).await;
+    assert!(host.view().await.committed.fast_bytes <= 64 * MIB);
+}
+
+#[tokio::test]
+async fn shares_give_no_vm_more_than_its_backend() {
+    let (large, small) = (FakeVm::new(SIZE), FakeVm::new(SIZE));
+    let (_one, _two) = (guest(&large), guest(&small));
+    // Of a pool of 110 MiB, 100 would be due to the VM that has 64.
+    let vms = section("large", &large, "share = 1000") + &section("small", &small, "share = 1");
+    let host = Host::start_with(110, "/".into(), folder(), &vms).await;
+    host.until_owns("large", 32, 96).await;
+    let answer = host.ask("PUT /v1/policy", "{\"policy\": \"shares\"}").await;
+    assert!(answer.starts_with("204"), "{answer}");
+    let all = |vm: &VmView| vm.owned.is_some_and(|owned| owned.fast_bytes == 64 * MIB);
+    let large = host.until("large", "at its size", all).await;
+    assert_eq!(large.target.fast_bytes, 64 * MIB);
+    assert_eq!(large.limit.fast_bytes, 64 * MIB);
+    let rest = |vm: &VmView| vm.owned.is_some_and(|owned| owned.fast_bytes == 46 * MIB);
+    host.until("small", "given the rest", rest).await;
+}
+
+#[tokio::test]
+async fn a_vm_whose_files_hang_delays_nobody_and_not_the_end() {
+    let root = tempfile::tempdir().unwrap();
+    let proc = root.path().join(format!("proc/{}", std::process::id()));
+    std::fs::create_dir_all(&proc).unwrap();
+    // Opening it waits for a writer, as a file on storage that hangs.
+    let maps = proc.join("maps");
+    let fifo = rustix::fs::FileType::Fifo;
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, &maps, fifo, mode, 0).unwrap();
+    // So that a controller that waits on its only thread fails, rather than waiting for ever.
+    let rescuer = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(8));
+        drop(std::fs::File::options().write(true).open(maps));
+    });
+    let (hung, lively) = (FakeVm::new(SIZE), FakeVm::new(SIZE));
+    let _guest = guest(&hung);
+    let elastic = "provisioner = \"virtio-mem\"";
+    let vms =
+        section("hung", &hung, "") + &section("lively", &lively, elastic).replace("agent", "#");
+    let begun = Instant::now();
+    let mut host = Host::start_below(root.path().into(), folder(), &vms).await;
+    host.until_owns("lively", 64, 128).await;
+    let answer = host
+        .ask("PUT /v1/vms/lively/tiers", "{\"fast_mib\": 80}")
+        .await;
+    assert!(answer.starts_with("204"), "{answer}");
+    host.until_owns("lively", 80, 128).await;
+    let said = |vm: &VmView| {
+        vm.problem
+            .as_ref()
+            .is_some_and(|p| p.contains("no answer within"))
+    };
+    host.until("hung", "said to hang", said).await;
+    host.stop.take().unwrap().send(()).unwrap();
+    soon(&mut host.task).await.unwrap().unwrap();
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(7), "{took:?}");
+    rescuer.join().unwrap();
 }
 
 #[tokio::test]
@@ -416,6 +589,145 @@ async fn a_policy_divides_and_is_remembered() {
     drop(host);
     let host = Host::start(folder, &section).await;
     assert_eq!(host.view().await.policy, Policy::Shares);
+}
+
+#[tokio::test]
+async fn an_agent_of_the_version_before_is_spoken_to() {
+    let vm = FakeVm::new(SIZE);
+    let host = Host::start(folder(), &section("db", &vm, "")).await;
+    // A silent VM may be using all that it was started with.
+    let all = TierView {
+        fast_bytes: 64 * MIB,
+        slow_bytes: 128 * MIB,
+    };
+    host.until("db", "counted whole", |vm| vm.may_hold == all)
+        .await;
+    let ranges = vm.guest_ranges();
+    let guest = FakeGuest::speaking(demeter_proto::VERSION_MIN, &vm, &vm, &ranges);
+    host.until_owns("db", 32, 96).await;
+    host.until("db", "heard of", |vm| vm.fast_hit == Some(0.9))
+        .await;
+    let answer = host.ask("PUT /v1/vms/db/tiers", "{\"fast_mib\": 48}").await;
+    assert!(answer.starts_with("204"), "{answer}");
+    host.until_owns("db", 48, 96).await;
+    assert_eq!(guest.held_blocks(), 24);
+}
+
+#[tokio::test]
+async fn what_changed_in_the_file_is_taken_over_by_a_hangup_and_by_the_api() {
+    let (one, two) = (FakeVm::new(SIZE), FakeVm::new(SIZE));
+    let (_one, _two) = (guest(&one), guest(&two));
+    let folder = folder();
+    let first = section("one", &one, "");
+    let host = Host::start(folder.clone(), &first).await;
+    host.until_owns("one", 32, 96).await;
+
+    // A bad file changes nothing.
+    Host::configure(200, &folder, &first.replace("oom_mib", "oom"));
+    let refused = host.ask("POST /v1/reload", "").await;
+    assert!(
+        refused.starts_with("409") && refused.contains("oom"),
+        "{refused}"
+    );
+    host.until_owns("one", 32, 96).await;
+
+    let smaller = first.replace("size_mib = 32", "size_mib = 24");
+    Host::configure(80, &folder, &(smaller.clone() + &section("two", &two, "")));
+    host.hangup.send(()).await.unwrap();
+    let added = async {
+        while host.view().await.vms.len() != 2 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon(added).await;
+    host.until_owns("one", 24, 96).await;
+    host.until_owns("two", 32, 96).await;
+    assert_eq!(host.view().await.pool.fast_bytes, 80 * MIB);
+    let told = |event: &EventView| event.text.contains("vm.one.fast.size_mib: 32 -> 24");
+    assert!(host.events().await.iter().any(told));
+
+    Host::configure(80, &folder, &smaller);
+    let answer = host.ask("POST /v1/reload", "").await;
+    assert!(
+        answer.starts_with("200") && answer.contains("vm.two.qmp"),
+        "{answer}"
+    );
+    let view = host.view().await;
+    assert_eq!(view.vms.len(), 1);
+    assert_eq!(view.committed.fast_bytes, 24 * MIB);
+}
+
+#[tokio::test]
+async fn a_second_controller_does_not_get_the_state_file() {
+    let vm = FakeVm::new(SIZE);
+    let folder = folder();
+    let _first = Host::start(folder.clone(), &section("db", &vm, "")).await;
+    let path = folder.path().join("host.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace("host.sock", "other.sock")).unwrap();
+    let config = Config::load(&path).unwrap();
+    let (_hangup, hangups) = mpsc::channel(1);
+    let stop = std::future::pending::<()>();
+    let second = serve(&config, &path, "/".as_ref(), hangups, stop);
+    let refused = soon(second).await.unwrap_err().to_string();
+    assert!(refused.contains("another controller's"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_domain_that_its_section_calls_otherwise_is_managed_once() {
+    let vm = FakeVm::new(SIZE);
+    let _guest = guest(&vm);
+    let section = section("database", &vm, "");
+    let (_, sizes) = section.split_once("oom_mib").unwrap();
+    let section = format!("[vm.database]\nlibvirt = \"db\"\noom_mib{sizes}");
+    let text = format!("discover = \"libvirt\"\n{}{section}", daemon(&vm, true));
+    let host = Host::start(folder(), &text).await;
+    host.until_owns("database", 32, 96).await;
+    // libvirt was asked for its domains by then, or is within that time.
+    sleep(Duration::from_millis(300)).await;
+    let names: Vec<_> = host
+        .view()
+        .await
+        .vms
+        .into_iter()
+        .map(|vm| vm.name)
+        .collect();
+    assert_eq!(names, ["database"]);
+}
+
+#[tokio::test]
+async fn a_domain_that_found_no_room_is_told_and_taken_on_once_there_is() {
+    let (vm, other) = (FakeVm::new(SIZE), FakeVm::new(SIZE));
+    let _guest = guest(&other);
+    let section = section("other", &other, "");
+    let text = format!("discover = \"libvirt\"\n{}{section}", daemon(&vm, true));
+    // It has 64 MiB, and 48 are left.
+    let host = Host::start_with(80, "/".into(), folder(), &text).await;
+    host.until_owns("other", 32, 96).await;
+    let told = async {
+        while host.view().await.left_alone.is_empty() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon(told).await;
+    let view = host.view().await;
+    assert_eq!(
+        (view.left_alone[0].name.as_str(), view.vms.len()),
+        ("db", 1)
+    );
+    assert_eq!(view.left_alone[0].memory_bytes, 192 * MIB);
+    assert!(view.left_alone[0].why.contains("48 MiB"), "{view:?}");
+    let answer = host
+        .ask("PUT /v1/vms/other/tiers", "{\"fast_mib\": 16}")
+        .await;
+    assert!(answer.starts_with("204"), "{answer}");
+    let taken_on = async {
+        while host.view().await.vms.len() != 2 {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    soon(taken_on).await;
+    assert_eq!(host.view().await.left_alone, []);
 }
 
 #[tokio::test]

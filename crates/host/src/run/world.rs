@@ -133,7 +133,7 @@ fn inhabitant() {
     let folder = PathBuf::from(folder);
     if role == "host" {
         let config = Config::load(&folder.join("host.toml")).unwrap();
-        return super::run(&config).unwrap();
+        return super::run(&config, &folder.join("host.toml")).unwrap();
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -36,12 +36,15 @@ proptest! {
     fn what_was_saved_last_is_read(first in ledger(), last in ledger()) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state/host.json");
-        let (mut store, empty) = Store::open(&path).unwrap();
+        let (store, empty) = Store::open(&path).unwrap();
         prop_assert_eq!(empty, Ledger::default());
         store.save(&first).unwrap();
         store.save(&last).unwrap();
+        let taken = Store::open(&path);
+        prop_assert!(matches!(taken, Err(StoreError::Taken { .. })), "{taken:?}");
+        drop(store);
         prop_assert_eq!(Store::open(&path).unwrap().1, last);
-        prop_assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+        prop_assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 2, "the state and its lock");
     }
 
     #[test]
@@ -65,12 +68,14 @@ fn the_remains_of_a_killed_writer_change_nothing() {
         policy: Some(Policy::Wss),
         ..Ledger::default()
     };
-    let (mut store, _) = Store::open(&path).unwrap();
+    let (store, _) = Store::open(&path).unwrap();
     store.save(&ledger).unwrap();
+    drop(store);
     fs::write(dir.path().join("host.new"), "{\"version\": 1, \"vm").unwrap();
-    let (mut store, read) = Store::open(&path).unwrap();
+    let (store, read) = Store::open(&path).unwrap();
     assert_eq!(read, ledger);
     store.save(&Ledger::default()).unwrap();
+    drop(store);
     assert_eq!(Store::open(&path).unwrap().1, Ledger::default());
 }
 

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use demeter_policy::{BLOCK_SIZE, ByteCount, GuestPhysAddr, NodeId};
 use demeter_proto::{
     Done, GpaRange, Message, NodeStats, Nonce, Outcome, Permille, Ranges, RequestId, Resize, Stats,
+    VERSION,
 };
 use tokio::net::UnixListener;
 use tokio::sync::Notify;
@@ -47,6 +48,16 @@ impl FakeGuest {
 
     /// A guest behind the port of `port` that in truth runs in `vm`.
     pub fn proving(port: &FakeVm, vm: &FakeVm, ranges: &[(NodeId, GpaRange)]) -> Self {
+        Self::speaking(VERSION, port, vm, ranges)
+    }
+
+    /// The same, whose agent speaks a version of the protocol.
+    pub fn speaking(
+        version: u16,
+        port: &FakeVm,
+        vm: &FakeVm,
+        ranges: &[(NodeId, GpaRange)],
+    ) -> Self {
         let mut state = State::default();
         for (node, range) in ranges {
             let blocks =
@@ -59,7 +70,13 @@ impl FakeGuest {
         let rebooted = Arc::new(Notify::new());
         let memory = vm.state.clone();
         let prover = move |node, nonce| memory.lock().unwrap().show(node, nonce);
-        let agent = tokio::spawn(serve(listener, state.clone(), rebooted.clone(), prover));
+        let agent = tokio::spawn(serve(
+            version,
+            listener,
+            state.clone(),
+            rebooted.clone(),
+            prover,
+        ));
         Self {
             state,
             rebooted,
@@ -107,6 +124,7 @@ impl Drop for FakeGuest {
 }
 
 async fn serve(
+    version: u16,
     listener: UnixListener,
     state: Arc<Mutex<State>>,
     rebooted: Arc<Notify>,
@@ -114,6 +132,7 @@ async fn serve(
 ) {
     loop {
         let mut pipe = Pipe::accept(&listener).await;
+        pipe.version = version;
         pipe.prove_by(Box::new(prover.clone()));
         let mut said = state.lock().unwrap().introduction();
         loop {

@@ -26,6 +26,7 @@ use crate::hypervisor::cloud_hypervisor::{self as ch, CloudHypervisor};
 use crate::hypervisor::libvirt::{Libvirt, connect};
 use crate::hypervisor::qemu::{Limits, Qemu};
 use crate::hypervisor::{Connection, Event, Events, Mapping};
+use crate::outside::Outside;
 use vm::Simulated;
 pub(crate) use vm::State;
 
@@ -96,7 +97,9 @@ impl FakeVm {
             ..Limits::default()
         };
         let path = self.folder.join("qmp");
-        Qemu::connect(&path, None, limits).await.unwrap()
+        Qemu::connect(&path, &Outside::default(), None, limits)
+            .await
+            .unwrap()
     }
 
     /// Connects to it by way of libvirt, whose domain "db" it is.
@@ -106,9 +109,15 @@ impl FakeVm {
             fast: NodeId(0),
             slow: NodeId(1),
         };
-        connect(&daemon, "db", ProvisionerKind::DemeterBalloon, nodes)
-            .await
-            .unwrap()
+        connect(
+            &daemon,
+            &Outside::default(),
+            "db",
+            ProvisionerKind::DemeterBalloon,
+            nodes,
+        )
+        .await
+        .unwrap()
     }
 
     /// Starts a libvirtd, instead of the one before, that has it as its domain "db"; `runs` is whether
@@ -143,7 +152,7 @@ impl FakeVm {
             answer: Duration::from_secs(1),
             look_every: Duration::from_millis(10),
         };
-        CloudHypervisor::connect(&socket, None, &self.folder, limits)
+        CloudHypervisor::connect(&socket, &Outside::default(), None, &self.folder, limits)
             .await
             .unwrap()
     }

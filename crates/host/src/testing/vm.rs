@@ -19,6 +19,7 @@ use crate::hypervisor::{
     Event, HostVirtAddr, Hypervisor, HypervisorError, Mapping, MemoryBackend, MemoryDevice,
 };
 use crate::memory::MemoryFile;
+use crate::outside::MayWait;
 
 /// A tier's boot memory: a filled memfd, mapped.
 #[derive(Debug)]
@@ -305,6 +306,7 @@ impl State {
 
     /// Takes memory from the guest, as virtio-balloon does: fast memory first, if it so happens.
     fn discard(&self, bytes: u64) {
+        let wait = &MayWait::in_a_test();
         let taken = self.boot.fast.bytes + self.boot.slow.bytes - self.balloon_size;
         let mut at = taken;
         let end = taken + bytes;
@@ -313,8 +315,8 @@ impl State {
                 None => (&self.boot.fast, at),
                 Some(offset) => (&self.boot.slow, offset),
             };
-            let file = MemoryFile::new(memory.file.try_clone().unwrap()).unwrap();
-            file.punch(FileOffset(offset), ByteCount(PAGE_SIZE))
+            let file = MemoryFile::new(memory.file.try_clone().unwrap(), wait).unwrap();
+            file.punch(FileOffset(offset), ByteCount(PAGE_SIZE), wait)
                 .unwrap();
             at += PAGE_SIZE;
         }

@@ -5,14 +5,20 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use demeter_guest::balloon::port;
 
 use super::fault::Fault;
-use super::{job, layout};
+use super::{job, layout, modules};
 use crate::link::{
     GO, JOB_PATH, Job, LAST_WORDS, LINE_MAX_BYTES, LineReader, PORT_NAME, VmMessage,
 };
+
+/// How long the port to the host may take to come, and how often it is looked for.
+const PORT_WAIT: Duration = Duration::from_secs(10);
+const PORT_TICK: Duration = Duration::from_millis(10);
 
 /// Runs the job in [`JOB_PATH`] and powers the machine off.
 ///
@@ -37,7 +43,12 @@ pub fn init() -> io::Result<()> {
 /// Opens the link, runs the job and reports how it ended.
 fn run() -> Result<(), Fault> {
     let root = Path::new("/");
-    let mut link = Link::open(root)?;
+    // Drivers that are modules find their devices some time after they are loaded.
+    let patience = match modules::load_early(root)? {
+        true => PORT_WAIT,
+        false => Duration::ZERO,
+    };
+    let mut link = Link::open(root, patience)?;
     let done = read_job().and_then(|job| {
         if !job.level.is_guest() {
             layout::agree(root)?;
@@ -134,9 +145,15 @@ pub struct Link {
 }
 
 impl Link {
-    /// Opens the virtio-serial port named [`PORT_NAME`].
-    fn open(root: &Path) -> Result<Self, Fault> {
-        let name = find_port(root)?;
+    /// Opens the virtio-serial port named [`PORT_NAME`], which comes within this time.
+    fn open(root: &Path, patience: Duration) -> Result<Self, Fault> {
+        let deadline = Instant::now() + patience;
+        let name = loop {
+            match find_port(root) {
+                Err(_) if Instant::now() < deadline => thread::sleep(PORT_TICK),
+                found => break found?,
+            }
+        };
         let path = root.join("dev").join(name);
         let port = File::options()
             .read(true)

@@ -38,6 +38,10 @@ pub fn forget_accesses(root: &Path, pid: Pid) -> Result<(), Fault> {
 /// Switches the kernel's own tiering on or off.
 pub fn set_tiering(root: &Path, on: bool) -> Result<(), Fault> {
     set_balancing(root, on)?;
+    // Kernels before 5.18 demote nothing: there is nothing to switch off.
+    if !on && !root.join(DEMOTION).exists() {
+        return Ok(());
+    }
     write(root, DEMOTION, if on { "1" } else { "0" })
 }
 

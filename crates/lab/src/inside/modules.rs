@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use super::fault::Fault;
-use crate::link::MODULES_DIR;
+use crate::link::{EARLY_MODULES_DIR, MODULES_DIR};
 
 /// Where the kernel is told what to do with memory that is plugged in.
 const ONLINE_POLICY: &str = "sys/devices/system/memory/auto_online_blocks";
@@ -21,9 +21,22 @@ pub fn load_all(root: &Path) -> Result<(), Fault> {
     };
     let policy = root.join(ONLINE_POLICY);
     fs::write(&policy, "online_movable").map_err(Fault::io("write", &policy))?;
+    load_each(&dir, entries)
+}
+
+/// Loads the modules that the link needs. Returns whether there were some.
+pub fn load_early(root: &Path) -> Result<bool, Fault> {
+    let dir = root.join(EARLY_MODULES_DIR.trim_start_matches('/'));
+    match fs::read_dir(&dir) {
+        Ok(entries) => load_each(&dir, entries).map(|()| true),
+        Err(_) => Ok(false),
+    }
+}
+
+fn load_each(dir: &Path, entries: fs::ReadDir) -> Result<(), Fault> {
     let paths = entries.map(|entry| entry.map(|entry| entry.path()));
     let paths: io::Result<Vec<_>> = paths.collect();
-    let mut paths = paths.map_err(Fault::io("list", &dir))?;
+    let mut paths = paths.map_err(Fault::io("list", dir))?;
     paths.sort();
     for path in paths {
         load(&path).map_err(Fault::io("load", &path))?;
@@ -64,7 +77,9 @@ mod tests {
 
     #[test]
     fn a_machine_without_modules_needs_nothing() {
-        load_all(tempfile::tempdir().unwrap().path()).unwrap();
+        let root = tempfile::tempdir().unwrap();
+        load_all(root.path()).unwrap();
+        assert!(!load_early(root.path()).unwrap());
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! The VM's kernel: a stock one, from the distribution's package, kept in the cache.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::{fs, io};
 
-use super::{package, tool};
+use super::{module, package, tool};
 use crate::error::Error;
 
 /// Series that are taken, the best first. 6.12 sorts memory into tiers by HMAT and has DAMON's
@@ -18,8 +18,18 @@ const ENDING: &str = if cfg!(target_arch = "aarch64") {
     "-cloud-amd64"
 };
 
+/// Drivers without which a VM can tell nobody anything, each behind those that it needs. Most kernels have them built in.
+const EARLY: [&str; 6] = [
+    "drivers/virtio/virtio",
+    "drivers/virtio/virtio_ring",
+    "drivers/virtio/virtio_pci_modern_dev",
+    "drivers/virtio/virtio_pci_legacy_dev",
+    "drivers/virtio/virtio_pci",
+    "drivers/char/virtio_console",
+];
+
 const MEND: &str = "run `apt-get update`, or set DEMETER_KERNEL to the vmlinuz of a kernel with \
-                    virtio-pci and virtio-console built in";
+                    virtio-pci and virtio-console built in, or beside its modules";
 
 /// The newest kernel in `cache`, which is filled from the package archive when it is empty.
 pub fn kernel(cache: &Path) -> Result<PathBuf, Error> {
@@ -52,29 +62,72 @@ fn fetch(cache: &Path) -> Result<PathBuf, Error> {
     let unpacked = unpack(cache, &newest_package()?)?;
     let image = file_in(&unpacked.path().join("boot"), "vmlinuz-")?;
     let kept = cache.join(image.file_name().unwrap_or_default());
+    early_modules(cache, &image)?;
     fs::rename(&image, &kept).map_err(Error::io("create", &kept))?;
     Ok(kept)
 }
 
-/// Modules of the kernel `release`, as its package has them, from `cache` or the package archive. They are
+/// Modules of the kernel in `image`, from `cache`, from beside the image or from the package archive. They are
 /// named by their paths below `kernel`, without an ending, as `drivers/virtio/virtio_mem`.
 pub fn modules<const N: usize>(
     cache: &Path,
-    release: &str,
+    image: &Path,
     paths: [&str; N],
 ) -> Result<[PathBuf; N], Error> {
-    let kept = paths.map(|path| {
-        let name = path.rsplit('/').next().unwrap_or(path);
-        cache.join(format!("{name}-{release}.ko"))
-    });
-    if !kept.iter().all(|kept| kept.exists()) {
-        let unpacked = unpack(cache, &format!("linux-image-{release}"))?;
-        let dir = modules_dir(unpacked.path(), release);
-        for (path, kept) in paths.iter().zip(&kept) {
-            keep_module(&dir.join(path), kept)?;
+    let release = module::release(image)?;
+    let kept = paths.map(|path| kept(cache, path, &release));
+    if kept.iter().all(|kept| kept.exists()) {
+        return Ok(kept);
+    }
+    let (dir, _unpacked) = match modules_beside(image, &release) {
+        Some(dir) => (dir, None),
+        None => {
+            let unpacked = unpack(cache, &format!("linux-image-{release}"))?;
+            (modules_dir(unpacked.path(), &release), Some(unpacked))
         }
+    };
+    for (path, kept) in paths.iter().zip(&kept) {
+        keep_module(&dir.join(path), kept)?;
     }
     Ok(kept)
+}
+
+/// Those of [`EARLY`] that the kernel in `image` has as modules.
+pub fn early_modules(cache: &Path, image: &Path) -> Result<Vec<PathBuf>, Error> {
+    // Only images for x86 tell their release; Arm's kernels have them built in.
+    let Ok(release) = module::release(image) else {
+        return Ok(vec![]);
+    };
+    let dir = modules_beside(image, &release);
+    let mut found = vec![];
+    for path in EARLY {
+        let kept = kept(cache, path, &release);
+        if !kept.exists() {
+            let Some(module) = dir.as_ref().map(|dir| dir.join(path)) else {
+                continue;
+            };
+            if packed(&module).is_err() {
+                continue;
+            }
+            keep_module(&module, &kept)?;
+        }
+        found.push(kept);
+    }
+    Ok(found)
+}
+
+/// A module's place in the cache.
+fn kept(cache: &Path, path: &str, release: &str) -> PathBuf {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    cache.join(format!("{name}-{release}.ko"))
+}
+
+/// Where the package of an image, which is unpacked or installed, has its modules. Since Linux 7.1 they lie beside it.
+fn modules_beside(image: &Path, release: &str) -> Option<PathBuf> {
+    let folder = image.parent()?;
+    let beside = folder.join("kernel");
+    let dirs = [beside, modules_dir(folder.parent()?, release)];
+    dirs.into_iter().find(|dir| dir.is_dir())
 }
 
 /// Where an unpacked kernel package has its modules: below /usr since Debian 13.
@@ -86,18 +139,36 @@ fn modules_dir(unpacked: &Path, release: &str) -> PathBuf {
     }
 }
 
-/// Moves a module of a package, which may be packed, to where it is kept.
-fn keep_module(module: &Path, kept: &Path) -> Result<(), Error> {
+/// The file of a module, which is named without an ending.
+fn packed(module: &Path) -> Result<PathBuf, Error> {
     let name = module.file_name().unwrap_or_default().to_string_lossy();
-    let dir = module.parent().unwrap_or(module);
-    let packed = file_in(dir, &format!("{name}.ko"))?;
-    if packed.extension().is_some_and(|ext| ext == "xz") {
-        tool::output(
-            Command::new("xz").arg("--decompress").arg(&packed),
-            "apt-get install xz-utils",
-        )?;
-    }
-    fs::rename(dir.join(format!("{name}.ko")), kept).map_err(Error::io("create", kept))
+    file_in(module.parent().unwrap_or(module), &format!("{name}.ko"))
+}
+
+/// Copies a module, which may be packed, to where it is kept; it appears there whole or not at all.
+fn keep_module(module: &Path, kept: &Path) -> Result<(), Error> {
+    let from = packed(module)?;
+    let folder = kept.parent().unwrap_or(kept);
+    let new =
+        tempfile::NamedTempFile::new_in(folder).map_err(Error::io("create a file in", folder))?;
+    let copied = match from.extension().is_some_and(|ext| ext == "xz") {
+        true => {
+            let out = new.reopen().map_err(Error::io("open", new.path()))?;
+            let mut xz = Command::new("xz");
+            xz.args(["--decompress", "--stdout"]).arg(&from).stdout(out);
+            xz.status().and_then(|status| match status.success() {
+                true => Ok(()),
+                false => Err(io::Error::other(format!(
+                    "xz: {status}; apt-get install xz-utils"
+                ))),
+            })
+        }
+        false => fs::copy(&from, new.path()).map(drop),
+    };
+    copied.map_err(Error::io("unpack", &from))?;
+    new.persist(kept)
+        .map(drop)
+        .map_err(|error| Error::io("create", kept)(error.error))
 }
 
 fn unpack(cache: &Path, package: &str) -> Result<tempfile::TempDir, Error> {
@@ -165,10 +236,15 @@ mod tests {
             let dir = unpacked.path().join(dir);
             fs::create_dir_all(&dir).unwrap();
             fs::write(dir.join("irqbypass.ko"), "module").unwrap();
-            let found = modules_dir(unpacked.path(), "6.12.1-cloud-amd64");
+            let image = unpacked.path().join("boot/vmlinuz-6.12.1-cloud-amd64");
+            let found = modules_beside(&image, "6.12.1-cloud-amd64").unwrap();
             let kept = unpacked.path().join("kept.ko");
             keep_module(&found.join("virt/lib/irqbypass"), &kept).unwrap();
             assert_eq!(fs::read_to_string(kept).unwrap(), "module");
+            // The package keeps its own.
+            assert!(dir.join("irqbypass.ko").exists());
+            let newer = found.parent().unwrap().join("vmlinuz");
+            assert_eq!(modules_beside(&newer, "6.12.1-cloud-amd64"), Some(found));
         }
     }
 

@@ -18,8 +18,8 @@ use super::prepared::{INITRAMFS, PreparedVm};
 use super::{kernel, module, nested, plugin};
 use crate::error::{Error, VmFault};
 use crate::link::{
-    AGENT_CONFIG_PATH, AGENT_RECORDING_PATH, AGENT_SOCKET_PATH, JOB_PATH, Job, Level, MODULES_DIR,
-    VmMessage,
+    AGENT_CONFIG_PATH, AGENT_RECORDING_PATH, AGENT_SOCKET_PATH, EARLY_MODULES_DIR, JOB_PATH, Job,
+    Level, MODULES_DIR, VmMessage,
 };
 
 /// The programs that go into every VM.
@@ -125,6 +125,10 @@ impl Lab {
             level: Level::Alone,
         };
         let (plugin, kernel) = self.assets()?;
+        let early = kernel::early_modules(&self.cache, &kernel)?;
+        for (at, file) in early.iter().enumerate() {
+            initramfs.add_file(&format!("{EARLY_MODULES_DIR}/{at}.ko"), file);
+        }
         let folder = tempfile::Builder::new()
             .prefix("demeter-lab-")
             .tempdir()
@@ -214,8 +218,7 @@ impl Lab {
         if N == 0 {
             return Ok(paths.map(PathBuf::from));
         }
-        let release = module::release(&self.kernel_image()?)?;
-        kernel::modules(&self.cache, &release, paths)
+        kernel::modules(&self.cache, &self.kernel_image()?, paths)
     }
 
     fn initramfs(&self) -> Result<Initramfs, Error> {

@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::qemu::{self, Version};
+use super::qemu;
 use super::tool;
 use crate::error::Error;
 
@@ -33,29 +33,44 @@ const TRACE: [File; 2] = [
     ("qemu_plugin.h", include_str!("../../plugin/qemu_plugin.h")),
 ];
 
+/// Versions of the plugin interface that our sources know, the newest first: plugin/qemu_plugin.h has the table.
+const APIS: [u32; 3] = [7, 2, 1];
+
 /// The compiled plugin for a VM under the emulator `qemu`, which is there, new enough and loads it.
 pub fn plugin(cache: &Path, qemu: &Path) -> Result<PathBuf, Error> {
-    let version = qemu::check_version(qemu)?;
-    let plugin = compiled(cache, &LAB, version)?;
-    qemu::check_loads(qemu, &plugin)?;
-    Ok(plugin)
+    qemu::check_version(qemu)?;
+    loaded(cache, &LAB, |plugin| qemu::check_loads(qemu, plugin))
 }
 
 /// The compiled plugin that records a program under the user-mode emulator `qemu`.
 pub fn trace_plugin(cache: &Path, qemu: &Path) -> Result<PathBuf, Error> {
-    compiled(cache, &TRACE, qemu::check_user_version(qemu)?)
+    qemu::check_user_version(qemu)?;
+    loaded(cache, &TRACE, |plugin| qemu::check_user_loads(qemu, plugin))
 }
 
-/// The version of the plugin interface to build for an emulator: plugin/qemu_plugin.h has the
-/// table.
-fn api(qemu: Version) -> u32 {
-    if qemu < Version(9, 0) { 1 } else { 2 }
+/// The first of `files` compiled for the newest interface with which the emulator loads it. Only trying tells: an emulator
+/// says which versions it speaks to a plugin that it loads, and to nobody else.
+fn loaded(
+    cache: &Path,
+    files: &[File],
+    loads: impl Fn(&Path) -> Result<(), Error>,
+) -> Result<PathBuf, Error> {
+    let mut refused = None;
+    for api in APIS {
+        let plugin = compiled(cache, files, api)?;
+        match loads(&plugin) {
+            Ok(()) => return Ok(plugin),
+            // The newest one's says which versions a newer emulator speaks.
+            Err(error) => refused = refused.or(Some(error)),
+        }
+    }
+    Err(refused.expect("there are versions"))
 }
 
-/// The first of `files` compiled for an emulator, in `cache`; its name there changes with its
-/// source and the interface.
-fn compiled(cache: &Path, files: &[File], qemu: Version) -> Result<PathBuf, Error> {
-    let define = format!("-DQEMU_PLUGIN_API={}", api(qemu));
+/// The first of `files` compiled for a version of the interface, in `cache`; its name there changes with its
+/// source and the version.
+fn compiled(cache: &Path, files: &[File], api: u32) -> Result<PathBuf, Error> {
+    let define = format!("-DQEMU_PLUGIN_API={api}");
     let mut hasher = DefaultHasher::new();
     (files, &define).hash(&mut hasher);
     fs::create_dir_all(cache).map_err(Error::io("create", cache))?;
@@ -78,4 +93,29 @@ fn compiled(cache: &Path, files: &[File], qemu: Version) -> Result<PathBuf, Erro
     )?;
     fs::rename(&built, &kept).map_err(Error::io("create", &kept))?;
     Ok(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_emulator_gets_the_plugin_that_it_speaks() {
+        let cache = tempfile::tempdir().unwrap();
+        let of = |api| compiled(cache.path(), &TRACE, api).unwrap();
+        let refuse = |plugin: &Path| Error::Missing {
+            what: plugin.display().to_string(),
+            mend: String::new(),
+        };
+        for api in APIS {
+            let found = loaded(cache.path(), &TRACE, |plugin| match plugin == of(api) {
+                true => Ok(()),
+                false => Err(refuse(plugin)),
+            });
+            assert_eq!(found.unwrap(), of(api));
+        }
+        let none = loaded(cache.path(), &TRACE, |plugin| Err(refuse(plugin)));
+        let newest = of(APIS[0]).display().to_string();
+        assert!(none.unwrap_err().to_string().contains(&newest));
+    }
 }

@@ -88,9 +88,19 @@ pub fn check_loads(qemu: &Path, plugin: &Path) -> Result<(), Error> {
         .args(["-machine", "none", "-accel", "tcg", "-display", "none"])
         .args(["-nodefaults", "-no-user-config", "-plugin"])
         .arg(format!("file={},check=on", quoted(plugin)));
-    let mend = "the lab needs a QEMU built with TCG plugins, from 7.0 to 10: set DEMETER_QEMU to \
+    let mend = "the lab needs a QEMU built with TCG plugins, from 7.0 to 11.1: set DEMETER_QEMU to \
                 such a qemu-system-x86_64";
     tool::output(&mut command, mend).map(drop)
+}
+
+/// Checks that the user-mode emulator loads our plugin, which then keeps it from running anything.
+pub fn check_user_loads(qemu: &Path, plugin: &Path) -> Result<(), Error> {
+    let mut command = Command::new(qemu);
+    command
+        .arg("-plugin")
+        .arg(format!("{},check=on", plugin.display()))
+        .arg("/proc/self/exe");
+    tool::output(&mut command, MEND_USER).map(drop)
 }
 
 /// What a VM is made of.

@@ -14,6 +14,7 @@ use demeter_guest::config::Config;
 use demeter_guest::nodes::Topology;
 use demeter_guest::pages::{LivePages, PageState, Pages};
 use demeter_guest::status::StatusCell;
+use demeter_guest::targets::TargetFinder;
 use demeter_guest::tracker::{Drained, Tracker, TrackerError};
 use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, MIB, NodeId, PAGE_SIZE, Pid, Sample};
 
@@ -114,15 +115,16 @@ fn manage(shape: &Shape, programs: &[Program]) {
         let is_dram = node.cpu.is_some();
         (NodeId(id), if is_dram { 100 } else { 1 << 20 })
     };
+    let config = Config {
+        pids,
+        ..Config::default()
+    };
     let effects = Effects {
+        finder: TargetFinder::new(Path::new("/"), config.targets().unwrap()),
         tracker: Box::new(HotMemory(programs.iter().map(Program::hot).collect())),
         pages: Box::new(LivePages::default()),
         measured_ns: (0..).zip(shape.nodes).map(measured_ns).collect(),
         cpus: 1 << 20,
-    };
-    let config = Config {
-        pids,
-        ..Config::default()
     };
     let status = StatusCell::default();
     let mut agent = Agent::new("/".into(), config, effects, status.clone()).unwrap();

@@ -14,6 +14,8 @@ use std::time::Duration;
 use demeter_policy::{Pid, VirtRange};
 
 use super::DamonError;
+use super::left::Change;
+use super::owner::{Owner, STATISTIC};
 use crate::lock::LockedFile;
 
 const ADMIN_DIR: &str = "sys/kernel/mm/damon/admin/kdamonds";
@@ -36,26 +38,53 @@ const UPDATE_US: u64 = 1_000_003;
 const OPERATIONS: &str = "fvaddr";
 const OLD_OPERATIONS: &str = "vaddr";
 
-/// DAMON, taken for ourselves; given back with the last kdamond.
+/// What becomes of DAMON_STAT, which the kernel starts by itself and which keeps everybody else from DAMON.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Statistic {
+    /// It is turned off for as long as we have DAMON.
+    TurnOff,
+    /// It is left on, and we do without DAMON.
+    Leave,
+}
+
+/// The right to change DAMON, which one Demeter has at a time. DAMON_STAT is turned on again at its end.
 #[derive(Debug)]
 struct Ownership {
+    root: PathBuf,
     dir: PathBuf,
     _count: LockedFile,
 }
+
+/// DAMON with kdamonds of ours, which are removed at the end.
+#[derive(Debug)]
+struct Claim(Ownership);
 
 /// A kdamond; dropping it stops it, and dropping the last one removes all.
 #[derive(Debug)]
 pub struct Kdamond {
     dir: PathBuf,
-    _claim: Arc<Ownership>,
+    claim: Arc<Claim>,
 }
 
-impl Kdamond {
-    /// Takes DAMON for ourselves, with so many kdamonds.
-    ///
-    /// # Errors
-    /// When the kernel has no DAMON, somebody else has it, or the right to use it is missing.
-    pub fn claim(root: &Path, kdamonds: usize) -> Result<Vec<Self>, DamonError> {
+/// Undoes what a Demeter that was killed has changed in DAMON. Returns what that was, a line each.
+///
+/// # Errors
+/// When a Demeter runs that has DAMON, the kernel has none, or the right to use it is missing.
+pub fn clean_up(root: &Path) -> Result<Vec<&'static str>, DamonError> {
+    let ownership = Ownership::take(root)?;
+    let mut undone = vec![];
+    if ownership.remove_what_is_left()? {
+        undone.push("removed the kdamonds that a killed Demeter left behind");
+    }
+    if ownership.return_statistic()? {
+        undone.push("turned DAMON_STAT on again, which a killed Demeter had turned off");
+    }
+    Ok(undone)
+}
+
+impl Ownership {
+    /// Locks out other Demeters; changes nothing.
+    fn take(root: &Path) -> Result<Self, DamonError> {
         let dir = root.join(ADMIN_DIR);
         let path = dir.join("nr_kdamonds");
         let count = File::options()
@@ -69,23 +98,91 @@ impl Kdamond {
                 };
                 unavailable(format!("cannot open {}: {error}", path.display()), mend)
             })?;
-        let count = LockedFile::try_new(count).ok_or(DamonError::Taken)?;
-        let there = read(&path)?;
-        if there != "0" {
-            if !are_ours(&dir, &there) {
-                return Err(unavailable(
-                    format!("DAMON is in use by somebody else ({there} kdamonds)"),
-                    "stop that user, or choose another tracker",
-                ));
+        Ok(Self {
+            root: root.into(),
+            dir,
+            _count: LockedFile::try_new(count).ok_or(DamonError::Taken)?,
+        })
+    }
+
+    /// Removes kdamonds that a killed Demeter has left. Returns whether there were some.
+    fn remove_what_is_left(&self) -> Result<bool, DamonError> {
+        let there = read(&self.dir.join("nr_kdamonds"))?;
+        let is_left = there != "0";
+        if is_left {
+            if !are_left(&self.root, &self.dir, &there) {
+                return Err(DamonError::Held(Owner::Kdamonds));
             }
-            tracing::warn!("removing the kdamonds that a Demeter left behind when it died");
-            remove(&dir)?;
+            self.remove()?;
         }
-        let claim = Arc::new(Ownership { dir, _count: count });
-        write(&path, &kdamonds.to_string())?;
+        Ok(is_left)
+    }
+
+    /// Sees to it that none of the kernel's own users has DAMON.
+    fn free(&self, statistic: Statistic) -> Result<(), DamonError> {
+        if statistic == Statistic::Leave {
+            self.return_statistic()?;
+        }
+        match Owner::in_kernel(&self.root) {
+            None => Ok(()),
+            Some(Owner::Statistic) if statistic == Statistic::TurnOff => {
+                Change::Statistic.note(&self.root)?;
+                tracing::info!("turning DAMON_STAT off, until we are done with DAMON");
+                write(&self.root.join(STATISTIC), "N")
+            }
+            Some(owner) => Err(DamonError::Held(owner)),
+        }
+    }
+
+    /// Turns DAMON_STAT on again, if it was. Returns whether it was.
+    fn return_statistic(&self) -> Result<bool, DamonError> {
+        let was_on = Change::Statistic.is_noted(&self.root);
+        if was_on {
+            write(&self.root.join(STATISTIC), "Y")?;
+            Change::Statistic.forget(&self.root)?;
+        }
+        Ok(was_on)
+    }
+
+    fn add(self, kdamonds: usize) -> Result<Claim, DamonError> {
+        if let Err(error) = Change::Kdamonds.note(&self.root) {
+            // Most are recognised by their settings, too.
+            tracing::warn!(%error, "after a kill, kdamonds that are not set up yet would stay");
+        }
+        write(&self.dir.join("nr_kdamonds"), &kdamonds.to_string())?;
+        Ok(Claim(self))
+    }
+
+    /// Stops and removes all kdamonds.
+    fn remove(&self) -> Result<(), DamonError> {
+        let count = self.dir.join("nr_kdamonds");
+        for index in 0..read(&count)?.parse().unwrap_or(0u32) {
+            stop(&self.dir.join(index.to_string()))?;
+        }
+        write(&count, "0")?;
+        Change::Kdamonds.forget(&self.root)
+    }
+}
+
+impl Kdamond {
+    /// Takes DAMON for ourselves, with so many kdamonds.
+    ///
+    /// # Errors
+    /// When the kernel has no DAMON, somebody else has it, or the right to use it is missing.
+    pub fn claim(
+        root: &Path,
+        kdamonds: usize,
+        statistic: Statistic,
+    ) -> Result<Vec<Self>, DamonError> {
+        let ownership = Ownership::take(root)?;
+        if ownership.remove_what_is_left()? {
+            tracing::warn!("removed the kdamonds that a Demeter left behind when it died");
+        }
+        ownership.free(statistic)?;
+        let claim = Arc::new(ownership.add(kdamonds)?);
         let kdamond = |index: usize| Self {
-            dir: claim.dir.join(index.to_string()),
-            _claim: claim.clone(),
+            dir: claim.0.dir.join(index.to_string()),
+            claim: claim.clone(),
         };
         let kdamonds: Vec<_> = (0..kdamonds).map(kdamond).collect();
         for kdamond in &kdamonds {
@@ -153,7 +250,14 @@ impl Kdamond {
         ] {
             self.set(&format!("{INTERVALS_DIR}/{file}"), us)?;
         }
-        self.set("state", "on")?;
+        self.set("state", "on").map_err(|error| match error {
+            // So the kernel says that it has an exclusive user now.
+            DamonError::Io { source, .. } if source.kind() == io::ErrorKind::ResourceBusy => {
+                let owner = Owner::in_kernel(&self.claim.0.root);
+                DamonError::Held(owner.unwrap_or(Owner::Unknown))
+            }
+            error => error,
+        })?;
         let path = self.dir.join("pid");
         read(&path)?
             .parse()
@@ -189,20 +293,22 @@ impl Drop for Kdamond {
     }
 }
 
-impl Drop for Ownership {
+impl Drop for Claim {
     fn drop(&mut self) {
-        if let Err(error) = remove(&self.dir) {
+        if let Err(error) = self.0.remove() {
             tracing::warn!(%error, "kdamonds stay behind");
         }
     }
 }
 
-fn remove(dir: &Path) -> Result<(), DamonError> {
-    let count = dir.join("nr_kdamonds");
-    for index in 0..read(&count)?.parse().unwrap_or(0u32) {
-        stop(&dir.join(index.to_string()))?;
+impl Drop for Ownership {
+    fn drop(&mut self) {
+        match self.return_statistic() {
+            Ok(false) => {}
+            Ok(true) => tracing::info!("turned DAMON_STAT on again"),
+            Err(error) => tracing::warn!(%error, "DAMON_STAT stays off"),
+        }
     }
-    write(&count, "0")
 }
 
 /// A kdamond ends by itself when its last target does, and then refuses to be stopped.
@@ -215,17 +321,27 @@ fn stop(dir: &Path) -> Result<(), DamonError> {
     }
 }
 
-/// Whether all kdamonds have settings that nobody but us would choose.
-fn are_ours(dir: &Path, kdamonds: &str) -> bool {
-    let is_ours = |index: u32| {
+/// Whether all kdamonds were left by a Demeter that was killed: they have settings that nobody but us would choose, or they
+/// were noted and are blank still, off and with nothing to watch.
+fn are_left(root: &Path, dir: &Path, kdamonds: &str) -> bool {
+    let is_noted = Change::Kdamonds.is_noted(root);
+    let is_left = |index: u32| {
         let text = |file: &str| read(&dir.join(index.to_string()).join(file)).unwrap_or_default();
         let operations = text(&format!("{CONTEXT_DIR}/operations"));
-        [OPERATIONS, OLD_OPERATIONS].contains(&operations.as_str())
-            && text(&format!("{INTERVALS_DIR}/update_us")) == UPDATE_US.to_string()
+        let has_our_settings = [OPERATIONS, OLD_OPERATIONS].contains(&operations.as_str())
+            && text(&format!("{INTERVALS_DIR}/update_us")) == UPDATE_US.to_string();
+        let is_none = |file: &str| matches!(text(file).as_str(), "" | "0");
+        let is_blank = || {
+            text("state") == "off"
+                && (is_none("contexts/nr_contexts")
+                    || is_none(&format!("{TARGETS_DIR}/nr_targets"))
+                        && is_none(&format!("{CONTEXT_DIR}/schemes/nr_schemes")))
+        };
+        has_our_settings || is_noted && is_blank()
     };
     kdamonds
         .parse()
-        .is_ok_and(|count: u32| (0..count).all(is_ours))
+        .is_ok_and(|count: u32| (0..count).all(is_left))
 }
 
 fn read(path: &Path) -> Result<String, DamonError> {
@@ -252,7 +368,7 @@ fn write(path: &Path, value: &str) -> Result<(), DamonError> {
     result.map_err(|source| io_error(&format!("write {value:?} to"), path, source))
 }
 
-fn io_error(what: &str, path: &Path, source: io::Error) -> DamonError {
+pub(super) fn io_error(what: &str, path: &Path, source: io::Error) -> DamonError {
     DamonError::Io {
         what: format!("{what} {}", path.display()),
         source,

@@ -2,9 +2,12 @@
 
 mod admin;
 mod aggregations;
+mod left;
+mod owner;
 
-pub use admin::Kdamond;
+pub use admin::{Kdamond, Statistic, clean_up};
 pub use aggregations::{Aggregations, Format, Reported, Tracepoint};
+pub use owner::Owner;
 
 use demeter_policy::{Pid, VirtRange};
 
@@ -28,7 +31,10 @@ pub enum DamonError {
     /// Another process of ours has it.
     #[error("another Demeter uses DAMON; stop it first")]
     Taken,
-    /// This machine, kernel or permission does not offer it, or somebody else has it.
+    /// Somebody else has it.
+    #[error("DAMON is in use by {0}; {mend}", mend = .0.mend())]
+    Held(Owner),
+    /// This machine, kernel or permission does not offer it.
     #[error("{why}; {mend}")]
     Unavailable {
         /// What is missing.
@@ -45,3 +51,6 @@ pub enum DamonError {
         source: std::io::Error,
     },
 }
+
+#[cfg(test)]
+mod tests;

@@ -117,6 +117,23 @@ fn small_pages_are_promoted_as_huge_ones_where_that_is_wanted() {
 }
 
 #[test]
+fn blocks_with_many_holes_are_not_filled() {
+    let mut w = world(2, 8, true);
+    for page in 0..=HOLES_MAX as u64 {
+        for block in 0..2 {
+            let is_a_few = block == 0 && page == 0;
+            if !is_a_few {
+                let start = block * BLOCK_SIZE + page * 8 * 4096;
+                w.pages.lock().unmap(SMALL, start);
+            }
+        }
+    }
+    let left = BLOCK_SIZE - (HOLES_MAX as u64 + 1) * 4096;
+    let places = w.promote(SMALL, 0..2);
+    assert_eq!(places, [placement(BLOCK_SIZE, 0), placement(left, 0)]);
+}
+
+#[test]
 fn what_sticks_is_seen_to_the_page() {
     let mut w = world(4, 8, false);
     w.pages.lock().stuck.insert((HUGE, 2 * BLOCK_SIZE));

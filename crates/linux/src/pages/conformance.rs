@@ -1,6 +1,6 @@
 //! What holds for every implementation of [`Pages`], the kernel and the simulated one alike.
 
-use demeter_policy::{Block, GuestVirtAddr, NodeId, PAGE_SIZE, Pid};
+use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr, NodeId, PAGE_SIZE, Pid};
 
 use super::simulated::SimulatedPages;
 use super::{LivePages, PageState, Pages, PagesError};
@@ -79,7 +79,7 @@ fn simulated_pages_conform() {
         pid: Pid(7),
         gone: Pid(8),
         present,
-        absent: GuestVirtAddr(0),
+        absent: GuestVirtAddr(4 * BLOCK_SIZE),
     });
 }
 

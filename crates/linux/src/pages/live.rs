@@ -86,22 +86,52 @@ impl LivePages {
         };
         if result < 0 {
             let source = io::Error::last_os_error();
-            return Err(match source.raw_os_error() {
+            return Err(match (source.raw_os_error(), to) {
                 // A process that has ended and is not waited for has no memory: EINVAL.
-                Some(libc::ESRCH | libc::EINVAL) => PagesError::Gone(pid),
-                Some(libc::EPERM | libc::EACCES) => PagesError::Denied(pid),
+                (Some(libc::ESRCH | libc::EINVAL), _) => PagesError::Gone(pid),
+                (Some(libc::EPERM), _) if is_open_to_us() => PagesError::Denied(pid),
+                (Some(libc::EPERM | libc::ENOSYS), _) => PagesError::Refused { call: CALL, source },
+                (Some(libc::EACCES), Some(node)) => PagesError::NodeExcluded { pid, node },
+                (Some(libc::ENODEV), Some(node)) => PagesError::NodeGone(node),
                 // A move that stops in the middle: pages before it may have moved, and no status
                 // says which.
-                Some(errno @ (libc::ENOMEM | libc::EAGAIN | libc::EBUSY)) if to.is_some() => {
+                (Some(errno @ (libc::ENOMEM | libc::EAGAIN | libc::EBUSY)), Some(_)) => {
                     out.extend(pages.iter().map(|_| PageState::Failed(Errno(errno))));
                     return Ok(());
                 }
-                _ => PagesError::Io { pid, source },
+                _ => PagesError::Io { call: CALL, source },
             });
         }
         out.extend(self.status.iter().map(|&status| state(status)));
         Ok(())
     }
+}
+
+/// The system call that everything here but collapsing goes through.
+const CALL: &str = "move_pages";
+
+/// Whether the call is there for us at all: asks for no page of our own process.
+fn is_open_to_us() -> bool {
+    // SAFETY: with no pages the kernel reads and writes none of the arrays.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_move_pages,
+            0,
+            0 as c_ulong,
+            ptr::null::<*const c_void>(),
+            ptr::null::<c_int>(),
+            ptr::null_mut::<c_int>(),
+            0,
+        )
+    };
+    result == 0
+}
+
+/// Whether KSM has merged pages of a process with pages of others. They stay where they are: a move would be one for all
+/// of these. The kernel says so of a process only (Linux 5.19), so that nothing else moves that others map.
+fn has_merged_pages(pid: Pid) -> bool {
+    let count = std::fs::read_to_string(format!("/proc/{pid}/ksm_merging_pages"));
+    count.is_ok_and(|count| count.trim() != "0")
 }
 
 /// What one element of `status` means.
@@ -136,25 +166,40 @@ impl Pages for LivePages {
         to: NodeId,
         out: &mut Vec<PageState>,
     ) -> Result<(), PagesError> {
-        match self.call(pid, pages, Some(to), out) {
-            Err(PagesError::Denied(_)) if self.flags == MPOL_MF_MOVE_ALL => {
-                // Without CAP_SYS_NICE only pages that nobody else maps can be moved.
-                self.flags = MPOL_MF_MOVE;
-                self.call(pid, pages, Some(to), out)
-            }
-            result => result,
+        if has_merged_pages(pid) && self.flags == MPOL_MF_MOVE_ALL {
+            self.flags = MPOL_MF_MOVE;
+            let result = self.call(pid, pages, Some(to), out);
+            self.flags = MPOL_MF_MOVE_ALL;
+            return result;
         }
+        let result = self.call(pid, pages, Some(to), out);
+        if !matches!(result, Err(PagesError::Denied(_))) || self.flags == MPOL_MF_MOVE {
+            return result;
+        }
+        // Either the process is not ours to touch, or, without CAP_SYS_NICE, pages that others map as well are not.
+        self.flags = MPOL_MF_MOVE;
+        let result = self.call(pid, pages, Some(to), out);
+        match result {
+            Err(PagesError::Denied(_)) => self.flags = MPOL_MF_MOVE_ALL,
+            _ => tracing::warn!(
+                "pages that several processes map stay where they are: EPERM; grant CAP_SYS_NICE"
+            ),
+        }
+        result
     }
 
     fn collapse(&mut self, pid: Pid, blocks: &[Block]) -> Result<(), PagesError> {
+        if has_merged_pages(pid) {
+            return Ok(());
+        }
         // SAFETY: pidfd_open takes a number and returns a new descriptor or -1.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid.0 as libc::pid_t, 0) };
         if fd < 0 {
-            let source = io::Error::last_os_error();
-            return Err(match source.raw_os_error() {
-                Some(libc::ESRCH) => PagesError::Gone(pid),
-                _ => PagesError::Io { pid, source },
-            });
+            return match io::Error::last_os_error().raw_os_error() {
+                Some(libc::ESRCH) => Err(PagesError::Gone(pid)),
+                // Small pages move as well.
+                _ => Ok(()),
+            };
         }
         // SAFETY: the descriptor is new, valid and nobody else's.
         let process = unsafe { OwnedFd::from_raw_fd(fd as c_int) };

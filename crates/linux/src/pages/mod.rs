@@ -42,11 +42,28 @@ impl Errno {
             libc::EFAULT => "EFAULT".into(),
             libc::EIO => "EIO".into(),
             libc::EINVAL => "EINVAL".into(),
+            libc::ENODEV => "ENODEV".into(),
             libc::ENOENT => "ENOENT".into(),
             libc::ENOMEM => "ENOMEM".into(),
+            libc::ENOSYS => "ENOSYS".into(),
             libc::EPERM => "EPERM".into(),
             libc::ESRCH => "ESRCH".into(),
             other => format!("errno {other}"),
+        }
+    }
+
+    /// Why single pages do not move for this reason, and what helps.
+    pub fn cause(self) -> &'static str {
+        match self.0 {
+            libc::EACCES => {
+                "several processes map them, and KSM has merged some or CAP_SYS_NICE is missing"
+            }
+            libc::EBUSY | libc::EAGAIN => {
+                "the kernel or a device uses them; they are tried again later"
+            }
+            libc::ENOMEM => "the other node has no room; they are tried again later",
+            libc::EIO => "they could not be written back; see the kernel's log",
+            _ => "the kernel does not say why; they are tried again later",
         }
     }
 }
@@ -87,16 +104,35 @@ pub enum PagesError {
     /// The process has ended.
     #[error("process {0} has gone")]
     Gone(Pid),
-    /// The process belongs to somebody else.
-    #[error(
-        "may not move pages of process {0}; run as root or with CAP_SYS_NICE and CAP_SYS_PTRACE"
-    )]
+    /// The process belongs to somebody else (EPERM).
+    #[error("EPERM; run as root, or grant CAP_SYS_NICE and CAP_SYS_PTRACE")]
     Denied(Pid),
-    /// Anything else that the kernel said.
-    #[error("move_pages of process {pid}: {source}")]
-    Io {
+    /// The process's cpuset has no such node (EACCES).
+    #[error("EACCES: its cpuset.mems excludes node {node}; add the node to move its memory")]
+    NodeExcluded {
         /// Whose pages.
         pid: Pid,
+        /// The node.
+        node: NodeId,
+    },
+    /// The node has no memory any more (ENODEV).
+    #[error("ENODEV: node {0} has no memory that is online")]
+    NodeGone(NodeId),
+    /// The call is refused even for memory of one's own.
+    #[error(
+        "{call} is refused ({source}); allow the system call in the seccomp profile, or use a kernel with NUMA"
+    )]
+    Refused {
+        /// The system call.
+        call: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Anything else that the kernel said.
+    #[error("{call}: {source}")]
+    Io {
+        /// The system call.
+        call: &'static str,
         /// What the system said.
         source: std::io::Error,
     },
@@ -108,7 +144,11 @@ impl PagesError {
         Errno(match self {
             Self::Gone(_) => libc::ESRCH,
             Self::Denied(_) => libc::EPERM,
-            Self::Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+            Self::NodeExcluded { .. } => libc::EACCES,
+            Self::NodeGone(_) => libc::ENODEV,
+            Self::Refused { source, .. } | Self::Io { source, .. } => {
+                source.raw_os_error().unwrap_or(libc::EIO)
+            }
         })
     }
 }

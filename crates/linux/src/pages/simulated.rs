@@ -17,6 +17,10 @@ pub struct SimulatedPages {
     pages: BTreeMap<(Pid, u64), (NodeId, u64)>,
     /// Pages that will not move.
     pub stuck: BTreeSet<(Pid, u64)>,
+    /// Nodes that a process's cpuset excludes.
+    pub excluded: BTreeSet<(Pid, NodeId)>,
+    /// Processes that are not ours to touch.
+    pub denied: BTreeSet<Pid>,
     /// A process that ends in the middle of the next `migrate` of its pages.
     pub dying: Option<Pid>,
     /// Calls of `migrate` so far.
@@ -52,6 +56,11 @@ impl SimulatedPages {
         }
     }
 
+    /// Unmaps the page that begins there.
+    pub fn unmap(&mut self, pid: Pid, start: u64) {
+        self.pages.remove(&(pid, start));
+    }
+
     /// The process ends.
     pub fn kill(&mut self, pid: Pid) {
         self.pages.retain(|(p, _), _| *p != pid);
@@ -65,17 +74,21 @@ impl SimulatedPages {
         ByteCount(self.pages.iter().map(here).sum())
     }
 
+    /// The node that the page of an address lies on.
+    pub fn node_of(&self, pid: Pid, addr: u64) -> Option<NodeId> {
+        self.page_at(pid, addr).map(|(_, node, _)| node)
+    }
+
     fn page_at(&self, pid: Pid, addr: u64) -> Option<(u64, NodeId, u64)> {
         let (&(p, start), &(node, size)) = self.pages.range(..=(pid, addr)).next_back()?;
         (p == pid && addr < start + size).then_some((start, node, size))
     }
 
     fn known(&self, pid: Pid) -> Result<(), PagesError> {
-        let any = self.pages.keys().any(|(p, _)| *p == pid);
-        if any {
-            Ok(())
-        } else {
-            Err(PagesError::Gone(pid))
+        match self.pages.keys().any(|(p, _)| *p == pid) {
+            true if self.denied.contains(&pid) => Err(PagesError::Denied(pid)),
+            true => Ok(()),
+            false => Err(PagesError::Gone(pid)),
         }
     }
 }
@@ -109,6 +122,9 @@ impl Pages for SimulatedPages {
             self.kill(pid);
             return Err(PagesError::Gone(pid));
         }
+        if self.excluded.contains(&(pid, to)) {
+            return Err(PagesError::NodeExcluded { pid, node: to });
+        }
         for addr in pages {
             out.push(match self.page_at(pid, addr.0) {
                 None => PageState::Absent,
@@ -140,7 +156,10 @@ impl Pages for SimulatedPages {
                 continue;
             };
             let small = pages().all(|(_, page)| *page == (node, PAGE_SIZE));
-            if small && pages().count() as u64 == BLOCK_SIZE / PAGE_SIZE {
+            let holes = BLOCK_SIZE - pages().map(|(_, (_, size))| size).sum::<u64>();
+            // The kernel fills holes, however many there are.
+            if small && holes <= self.free[&node] {
+                *self.free.get_mut(&node).unwrap() -= holes;
                 self.pages
                     .retain(|&(p, addr), _| p != pid || !(start..end).contains(&addr));
                 self.pages.insert((pid, start), (node, BLOCK_SIZE));

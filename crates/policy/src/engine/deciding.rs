@@ -7,7 +7,8 @@ use super::process::Process;
 use super::rechecks::RECHECKS;
 use super::strategy::Classify;
 use super::{Engine, EpochEnd, LookUps, State, Strategy};
-use crate::{Block, Budget, ByLevel, ByteCount, Level, MIB, Pid, Room, Situation, rank};
+use crate::residency::CHUNKS_MAX;
+use crate::{Block, Budget, ByLevel, ByteCount, Level, MIB, Pid, Room, Sample, Situation, rank};
 
 /// The most samples that are taken in one epoch.
 pub(super) const SAMPLES_MAX: usize = 1 << 16;
@@ -20,6 +21,9 @@ const ALL_LOOK_UPS_MAX: usize = 1 << 24;
 
 /// Epochs after which it is looked at how full the nodes are, even when nothing is to move.
 const ROOM_EPOCHS: u32 = 8;
+
+/// Epochs after which ranges are made of the counts of blocks, where memory is small.
+const RANK_EPOCHS: u32 = 4;
 
 /// Milliseconds between two looks at which processes and mappings there are.
 const REFRESH_MS: u64 = 2000;
@@ -75,6 +79,40 @@ impl<S: Strategy> Engine<S> {
         self.state = State::Samples;
     }
 
+    /// Counts the samples that have come.
+    pub(super) fn count_samples(&mut self) {
+        let mut batch = std::mem::take(&mut self.batch);
+        if S::COUNTS_BLOCKS {
+            batch.sort_unstable_by_key(|sample| (sample.pid, sample.addr));
+        }
+        let are_alike = |a: &Sample, b: &Sample| {
+            S::COUNTS_BLOCKS && a.pid == b.pid && Block::of(a.addr) == Block::of(b.addr)
+        };
+        for alike in batch.chunk_by(are_alike) {
+            let (pid, addr) = (alike[0].pid, alike[0].addr);
+            self.samples += alike.len() as u64;
+            let process = self.processes.get_mut(&pid);
+            let Some(process) = process else {
+                self.astray += alike.len() as u64;
+                continue;
+            };
+            let mapped = alike.iter().filter(|sample| process.maps(sample.addr));
+            let (count, weight) = mapped.fold((0, 0u32), |(count, weight), sample| {
+                (count + 1, weight.saturating_add(sample.weight))
+            });
+            self.astray += alike.len() as u64 - count;
+            if count == 0 {
+                continue;
+            }
+            process.classifier.add(addr, weight);
+            let accessed = self.residency.accessed(pid, Block::of(addr));
+            process.all_known &= !accessed.was_absent;
+            self.strategy.saw(accessed.away, weight, None);
+        }
+        batch.clear();
+        self.batch = batch;
+    }
+
     pub(super) fn end_samples(&mut self, lost: u64, rejected: u64, is_repeat: bool) {
         let astray = self.astray.saturating_add(rejected);
         let figures = &mut self.figures;
@@ -82,8 +120,9 @@ impl<S: Strategy> Engine<S> {
         figures.samples += self.samples;
         figures.samples_lost = figures.samples_lost.saturating_add(lost);
         figures.samples_astray = figures.samples_astray.saturating_add(astray);
-        if astray > ASTRAY_MIN && astray.saturating_mul(ASTRAY_PART) > self.samples {
-            // Memory was mapped since the last look, and is in use.
+        if self.astray > ASTRAY_MIN && self.astray.saturating_mul(ASTRAY_PART) > self.samples {
+            // Memory was mapped since the last look, and is in use. (Records that a tracker rejects, as those of the
+            // kernel's own memory, say nothing of that.)
             self.refresh_at = self.refresh_at.min(self.epoch.saturating_add(1));
         }
         let slept_ns = (u64::from(self.slept) * self.config.epoch_ms).saturating_mul(NS_PER_MS);
@@ -91,8 +130,10 @@ impl<S: Strategy> Engine<S> {
         let is_cold = self.samples == 0 && self.processes.values().all(Process::is_cold);
         let mut has_news = false;
         if !is_cold {
+            let chunks: usize = self.processes.values().map(|p| p.classifier.chunks()).sum();
             for process in self.processes.values_mut() {
-                has_news |= process.classifier.end_epoch(self.epoch, elapsed_s);
+                let part = (CHUNKS_MAX * process.classifier.chunks()).div_ceil(chunks.max(1));
+                has_news |= process.classifier.end_epoch(self.epoch, elapsed_s, part);
             }
         }
         let end = EpochEnd {
@@ -113,7 +154,8 @@ impl<S: Strategy> Engine<S> {
     /// Ranks, and begins to look up what is to be known for a plan.
     pub(super) fn look_up(&mut self, has_news: bool) {
         let is_known = self.processes.values().all(|p| p.all_known);
-        if !is_known || self.ranking.is_empty() || self.epoch.is_multiple_of(S::RANKS_EVERY) {
+        let is_due = !S::COUNTS_BLOCKS || self.epoch.is_multiple_of(self.ranks_every());
+        if !is_known || self.ranking.is_empty() || is_due {
             let spaces = self.processes.iter();
             self.ranking = rank(spaces.map(|(&pid, p)| (pid, p.classifier.ranges())));
         }
@@ -130,6 +172,13 @@ impl<S: Strategy> Engine<S> {
         }
         self.look_ups.reverse();
         self.next_look_up();
+    }
+
+    /// Epochs after which ranges are made of the counts of blocks: an epoch's part of that is bounded.
+    fn ranks_every(&self) -> u32 {
+        let chunks: usize = self.processes.values().map(|p| p.classifier.chunks()).sum();
+        RANK_EPOCHS
+            .max(u32::try_from(RANK_EPOCHS as usize * chunks / CHUNKS_MAX).unwrap_or(u32::MAX))
     }
 
     /// Unknown blocks, hottest first, and some known ones again.
@@ -212,7 +261,7 @@ impl<S: Strategy> Engine<S> {
     }
 
     /// Plans for each boundary, the fastest first.
-    pub(super) fn draft(&self, usable: &ByLevel<ByteCount>) -> Plans {
+    pub(super) fn draft(&mut self, usable: &ByLevel<ByteCount>) -> Plans {
         let heats: Vec<(Pid, &S::Classifier)> = (self.processes.iter())
             .map(|(&pid, p)| (pid, &p.classifier))
             .collect();

@@ -153,6 +153,8 @@ pub struct Engine<S: Strategy = ByHeat> {
     usable: Option<ByLevel<ByteCount>>,
     balloon_wants: ByteCount,
     paused: bool,
+    /// Samples that are not counted yet.
+    batch: Vec<Sample>,
     /// This epoch's samples, and those of them that are astray.
     samples: u64,
     astray: u64,
@@ -183,6 +185,7 @@ impl<S: Strategy> Engine<S> {
             usable: None,
             balloon_wants: ByteCount(0),
             paused: false,
+            batch: vec![],
             samples: 0,
             astray: 0,
             figures: Figures::default(),
@@ -223,8 +226,14 @@ impl<S: Strategy> Engine<S> {
     #[inline]
     pub fn push(&mut self, input: Input<'_>) -> Result<(), Misuse> {
         if let (Input::Sample(sample), State::Samples) = (input, self.state) {
-            self.take_sample(sample);
+            self.batch.push(sample);
+            if self.batch.len() >= deciding::SAMPLES_MAX {
+                self.count_samples();
+            }
             return Ok(());
+        }
+        if !self.batch.is_empty() {
+            self.count_samples();
         }
         self.push_other(input)
     }
@@ -424,6 +433,11 @@ impl<S: Strategy> Engine<S> {
             process.space.extend(vmas);
             process.all_known = false;
             self.residency.restrict(pid, vmas);
+            let process = &*process;
+            self.moves.keep(pid, |block| process.touches(block));
+            if self.state == State::Room && !self.moves.wants_room() {
+                self.proceed();
+            }
         }
         Ok(())
     }
@@ -472,20 +486,6 @@ impl<S: Strategy> Engine<S> {
         if is_new && !self.paused && self.state == State::Asleep {
             self.look_up(true);
         }
-    }
-
-    #[inline]
-    fn take_sample(&mut self, sample: Sample) {
-        self.samples += 1;
-        let process = self.processes.get_mut(&sample.pid);
-        let Some(process) = process.filter(|p| p.maps(sample.addr)) else {
-            self.astray += 1;
-            return;
-        };
-        process.classifier.add(sample.addr, sample.weight);
-        let accessed = self.residency.accessed(sample.pid, Block::of(sample.addr));
-        process.all_known &= !accessed.was_absent;
-        self.strategy.saw(accessed.away, sample.weight, None);
     }
 
     fn take_observation(&mut self, it: Observation) {

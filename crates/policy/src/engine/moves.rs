@@ -124,6 +124,15 @@ impl Moves {
         }
     }
 
+    /// Drops what is left of a process's blocks that are no longer to be moved.
+    pub(super) fn keep(&mut self, pid: Pid, stays: impl Fn(Block) -> bool) {
+        let stays = |r: &Relocation| r.pid != pid || stays(r.block);
+        for queue in &mut self.queues.0 {
+            queue.promotions.retain(stays);
+            queue.demotions.retain(stays);
+        }
+    }
+
     /// Makes the next batch, of at most `blocks_max` blocks, given the usable memory of each tier. The fastest
     /// boundary comes first. Where neither a promotion fits nor a demotion is left, promotions wait for up to `reclaims_max`
     /// reclaims.

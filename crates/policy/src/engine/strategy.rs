@@ -24,8 +24,14 @@ pub trait Classify: Clone + std::fmt::Debug {
         self.add(block.start(), events);
     }
 
-    /// Ends an epoch that took `elapsed_s` seconds. Whether there is reason to plan anew.
-    fn end_epoch(&mut self, epoch: u32, elapsed_s: f64) -> bool;
+    /// Ends an epoch that took `elapsed_s` seconds, and looks at no more than `chunks_max` of its chunks for that. Whether
+    /// there is reason to plan anew.
+    fn end_epoch(&mut self, epoch: u32, elapsed_s: f64, chunks_max: usize) -> bool;
+
+    /// Chunks of 1 GiB of which it remembers anything, where it has such.
+    fn chunks(&self) -> usize {
+        0
+    }
 
     /// The ranges, by address.
     fn ranges(&self) -> impl Iterator<Item = ClassifiedRange>;
@@ -58,9 +64,13 @@ impl Classify for Heat {
         Self::observe(self, block, events, exposure_s);
     }
 
-    fn end_epoch(&mut self, epoch: u32, elapsed_s: f64) -> bool {
-        Self::end_epoch(self, epoch, elapsed_s);
+    fn end_epoch(&mut self, epoch: u32, elapsed_s: f64, chunks_max: usize) -> bool {
+        Self::end_epoch(self, epoch, elapsed_s, chunks_max);
         true
+    }
+
+    fn chunks(&self) -> usize {
+        Self::chunks(self)
     }
 
     fn ranges(&self) -> impl Iterator<Item = ClassifiedRange> {
@@ -112,8 +122,9 @@ pub trait Strategy {
     /// 0 only demotions of the plan make room, and what then does not fit is given up.
     const RECLAIMS_MAX: u32 = 0;
 
-    /// Epochs after which ranges are ranked anew once all blocks are known.
-    const RANKS_EVERY: u32 = 1;
+    /// Whether it counts by block: samples then come in order of address, those of a block at once, and ranges, which are
+    /// for people and look-ups only, are ranked anew now and then.
+    const COUNTS_BLOCKS: bool = false;
 
     /// What is known of a process that was just found: nothing.
     fn classifier(&self) -> Self::Classifier;
@@ -125,7 +136,7 @@ pub trait Strategy {
     }
 
     /// This epoch's relocations.
-    fn plan(&self, situation: &Situation<'_>, heats: &[(Pid, &Self::Classifier)]) -> Plan;
+    fn plan(&mut self, situation: &Situation<'_>, heats: &[(Pid, &Self::Classifier)]) -> Plan;
 
     /// Takes note of how many CPUs programs run on from now on.
     fn set_cpus(&mut self, cpus: u32) {
@@ -188,14 +199,14 @@ impl Strategy for ByHeat {
 
     const ONLY_WHAT_PAYS: bool = true;
 
-    const RANKS_EVERY: u32 = 4;
+    const COUNTS_BLOCKS: bool = true;
 
     fn classifier(&self) -> Heat {
         Heat::default()
     }
 
-    fn plan(&self, situation: &Situation<'_>, heats: &[(Pid, &Heat)]) -> Plan {
-        rule::plan(&self.0, situation, heats)
+    fn plan(&mut self, situation: &Situation<'_>, heats: &[(Pid, &Heat)]) -> Plan {
+        rule::plan(&mut self.0, situation, heats)
     }
 
     fn set_cpus(&mut self, cpus: u32) {

@@ -124,6 +124,24 @@ fn samples_astray_bring_the_next_refresh_forward() {
 }
 
 #[test]
+fn records_that_a_tracker_rejects_do_not() {
+    let mut plain = hardware(&Script::new(3));
+    plain.epoch(&EpochScript::default());
+    plain.engine.push(Input::Epoch).unwrap();
+    let rejects = Input::SamplesEnd {
+        lost: 0,
+        rejected: 1 << 20,
+        is_repeat: false,
+    };
+    plain.engine.push(rejects).unwrap();
+    while plain.engine.stage() != Stage::Asleep {
+        plain.answer(&EpochScript::default());
+    }
+    plain.engine.push(Input::Epoch).unwrap();
+    assert_ne!(plain.engine.request(), Request::Refresh);
+}
+
+#[test]
 fn a_program_that_filled_fast_memory_keeps_it() {
     let mut script = hot_set(100, 100, 0..50, 40);
     script.fast_free = 0;
@@ -246,7 +264,11 @@ impl super::Strategy for Apart {
         self.0.classifier()
     }
 
-    fn plan(&self, situation: &crate::Situation<'_>, heats: &[(Pid, &crate::Heat)]) -> crate::Plan {
+    fn plan(
+        &mut self,
+        situation: &crate::Situation<'_>,
+        heats: &[(Pid, &crate::Heat)],
+    ) -> crate::Plan {
         self.0.plan(situation, heats)
     }
 }

@@ -12,7 +12,8 @@
 //! rate of its parts. It counts for many events where the parts of groups are alike, and for none where they differ
 //! ([`pool`]).
 //!
-//! Nothing decays: what is new weighs more. So an epoch costs what was sampled, whatever the size of memory.
+//! Nothing decays: what is new weighs more. How much parts differ is measured a few chunks at a time, in turn. So an epoch
+//! costs what was sampled, whatever the size of memory.
 //!
 //! # Properties
 //! - Blocks of equal rate in equal neighbourhoods have equal estimates. Of two blocks in one group, the one with more
@@ -29,7 +30,7 @@ mod saved;
 use crate::residency::CHUNK_BLOCKS;
 use crate::{Block, VirtRange};
 pub use pool::Estimate;
-use pool::{LEVELS, Pools};
+use pool::{LEVELS, Pools, Spread, spreads_of};
 
 /// How many windows there are.
 pub const WINDOWS: usize = 5;
@@ -80,6 +81,17 @@ struct Chunk {
     exposure: Option<Box<Cells>>,
     /// Mapped blocks of each cell.
     mapped: Box<[u16; CELLS]>,
+    /// As it was when this chunk had its turn.
+    measured: Box<[Measured; WINDOWS]>,
+}
+
+/// Measurements over all parts of a chunk.
+#[derive(Debug, Clone, Copy, Default)]
+struct Measured {
+    /// How much they differ, by level.
+    spreads: [Spread; LEVELS],
+    /// Events a second in all of them, where blocks are watched.
+    watched_rate: f64,
 }
 
 /// The heat of one process. See the module's text.
@@ -94,6 +106,8 @@ pub struct Heat {
     /// Of all chunks: events, and exposure where it differs from block to block.
     events: [f64; WINDOWS],
     exposure: [f64; WINDOWS],
+    /// Of all chunks: events a second, where blocks are watched.
+    watched_rate: [f64; WINDOWS],
     mapped_blocks: u64,
     pools: [Pools; WINDOWS],
 }
@@ -107,6 +121,7 @@ impl Default for Heat {
             span_s: [0.0; WINDOWS],
             events: [0.0; WINDOWS],
             exposure: [0.0; WINDOWS],
+            watched_rate: [0.0; WINDOWS],
             mapped_blocks: 0,
             pools: [Pools::default(); WINDOWS],
         }
@@ -117,6 +132,22 @@ impl Default for Heat {
 pub fn windows_due(epoch: u32) -> impl Iterator<Item = usize> {
     let longer = 1 + epoch as usize % (WINDOWS - 1);
     [0, longer].into_iter()
+}
+
+/// Which `most` of `n` things are due in an epoch for a window; all in turn.
+pub(crate) fn in_turn(
+    window: usize,
+    epoch: u32,
+    n: usize,
+    most: usize,
+) -> impl Iterator<Item = usize> {
+    let turn = match window {
+        0 => epoch as usize,
+        _ => epoch as usize / (WINDOWS - 1),
+    };
+    let most = most.min(n);
+    let first = turn.wrapping_mul(most);
+    (first..first + most).map(move |at| at % n)
 }
 
 /// The length of a window, seconds.
@@ -195,8 +226,8 @@ impl Heat {
     }
 
     /// Ends an epoch that took `elapsed_s` seconds. For the windows that are due, measures again how alike the parts of
-    /// groups are.
-    pub fn end_epoch(&mut self, epoch: u32, elapsed_s: f64) {
+    /// groups are, in at most `chunks_max` chunks.
+    pub fn end_epoch(&mut self, epoch: u32, elapsed_s: f64, chunks_max: usize) {
         let elapsed_s = elapsed_s.max(0.0);
         for window in 0..WINDOWS {
             let growth = 1.0 + elapsed_s / window_s(window);
@@ -206,9 +237,27 @@ impl Heat {
                 self.scale_down(window);
             }
         }
-        for window in windows_due(epoch) {
-            self.pools[window] = Pools::of(self, window);
+        for window in 0..WINDOWS {
+            for at in in_turn(0, epoch, self.chunks.len(), chunks_max) {
+                let watched_rate = self.watched_rate_of(&self.chunks[at], window);
+                self.chunks[at].measured[window].watched_rate = watched_rate;
+            }
+            let rates = self.chunks.iter().map(|c| c.measured[window].watched_rate);
+            self.watched_rate[window] = rates.sum();
         }
+        for window in windows_due(epoch) {
+            for at in in_turn(window, epoch, self.chunks.len(), chunks_max) {
+                let spreads = spreads_of(self, &self.chunks[at], window);
+                self.chunks[at].measured[window].spreads = spreads;
+            }
+            let spreads = self.chunks.iter().map(|c| &c.measured[window].spreads);
+            self.pools[window] = Pools::of(spreads);
+        }
+    }
+
+    /// Chunks of 1 GiB of which anything was seen.
+    pub fn chunks(&self) -> usize {
+        self.chunks.len()
     }
 
     /// Seconds that a window remembers: at most its length, about, and no more than have passed.
@@ -270,18 +319,41 @@ impl Heat {
         }
     }
 
-    /// Events of a block in a window, as they were seen.
-    pub(crate) fn events_of(&self, window: usize, block: Block) -> f64 {
-        let at = (block.0 % CHUNK_BLOCKS as u64) as usize;
-        let chunk = self.chunk(block.0 / CHUNK_BLOCKS as u64);
-        chunk.map_or(0.0, |c| self.seen(c, window, at).0)
+    /// The estimate for a block of a chunk of which nothing is known but the chunk.
+    pub(crate) fn mean_of_chunk(&self, window: usize, first: Block) -> f64 {
+        let chunk = self.chunk(first.0 / CHUNK_BLOCKS as u64);
+        let (events, exposure_s) = chunk.map_or((0.0, self.unseen_s(window, LEVELS - 1)), |c| {
+            self.seen(c, window, FIRST[LEVELS - 1])
+        });
+        let whole = self.per_block(window);
+        self.pools[window]
+            .part(LEVELS - 1, whole, events, exposure_s)
+            .rate
+    }
+
+    /// Rates in longer windows of the 512 blocks from `first` on. Each window counts a quarter of the one before.
+    pub(crate) fn longer_rates(&self, window: usize, first: Block, out: &mut [f64; CHUNK_BLOCKS]) {
+        out.fill(0.0);
+        let Some(chunk) = self.chunk(first.0 / CHUNK_BLOCKS as u64) else {
+            return;
+        };
+        let mut share = 1.0;
+        for longer in window + 1..WINDOWS {
+            share /= RATIO;
+            let span_s = self.span_s[longer].max(f64::MIN_POSITIVE);
+            let factor = share / self.weight[longer] / span_s;
+            for (rate, events) in out.iter_mut().zip(&chunk.events[longer]) {
+                *rate += f64::from(*events) * factor;
+            }
+        }
     }
 
     /// Bytes of what it remembers, without what an allocator adds.
     pub fn state_bytes(&self) -> usize {
         let one = |chunk: &Chunk| {
             let arrays = 1 + usize::from(chunk.exposure.is_some());
-            size_of::<Chunk>() + arrays * size_of::<Cells>() + size_of_val(&*chunk.mapped)
+            let cells = arrays * size_of::<Cells>() + size_of_val(&*chunk.mapped);
+            size_of::<Chunk>() + cells + size_of_val(&*chunk.measured)
         };
         self.chunks.iter().map(one).sum()
     }
@@ -298,26 +370,27 @@ impl Heat {
     fn whole(&self, window: usize) -> Estimate {
         let events = self.events[window] / self.weight[window];
         let rate = match self.exposure[window] > 0.0 {
-            true => self.watched_rate(window),
+            true => self.watched_rate[window],
             false if self.span_s[window] > 0.0 => events / self.span_s[window],
             false => 0.0,
         };
         Estimate { rate, sure: events }
     }
 
-    /// Events a second in all memory, where some blocks are watched more often than others. It is a sum over the smallest
+    /// Events a second in a chunk, where some blocks are watched more often than others. It is a sum over the smallest
     /// groups, so that often watched blocks do not outweigh the others.
-    fn watched_rate(&self, window: usize) -> f64 {
-        let groups = FIRST[1]..FIRST[2];
-        let rate = |chunk: &Chunk, cell: usize| {
+    fn watched_rate_of(&self, chunk: &Chunk, window: usize) -> f64 {
+        let rate = |cell: usize| {
             let (events, exposure_s) = self.seen(chunk, window, cell);
             match exposure_s > 0.0 {
                 true => events / exposure_s * f64::from(chunk.mapped[cell]),
                 false => 0.0,
             }
         };
-        let of_chunk = |chunk: &Chunk| groups.clone().map(|cell| rate(chunk, cell)).sum::<f64>();
-        self.chunks.iter().map(of_chunk).sum()
+        match chunk.exposure {
+            Some(_) => (FIRST[1]..FIRST[2]).map(rate).sum(),
+            None => 0.0,
+        }
     }
 
     /// Events of a cell, and the seconds in which its blocks were exposed, together.
@@ -377,6 +450,7 @@ impl Chunk {
             events: cells(),
             exposure: None,
             mapped: Box::new([0; CELLS]),
+            measured: Box::default(),
         };
         chunk.set_space(space);
         chunk

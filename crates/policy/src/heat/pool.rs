@@ -16,7 +16,7 @@
 //! - Without exposure it is the group's; with much of it, the part's own.
 //! - Parts that differ by chance only are taken to be alike, but for one case in some thousands.
 
-use super::{CELLS, FIRST, Heat, WINDOWS};
+use super::{CELLS, Chunk, FIRST, Heat, WINDOWS};
 use crate::rule::CERTAINTY;
 
 /// Blocks, and groups of 8, 64 and 512 blocks.
@@ -47,13 +47,13 @@ impl Default for Pools {
 }
 
 /// Sums over the parts of groups.
-#[derive(Debug, Clone, Copy, Default)]
-struct Spread {
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(super) struct Spread {
     /// Variance of counts beyond chance.
-    excess: f64,
+    pub(super) excess: f64,
     /// Variance of that, if all was chance.
-    chance: f64,
-    squares: f64,
+    pub(super) chance: f64,
+    pub(super) squares: f64,
 }
 
 impl Spread {
@@ -65,52 +65,56 @@ impl Spread {
         self.squares += expected * expected;
     }
 
+    fn add(&mut self, other: &Self) {
+        self.excess += other.excess;
+        self.chance += other.chance;
+        self.squares += other.squares;
+    }
+
     fn worth(&self) -> f64 {
         let certain = self.excess - CERTAINTY * self.chance.sqrt();
-        match certain > 0.0 {
+        match certain > 0.0 && self.squares > 0.0 {
             true => self.squares / certain,
             false => f64::INFINITY,
         }
     }
 }
 
-impl Pools {
-    /// Measures a window's counts.
-    pub(super) fn of(heat: &Heat, window: usize) -> Self {
-        let mut spreads = [Spread::default(); LEVELS];
-        let whole = heat.per_block(window).rate;
-        for chunk in &heat.chunks {
-            let seen = |cell: usize| heat.seen(chunk, window, cell);
-            let mut part = |level: usize, cell: usize, group_rate: f64| {
-                let (events, exposure_s) = seen(cell);
-                spreads[level].take(events, group_rate * exposure_s);
-                if exposure_s > 0.0 {
-                    events / exposure_s
-                } else {
-                    0.0
-                }
-            };
-            let chunk_rate = part(3, FIRST[3], whole);
-            if chunk_rate <= 0.0 {
-                continue;
+/// How much the parts of a chunk differ in a window, by the parts' level.
+pub(super) fn spreads_of(heat: &Heat, chunk: &Chunk, window: usize) -> [Spread; LEVELS] {
+    let mut spreads = [Spread::default(); LEVELS];
+    let mut part = |level: usize, cell: usize, group_rate: f64| {
+        let (events, exposure_s) = heat.seen(chunk, window, cell);
+        spreads[level].take(events, group_rate * exposure_s);
+        match exposure_s > 0.0 {
+            true => events / exposure_s,
+            false => 0.0,
+        }
+    };
+    let chunk_rate = part(3, FIRST[3], heat.per_block(window).rate);
+    for large in (0..8).take_while(|_| chunk_rate > 0.0) {
+        let large_rate = part(2, FIRST[2] + large, chunk_rate);
+        for small in (large * 8..large * 8 + 8).take_while(|_| large_rate > 0.0) {
+            let small_rate = part(1, FIRST[1] + small, large_rate);
+            for at in (small * 8..small * 8 + 8).take_while(|_| small_rate > 0.0) {
+                part(0, at, small_rate);
             }
-            for large in 0..8 {
-                let large_rate = part(2, FIRST[2] + large, chunk_rate);
-                for small in large * 8..large * 8 + 8 {
-                    if large_rate <= 0.0 {
-                        break;
-                    }
-                    let small_rate = part(1, FIRST[1] + small, large_rate);
-                    if small_rate > 0.0 {
-                        for at in small * 8..small * 8 + 8 {
-                            part(0, at, small_rate);
-                        }
-                    }
-                }
+        }
+    }
+    spreads
+}
+
+impl Pools {
+    /// From how much the parts of all chunks differ.
+    pub(super) fn of<'a>(chunks: impl Iterator<Item = &'a [Spread; LEVELS]>) -> Self {
+        let mut sums = [Spread::default(); LEVELS];
+        for spreads in chunks {
+            for (sum, spread) in sums.iter_mut().zip(spreads) {
+                sum.add(spread);
             }
         }
         Self {
-            worth: spreads.map(|spread| spread.worth()),
+            worth: sums.map(|spread| spread.worth()),
         }
     }
 

@@ -1,6 +1,6 @@
 //! A process's heat between two epochs as numbers.
 
-use super::pool::{LEVELS, Pools};
+use super::pool::{LEVELS, Pools, Spread};
 use super::{CELLS, CHUNK_BLOCKS, Chunk, FIRST, Heat, WINDOWS, cells};
 use crate::engine::{NotAState, Numbers, Saved};
 
@@ -10,11 +10,18 @@ impl Saved for Heat {
             let sums = [self.events[window], self.exposure[window]];
             let clock = [self.weight[window], self.span_s[window]];
             to.extend([clock, sums].concat().into_iter().map(f64::to_bits));
+            to.push(self.watched_rate[window].to_bits());
             to.extend(self.pools[window].worth.map(f64::to_bits));
         }
         to.push(self.chunks.len() as u64);
         for chunk in &self.chunks {
             to.extend([chunk.number, chunk.exposure.is_some().into()]);
+            for measured in &*chunk.measured {
+                to.push(measured.watched_rate.to_bits());
+                for s in &measured.spreads {
+                    to.extend([s.excess, s.chance, s.squares].map(f64::to_bits));
+                }
+            }
             let arrays = [Some(&chunk.events), chunk.exposure.as_ref()];
             for cells in arrays.into_iter().flatten() {
                 let is_there = |at: &usize| cells.iter().any(|window| window[*at] != 0.0);
@@ -35,6 +42,7 @@ impl Saved for Heat {
             self.span_s[window] = from.number()?;
             self.events[window] = from.number()?;
             self.exposure[window] = from.number()?;
+            self.watched_rate[window] = from.number()?;
             let mut worth = [f64::INFINITY; LEVELS];
             for worth in &mut worth {
                 *worth = f64::from_bits(from.next(u64::MAX)?);
@@ -49,6 +57,16 @@ impl Saved for Heat {
             before = Some(number);
             let mut chunk = Chunk::new(number, &self.space);
             let has_exposure = from.next(1)? == 1;
+            for measured in &mut *chunk.measured {
+                measured.watched_rate = from.number()?;
+                for spread in &mut measured.spreads {
+                    *spread = Spread {
+                        excess: from.number()?,
+                        chance: from.number()?,
+                        squares: from.number()?,
+                    };
+                }
+            }
             for is_exposure in [false, true] {
                 if is_exposure && !has_exposure {
                     continue;

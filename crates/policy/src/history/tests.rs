@@ -17,7 +17,7 @@ fn look(histories: &mut Histories, accessed: impl IntoIterator<Item = u64>) -> b
     for block in accessed {
         histories.add(GuestVirtAddr(block * BLOCK_SIZE + 4096), 1);
     }
-    histories.end_epoch(0, 0.5)
+    histories.end_epoch(0, 0.5, usize::MAX)
 }
 
 /// Of each block.

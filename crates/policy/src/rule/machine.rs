@@ -138,7 +138,7 @@ pub(super) fn run(
                 rule.saw(residency.away_of(PID, block(b)), events, None);
             }
         }
-        heat.end_epoch(epoch, EPOCH_S);
+        heat.end_epoch(epoch, EPOCH_S, usize::MAX);
         rule.end_epoch(&EpochEnd {
             epoch,
             elapsed_s: EPOCH_S,
@@ -167,7 +167,7 @@ pub(super) fn run(
             epoch,
             epoch_ms: (EPOCH_S * 1e3) as u64,
         };
-        let plan = plan(&rule, &situation, &[(PID, &heat)]);
+        let plan = plan(&mut rule, &situation, &[(PID, &heat)]);
         spent_s = 0.0;
         let both = [
             (&plan.demotions, Direction::Demotion),

@@ -34,6 +34,7 @@ mod machine;
 mod pairs;
 mod price;
 mod saved;
+mod scan;
 mod shares;
 
 use crate::engine::{Direction, Gain};
@@ -41,6 +42,7 @@ use crate::heat::{WINDOWS, window_s};
 use crate::{Away, BLOCK_SIZE, ByLevel, ByteCount, Level};
 pub(crate) use pairs::plan;
 use price::Price;
+use scan::Scan;
 
 /// Standard deviations by which a difference must exceed chance: among some thousand pairs one in a thousand does.
 pub(crate) const CERTAINTY: f64 = 3.0;
@@ -108,6 +110,7 @@ pub struct Rule {
     /// The extra cost of an event in each tier compared with the fastest, seconds.
     event_s: ByLevel<f64>,
     balance: Balance,
+    scans: ByLevel<Scan>,
 }
 
 /// The facts of an epoch that has ended.
@@ -138,6 +141,7 @@ impl Rule {
             income: [0.0; STEADY_WINDOWS],
             event_s: ByLevel::default(),
             balance: Balance::default(),
+            scans: ByLevel::default(),
         }
     }
 

@@ -3,9 +3,10 @@
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
+use super::scan::{Part, Scan};
 use super::shares::Parts;
 use super::{CERTAINTY, FIRST_BLOCKS, Rule};
-use crate::heat::{Estimate, Heat, RATIO, WINDOWS, windows_due};
+use crate::heat::{Estimate, Heat, windows_due};
 use crate::residency::CHUNK_BLOCKS;
 use crate::{BLOCK_SIZE, Block, ByteCount, Level, Pid, Plan, Relocation, Situation, Spread, Tier};
 
@@ -128,19 +129,39 @@ impl Left {
 }
 
 /// Plans the relocations of one epoch.
-pub(crate) fn plan(rule: &Rule, situation: &Situation<'_>, heats: &[(Pid, &Heat)]) -> Plan {
+pub(crate) fn plan(rule: &mut Rule, situation: &Situation<'_>, heats: &[(Pid, &Heat)]) -> Plan {
+    let mut scan = std::mem::take(rule.scans.get_mut(situation.level));
+    let plan = plan_with(rule, &mut scan, situation, heats);
+    *rule.scans.get_mut(situation.level) = scan;
+    plan
+}
+
+fn plan_with(
+    rule: &Rule,
+    scan: &mut Scan,
+    situation: &Situation<'_>,
+    heats: &[(Pid, &Heat)],
+) -> Plan {
     let mut plan = Plan {
         level: situation.room.level(),
         ..Plan::default()
     };
     let mut left = Left::of(rule, situation);
-    let mut parts = Parts::new(situation, heats);
+    let mut shares = Parts::new(situation, heats);
+    let parts: Vec<Part<'_>> = (heats.iter())
+        .flat_map(|&(pid, heat)| {
+            let chunks = situation.residency.known_by_chunk(pid, situation.level);
+            chunks.map(move |chunk| Part { pid, heat, chunk })
+        })
+        .collect();
+    scan.restrict(&parts);
     for window in windows_due(situation.epoch) {
-        let mut candidates = candidates(rule, situation, heats, window);
+        let chosen = scan.choose(&parts, window, situation.epoch);
+        let mut candidates = candidates(rule, situation, &chosen, window, scan);
         let planned = situation.planned.iter().map(|(_, plan)| plan);
         candidates.drop_planned(planned.chain([&plan]));
         make_room(rule, situation, &mut candidates, &mut left, &mut plan);
-        exchange(rule, window, &candidates, &mut parts, &mut left, &mut plan);
+        exchange(rule, window, &candidates, &mut shares, &mut left, &mut plan);
     }
     plan
 }
@@ -326,8 +347,9 @@ impl Candidates<'_> {
 fn candidates<'a>(
     rule: &Rule,
     situation: &Situation<'_>,
-    heats: &[(Pid, &'a Heat)],
+    parts: &[Part<'a>],
     window: usize,
+    scan: &mut Scan,
 ) -> Candidates<'a> {
     let block_s = rule.promotion_s(BLOCK_SIZE) + rule.demotion_s(BLOCK_SIZE);
     let by_time = (situation.epoch_ms as f64 / 1e3 / block_s.max(1e-6)) as usize;
@@ -335,78 +357,103 @@ fn candidates<'a>(
     // Small blocks are cheaper to move than whole ones.
     let most = by_time.min(by_rate).saturating_mul(TRIED).max(TRIED);
     let level = situation.level;
-    let mut slow: Vec<Unit<'a>> = vec![];
-    let mut fast: Vec<Unit<'a>> = vec![];
+    let mut slow = Least::new(most, |a, b| by_density(b, a));
+    let mut fast = Least::new(most, by_density);
     let mut estimates = [Estimate::default(); CHUNK_BLOCKS];
-    for &(pid, heat) in heats {
-        let socket = situation.sockets.get(&pid).copied().unwrap_or(0);
-        for (first, known) in situation.residency.known_by_chunk(pid) {
-            heat.estimates(window, first, &mut estimates);
-            for (at, known) in known.iter().enumerate() {
-                let Some(known) = known.filter(|k| k.aside_until <= situation.epoch) else {
-                    continue;
-                };
-                let block = Block(first.0 + at as u64);
-                let spread = known.spread();
-                let placement = spread.at(level);
-                let unit = |tier: Tier, bytes: u64| {
-                    let resident = spread.resident().0.max(1);
-                    Unit {
-                        pid,
-                        heat,
-                        block,
-                        bytes,
-                        part: bytes as f64 / resident as f64,
-                        estimate: estimates[at],
-                        density: estimates[at].rate / resident as f64,
-                        event_s: rule.extra_s(level, &spread, bytes),
-                        goes_home: known.away.is_some_and(|away| match tier {
-                            Tier::Fast => away.home > level,
-                            Tier::Slow => away.home == level,
-                        }),
-                        socket,
-                    }
-                };
-                if placement.slow.0 > 0 {
-                    let unit = unit(Tier::Slow, placement.slow.0);
-                    let (events, _) = unit.events_by(unit.estimate, window, unit.bytes);
-                    let may_pay = events * unit.event_s >= rule.promotion_s(unit.bytes);
-                    let is_undone = rule.has_lost() && unit.goes_home;
-                    if may_pay || is_undone || !situation.shares.is_empty() {
-                        slow.push(unit);
-                    }
+    let mut longer = [0.0; CHUNK_BLOCKS];
+    for part in parts {
+        let (heat, first) = (part.heat, part.chunk.first);
+        let socket = situation.sockets.get(&part.pid).copied().unwrap_or(0);
+        heat.estimates(window, first, &mut estimates);
+        heat.longer_rates(window, first, &mut longer);
+        let (mut hottest_slow, mut coldest_fast) = (0.0f64, f64::INFINITY);
+        for (at, known) in part.chunk.known.iter().enumerate() {
+            let Some(known) = known.filter(|k| k.aside_until <= situation.epoch) else {
+                continue;
+            };
+            let block = Block(first.0 + at as u64);
+            let spread = known.spread();
+            let placement = spread.at(level);
+            let unit = |tier: Tier, bytes: u64| {
+                let resident = spread.resident().0.max(1);
+                Unit {
+                    pid: part.pid,
+                    heat,
+                    block,
+                    bytes,
+                    part: bytes as f64 / resident as f64,
+                    estimate: estimates[at],
+                    density: estimates[at].rate / resident as f64,
+                    event_s: rule.extra_s(level, &spread, bytes),
+                    goes_home: known.away.is_some_and(|away| match tier {
+                        Tier::Fast => away.home > level,
+                        Tier::Slow => away.home == level,
+                    }),
+                    socket,
                 }
-                if placement.fast.0 > 0 {
-                    let mut unit = unit(Tier::Fast, placement.fast.0);
-                    unit.density += longer_density(&unit, window);
-                    fast.push(unit);
+            };
+            if placement.slow.0 > 0 {
+                let unit = unit(Tier::Slow, placement.slow.0);
+                hottest_slow = hottest_slow.max(unit.density);
+                let (events, _) = unit.events_by(unit.estimate, window, unit.bytes);
+                let may_pay = events * unit.event_s >= rule.promotion_s(unit.bytes);
+                let is_undone = rule.has_lost() && unit.goes_home;
+                if may_pay || is_undone || !situation.shares.is_empty() {
+                    slow.push(unit);
                 }
             }
-            keep_least(&mut fast, most, by_density);
-            keep_least(&mut slow, most, |a, b| by_density(b, a));
+            if placement.fast.0 > 0 {
+                let mut unit = unit(Tier::Fast, placement.fast.0);
+                // Of blocks that are all idle now, those that were so for long go first.
+                unit.density += longer[at] * unit.part / unit.bytes as f64;
+                coldest_fast = coldest_fast.min(unit.density);
+                fast.push(unit);
+            }
+        }
+        scan.saw(part, window, hottest_slow, coldest_fast);
+    }
+    Candidates {
+        slow: slow.into_sorted(),
+        fast: fast.into_sorted(),
+    }
+}
+
+/// The `most` least of many things.
+struct Least<T, O> {
+    most: usize,
+    order: O,
+    kept: Vec<T>,
+    /// Greater things are not among them.
+    bound: Option<T>,
+}
+
+impl<T: Copy, O: Fn(&T, &T) -> Ordering> Least<T, O> {
+    fn new(most: usize, order: O) -> Self {
+        Self {
+            most,
+            order,
+            kept: vec![],
+            bound: None,
         }
     }
-    slow.sort_unstable_by(|a, b| by_density(b, a));
-    fast.sort_unstable_by(by_density);
-    slow.truncate(most);
-    fast.truncate(most);
-    Candidates { slow, fast }
-}
 
-/// Cuts a list down to its `most` least once it is twice as long.
-fn keep_least<T>(list: &mut Vec<T>, most: usize, order: impl Fn(&T, &T) -> Ordering) {
-    if list.len() >= 2 * most.max(CHUNK_BLOCKS) {
-        list.select_nth_unstable_by(most, order);
-        list.truncate(most);
+    #[inline]
+    fn push(&mut self, thing: T) {
+        let is_beyond = |bound: &T| (self.order)(&thing, bound).is_ge();
+        if self.bound.as_ref().is_some_and(is_beyond) {
+            return;
+        }
+        self.kept.push(thing);
+        if self.kept.len() >= 2 * self.most.max(CHUNK_BLOCKS) {
+            let (_, bound, _) = self.kept.select_nth_unstable_by(self.most, &self.order);
+            self.bound = Some(*bound);
+            self.kept.truncate(self.most);
+        }
     }
-}
 
-/// The share of longer windows in a block's density: of blocks that are all idle now, those that were so for long go first.
-fn longer_density(unit: &Unit<'_>, window: usize) -> f64 {
-    let mut sum = 0.0;
-    for longer in (window + 1..WINDOWS).rev() {
-        let span_s = unit.heat.span_s(longer).max(f64::MIN_POSITIVE);
-        sum = (sum + unit.heat.events_of(longer, unit.block) / span_s) / RATIO;
+    fn into_sorted(mut self) -> Vec<T> {
+        self.kept.sort_unstable_by(&self.order);
+        self.kept.truncate(self.most);
+        self.kept
     }
-    sum * unit.part / unit.bytes.max(1) as f64
 }

@@ -1,8 +1,11 @@
 //! The rule's state, as a recording keeps it.
 
 use super::price::{PRICE_BYTES, Price};
+use super::scan::Extremes;
 use super::{Fresh, Rule};
+use crate::Pid;
 use crate::engine::{NotAState, Numbers};
+use crate::heat::WINDOWS;
 
 impl Rule {
     /// Appends its state between two epochs.
@@ -18,6 +21,15 @@ impl Rule {
         to.extend([self.unseen_s.to_bits(), self.gain.cpus.into()]);
         to.extend(self.income.map(f64::to_bits));
         to.extend([self.balance.cost_ns, self.balance.benefit_ns as u64]);
+        for scan in &self.scans.0 {
+            to.push(scan.seen.len() as u64);
+            for ((pid, chunk), extremes) in &scan.seen {
+                to.extend([pid.0.into(), *chunk]);
+                for seen in extremes {
+                    to.extend([seen.hottest_slow, seen.coldest_fast].map(f64::to_bits));
+                }
+            }
+        }
     }
 
     /// Takes over what was saved.
@@ -45,6 +57,17 @@ impl Rule {
         }
         self.balance.cost_ns = from.next(u64::MAX)?;
         self.balance.benefit_ns = from.next(u64::MAX)? as i64;
+        for scan in &mut self.scans.0 {
+            for _ in 0..from.next_u32()? {
+                let key = (Pid(from.next_u32()?), from.next(u64::MAX)?);
+                let mut extremes = [Extremes::default(); WINDOWS];
+                for seen in &mut extremes {
+                    seen.hottest_slow = from.number()?;
+                    seen.coldest_fast = from.number()?;
+                }
+                scan.seen.insert(key, extremes);
+            }
+        }
         Ok(())
     }
 }

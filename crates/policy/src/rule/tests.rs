@@ -81,7 +81,7 @@ impl World {
                 self.rule
                     .saw(self.residency.away_of(*pid, block), events, None);
             }
-            heat.end_epoch(self.epoch, 0.5);
+            heat.end_epoch(self.epoch, 0.5, usize::MAX);
             rate += heat.rate(0);
         }
         self.rule.end_epoch(&EpochEnd {
@@ -94,7 +94,7 @@ impl World {
         self.plan()
     }
 
-    fn plan(&self) -> Plan {
+    fn plan(&mut self) -> Plan {
         let heats: Vec<_> = self.heats.iter().map(|(pid, heat)| (*pid, heat)).collect();
         let situation = Situation {
             ranking: &[],
@@ -110,7 +110,7 @@ impl World {
             epoch: self.epoch,
             epoch_ms: 500,
         };
-        plan(&self.rule, &situation, &heats)
+        plan(&mut self.rule, &situation, &heats)
     }
 
     /// Carries a plan out at the price of hardware.

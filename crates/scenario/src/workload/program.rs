@@ -106,7 +106,7 @@ pub enum Ready {
     Line(String),
     /// It accepts connections on this TCP port of the loopback address.
     Port(u16),
-    /// So many seconds have passed.
+    /// This many seconds have passed.
     AfterS(u64),
 }
 

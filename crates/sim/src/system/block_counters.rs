@@ -26,7 +26,7 @@ impl Strategy for Blocks {
         BlockCounters::default()
     }
 
-    fn plan(&self, situation: &Situation<'_>, _heats: &[(Pid, &BlockCounters)]) -> Plan {
+    fn plan(&mut self, situation: &Situation<'_>, _heats: &[(Pid, &BlockCounters)]) -> Plan {
         plan(situation)
     }
 }
@@ -63,7 +63,7 @@ impl Classify for BlockCounters {
         self.left = self.left.saturating_sub(samples.into());
     }
 
-    fn end_epoch(&mut self, _epoch: u32, _elapsed_s: f64) -> bool {
+    fn end_epoch(&mut self, _epoch: u32, _elapsed_s: f64, _chunks_max: usize) -> bool {
         if self.left == 0 {
             self.left = self.cool_samples();
             self.counts.values_mut().for_each(|c| *c /= 2.0);
@@ -101,7 +101,7 @@ mod tests {
                 counters.add(at(1000 + i % 256), 1);
                 counters.add(at(hot), 1);
             }
-            counters.end_epoch(0, 0.5);
+            counters.end_epoch(0, 0.5, usize::MAX);
         };
         let hottest = |counters: &BlockCounters| {
             let ranges = counters.ranges();

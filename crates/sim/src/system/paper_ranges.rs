@@ -94,7 +94,7 @@ impl Strategy for Paper {
         }
     }
 
-    fn plan(&self, situation: &Situation<'_>, _heats: &[(Pid, &PaperRanges)]) -> Plan {
+    fn plan(&mut self, situation: &Situation<'_>, _heats: &[(Pid, &PaperRanges)]) -> Plan {
         let Situation {
             ranking,
             residency,
@@ -178,7 +178,7 @@ impl Classify for PaperRanges {
     }
 
     /// Ages counts and cuts; there is news where anything was cut.
-    fn end_epoch(&mut self, _epoch: u32, _elapsed_s: f64) -> bool {
+    fn end_epoch(&mut self, _epoch: u32, _elapsed_s: f64, _chunks_max: usize) -> bool {
         self.epoch += 1;
         self.leaves.values_mut().for_each(|l| l.samples /= 2);
         let leaves: Vec<(u64, Leaf)> = self.leaves.iter().map(|(&s, &l)| (s, l)).collect();
@@ -276,7 +276,7 @@ mod tests {
     fn a_hot_gib_is_found_in_64_tib_by_halving() {
         let mut ranges = PaperRanges::new(&Split::default(), 4);
         let mut epochs = 0;
-        while ranges.end_epoch(0, 0.5) || epochs < 4 {
+        while ranges.end_epoch(0, 0.5, usize::MAX) || epochs < 4 {
             epochs += 1;
             for i in 0..2000 {
                 ranges.add(GuestVirtAddr(40 * GIB + i * 7919 * 4096 % GIB), 1);
@@ -303,7 +303,7 @@ mod tests {
                 for &(addr, times) in &samples {
                     ranges.add(GuestVirtAddr(addr), times);
                 }
-                ranges.end_epoch(0, 0.5);
+                ranges.end_epoch(0, 0.5, usize::MAX);
             }
             let mut end = 0;
             for classified in ranges.ranges() {

@@ -17,7 +17,7 @@ impl Strategy for Sequential {
     }
 
     /// What promotions leave free the kernel sees to.
-    fn plan(&self, situation: &Situation<'_>, heats: &[(Pid, &Heat)]) -> Plan {
+    fn plan(&mut self, situation: &Situation<'_>, heats: &[(Pid, &Heat)]) -> Plan {
         Plan {
             demotions: vec![],
             level: ByteCount(0),

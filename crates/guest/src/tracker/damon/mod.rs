@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use demeter_linux::damon::{DamonError, Kdamond, Tracepoint};
+use demeter_linux::damon::{DamonError, Kdamond, Statistic, Tracepoint};
 use demeter_linux::tlb_flusher::TlbFlusher;
 use demeter_policy::damon::{Look, Next, Observer, SET_MAX, WAITS};
 use demeter_policy::{Block, Observation, Pid, Sample, VirtRange};
@@ -36,6 +36,7 @@ impl From<DamonError> for TrackerError {
     fn from(error: DamonError) -> Self {
         match error {
             DamonError::Taken => Self::Taken { tracker: NAME },
+            DamonError::Held(by) => Self::Held { tracker: NAME, by },
             DamonError::Unavailable { why, mend } => Self::Unavailable {
                 tracker: NAME,
                 why,
@@ -85,7 +86,11 @@ struct State {
 impl DamonTracker {
     /// Takes DAMON, if nobody else has it; observes nothing before targets are set.
     pub fn new(settings: &Settings) -> Result<Self, TrackerError> {
-        let kdamond = Kdamond::claim(&settings.root, 1)?.remove(0);
+        let statistic = match settings.take_damon {
+            true => Statistic::TurnOff,
+            false => Statistic::Leave,
+        };
+        let kdamond = Kdamond::claim(&settings.root, 1, statistic)?.remove(0);
         let tracepoint = Tracepoint::on(&settings.root)?;
         let listen = move |kdamond, regions| tracepoint.listen(kdamond, RING_BYTES, regions);
         let flusher = TlbFlusher::new().inspect_err(
@@ -309,4 +314,4 @@ impl Drop for DamonTracker {
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;

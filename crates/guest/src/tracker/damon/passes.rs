@@ -89,14 +89,15 @@ impl Passes {
             .set_regions(&regions)
             .and_then(|()| self.kdamond.start(RUNGS[RUNGS.len() - 1].interval, 1));
         let stopped = self.kdamond.stop();
-        tried
-            .and(stopped.map(|()| Pid(0)))
-            .map_err(|error| TrackerError::Unavailable {
+        match tried.and(stopped.map(|()| Pid(0))) {
+            Ok(_) => Ok(()),
+            Err(error @ DamonError::Held(_)) => Err(error.into()),
+            Err(error) => Err(TrackerError::Unavailable {
                 tracker: NAME,
                 why: format!("the kernel's DAMON refuses regions of 2 MiB ({error})"),
                 mend: "use Linux 5.19 or later, or another tracker".into(),
-            })?;
-        Ok(())
+            }),
+        }
     }
 
     /// Looks, unless it is no longer wanted. Processes that have ended are passed over.
@@ -133,6 +134,7 @@ impl Passes {
             tried += 1;
             match self.try_start(look) {
                 Ok(running) => return Ok(running),
+                Err(error @ DamonError::Held(_)) => return Err(error.into()),
                 Err(error) if tried == START_ATTEMPTS => return Err(error.into()),
                 Err(error) => {
                     tracing::debug!(%error, "a process may have ended: trying again");

@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_millis(700);
 /// The kernel's side in a fake root: DAMON's files and the ring of the tracepoint. As soon as somebody listens, a kdamond
 /// reports its regions.
 #[derive(Clone)]
-pub(in crate::tracker) struct FakeDamon {
+pub(crate) struct FakeDamon {
     root: PathBuf,
     kernel: Arc<Mutex<Kernel>>,
     passed: Arc<Condvar>,
@@ -198,7 +198,7 @@ pub(in crate::tracker) fn tracker(damon: &FakeDamon) -> Result<DamonTracker, Tra
         cpu_percent: 1e6,
         ..Settings::default()
     };
-    let kdamond = Kdamond::claim(&damon.root, 1)?.remove(0);
+    let kdamond = Kdamond::claim(&damon.root, 1, Statistic::TurnOff)?.remove(0);
     let format = Format::parse(FORMAT).unwrap();
     let damon = damon.clone();
     let listen = move |_kdamond, _regions| {
@@ -357,7 +357,10 @@ fn what_a_dead_demeter_left_is_taken_over() {
 #[test]
 fn no_damon_says_what_to_use() {
     let root = tempfile::tempdir().unwrap();
-    let error = Kdamond::claim(root.path(), 1).err().unwrap().to_string();
+    let error = Kdamond::claim(root.path(), 1, Statistic::Leave)
+        .err()
+        .unwrap()
+        .to_string();
     assert!(error.contains("CONFIG_DAMON_SYSFS"), "{error}");
 
     let damon = FakeDamon::new(root.path());

@@ -55,6 +55,14 @@ const POOL_MIB: u64 = 4000;
 const SIZE_MIB: u64 = 3000;
 const VMS: usize = 4;
 
+/// The word of each hypervisor on its VM.
+const SEEN: Observation = Observation::Seen {
+    most: TierBytes {
+        fast: ByteCount(SIZE_MIB * MIB),
+        slow: ByteCount(SIZE_MIB * MIB),
+    },
+};
+
 struct Guest {
     name: VmName,
     limits: Limits,
@@ -82,6 +90,10 @@ struct World {
     guests: Vec<Guest>,
     /// Observations under way, as (guest, observation).
     observations: Vec<(usize, Observation)>,
+    /// Guests of which something else than an answer is under way.
+    untold: Vec<VmName>,
+    /// The committed sums of the last check.
+    committed: TierBytes,
 }
 
 impl World {
@@ -115,6 +127,8 @@ impl World {
             kept: BTreeMap::new(),
             guests,
             observations: vec![],
+            untold: vec![],
+            committed: TierBytes::default(),
         };
         world.start_controller();
         world
@@ -124,6 +138,7 @@ impl World {
     fn start_controller(&mut self) {
         self.observations.clear();
         self.generation += 1;
+        self.committed = PerTier::from_fn(|_| ByteCount(u64::MAX));
         self.controller = Controller::new(self.pools);
         for (i, guest) in self.guests.iter().enumerate() {
             let kept = self.kept.get(&guest.name).copied();
@@ -133,11 +148,18 @@ impl World {
                 kept,
                 guest.limits.guarantee,
             );
-            added.expect("what was kept fits");
+            added.expect("it is there once");
             if guest.running {
+                self.observations.push((i, SEEN));
                 self.observations.push((i, Observation::Here));
             }
         }
+        let first = |name: &VmName| {
+            let guest = self.guests.iter().find(|guest| guest.name == *name);
+            guest.unwrap().limits.guarantee
+        };
+        self.controller.fit(self.now, first);
+        self.kept = self.controller.accounts();
     }
 
     fn tell(&mut self, guest: usize, observation: Observation) {
@@ -182,13 +204,21 @@ impl World {
             }
             88..94 if !running => {
                 self.boot(i);
+                self.tell(i, SEEN);
                 self.tell(i, Observation::Here);
             }
             94 if !self.guests[i].honest => {
                 let reason = "it was caught".to_owned();
                 self.tell(i, Observation::Hostile { reason });
             }
-            95 => self.start_controller(),
+            95 => {
+                // Now and then with other pools.
+                if self.rng.one_in(4) {
+                    let mib = |rng: &mut Rng| bytes(POOL_MIB / 2 + rng.below(POOL_MIB));
+                    self.pools = PerTier::from_fn(|_| mib(&mut self.rng));
+                }
+                self.start_controller();
+            }
             96..100 => self.out_of_memory(i),
             _ => {}
         }
@@ -312,6 +342,7 @@ impl World {
             assert_eq!(self.kept, accounts, "a change was not announced");
         }
         for command in step.commands {
+            self.check_growth(&command);
             let guest = self
                 .guests
                 .iter_mut()
@@ -323,15 +354,42 @@ impl World {
         }
     }
 
+    /// Checks that no VM grows while more may be held than there is.
+    fn check_growth(&self, command: &VmCommand) {
+        let vm = self.controller.vms().find(|(name, _)| **name == command.vm);
+        let owned = vm.unwrap().1.owned;
+        if let (Order::Set { tier, target }, Some(owned)) = (command.order, owned)
+            && target > *owned.get(tier)
+        {
+            let (held, pool) = (self.controller.may_hold(tier), self.controller.pool(tier));
+            assert!(held <= pool, "{command:?} with {held} of {pool} held");
+        }
+    }
+
     fn check(&mut self) {
         for tier in Tier::ALL {
-            assert!(self.controller.committed(tier) <= self.controller.pool(tier));
+            // More than the pool only where it was so before the controller, and then less and less.
+            let committed = self.controller.committed(tier);
+            let before = self.committed.get_mut(tier);
+            assert!(committed <= self.controller.pool(tier).max(*before));
+            *before = committed;
         }
         assert_eq!(self.controller.violations(), 0);
+        let is_told = |(guest, told): &(usize, Observation)| {
+            (!answers(told)).then(|| self.guests[*guest].name.clone())
+        };
+        self.untold = self.observations.iter().filter_map(is_told).collect();
         for (name, vm) in self.controller.vms() {
             let guest = self.guests.iter_mut().find(|g| g.name == *name).unwrap();
             for tier in Tier::ALL {
                 let (owned, committed) = (guest.owned.get(tier), vm.committed.get(tier));
+                // The controller does not know yet of observations under way.
+                let is_known = !self.untold.contains(&guest.name);
+                assert!(
+                    !guest.honest || !is_known || *owned <= *vm.may_hold.get(tier),
+                    "{name} owns {owned} {tier}, and may hold {}",
+                    vm.may_hold.get(tier)
+                );
                 let settled = guest.settled.get_mut(tier);
                 assert!(
                     !guest.honest || !*settled || owned <= committed,
@@ -354,6 +412,7 @@ impl World {
             self.guests[i].honest = true;
             if !self.guests[i].running {
                 self.boot(i);
+                self.tell(i, SEEN);
                 self.tell(i, Observation::Here);
             }
             if matches!(self.status(i).state, State::Hostile(_)) {
@@ -368,6 +427,7 @@ impl World {
                 let gone = observation == Observation::Gone;
                 self.controller.observe(self.now, &name, observation);
                 if gone {
+                    self.controller.observe(self.now, &name, SEEN);
                     self.controller.observe(self.now, &name, Observation::Here);
                 }
             }

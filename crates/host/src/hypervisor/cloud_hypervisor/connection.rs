@@ -1,7 +1,7 @@
 //! Asking one VMM, and looking whether its VM has changed.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,6 @@ use demeter_policy::{ByteCount, Pid};
 use demeter_proto::shown;
 use serde::Deserialize;
 use serde_json::json;
-use tokio::net::UnixStream;
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
@@ -23,6 +22,7 @@ use crate::hypervisor::{
     MemoryBackend, MemoryDevice,
 };
 use crate::memory::{FileId, NamedFile};
+use crate::outside::{self, MayWait, Outside};
 use crate::process::{Opener, PeerProcess};
 
 const PING: &str = "GET /api/v1/vmm.ping";
@@ -65,6 +65,7 @@ struct Vmm {
     socket: PathBuf,
     /// Where /proc is below.
     root: PathBuf,
+    outside: Outside,
     process: PeerProcess,
     limits: Limits,
     /// What was seen last, and whom to tell of changes; `None` once that has ended.
@@ -92,6 +93,7 @@ impl CloudHypervisor {
     /// trust with a VM; `root` is where /proc is below.
     pub async fn connect(
         socket: &Path,
+        outside: &Outside,
         owner_uid: Option<u32>,
         root: &Path,
         limits: Limits,
@@ -100,7 +102,7 @@ impl CloudHypervisor {
         struct Ping {
             pid: Option<i64>,
         }
-        let (stream, process) = open(socket, limits).await?;
+        let (stream, process) = open(socket, outside, limits).await?;
         let own_uid = rustix::process::geteuid().as_raw();
         if !process.is_trusted(own_uid, owner_uid) {
             return Err(CloudHypervisorError::Foreign {
@@ -111,6 +113,7 @@ impl CloudHypervisor {
         let vmm = Self(Arc::new(Vmm {
             socket: socket.into(),
             root: root.into(),
+            outside: outside.clone(),
             process,
             limits,
             seen: Mutex::new(None),
@@ -204,7 +207,7 @@ impl CloudHypervisor {
     async fn look(&self) -> Result<Look, CloudHypervisorError> {
         // Memory last: a reset is then told before what came after it.
         let Info { state, devices, .. } = self.info().await?;
-        let memory = self.files()?.iter().map(|of| of.file).collect();
+        let memory = self.files().await?.iter().map(|of| of.file).collect();
         Ok(Look {
             memory,
             state,
@@ -212,8 +215,12 @@ impl CloudHypervisor {
         })
     }
 
-    fn files(&self) -> Result<Vec<NamedFile>, CloudHypervisorError> {
-        let found = memory::files(&self.0.root, self.0.process.pid);
+    async fn files(&self) -> Result<Vec<NamedFile>, CloudHypervisorError> {
+        let (root, pid) = (self.0.root.clone(), self.0.process.pid);
+        let asked = self.0.outside.ask("the VMM's maps", move |wait| {
+            memory::files(&root, pid, wait)
+        });
+        let found = asked.await.unwrap_or_else(|stuck| Err(stuck.into()));
         found.map_err(|error| self.unfit(error.to_string()))
     }
 
@@ -238,7 +245,7 @@ impl CloudHypervisor {
         question: &'static str,
         body: String,
     ) -> Result<String, CloudHypervisorError> {
-        let (stream, process) = open(&self.0.socket, self.0.limits).await?;
+        let (stream, process) = open(&self.0.socket, &self.0.outside, self.0.limits).await?;
         if process != self.0.process {
             return Err(CloudHypervisorError::Gone {
                 vmm: self.name(),
@@ -282,13 +289,31 @@ impl CloudHypervisor {
     }
 }
 
+/// The threads of a process that run virtual CPUs.
+fn vcpus(folder: &Path, wait: &MayWait) -> io::Result<Vec<Pid>> {
+    let mut threads = vec![];
+    for entry in outside::entries_of(folder, THREADS_MAX, wait)? {
+        // A thread may end while we look.
+        let name = outside::text_of(&entry.join("comm"), wait).unwrap_or_default();
+        let number = name.trim().strip_prefix("vcpu").unwrap_or_default();
+        let thread = entry
+            .file_name()
+            .and_then(|name| name.to_str()?.parse().ok());
+        if let (true, Some(thread)) = (number.parse::<u32>().is_ok(), thread) {
+            threads.push(Pid(thread));
+        }
+    }
+    Ok(threads)
+}
+
 /// Connects, and says to whom.
 async fn open(
     socket: &Path,
+    outside: &Outside,
     limits: Limits,
 ) -> Result<(std::os::unix::net::UnixStream, PeerProcess), CloudHypervisorError> {
     let connecting = async {
-        let stream = UnixStream::connect(socket).await?;
+        let stream = outside.connect(socket).await?;
         let process = PeerProcess::of(&stream)?;
         let stream = stream.into_std()?;
         stream.set_nonblocking(false)?;
@@ -329,7 +354,8 @@ impl Hypervisor for CloudHypervisor {
         }
         let info = self.zoned().await?;
         let regions = info.regions().map_err(|why| self.unfit(why))?;
-        let places = memory::places(&regions, &self.files()?).map_err(|why| self.unfit(why))?;
+        let places =
+            memory::places(&regions, &self.files().await?).map_err(|why| self.unfit(why))?;
         let of_zone = regions.iter().zip(places);
         let of_zone = of_zone.filter(|(region, _)| info.zones[region.zone].id == backend);
         Ok(of_zone.map(|(_, mapping)| mapping).collect())
@@ -344,24 +370,16 @@ impl Hypervisor for CloudHypervisor {
     async fn vcpus(&self) -> Result<Vec<Pid>, HypervisorError> {
         let folder = format!("proc/{}/task", self.0.process.pid);
         let folder = self.0.root.join(folder);
-        let entries = fs::read_dir(&folder).map_err(|error| {
-            let why = format!("cannot read {}: {error}", folder.display());
-            CloudHypervisorError::Gone {
-                vmm: self.name(),
-                why,
-            }
-        })?;
-        let mut threads = vec![];
-        for entry in entries.take(THREADS_MAX).flatten() {
-            // A thread may end while we look.
-            let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-            let number = name.trim().strip_prefix("vcpu").unwrap_or_default();
-            let thread = entry.file_name().to_string_lossy().parse();
-            if let (true, Ok(thread)) = (number.parse::<u32>().is_ok(), thread) {
-                threads.push(Pid(thread));
-            }
-        }
-        Ok(threads)
+        let asked = self
+            .0
+            .outside
+            .ask("the VMM's threads", move |wait| vcpus(&folder, wait));
+        let found = asked.await.unwrap_or_else(|stuck| Err(stuck.into()));
+        let found = found.map_err(|error| CloudHypervisorError::Gone {
+            vmm: self.name(),
+            why: format!("cannot read its threads: {error}"),
+        });
+        Ok(found?)
     }
 
     async fn pinning_device(&self) -> Result<Option<String>, HypervisorError> {

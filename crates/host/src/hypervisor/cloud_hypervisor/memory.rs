@@ -1,7 +1,6 @@
 //! Where a VMM has its guest's memory: memfds that are called `ch_ram`, one for each region
 //! (create_anonymous_file in Cloud Hypervisor's vmm/src/memory_manager.rs).
 
-use std::fs;
 use std::io;
 use std::path::Path;
 
@@ -10,19 +9,19 @@ use demeter_policy::{ByteCount, Pid};
 use super::info::Region;
 use crate::hypervisor::Mapping;
 use crate::memory::{NamedFile, named_files};
+use crate::outside::{self, MayWait};
 
 /// The name of such a file in /proc/PID/maps.
 const NAME: &str = "/memfd:ch_ram";
 
 /// All of them that a process has.
-pub(super) fn files(root: &Path, pid: Pid) -> io::Result<Vec<NamedFile>> {
+pub(super) fn files(root: &Path, pid: Pid, wait: &MayWait) -> io::Result<Vec<NamedFile>> {
     let path = root.join(format!("proc/{pid}/maps"));
-    let maps = fs::read(&path).map_err(|error| {
+    let maps = outside::text_of(&path, wait).map_err(|error| {
         let why = format!("cannot read {}: {error}; run as root", path.display());
         io::Error::new(error.kind(), why)
     })?;
-    // Files may be called anything.
-    Ok(named_files(&String::from_utf8_lossy(&maps), NAME))
+    Ok(named_files(&maps, NAME))
 }
 
 /// Where each region lies in the process: in the file that is as large. The error is why that is not

@@ -11,6 +11,7 @@ use super::*;
 use crate::backing::Backing;
 use crate::hypervisor::{Channel, Event, Hypervisor};
 use crate::memory::{HostFiles, LiveBacking};
+use crate::outside::{MayWait, Outside};
 use crate::testing::{FakeVm, Told};
 
 const SIZE: TierBytes = TierBytes {
@@ -53,7 +54,8 @@ async fn refusal(answers: Vec<String>) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("api.sock");
     serve(&path, answers);
-    let connected = CloudHypervisor::connect(&path, None, "/".as_ref(), SHORT).await;
+    let connected =
+        CloudHypervisor::connect(&path, &Outside::default(), None, "/".as_ref(), SHORT).await;
     let said = connected.unwrap_err().to_string();
     assert_eq!(said.lines().count(), 1, "{said}");
     said
@@ -61,7 +63,14 @@ async fn refusal(answers: Vec<String>) -> String {
 
 #[tokio::test]
 async fn a_server_that_is_none_is_refused_in_one_line() {
-    let missing = CloudHypervisor::connect("/nonexistent/x".as_ref(), None, "/".as_ref(), SHORT);
+    let outside = Outside::default();
+    let missing = CloudHypervisor::connect(
+        "/nonexistent/x".as_ref(),
+        &outside,
+        None,
+        "/".as_ref(),
+        SHORT,
+    );
     let said = missing.await.unwrap_err().to_string();
     assert!(said.contains("--api-socket path=/nonexistent/x"), "{said}");
 
@@ -116,7 +125,8 @@ async fn a_version_without_zones_is_told_so() {
     let info = ok("{\"state\": \"Running\", \"config\": {\"memory\": {\"size\": 1073741824}}}");
     let answers = [vec![ok("{\"version\": \"v0.5\"}")], vec![info; 100]].concat();
     serve(&path, answers);
-    let connection = CloudHypervisor::connect(&path, None, "/".as_ref(), SHORT);
+    let outside = Outside::default();
+    let connection = CloudHypervisor::connect(&path, &outside, None, "/".as_ref(), SHORT);
     let connection = connection.await.unwrap();
     assert!(connection.agent.is_none());
     let said = connection.hypervisor.backends().await.unwrap_err();
@@ -134,10 +144,17 @@ async fn memory_of_an_old_map_is_nobodys_after_a_reset() {
     let agent = connection.agent.clone().unwrap();
     assert_eq!(agent.channel, Channel::Vsock);
     assert_eq!(agent.path, vm.folder().join("vsock"));
-    let host = HostFiles::default();
-    let found = LiveBacking::find(&host, "a", &connection, &FakeVm::memdev()).await;
+    let (host, wait) = (HostFiles::default(), MayWait::in_a_test());
+    let found = LiveBacking::find(
+        &host,
+        &Outside::default(),
+        "a",
+        &connection,
+        &FakeVm::memdev(),
+    )
+    .await;
     let old = found.unwrap();
-    assert_eq!(old.backed(Tier::Fast).unwrap(), SIZE.fast);
+    assert_eq!(old.backed(Tier::Fast, &wait).unwrap(), SIZE.fast);
 
     vm.tell(Told::Event(Event::Reset));
     let next = timeout(Duration::from_secs(10), connection.events.next());
@@ -147,8 +164,15 @@ async fn memory_of_an_old_map_is_nobodys_after_a_reset() {
     // What the new guest has stays, whatever the old map says.
     let range = demeter_policy::PhysRange::new(demeter_policy::GuestPhysAddr(0), SIZE.fast);
     let extent = old.resolve(Tier::Fast, range.unwrap()).unwrap();
-    old.punch(extent).unwrap();
-    assert_eq!(old.backed(Tier::Fast).unwrap(), ByteCount(0));
-    let found = LiveBacking::find(&host, "a", &connection, &FakeVm::memdev()).await;
-    assert_eq!(found.unwrap().backed(Tier::Fast).unwrap(), SIZE.fast);
+    old.punch(extent, &wait).unwrap();
+    assert_eq!(old.backed(Tier::Fast, &wait).unwrap(), ByteCount(0));
+    let found = LiveBacking::find(
+        &host,
+        &Outside::default(),
+        "a",
+        &connection,
+        &FakeVm::memdev(),
+    )
+    .await;
+    assert_eq!(found.unwrap().backed(Tier::Fast, &wait).unwrap(), SIZE.fast);
 }

@@ -13,6 +13,7 @@ use tokio::time::timeout;
 use super::message::{DecodeError, Decoder, EVENT, Message, OK, Procedure, REPLY};
 use super::xdr::{Malformed, Reader, Writer};
 use super::{Libvirt, LibvirtError};
+use crate::outside::Outside;
 
 /// How long one answer may take.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
@@ -122,9 +123,12 @@ pub(crate) struct Client {
 
 impl Client {
     /// Connects, checks who listens, and opens the driver of QEMU.
-    pub(crate) async fn connect(libvirt: &Libvirt) -> Result<Self, LibvirtError> {
+    pub(crate) async fn connect(
+        libvirt: &Libvirt,
+        outside: &Outside,
+    ) -> Result<Self, LibvirtError> {
         let socket = libvirt.socket();
-        let connected = timeout(ANSWER_MAX, UnixStream::connect(&socket)).await;
+        let connected = timeout(ANSWER_MAX, outside.connect(&socket)).await;
         let connected = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
         let peer = connected.and_then(|stream| {
             let uid = socket_peercred(&stream)?.uid.as_raw();

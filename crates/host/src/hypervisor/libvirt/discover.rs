@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use demeter_policy::provision::ProvisionerKind;
-use demeter_policy::{MIB, TierBytes};
+use demeter_policy::{ByteCount, MIB, TierBytes};
 use demeter_proto::shown;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -15,6 +15,7 @@ use super::domain::Facts;
 use super::{Libvirt, LibvirtError};
 use crate::VmName;
 use crate::config::VmConfig;
+use crate::outside::Outside;
 
 /// The pause before connecting again.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -22,14 +23,30 @@ const PAUSE: Duration = Duration::from_secs(2);
 /// How often domains are listed when nothing is told.
 const LIST_EVERY: Duration = Duration::from_secs(10);
 
-/// All domains that run and can be sized.
-pub(crate) type Domains = BTreeMap<VmName, VmConfig>;
+/// All domains that run.
+#[derive(Debug, Default)]
+pub(crate) struct Domains {
+    /// Domains that can be sized.
+    pub managed: BTreeMap<VmName, VmConfig>,
+    /// The others, by name, as a person may be shown it.
+    pub left: BTreeMap<String, LeftDomain>,
+}
+
+/// A domain that is left alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LeftDomain {
+    /// Why.
+    pub why: String,
+    /// All its memory, as far as its XML tells.
+    pub memory: ByteCount,
+}
 
 /// Lists them until nobody listens. What stands in the way is told once.
 pub(crate) async fn discover(libvirt: Libvirt, found: mpsc::Sender<Domains>) {
+    let outside = Outside::default();
     let mut told = String::new();
     while !found.is_closed() {
-        let Err(error) = look(&libvirt, &found).await;
+        let Err(error) = look(&libvirt, &outside, &found).await;
         let why = error.to_string();
         if told != why {
             tracing::warn!("{why}");
@@ -41,14 +58,13 @@ pub(crate) async fn discover(libvirt: Libvirt, found: mpsc::Sender<Domains>) {
 
 async fn look(
     libvirt: &Libvirt,
+    outside: &Outside,
     found: &mpsc::Sender<Domains>,
 ) -> Result<Infallible, LibvirtError> {
-    let mut client = Client::connect(libvirt).await?;
+    let mut client = Client::connect(libvirt, outside).await?;
     client.watch(None).await?;
-    let mut left_out = BTreeMap::new();
     loop {
-        let mut domains = Domains::new();
-        let mut left_out_now = BTreeMap::new();
+        let mut domains = Domains::default();
         for domain in client.running().await? {
             let facts = match client.xml(&domain, Which::Running).await {
                 Ok(xml) => Facts::read(&xml),
@@ -56,17 +72,17 @@ async fn look(
                 Err(LibvirtError::Refused { .. }) => continue,
                 Err(error) => return Err(error),
             };
+            let memory = facts.as_ref().ok().and_then(|facts| facts.memory);
             match facts.and_then(|facts| managed(&domain.name, &facts)) {
-                Ok((name, config)) => drop(domains.insert(name, config)),
-                Err(why) => drop(left_out_now.insert(domain.name, why)),
+                Ok((name, config)) => drop(domains.managed.insert(name, config)),
+                Err(why) => {
+                    let memory = memory.unwrap_or_default();
+                    let why = shown(&why);
+                    let left = LeftDomain { why, memory };
+                    domains.left.insert(shown(&domain.name), left);
+                }
             }
         }
-        for (name, why) in &left_out_now {
-            if left_out.get(name) != Some(why) {
-                tracing::info!("domain {:?} is left alone: {}", shown(name), shown(why));
-            }
-        }
-        left_out = left_out_now;
         if found.send(domains).await.is_err() {
             return Err(LibvirtError::Gone {
                 socket: libvirt.socket(),
@@ -87,15 +103,30 @@ fn managed(domain: &str, facts: &Facts) -> Result<(VmName, VmConfig), String> {
     let name: VmName = domain
         .parse()
         .map_err(|error: crate::BadVmName| error.to_string())?;
-    if facts.cells.len() != 2 {
-        return Err(format!("it has {} NUMA cells, not two", facts.cells.len()));
+    let cells = facts.cells.len();
+    if cells < 2 {
+        return Err(format!(
+            "it has {cells} NUMA cells, not two; `demeter host xml {domain}` prints what its XML lacks"
+        ));
     }
-    let size = |place: usize| facts.cells[place].size;
-    let sizes = TierBytes {
-        fast: size(0),
-        slow: size(1),
+    let tiers = facts.tiers().map_err(|why| {
+        format!("{why}; give it a section with libvirt = {domain:?}, fast.node and slow.node")
+    })?;
+    let size = |tier| {
+        let of_tier = facts
+            .cells
+            .iter()
+            .find(|cell| cell.node == *tiers.get(tier));
+        of_tier.map(|cell| cell.size).unwrap_or_default()
     };
-    let balloon = VmConfig::of_domain(&name, ProvisionerKind::DemeterBalloon, sizes);
+    let sizes = TierBytes::from_fn(size);
+    let of_domain = |kind| {
+        let mut config = VmConfig::of_domain(&name, kind, sizes);
+        config.fast.node = Some(tiers.fast.0);
+        config.slow.node = Some(tiers.slow.0);
+        config
+    };
+    let balloon = of_domain(ProvisionerKind::DemeterBalloon);
     let nodes = balloon.nodes();
     let config = match facts.check(balloon.provisioner, nodes) {
         Ok(()) => {
@@ -105,7 +136,7 @@ fn managed(domain: &str, facts: &Facts) -> Result<(VmName, VmConfig), String> {
             limited
         }
         Err(lack) => {
-            let elastic = VmConfig::of_domain(&name, ProvisionerKind::VirtioMem, sizes);
+            let elastic = of_domain(ProvisionerKind::VirtioMem);
             let checked = facts.check(elastic.provisioner, nodes);
             checked.map_err(|_| lack.to_string())?;
             elastic
@@ -150,6 +181,16 @@ mod tests {
 
         assert!(managed(cells, "").unwrap_err().contains("no channel"));
         assert!(managed("", port).unwrap_err().contains("0 NUMA cells"));
+        let both = cells.replace("<cell", "<cell cpus='0'");
+        assert!(
+            managed(&both, port)
+                .unwrap_err()
+                .contains("2 of them with CPUs")
+        );
+        // The one with CPUs is near.
+        let turned = cells.replace("<cell id='1'", "<cell id='1' cpus='0-3'");
+        let config = managed(&turned, port).unwrap();
+        assert_eq!((config.fast.node, config.fast.size_mib), (Some(1), 128));
         let small = cells.replace("'128'", "'8'");
         assert!(managed(&small, port).unwrap_err().contains("oom_mib"));
         let facts = Facts::read("<domain/>").unwrap();

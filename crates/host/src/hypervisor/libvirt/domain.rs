@@ -13,6 +13,8 @@ use super::PORT;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub running: bool,
+    /// All its memory, where it can be read.
+    pub memory: Option<ByteCount>,
     pub cells: Vec<Cell>,
     /// Nodes with a virtio-mem device.
     pub elastic: Vec<NodeId>,
@@ -29,6 +31,8 @@ pub(crate) struct Cell {
     pub size: ByteCount,
     /// Whether other processes may map its memory.
     pub shared: bool,
+    /// Whether it has CPUs.
+    pub has_cpus: bool,
 }
 
 /// Why a domain cannot be sized.
@@ -45,6 +49,29 @@ pub(crate) enum Lack {
 }
 
 impl Facts {
+    /// Which cell is fast memory and which is slow: of two, where no more than one has CPUs. The error is
+    /// why that is not known.
+    pub(crate) fn tiers(&self) -> Result<PerTier<NodeId>, String> {
+        let with_cpus = self.cells.iter().filter(|cell| cell.has_cpus).count();
+        match self.cells[..] {
+            [a, b] if with_cpus <= 1 => Ok(match b.has_cpus {
+                true => PerTier {
+                    fast: b.node,
+                    slow: a.node,
+                },
+                false => PerTier {
+                    fast: a.node,
+                    slow: b.node,
+                },
+            }),
+            _ => Err(format!(
+                "it has {} NUMA cells, {with_cpus} of them with CPUs, so that it is not known which is fast \
+                 memory and which is slow",
+                self.cells.len()
+            )),
+        }
+    }
+
     pub(crate) fn read(xml: &str) -> Result<Self, String> {
         let document = parse(xml)?;
         let domain = document.root_element();
@@ -81,10 +108,12 @@ impl Facts {
                     Some(access) => access == "shared",
                     None => shared_all,
                 },
+                has_cpus: cell.attribute("cpus").is_some(),
             });
         }
         Ok(Self {
             running: domain.attribute("id").is_some(),
+            memory: child(domain, &["memory"]).and_then(|of| size(of.text(), of.attribute("unit"))),
             cells,
             elastic: elastic.collect(),
             has_port: port.is_some(),

@@ -63,6 +63,9 @@ pub fn xml(text: &str) {
         let wanted = Wanted {
             provisioner,
             fast: None,
+            slow: None,
+            cells: None,
+            host: None,
         };
         if let Err(why) = patch("db", text, wanted) {
             assert_eq!(why.lines().count(), 1, "{why}");

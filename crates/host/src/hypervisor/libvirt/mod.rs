@@ -21,9 +21,7 @@ mod tests;
 mod wire;
 mod xdr;
 
-use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -34,13 +32,14 @@ use serde::{Deserialize, Serialize};
 
 use super::qemu::{Limits, Qemu};
 use super::{AgentSocket, Channel, Connection, HypervisorError};
+use crate::outside::{self, MayWait, Outside};
 use crate::process::{Opener, PeerProcess};
 use client::{Client, Which};
 use domain::Facts;
 use wire::Monitor;
 
-pub(crate) use discover::{Domains, discover};
-pub use patch::Wanted;
+pub(crate) use discover::{Domains, LeftDomain, discover};
+pub use patch::{HostTier, Patch, Speed, Wanted};
 #[cfg(test)]
 pub(crate) use {client::Domain, message::*, xdr::*};
 
@@ -173,11 +172,12 @@ impl From<LibvirtError> for HypervisorError {
 /// Connects to the QEMU of a running domain. `provisioner` and `nodes` say what the domain must have.
 pub async fn connect(
     libvirt: &Libvirt,
+    outside: &Outside,
     name: &str,
     provisioner: ProvisionerKind,
     nodes: PerTier<NodeId>,
 ) -> Result<Connection<Qemu>, LibvirtError> {
-    let mut client = Client::connect(libvirt).await?;
+    let mut client = Client::connect(libvirt, outside).await?;
     let wrong = |why: String| LibvirtError::Domain {
         domain: shown(name),
         why,
@@ -197,7 +197,12 @@ pub async fn connect(
         ))
     })?;
     let uid = client.uid;
-    let process = process(client.socket(), name, uid).map_err(|why| wrong(why.to_string()))?;
+    let (socket, of) = (client.socket().to_owned(), name.to_owned());
+    let asked = outside.ask("libvirt's pid file", move |wait| {
+        process(&socket, &of, uid, wait)
+    });
+    let process = asked.await.unwrap_or_else(|stuck| Err(stuck.into()));
+    let process = process.map_err(|why| wrong(why.to_string()))?;
     let opener = Opener {
         process,
         user: Some(uid),
@@ -227,13 +232,8 @@ pub async fn connect(
     })
 }
 
-/// What a domain's XML lacks to be sized, as a patch of its XML as it is to be started next; `None` if it
-/// lacks nothing. Waits for libvirt.
-pub fn lacks(
-    libvirt: &Libvirt,
-    name: &str,
-    wanted: Wanted,
-) -> Result<Option<String>, LibvirtError> {
+/// Makes the patch of a domain's inactive XML with everything that sizing needs. Waits for libvirt.
+pub fn lacks(libvirt: &Libvirt, name: &str, wanted: Wanted) -> Result<Patch, LibvirtError> {
     let wrong = |why: String| LibvirtError::Domain {
         domain: shown(name),
         why,
@@ -243,7 +243,7 @@ pub fn lacks(
         .build();
     let runtime = runtime.map_err(|error| wrong(format!("cannot wait for libvirt: {error}")))?;
     let xml = runtime.block_on(async {
-        let mut client = Client::connect(libvirt).await?;
+        let mut client = Client::connect(libvirt, &Outside::default()).await?;
         let domain = client.find(name).await?;
         client.xml(&domain, Which::Next).await
     })?;
@@ -252,30 +252,31 @@ pub fn lacks(
 
 /// The process of a running domain, by the file in which libvirt keeps its number: no call of its API
 /// tells it.
-fn process(socket: &Path, name: &str, uid: u32) -> io::Result<PeerProcess> {
+fn process(socket: &Path, name: &str, uid: u32, wait: &MayWait) -> io::Result<PeerProcess> {
     if name.contains('/') {
         return Err(io::Error::other("its name holds a slash"));
     }
     let run = socket.parent().unwrap_or(Path::new("/"));
     // A system's daemon, and a user's own.
     let places = [run.join("qemu"), run.join("qemu/run")].map(|at| at.join(format!("{name}.pid")));
-    let found = places.iter().find(|path| path.exists());
-    let Some(path) = found else {
+    let found = places
+        .iter()
+        .find_map(|path| Some((path, outside::owner_of(path, wait).ok()?)));
+    let Some((path, owner)) = found else {
         let why = format!("libvirt keeps no {}", places[0].display());
         return Err(io::Error::other(why));
     };
     let failed = |error: io::Error| io::Error::other(format!("{}: {error}", path.display()));
-    let owner = fs::symlink_metadata(path).map_err(failed)?.uid();
     if owner != uid {
         let why = format!("it belongs to user {owner}, libvirt runs as {uid}");
         return Err(failed(io::Error::other(why)));
     }
-    let text = fs::read_to_string(path).map_err(failed)?;
+    let text = outside::text_of(path, wait).map_err(failed)?;
     let pid = text
         .trim()
         .parse()
         .map_err(|_| failed(io::ErrorKind::InvalidData.into()))?;
     let pid = Pid(pid);
-    let meta = fs::metadata(format!("/proc/{pid}")).map_err(failed)?;
-    PeerProcess::running(pid, meta.uid()).map_err(failed)
+    let user = outside::owner_of(format!("/proc/{pid}").as_ref(), wait).map_err(failed)?;
+    PeerProcess::running(pid, user).map_err(failed)
 }

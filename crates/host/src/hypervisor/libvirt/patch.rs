@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use demeter_policy::provision::ProvisionerKind;
-use demeter_policy::{ByteCount, MIB, NodeId, PerTier};
+use demeter_policy::{ByteCount, MIB, NodeId, PerTier, Tier};
 use roxmltree::Node;
 
 use super::PORT;
@@ -18,6 +18,39 @@ pub struct Wanted {
     pub provisioner: ProvisionerKind,
     /// The fast cell of a domain that has no two cells yet; a quarter of its memory without it.
     pub fast: Option<ByteCount>,
+    /// Its slow cell; the rest of its memory without it.
+    pub slow: Option<ByteCount>,
+    /// Which cells are the tiers, where it has cells already and that is not plain.
+    pub cells: Option<PerTier<NodeId>>,
+    /// The host's tiers, where it has two.
+    pub host: Option<PerTier<HostTier>>,
+}
+
+/// A tier of the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostTier {
+    /// The host's node.
+    pub node: NodeId,
+    /// Its speed by the host's firmware, which the guest's firmware repeats.
+    pub speed: Option<Speed>,
+}
+
+/// How fast memory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Speed {
+    /// Nanoseconds.
+    pub latency_ns: u64,
+    /// MB/s.
+    pub bandwidth_mb_s: u64,
+}
+
+/// Changes of a domain's XML.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Patch {
+    /// A unified diff of a file NAME.xml; `None` if nothing is lacking.
+    pub diff: Option<String>,
+    /// Notes for a person: removed elements and why, which cell is which, omissions.
+    pub notes: Vec<String>,
 }
 
 /// The nodes that the patch makes: the first is fast.
@@ -29,32 +62,64 @@ const NODES: PerTier<NodeId> = PerTier {
 /// Slots for memory devices, where the domain has none.
 const SLOTS: u32 = 16;
 
-/// What is to be changed in a domain's XML, as a unified diff of a file NAME.xml; `None` if it has all.
+/// Makes the patch of a domain's XML.
 ///
 /// # Errors
-/// A line for a person, where the XML cannot be read or mended.
-pub fn patch(name: &str, xml: &str, wanted: Wanted) -> Result<Option<String>, String> {
-    let mended = mended(xml, wanted)?;
-    if mended == xml {
-        return Ok(None);
+/// A line for a person, where the XML cannot be read or mended, or it is not plain which cell is which.
+pub fn patch(name: &str, xml: &str, wanted: Wanted) -> Result<Patch, String> {
+    let Mended {
+        xml: new, notes, ..
+    } = mended(xml, wanted)?;
+    if new == xml {
+        return Ok(Patch { diff: None, notes });
     }
-    let lacks = Facts::read(&mended)?.check(wanted.provisioner, NODES);
-    lacks.map_err(|lack| format!("{lack}, and there is no place to put it in"))?;
     let file = format!("{name}.xml");
-    let diff = similar::TextDiff::from_lines(xml, &mended);
-    Ok(Some(diff.unified_diff().header(&file, &file).to_string()))
+    let diff = similar::TextDiff::from_lines(xml, &new);
+    let diff = diff.unified_diff().header(&file, &file).to_string();
+    Ok(Patch {
+        diff: Some(diff),
+        notes,
+    })
+}
+
+/// An XML with what it lacked.
+struct Mended {
+    xml: String,
+    notes: Vec<String>,
 }
 
 /// The XML with what it lacks.
-fn mended(xml: &str, wanted: Wanted) -> Result<String, String> {
+fn mended(xml: &str, wanted: Wanted) -> Result<Mended, String> {
     let facts = Facts::read(xml)?;
     let document = parse(xml)?;
     let domain = document.root_element();
     let devices =
         child(domain, &["devices"]).ok_or("its XML has no <devices> to put anything in")?;
-    let mut edits = Edits { xml, edits: vec![] };
+    let mut edits = Edits {
+        xml,
+        edits: vec![],
+        notes: vec![],
+    };
     let elastic = wanted.provisioner == ProvisionerKind::VirtioMem;
     let enough_cells = facts.cells.len() >= 2;
+    let tiers = match (enough_cells, wanted.cells) {
+        (false, _) => NODES,
+        (true, Some(cells)) => cells,
+        (true, None) => facts.tiers().map_err(|why| {
+            format!("{why}; say so by --fast-cell and --slow-cell, and in its section by fast.node and slow.node")
+        })?,
+    };
+    if tiers.fast == tiers.slow {
+        return Err(
+            "one cell cannot be both tiers; give --fast-cell and --slow-cell two of them".into(),
+        );
+    }
+    if tiers != NODES {
+        edits.note(format!(
+            "cell {} is fast memory and cell {} slow: say so in its section, fast.node = {} and slow.node = {}",
+            tiers.fast, tiers.slow, tiers.fast, tiers.slow
+        ));
+    }
     if !elastic && (!enough_cells || facts.cells.iter().any(|cell| !cell.shared)) {
         edits.share(domain, devices);
         // One cell alone is replaced as a whole.
@@ -62,11 +127,13 @@ fn mended(xml: &str, wanted: Wanted) -> Result<String, String> {
             edits.share_cells(domain);
         }
     }
-    let mut sizes: Vec<_> = facts.cells.iter().map(|of| (of.node, of.size)).collect();
+    let of_tier = |node: &NodeId| [tiers.fast, tiers.slow].contains(node);
+    let sizes = facts.cells.iter().map(|of| (of.node, of.size));
+    let mut sizes: Vec<_> = sizes.filter(|(node, _)| of_tier(node)).collect();
     if !enough_cells {
-        let tiers = split(domain, wanted.fast)?;
-        sizes = vec![(NODES.fast, tiers.fast), (NODES.slow, tiers.slow)];
-        edits.cells(domain, devices, tiers)?;
+        let split = split(domain, wanted)?;
+        sizes = vec![(NODES.fast, split.fast), (NODES.slow, split.slow)];
+        edits.cells(domain, devices, split, wanted.host)?;
     }
     let lacking: Vec<_> = sizes
         .into_iter()
@@ -75,22 +142,28 @@ fn mended(xml: &str, wanted: Wanted) -> Result<String, String> {
     if !lacking.is_empty() {
         edits.devices(domain, devices, &lacking)?;
     }
+    edits.bind(domain, devices, tiers, wanted.host)?;
     if !facts.has_port && wanted.provisioner == ProvisionerKind::DemeterBalloon {
         let channel = format!(
             "    <channel type='unix'>\n      <target type='virtio' name='{PORT}'/>\n    </channel>\n"
         );
         edits.before_end(devices, channel);
     }
-    edits.apply()
+    let notes = std::mem::take(&mut edits.notes);
+    let new = edits.apply()?;
+    let lacks = Facts::read(&new)?.check(wanted.provisioner, tiers);
+    lacks.map_err(|lack| format!("{lack}, and there is no place to put it in"))?;
+    Ok(Mended { xml: new, notes })
 }
 
 /// A domain's memory in two cells.
-fn split(domain: Node, fast: Option<ByteCount>) -> Result<PerTier<ByteCount>, String> {
+fn split(domain: Node, wanted: Wanted) -> Result<PerTier<ByteCount>, String> {
     let memory = child(domain, &["memory"]);
     let whole = memory.and_then(|of| size(of.text(), of.attribute("unit")));
     let whole = whole.ok_or("its XML has no <memory> that can be read")?;
-    let fast = fast.unwrap_or(ByteCount(whole.0 / 4 / MIB * MIB));
-    let slow = ByteCount(whole.0.saturating_sub(fast.0));
+    let fast = wanted.fast.unwrap_or(ByteCount(whole.0 / 4 / MIB * MIB));
+    let rest = ByteCount(whole.0.saturating_sub(fast.0));
+    let slow = wanted.slow.unwrap_or(rest);
     if fast.0 == 0 || slow.0 == 0 {
         let (whole, fast) = (whole.0 / MIB, fast.0 / MIB);
         return Err(format!(
@@ -101,15 +174,121 @@ fn split(domain: Node, fast: Option<ByteCount>) -> Result<PerTier<ByteCount>, St
     Ok(PerTier { fast, slow })
 }
 
+/// Speeds of the guest's cells for its HMAT; libvirt has the element since 6.6.
+fn interconnects(speeds: [(u32, Speed); 2]) -> String {
+    let mut text = String::from("      <interconnects>\n");
+    for (cell, speed) in speeds {
+        text += &format!(
+            "        <latency initiator='0' target='{cell}' type='access' value='{}'/>\n",
+            speed.latency_ns
+        );
+    }
+    for (cell, speed) in speeds {
+        // In KiB/s.
+        let bandwidth = speed.bandwidth_mb_s.saturating_mul(1_000_000) >> 10;
+        text += &format!(
+            "        <bandwidth initiator='0' target='{cell}' type='access' value='{bandwidth}' unit='KiB'/>\n"
+        );
+    }
+    text + "      </interconnects>\n"
+}
+
 struct Edits<'a> {
     xml: &'a str,
+    /// For a person.
+    notes: Vec<String>,
     /// What is put in which place; none overlaps another.
     edits: Vec<(Range<usize>, String)>,
 }
 
 impl Edits<'_> {
+    fn note(&mut self, note: impl Into<String>) {
+        self.notes.push(note.into());
+    }
+
+    /// Says what becomes of `<memoryBacking>`.
+    fn note_taken_away(&mut self, backing: Node) {
+        for element in backing.children().filter(Node::is_element) {
+            let was = self.xml[element.range()].to_owned();
+            let why = match element.tag_name().name() {
+                "hugepages" => {
+                    "a hole in hugetlbfs gives up the page's reservation, and the VM would die of SIGBUS. \
+                     Transparent huge pages of shared memory serve instead \
+                     (/sys/kernel/mm/transparent_hugepage/shmem_enabled)"
+                }
+                "source" if element.attribute("type") != Some("memfd") => {
+                    "memory that can be given back lies in memfds"
+                }
+                "access" if element.attribute("mode") != Some("shared") => {
+                    "private memory cannot be given back"
+                }
+                _ => continue,
+            };
+            let was = was.split_whitespace().collect::<Vec<_>>().join(" ");
+            self.note(format!("takes away {was}: {why}"));
+        }
+    }
+
+    /// Binds the cells to the host's nodes, where they are not.
+    fn bind(
+        &mut self,
+        domain: Node,
+        devices: Node,
+        tiers: PerTier<NodeId>,
+        host: Option<PerTier<HostTier>>,
+    ) -> Result<(), String> {
+        let tune = child(domain, &["numatune"]);
+        let bound = tune.into_iter().flat_map(|of| of.children());
+        let bound: Vec<_> = bound
+            .filter(|of| of.has_tag_name("memnode"))
+            .filter_map(|of| of.attribute("cellid")?.parse().ok().map(NodeId))
+            .collect();
+        let free = Tier::ALL.map(|tier| (tier, *tiers.get(tier)));
+        let free: Vec<_> = free
+            .iter()
+            .filter(|(_, cell)| !bound.contains(cell))
+            .collect();
+        if free.is_empty() {
+            return Ok(());
+        }
+        let Some(host) = host else {
+            self.note(
+                "its cells are not bound to nodes of the host: it is not known which are fast memory and which \
+                 slow; give --fast-node and --slow-node, or <numatune> with a <memnode> for each cell, or its \
+                 memory lies anywhere",
+            );
+            return Ok(());
+        };
+        let memory = tune.and_then(|of| child(of, &["memory"]));
+        if memory.is_some_and(|of| of.attribute("placement") == Some("auto")) {
+            return Err(
+                "its <numatune> has placement='auto', beside which no cell can be bound; make it \
+                        placement='static' with a nodeset"
+                    .into(),
+            );
+        }
+        let lines: String = free
+            .iter()
+            .map(|(tier, cell)| {
+                let node = host.get(*tier).node;
+                format!("    <memnode cellid='{cell}' mode='strict' nodeset='{node}'/>\n")
+            })
+            .collect();
+        match tune {
+            Some(tune) if self.xml[tune.range()].ends_with("/>") => {
+                self.replace(tune.range(), &format!("<numatune>\n{lines}  </numatune>"));
+            }
+            Some(tune) => self.before_end(tune, lines),
+            None => self.before(devices, format!("  <numatune>\n{lines}  </numatune>\n")),
+        }
+        Ok(())
+    }
+
     /// Shared memory in memfds.
     fn share(&mut self, domain: Node, devices: Node) {
+        if let Some(backing) = child(domain, &["memoryBacking"]) {
+            self.note_taken_away(backing);
+        }
         let mut text = String::from("  <memoryBacking>\n");
         let there = child(domain, &["memoryBacking"]);
         let kept = there.into_iter().flat_map(|of| of.children());
@@ -144,7 +323,19 @@ impl Edits<'_> {
         domain: Node,
         devices: Node,
         tiers: PerTier<ByteCount>,
+        host: Option<PerTier<HostTier>>,
     ) -> Result<(), String> {
+        self.note(format!(
+            "a fast cell of {} MiB and a slow one of {} MiB: that is what the VM starts with, and the most that \
+             it can ever have of each; give --fast-mib and --slow-mib more, and it gives back what it is not to \
+             have",
+            tiers.fast.0 / MIB,
+            tiers.slow.0 / MIB
+        ));
+        let speeds = host.and_then(|host| {
+            let of = |tier: Tier| host.get(tier).speed;
+            Some([(0, of(Tier::Fast)?), (1, of(Tier::Slow)?)])
+        });
         let cpus = child(domain, &["vcpu"]).and_then(|of| of.text()?.trim().parse::<u32>().ok());
         let cpus = match cpus {
             Some(0) | None => return Err("its XML has no <vcpu> that can be read".into()),
@@ -152,11 +343,21 @@ impl Edits<'_> {
             Some(count) => format!("0-{}", count - 1),
         };
         let [fast, slow] = [tiers.fast.0 >> 10, tiers.slow.0 >> 10];
+        let interconnects = match speeds {
+            Some(speeds) => interconnects(speeds),
+            None => {
+                self.note(
+                    "the guest is not told how fast its cells are: the host's firmware does not say \
+                     (/sys/devices/system/node/node*/access0/initiators/read_latency)",
+                );
+                String::new()
+            }
+        };
         let numa = format!(
             "    <numa>\n      \
              <cell id='0' cpus='{cpus}' memory='{fast}' unit='KiB' memAccess='shared'/>\n      \
-             <cell id='1' memory='{slow}' unit='KiB' memAccess='shared'/>\n    \
-             </numa>\n"
+             <cell id='1' memory='{slow}' unit='KiB' memAccess='shared'/>\n\
+             {interconnects}    </numa>\n"
         );
         match (child(domain, &["cpu"]), child(domain, &["cpu", "numa"])) {
             (_, Some(there)) => self.replace(there.range(), numa.trim()),
@@ -250,10 +451,14 @@ mod tests {
     const BALLOON: Wanted = Wanted {
         provisioner: ProvisionerKind::DemeterBalloon,
         fast: None,
+        slow: None,
+        cells: None,
+        host: None,
     };
     const ELASTIC: Wanted = Wanted {
         provisioner: ProvisionerKind::VirtioMem,
         fast: Some(ByteCount(100 * MIB)),
+        ..BALLOON
     };
 
     fn domain(middle: &str, devices: &str) -> String {
@@ -290,21 +495,22 @@ mod tests {
         ] {
             let xml = domain(middle, devices);
             for wanted in [BALLOON, ELASTIC] {
-                let new = mended(&xml, wanted).unwrap();
+                let new = mended(&xml, wanted).unwrap().xml;
                 let facts = Facts::read(&new).unwrap();
-                facts.check(wanted.provisioner, NODES).unwrap();
+                let tiers = facts.tiers().unwrap();
+                facts.check(wanted.provisioner, tiers).unwrap();
                 let all: u64 = facts.cells.iter().map(|cell| cell.size.0).sum();
                 assert_eq!(all, 400 * MIB, "{new}");
                 assert_eq!(facts.cells[0].size, ByteCount(100 * MIB), "{new}");
                 assert!(!new.contains("hugepages") || wanted == ELASTIC);
                 assert_eq!(new.contains("nosharepages"), xml.contains("nosharepages"));
                 assert_eq!(
-                    mended(&new, wanted).unwrap(),
+                    mended(&new, wanted).unwrap().xml,
                     new,
                     "nothing is left to mend"
                 );
-                assert_eq!(patch("db", &new, wanted), Ok(None));
-                let diff = patch("db", &xml, wanted).unwrap().unwrap();
+                assert_eq!(patch("db", &new, wanted).unwrap().diff, None);
+                let diff = patch("db", &xml, wanted).unwrap().diff.unwrap();
                 assert!(diff.starts_with("--- db.xml\n+++ db.xml\n@@ "), "{diff}");
             }
         }
@@ -371,5 +577,115 @@ mod tests {
         assert!(
             Facts::read("<domain><cpu><numa><cell memory='x'/></numa></cpu></domain>").is_err()
         );
+    }
+
+    fn notes(xml: &str, wanted: Wanted) -> String {
+        patch("db", xml, wanted).unwrap().notes.join("\n")
+    }
+
+    #[test]
+    fn what_is_taken_away_is_told_with_the_reason() {
+        let huge = "  <memoryBacking>\n    <hugepages>\n      <page size='1' unit='GiB'/>\n    </hugepages>\n    \
+                    <source type='file'/>\n  </memoryBacking>\n";
+        let said = notes(&domain(huge, ""), BALLOON);
+        assert!(
+            said.contains("takes away <hugepages> <page size='1' unit='GiB'/> </hugepages>: "),
+            "{said}"
+        );
+        assert!(
+            said.contains("SIGBUS") && said.contains("takes away <source type='file'/>"),
+            "{said}"
+        );
+        assert!(!notes(&domain("", ""), BALLOON).contains("takes away"));
+        assert!(notes(&domain("", ""), BALLOON).contains("100 MiB and a slow one of 300 MiB"));
+        let more = Wanted {
+            slow: Some(ByteCount(400 * MIB)),
+            ..BALLOON
+        };
+        let new = mended(&domain("", ""), more).unwrap().xml;
+        assert!(new.contains("<cell id='1' memory='409600'"), "{new}");
+    }
+
+    #[test]
+    fn which_cell_is_which_is_asked_where_it_is_not_plain() {
+        let cell =
+            |id, cpus: &str| format!("<cell id='{id}' {cpus} memory='102400' memAccess='shared'/>");
+        let numa = |cells: String| format!("  <cpu><numa>{cells}</numa></cpu>\n");
+        let four: String = (0..4).map(|id| cell(id, &format!("cpus='{id}'"))).collect();
+        let xml = domain(&numa(four), "");
+        let said = patch("db", &xml, BALLOON).unwrap_err();
+        assert!(said.contains("4 NUMA cells, 4 of them with CPUs"), "{said}");
+        assert!(said.contains("--fast-cell"), "{said}");
+        let cells = Some(PerTier {
+            fast: NodeId(2),
+            slow: NodeId(3),
+        });
+        let chosen = Wanted { cells, ..BALLOON };
+        assert!(notes(&xml, chosen).contains("fast.node = 2 and slow.node = 3"));
+        let none = Some(PerTier {
+            fast: NodeId(2),
+            slow: NodeId(7),
+        });
+        let said = patch(
+            "db",
+            &xml,
+            Wanted {
+                cells: none,
+                ..BALLOON
+            },
+        )
+        .unwrap_err();
+        assert!(said.contains("no NUMA cell 7"), "{said}");
+        // The cell with CPUs is the near one.
+        let turned = numa(cell(0, "") + &cell(1, "cpus='0-3'"));
+        assert!(notes(&domain(&turned, ""), BALLOON).contains("fast.node = 1 and slow.node = 0"));
+    }
+
+    #[test]
+    fn cells_are_bound_to_the_hosts_tiers_and_the_guest_is_told_how_fast_they_are() {
+        let tier = |node, latency_ns| HostTier {
+            node: NodeId(node),
+            speed: Some(Speed {
+                latency_ns,
+                bandwidth_mb_s: 102_400,
+            }),
+        };
+        let host = Some(PerTier {
+            fast: tier(0, 80),
+            slow: tier(2, 250),
+        });
+        let wanted = Wanted { host, ..BALLOON };
+        for (middle, kept) in [
+            ("", ""),
+            ("  <numatune/>\n", ""),
+            (
+                "  <numatune>\n    <memory mode='strict' nodeset='0,2'/>\n  </numatune>\n",
+                "<memory mode='strict' nodeset='0,2'/>",
+            ),
+        ] {
+            let new = mended(&domain(middle, ""), wanted).unwrap().xml;
+            for want in [
+                "<memnode cellid='0' mode='strict' nodeset='0'/>",
+                "<memnode cellid='1' mode='strict' nodeset='2'/>",
+                "<latency initiator='0' target='1' type='access' value='250'/>",
+                "<bandwidth initiator='0' target='0' type='access' value='100000000' unit='KiB'/>",
+                kept,
+            ] {
+                assert!(new.contains(want), "{want} is not in\n{new}");
+            }
+            assert_eq!(new.matches("<numatune").count(), 1);
+            assert_eq!(
+                mended(&new, wanted).unwrap().xml,
+                new,
+                "nothing is left to mend"
+            );
+        }
+        let auto = "  <numatune><memory placement='auto'/></numatune>\n";
+        assert!(
+            patch("db", &domain(auto, ""), wanted)
+                .unwrap_err()
+                .contains("placement")
+        );
+        assert!(notes(&domain("", ""), BALLOON).contains("not bound"));
     }
 }

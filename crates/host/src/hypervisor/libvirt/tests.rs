@@ -13,6 +13,7 @@ use tokio::time::{sleep, timeout};
 use super::*;
 use crate::hypervisor::{Event, Hypervisor};
 use crate::memory::{HostFiles, LiveBacking};
+use crate::outside::Outside;
 use crate::testing::FakeVm;
 
 const NODES: PerTier<NodeId> = PerTier {
@@ -26,7 +27,14 @@ const SIZE: TierBytes = TierBytes {
 };
 
 async fn connected(libvirt: &Libvirt, name: &str) -> Result<Connection<Qemu>, LibvirtError> {
-    connect(libvirt, name, ProvisionerKind::DemeterBalloon, NODES).await
+    connect(
+        libvirt,
+        &Outside::default(),
+        name,
+        ProvisionerKind::DemeterBalloon,
+        NODES,
+    )
+    .await
 }
 
 async fn refused(libvirt: &Libvirt, name: &str) -> String {
@@ -286,6 +294,9 @@ async fn a_real_libvirtd_is_understood() {
     let wanted = Wanted {
         provisioner: ProvisionerKind::DemeterBalloon,
         fast: None,
+        slow: None,
+        cells: None,
+        host: None,
     };
     // It waits, so it cannot run where others are waited for.
     let lacks = || {
@@ -293,7 +304,7 @@ async fn a_real_libvirtd_is_understood() {
         let asked = std::thread::spawn(move || lacks(&libvirt, "db", wanted));
         asked.join().unwrap().unwrap()
     };
-    let patch = lacks().unwrap();
+    let patch = lacks().diff.unwrap();
     let xml = daemon.virsh(&["dumpxml", "--inactive", "db"]).unwrap();
     std::fs::write(daemon.folder.path().join("db.xml"), xml + "\n\n").unwrap();
     std::fs::write(daemon.folder.path().join("db.patch"), patch).unwrap();
@@ -304,7 +315,7 @@ async fn a_real_libvirtd_is_understood() {
         .unwrap();
     assert!(patched.status.success(), "{patched:?}");
     daemon.virsh(&["define", "db.xml", "--validate"]).unwrap();
-    assert_eq!(lacks(), None);
+    assert_eq!(lacks().diff, None);
     daemon.virsh(&["start", "--paused", "db"]).unwrap();
 
     // The memory is where QEMU says, by libvirt.
@@ -323,7 +334,14 @@ async fn a_real_libvirtd_is_understood() {
         fast: "ram-node0".to_owned(),
         slow: "ram-node1".to_owned(),
     };
-    let found = LiveBacking::find(&HostFiles::default(), "db", &connection, &memdev).await;
+    let found = LiveBacking::find(
+        &HostFiles::default(),
+        &Outside::default(),
+        "db",
+        &connection,
+        &memdev,
+    )
+    .await;
     let sizes =
         Tier::ALL.map(|tier| crate::backing::Backing::size(found.as_ref().unwrap(), tier).0 >> 20);
     assert_eq!(sizes, [16, 48]);
@@ -364,14 +382,14 @@ async fn a_real_libvirtd_is_understood() {
     let (found_in, mut found) = tokio::sync::mpsc::channel(1);
     let discovering = tokio::spawn(discover(libvirt.clone(), found_in));
     let domains = soon(found.recv()).await.unwrap();
-    let names: Vec<_> = domains.keys().map(crate::VmName::as_str).collect();
+    let names: Vec<_> = domains.managed.keys().map(crate::VmName::as_str).collect();
     assert_eq!(names, ["db"]);
 
     // The end of the domain ends the connection.
     daemon.virsh(&["destroy", "db"]).unwrap();
     while soon(connection.events.next()).await.is_some() {}
     assert!(crate::process::Process::open(before.pid).is_err());
-    while !soon(found.recv()).await.unwrap().is_empty() {}
+    while !soon(found.recv()).await.unwrap().managed.is_empty() {}
     discovering.abort();
     daemon.stop();
     assert!(refused(&libvirt, "db").await.contains("cannot connect"));

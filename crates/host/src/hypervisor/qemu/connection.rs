@@ -22,6 +22,7 @@ use tokio::time::timeout;
 
 use super::decode::{Decoder, Message, Notice};
 use crate::hypervisor::{Connection, Event, Events, HypervisorError};
+use crate::outside::Outside;
 use crate::process::PeerProcess;
 
 /// Commands that may wait to be sent, and commands that may wait for their answer.
@@ -168,6 +169,7 @@ impl Qemu {
     /// own whom to trust with a VM.
     pub async fn connect(
         path: &Path,
+        outside: &Outside,
         owner_uid: Option<u32>,
         limits: Limits,
     ) -> Result<Connection<Self>, QmpError> {
@@ -176,7 +178,7 @@ impl Qemu {
                 path: path.into(),
                 source,
             };
-            let mut stream = UnixStream::connect(path).await.map_err(connect_error)?;
+            let mut stream = outside.connect(path).await.map_err(connect_error)?;
             let peer = PeerProcess::of(&stream).map_err(connect_error)?;
             let own_uid = rustix::process::geteuid().as_raw();
             if !peer.is_trusted(own_uid, owner_uid) {

@@ -10,6 +10,7 @@ use tokio::net::{UnixListener, UnixStream};
 use super::decode::LINE_BYTES_MAX;
 use super::*;
 use crate::hypervisor::{Connection, Event};
+use crate::outside::Outside;
 
 const GREETING: &str = "{\"QMP\": {\"version\": {}, \"capabilities\": []}}\r\n";
 
@@ -45,7 +46,7 @@ impl Fake {
     }
 
     async fn open(&self, limits: Limits) -> Result<Connection<Qemu>, QmpError> {
-        Qemu::connect(&self.path, None, limits).await
+        Qemu::connect(&self.path, &Outside::default(), None, limits).await
     }
 }
 
@@ -244,7 +245,13 @@ async fn a_server_that_says_the_wrong_thing_first_is_refused() {
         let said = fake.open(SHORT).await.unwrap_err().to_string();
         assert!(said.contains(want), "{first}: {said}");
     }
-    let missing = Qemu::connect("/nonexistent/qmp".as_ref(), None, SHORT).await;
+    let missing = Qemu::connect(
+        "/nonexistent/qmp".as_ref(),
+        &Outside::default(),
+        None,
+        SHORT,
+    )
+    .await;
     let said = missing.unwrap_err().to_string();
     assert!(said.contains("-qmp unix:/nonexistent/qmp"), "{said}");
 }

@@ -38,8 +38,10 @@ impl<B: Backing> Guest<B> {
         };
         let page = PhysRange::new(page, ByteCount(PAGE_SIZE))
             .filter(|page| page.start().0.is_multiple_of(PAGE_SIZE));
-        let read = page.and_then(|page| self.read_page(tier, page));
-        let read = read.transpose();
+        let read = match page {
+            Some(page) => self.read_page(tier, page).await,
+            None => Ok(None),
+        };
         match read.map_err(|source| ProvisionError::Backing { tier, source })? {
             Some(found) if Nonce(found) == nonce => Ok(()),
             // Where another VM, or somebody in between, answers, it is no lie of this one.
@@ -48,16 +50,21 @@ impl<B: Backing> Guest<B> {
     }
 
     /// The beginning of a page of this VM's node that is a tier; nothing if it has no such page.
-    fn read_page(&self, tier: Tier, page: PhysRange) -> Option<io::Result<[u8; 16]>> {
-        let mut found = [0; 16];
-        let read = match self.backing.resolve(tier, page) {
-            Ok(extent) => self.backing.read(extent, &mut found),
-            Err(_) if is_plugged(page, self.backing.plugged()) => {
-                self.backing.read_plugged(page.start(), &mut found)
+    async fn read_page(&self, tier: Tier, page: PhysRange) -> io::Result<Option<[u8; 16]>> {
+        let backing = self.backing.clone();
+        let outside = self.agent.outside();
+        let reading = outside.ask("reading the VM's memory", move |wait| {
+            let mut found = [0; 16];
+            match backing.resolve(tier, page) {
+                Ok(extent) => backing.read(extent, &mut found, wait)?,
+                Err(_) if is_plugged(page, backing.plugged()) => {
+                    backing.read_plugged(page.start(), &mut found, wait)?;
+                }
+                Err(_) => return Ok(None),
             }
-            Err(_) => return None,
-        };
-        Some(read.map(|()| found))
+            Ok(Some(found))
+        });
+        reading.await?
     }
 
     /// Asks the guest to hold `bytes` more. Answers why it holds less more, if it does.
@@ -192,8 +199,13 @@ impl<B: Backing> Guest<B> {
         Ok(plugged)
     }
 
-    pub(super) fn backed(&self, tier: Tier) -> Result<ByteCount, ProvisionError> {
-        let backed = self.backing.backed(tier);
+    pub(super) async fn backed(&self, tier: Tier) -> Result<ByteCount, ProvisionError> {
+        let backing = self.backing.clone();
+        let outside = self.agent.outside();
+        let asked = outside.ask("the VM's memory file", move |wait| {
+            backing.backed(tier, wait)
+        });
+        let backed = asked.await.unwrap_or_else(|stuck| Err(stuck.into()));
         backed.map_err(|source| ProvisionError::Backing { tier, source })
     }
 

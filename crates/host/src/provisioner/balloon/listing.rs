@@ -1,7 +1,7 @@
 //! What a guest holds, asked part by part and given back batch by batch.
 
 use demeter_policy::{ByteCount, GuestPhysAddr, Tier};
-use demeter_proto::{GpaRange, Message};
+use demeter_proto::{GpaRange, LISTS_BY_PARTS, Message};
 
 use super::ask::{away, fulfilled, hostile};
 use super::punch::{holes, next_batch};
@@ -36,6 +36,11 @@ impl<B: Backing> Guest<B> {
         let Some(listing) = view.listing.get_mut(tier) else {
             return Ok(());
         };
+        // One that was begun, and is always a whole one, begins anew.
+        let is_begun = matches!(listing.state, State::Asking(_));
+        if is_begun && self.peer()?.version < LISTS_BY_PARTS {
+            *listing = Listing::default();
+        }
         let (held, seals) = (view.held.get_mut(tier), view.seals.get_mut(tier));
         self.allow_nothing().await?;
         if let State::Due = listing.state {
@@ -44,7 +49,7 @@ impl<B: Backing> Guest<B> {
         }
         while let State::Asking(from) = listing.state {
             if !self.list_part(tier, from, listing, held).await? {
-                match self.is_touched(tier, held)? {
+                match self.is_touched(tier, held).await? {
                     true => seals.break_all(),
                     false => seals.break_changed(held),
                 }
@@ -114,8 +119,8 @@ impl<B: Backing> Guest<B> {
     }
 
     /// Whether somebody has touched held memory: the guest, or whoever read all of it on the host.
-    fn is_touched(&self, tier: Tier, held: &HeldSet) -> Result<bool, ProvisionError> {
+    async fn is_touched(&self, tier: Tier, held: &HeldSet) -> Result<bool, ProvisionError> {
         let owned = self.backing.size(tier).0.saturating_sub(held.total().0);
-        Ok(self.backed(tier)?.0 > owned)
+        Ok(self.backed(tier).await?.0 > owned)
     }
 }

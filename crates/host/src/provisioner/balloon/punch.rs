@@ -21,7 +21,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use demeter_policy::{ByteCount, Tier};
 use demeter_proto::SessionId;
-use tokio::task::spawn_blocking;
 
 use super::Guest;
 use super::ask::away;
@@ -94,12 +93,13 @@ impl<B: Backing> Guest<B> {
         let stop = Stop::default();
         let stopped = stop.0.clone();
         let backing = self.backing.clone();
-        let work = spawn_blocking(move || {
+        let outside = self.agent.outside();
+        let work = outside.ask("giving memory back", move |wait| {
             let _permit = permit;
-            if let Some(by) = backing.pinned_by()? {
+            if let Some(by) = backing.pinned_by(wait)? {
                 return Ok(Batch::Pinned(by));
             }
-            let before = backing.backed(tier)?;
+            let before = backing.backed(tier, wait)?;
             for hole in batch {
                 if stopped.load(Ordering::Relaxed) {
                     break;
@@ -107,12 +107,12 @@ impl<B: Backing> Guest<B> {
                 if backing.disturbances() != disturbances {
                     return Ok(Batch::Disturbed);
                 }
-                backing.punch(hole)?;
+                backing.punch(hole, wait)?;
             }
-            let returned = before.0.saturating_sub(backing.backed(tier)?.0);
+            let returned = before.0.saturating_sub(backing.backed(tier, wait)?.0);
             Ok(Batch::Returned(ByteCount(returned)))
         });
-        work.await.map_err(io::Error::other)?
+        work.await?
     }
 
     /// Waits until nothing is punched any more, for whichever call it was.

@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::agent::tests::{Pipe, hello, own_process, shown, soon};
 use crate::backing::{Extent, FileOffset, NotInTier};
+use crate::outside::MayWait;
 use crate::process::Opener;
 
 /// Guest-physical start, length, tier, offset in its file; all in MiB. The first node has a hole.
@@ -114,7 +115,7 @@ impl Backing for TestBacking {
         })
     }
 
-    fn punch(&self, extent: Extent) -> io::Result<()> {
+    fn punch(&self, extent: Extent, _: &MayWait) -> io::Result<()> {
         let fd = self.0.get(extent.tier).as_raw_fd();
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: changes the file only, which nobody has mapped.
@@ -124,7 +125,7 @@ impl Backing for TestBacking {
         }
     }
 
-    fn read(&self, extent: Extent, into: &mut [u8]) -> io::Result<()> {
+    fn read(&self, extent: Extent, into: &mut [u8], _: &MayWait) -> io::Result<()> {
         match shown(GuestPhysAddr(extent.offset.0)) {
             Some(nonce) => into.copy_from_slice(&nonce.0),
             None => self
@@ -143,11 +144,11 @@ impl Backing for TestBacking {
         &*RANGE
     }
 
-    fn pinned_by(&self) -> io::Result<Option<String>> {
+    fn pinned_by(&self, _: &MayWait) -> io::Result<Option<String>> {
         Ok(None)
     }
 
-    fn backed(&self, tier: Tier) -> io::Result<ByteCount> {
+    fn backed(&self, tier: Tier, _: &MayWait) -> io::Result<ByteCount> {
         let blocks = self.0.get(tier).metadata()?.blocks();
         Ok(ByteCount(blocks * 512))
     }
@@ -378,7 +379,10 @@ async fn memory_goes_back_to_the_host_and_comes_again() {
     };
     assert_eq!(progress, expected);
     only_held_memory_is_gone(&vm.memory, &driver.lock().unwrap());
-    assert_eq!(vm.memory.backed(Tier::Fast).unwrap(), mib(3));
+    assert_eq!(
+        vm.memory.backed(Tier::Fast, &MayWait::in_a_test()).unwrap(),
+        mib(3)
+    );
 
     let progress = vm
         .balloon
@@ -425,7 +429,10 @@ async fn what_was_plugged_in_is_of_no_use_and_no_lie() {
     };
     // It is held as well, and what was asked for really returns.
     set(&mut vm, mib(3)).await;
-    assert_eq!(vm.memory.backed(Tier::Fast).unwrap(), mib(3));
+    assert_eq!(
+        vm.memory.backed(Tier::Fast, &MayWait::in_a_test()).unwrap(),
+        mib(3)
+    );
     assert_eq!(held(), 7 * MIB);
     set(&mut vm, mib(6)).await;
     assert_eq!(held(), 4 * MIB);
@@ -490,9 +497,12 @@ async fn held_memory_that_was_touched_is_taken_back_again() {
     let file = vm.memory.0.get(Tier::Fast);
     file.write_all_at(&[1; PAGE_SIZE as usize], extent.offset.0)
         .unwrap();
-    assert!(vm.memory.backed(Tier::Fast).unwrap() > mib(3));
+    assert!(vm.memory.backed(Tier::Fast, &MayWait::in_a_test()).unwrap() > mib(3));
     vm.balloon.actual(deadline()).await.unwrap();
-    assert_eq!(vm.memory.backed(Tier::Fast).unwrap(), mib(3));
+    assert_eq!(
+        vm.memory.backed(Tier::Fast, &MayWait::in_a_test()).unwrap(),
+        mib(3)
+    );
     only_held_memory_is_gone(&vm.memory, &driver.lock().unwrap());
 }
 

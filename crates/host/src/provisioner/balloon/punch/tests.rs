@@ -14,6 +14,7 @@ use crate::agent::AgentClient;
 use crate::agent::tests::{Pipe, hello, own_process, shown, soon};
 use crate::backing::NotInTier;
 use crate::hypervisor::HypervisorError;
+use crate::outside::MayWait;
 use crate::process::Opener;
 use crate::provisioner::Provisioner;
 use crate::provisioner::balloon::Balloon;
@@ -55,7 +56,7 @@ impl Backing for Recorder {
         })
     }
 
-    fn punch(&self, hole: Extent) -> io::Result<()> {
+    fn punch(&self, hole: Extent, _: &MayWait) -> io::Result<()> {
         let delay = self.0.lock().unwrap().delay;
         std::thread::sleep(delay);
         let mut record = self.0.lock().unwrap();
@@ -66,13 +67,13 @@ impl Backing for Recorder {
         Ok(())
     }
 
-    fn read(&self, extent: Extent, into: &mut [u8]) -> io::Result<()> {
+    fn read(&self, extent: Extent, into: &mut [u8], _: &MayWait) -> io::Result<()> {
         let nonce = shown(GuestPhysAddr(extent.offset.0)).ok_or(io::ErrorKind::NotFound)?;
         into.copy_from_slice(&nonce.0);
         Ok(())
     }
 
-    fn pinned_by(&self) -> io::Result<Option<String>> {
+    fn pinned_by(&self, _: &MayWait) -> io::Result<Option<String>> {
         Ok(self.0.lock().unwrap().pinned.clone())
     }
 
@@ -89,7 +90,7 @@ impl Backing for Recorder {
         Ok(())
     }
 
-    fn backed(&self, _: Tier) -> io::Result<ByteCount> {
+    fn backed(&self, _: Tier, _: &MayWait) -> io::Result<ByteCount> {
         let punched = self.0.lock().unwrap().punched();
         Ok(ByteCount(GIB.saturating_sub(punched)))
     }

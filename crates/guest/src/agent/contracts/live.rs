@@ -1,0 +1,180 @@
+//! The agent beside memory that a real process has bound: this kernel tells policies, a simulated one moves.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::symlink;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr, MIB, PAGE_SIZE, Pid, Sample};
+
+use super::super::conformance::node;
+use super::super::tests::{FAST, SLOW, Script, agent_on};
+use crate::config::Config;
+use crate::pages::simulated::{SharedPages, SimulatedPages};
+use crate::status::StatusCell;
+
+/// Set in the child.
+const CHILD: &str = "DEMETER_TEST_BIND";
+
+/// How large its bound memory is, what is bound while the agent runs, and memory without a policy.
+const BOUND: u64 = 80 * MIB;
+const LATER: u64 = 16 * MIB;
+const PLAIN: u64 = 60 * MIB;
+
+/// Memory that is in use, at a block's border.
+fn mapped(bytes: u64) -> u64 {
+    // SAFETY: a new mapping; its pages are written within its bounds.
+    unsafe {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let (read_write, len) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            (bytes + BLOCK_SIZE) as usize,
+        );
+        let start = libc::mmap(std::ptr::null_mut(), len, read_write, flags, -1, 0);
+        assert_ne!(start, libc::MAP_FAILED);
+        let start = (start as u64).next_multiple_of(BLOCK_SIZE);
+        for page in (start..start + bytes).step_by(PAGE_SIZE as usize) {
+            (page as *mut u8).write_volatile(1);
+        }
+        start
+    }
+}
+
+/// Binds memory to node 0.
+fn bind(start: u64, bytes: u64) {
+    const MPOL_BIND: libc::c_int = 2;
+    let nodes: libc::c_ulong = 1;
+    // SAFETY: says where pages of a mapping of ours lie; the kernel reads one word of nodes.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mbind,
+            start,
+            bytes,
+            MPOL_BIND,
+            &raw const nodes,
+            64usize,
+            0,
+        )
+    };
+    assert_eq!(result, 0);
+}
+
+/// In the child: maps, tells where, binds some more when it is asked to, waits for its end.
+fn bind_and_wait() {
+    let [bound, later, plain] = [BOUND, LATER, PLAIN].map(mapped);
+    bind(bound, BOUND);
+    let mut out = std::io::stdout();
+    writeln!(out, "\nmapped {bound} {later} {plain}").unwrap();
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    bind(later, LATER);
+    writeln!(out, "\nbound").unwrap();
+    std::io::stdin().read_line(&mut line).unwrap();
+}
+
+#[test]
+fn bound_memory_of_a_real_process_stays() {
+    if std::env::var_os(CHILD).is_some() {
+        return bind_and_wait();
+    }
+    let name = "agent::contracts::live::bound_memory_of_a_real_process_stays";
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture"])
+        .env(CHILD, "1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(child.stdout.take().unwrap())
+        .lines()
+        .map_while(Result::ok);
+    let mut say = child.stdin.take().unwrap();
+    let places = said
+        .find_map(|line| line.strip_prefix("mapped ").map(str::to_string))
+        .unwrap();
+    let places: Vec<u64> = places
+        .split(' ')
+        .map(|place| place.parse().unwrap())
+        .collect();
+    let [bound, later, plain] = places[..] else {
+        panic!("{places:?}");
+    };
+
+    // A machine of two nodes, which has this process.
+    let (pid, root) = (Pid(child.id()), tempfile::tempdir().unwrap());
+    node(root.path(), 0, 256, 4);
+    node(root.path(), 1, 2000, 70);
+    let (proc, real) = (
+        root.path().join(format!("proc/{pid}")),
+        format!("/proc/{pid}"),
+    );
+    let task = proc.join(format!("task/{pid}"));
+    fs::create_dir_all(&task).unwrap();
+    for file in ["maps", "numa_maps", "stat", "statm"] {
+        symlink(format!("{real}/{file}"), proc.join(file)).unwrap();
+    }
+    symlink(
+        format!("{real}/task/{pid}/numa_maps"),
+        task.join("numa_maps"),
+    )
+    .unwrap();
+    fs::write(task.join("status"), "Mems_allowed_list:\t0-1\n").unwrap();
+    let mut kernel = SimulatedPages::new(100 * MIB, 1 << 30);
+    for (start, bytes) in [(bound, BOUND), (later, LATER), (plain, PLAIN)] {
+        for block in start / BLOCK_SIZE..(start + bytes) / BLOCK_SIZE {
+            kernel.map_block(pid, block, true, SLOW);
+        }
+    }
+    let kernel = SharedPages::new(kernel, Some(root.path().into()));
+    let script: Arc<std::sync::Mutex<Script>> = Arc::default();
+    let status = StatusCell::default();
+    let config = Config {
+        pids: vec![pid.0],
+        ..Config::default()
+    };
+    let access = |places: &[(u64, u64)]| {
+        let blocks = places
+            .iter()
+            .flat_map(|&(start, bytes)| (start..start + bytes).step_by(BLOCK_SIZE as usize));
+        let sample = |start| Sample {
+            pid,
+            addr: GuestVirtAddr(start + PAGE_SIZE),
+            weight: 4,
+        };
+        script.lock().unwrap().besides = blocks.map(sample).collect();
+    };
+    let in_fast = |start: u64, bytes: u64| {
+        let kernel = kernel.lock();
+        let blocks = (start..start + bytes).step_by(BLOCK_SIZE as usize);
+        let is_fast = |start: &u64| {
+            kernel.node_of(pid, Block::of(GuestVirtAddr(*start)).start().0) == Some(FAST)
+        };
+        blocks.filter(is_fast).count() as u64 * BLOCK_SIZE
+    };
+    let mut agent = agent_on(root.path(), config, &script, &kernel, &status).unwrap();
+    let mut steps = |steps| {
+        for _ in 0..steps {
+            agent.step().unwrap();
+        }
+    };
+    steps(2);
+    // A mapping of which a part is bound falls into two, which the next refresh sees.
+    writeln!(say, "bind some more").unwrap();
+    assert!(said.any(|line| line == "bound"));
+    steps(4);
+    access(&[(bound, BOUND), (later, LATER), (plain, PLAIN)]);
+    steps(12);
+    drop(say);
+    child.wait().unwrap();
+    assert_eq!((in_fast(bound, BOUND), in_fast(later, LATER)), (0, 0));
+    assert_eq!(in_fast(plain, PLAIN), PLAIN);
+    let status = status.get();
+    let [left] = &status.targets[0].left_alone[..] else {
+        panic!("{status:?}");
+    };
+    assert_eq!(
+        (left.bytes, left.why.as_str()),
+        (Some(BOUND + LATER), "bound by its owner")
+    );
+}

@@ -1,0 +1,352 @@
+//! The agent where the system refuses something: a system call, by a seccomp filter, or a capability. Whatever that is, the
+//! agent goes on without it, or ends with a line that says so.
+//!
+//! Each case is a process of its own, this test started once more: a filter cannot be taken off again.
+
+use std::io::Read;
+use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+use std::{fs, io, thread};
+
+use super::*;
+use crate::tracker::lab::tests::FakeDevice;
+
+const CHILD: &str = "supervisor::refusals::an_agent_with_something_refused";
+/// The system call that the child is to live without.
+const DENIED_CALL: &str = "DEMETER_TEST_DENIED_CALL";
+/// The process that the child looks after.
+const TARGET: &str = "DEMETER_TEST_TARGET";
+
+/// More than an agent of a few epochs takes.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A user without any right.
+const NOBODY: u32 = 65534;
+
+/// Calls that the agent makes, and the C library or the runtime on its behalf. Without a few more no program can run: the
+/// standard library takes a refused `close` for an error of its own, and nothing goes without memory and locks.
+const CALLS: [(&str, libc::c_long); 43] = [
+    ("accept4", libc::SYS_accept4),
+    ("bind", libc::SYS_bind),
+    ("clock_nanosleep", libc::SYS_clock_nanosleep),
+    ("clone", libc::SYS_clone),
+    ("clone3", libc::SYS_clone3),
+    ("close_range", libc::SYS_close_range),
+    ("dup3", libc::SYS_dup3),
+    ("epoll_create1", libc::SYS_epoll_create1),
+    ("epoll_ctl", libc::SYS_epoll_ctl),
+    ("eventfd2", libc::SYS_eventfd2),
+    ("fcntl", libc::SYS_fcntl),
+    ("flock", libc::SYS_flock),
+    ("fstat", libc::SYS_fstat),
+    ("fsync", libc::SYS_fsync),
+    ("ftruncate", libc::SYS_ftruncate),
+    ("getdents64", libc::SYS_getdents64),
+    ("getrandom", libc::SYS_getrandom),
+    ("ioctl", libc::SYS_ioctl),
+    ("listen", libc::SYS_listen),
+    ("lseek", libc::SYS_lseek),
+    ("madvise", libc::SYS_madvise),
+    ("mbind", libc::SYS_mbind),
+    ("mkdirat", libc::SYS_mkdirat),
+    ("move_pages", libc::SYS_move_pages),
+    ("newfstatat", libc::SYS_newfstatat),
+    ("openat", libc::SYS_openat),
+    ("perf_event_open", libc::SYS_perf_event_open),
+    ("pidfd_open", libc::SYS_pidfd_open),
+    ("pipe2", libc::SYS_pipe2),
+    ("ppoll", libc::SYS_ppoll),
+    ("pread64", libc::SYS_pread64),
+    ("process_madvise", libc::SYS_process_madvise),
+    ("readlinkat", libc::SYS_readlinkat),
+    ("recvfrom", libc::SYS_recvfrom),
+    ("sched_getaffinity", libc::SYS_sched_getaffinity),
+    ("sched_yield", libc::SYS_sched_yield),
+    ("sendto", libc::SYS_sendto),
+    ("setpriority", libc::SYS_setpriority),
+    ("socket", libc::SYS_socket),
+    ("socketpair", libc::SYS_socketpair),
+    ("statx", libc::SYS_statx),
+    ("unlinkat", libc::SYS_unlinkat),
+    ("writev", libc::SYS_writev),
+];
+
+/// Calls of older architectures, which have others in their place elsewhere.
+#[cfg(target_arch = "x86_64")]
+const OLD_CALLS: [(&str, libc::c_long); 10] = [
+    ("chmod", libc::SYS_chmod),
+    ("epoll_wait", libc::SYS_epoll_wait),
+    ("mkdir", libc::SYS_mkdir),
+    ("open", libc::SYS_open),
+    ("pipe", libc::SYS_pipe),
+    ("poll", libc::SYS_poll),
+    ("readlink", libc::SYS_readlink),
+    ("rmdir", libc::SYS_rmdir),
+    ("stat", libc::SYS_stat),
+    ("unlink", libc::SYS_unlink),
+];
+#[cfg(not(target_arch = "x86_64"))]
+const OLD_CALLS: [(&str, libc::c_long); 0] = [];
+
+/// A process that does nothing, for the agent to look after.
+struct Idle(Child);
+
+impl Idle {
+    fn start() -> Self {
+        Self(Command::new("sleep").arg("600").spawn().unwrap())
+    }
+}
+
+impl Drop for Idle {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What a child said, and whether it came to its end.
+struct Said {
+    text: String,
+    has_ended: bool,
+}
+
+/// A child that will be an agent which looks after the idle process.
+fn child(idle: &Idle) -> Command {
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child
+        .args(["--ignored", "--exact", CHILD, "--nocapture"])
+        .env(TARGET, idle.0.id().to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    child
+}
+
+/// Lets it run to its end.
+fn said(child: &mut Command) -> Said {
+    let mut child = child.spawn().unwrap();
+    let mut out = child.stdout.take().unwrap();
+    let reader = thread::spawn(move || {
+        let mut text = String::new();
+        let _ = out.read_to_string(&mut text);
+        text
+    });
+    let deadline = Instant::now() + PATIENCE;
+    while !reader.is_finished() && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let _ = child.kill();
+    let status = child.wait().unwrap();
+    Said {
+        text: reader.join().unwrap(),
+        has_ended: status.code() == Some(0),
+    }
+}
+
+#[test]
+fn no_single_call_that_is_refused_makes_the_agent_panic() {
+    let idle = Idle::start();
+    for (name, number) in CALLS.iter().chain(&OLD_CALLS) {
+        let Said { text, has_ended } = said(child(&idle).env(DENIED_CALL, number.to_string()));
+        assert!(
+            has_ended,
+            "without {name} it did not come to its end: {text}"
+        );
+        let ended: Vec<_> = text.lines().filter(|it| it.starts_with("ended:")).collect();
+        assert_eq!(ended.len(), 1, "without {name}: {text}");
+        let refused = text.contains(&format!("{name} is refused"));
+        match *name {
+            // The agent can do nothing, and says why.
+            "move_pages" | "flock" | "epoll_wait" => {
+                assert!(
+                    refused && ended[0].contains("seccomp"),
+                    "without {name}: {text}"
+                );
+            }
+            // It goes on, and says what it does without.
+            "mbind" | "pidfd_open" | "process_madvise" => {
+                assert!(
+                    refused && text.contains("ended: Ok"),
+                    "without {name}: {text}"
+                );
+            }
+            _ => assert!(!refused, "without {name}: {text}"),
+        }
+    }
+}
+
+#[test]
+fn a_missing_capability_is_said_at_the_start() {
+    if !crate::probe::missing(Path::new("/")).is_empty() {
+        eprintln!("skipped: this process has not all that an agent needs");
+        return;
+    }
+    const SYS_PTRACE: libc::c_ulong = 19;
+    const SYS_NICE: libc::c_ulong = 23;
+    let idle = Idle::start();
+    let without = |capability: libc::c_ulong| {
+        let mut child = child(&idle);
+        // SAFETY: the call takes numbers only, and is safe after a fork.
+        unsafe {
+            child.pre_exec(
+                move || match libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) {
+                    0 => Ok(()),
+                    _ => Err(io::Error::last_os_error()),
+                },
+            );
+        }
+        said(&mut child).text
+    };
+    for (capability, name) in [(SYS_PTRACE, "CAP_SYS_PTRACE"), (SYS_NICE, "CAP_SYS_NICE")] {
+        let text = without(capability);
+        assert!(text.contains(&format!("grant {name}")), "{text}");
+        assert_eq!(text.matches("warning:").count(), 1, "{text}");
+    }
+    let mut nobody = child(&idle);
+    nobody.uid(NOBODY).gid(NOBODY);
+    let text = said(&mut nobody).text;
+    assert!(
+        text.contains("ended: cannot look at the memory of"),
+        "{text}"
+    );
+    assert!(text.contains("CAP_SYS_PTRACE"), "{text}");
+}
+
+#[test]
+#[ignore = "the child of those above"]
+fn an_agent_with_something_refused() {
+    let number = |name: &str| std::env::var(name).ok()?.parse().ok();
+    let target: u32 = number(TARGET).expect("a parent names the process to look after");
+    let folder = machine(target);
+    let root = folder.path();
+    let _device = FakeDevice::new(root, 1);
+    let socket = root.join("guest.sock");
+    let mut config = Config {
+        pids: vec![target],
+        socket: socket.clone(),
+        balloon: BalloonMode::Off,
+        ..Config::default()
+    };
+    config.tuning.epoch_ms = 50;
+    let (controls, received) = mpsc::channel();
+    let stop = controls.clone();
+    // Before the filter is there: the thread has to live whatever is refused.
+    thread::spawn(move || {
+        let _ = wait_for(&socket);
+        thread::sleep(Duration::from_millis(200));
+        let _ = demeter_http::ask(&socket, "GET /v1/status", "", Duration::from_millis(500));
+        let _ = stop.send(Control::Stop);
+    });
+    if let Some(call) = number(DENIED_CALL) {
+        refuse(call).unwrap();
+    }
+    let ended = run(root, &config, controls, &received, &|line| {
+        println!("{line}")
+    });
+    match ended {
+        Ok(()) => println!("ended: Ok"),
+        Err(error) => println!("ended: {error}"),
+    }
+    // Nothing of the test's own is to run into the filter.
+    std::process::exit(0);
+}
+
+/// A machine with two tiers, which has this process and another one.
+fn machine(target: u32) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let own = std::process::id();
+    let node = "sys/devices/system/node/node";
+    for (path, text) in [
+        (
+            format!("{node}0/meminfo"),
+            "Node 0 MemTotal: 2048 kB\nNode 0 MemFree: 1024 kB\n",
+        ),
+        (format!("{node}0/cpulist"), "0"),
+        (format!("{node}0/distance"), "10 20"),
+        (
+            format!("{node}1/meminfo"),
+            "Node 1 MemTotal: 8192 kB\nNode 1 MemFree: 8192 kB\n",
+        ),
+        (format!("{node}1/cpulist"), ""),
+        (format!("{node}1/distance"), "20 10"),
+        (
+            "proc/zoneinfo".into(),
+            "Node 0, zone   Normal\n  pages free     5000\n        low      10\n        high     20\n        managed  99999\n\
+             Node 1, zone   Normal\n  pages free     5000\n        low      10\n        high     20\n        managed  99999\n",
+        ),
+        (
+            "sys/kernel/mm/transparent_hugepage/enabled".into(),
+            "[always] madvise never",
+        ),
+    ] {
+        let path = folder.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    for process in [
+        own.to_string(),
+        target.to_string(),
+        "self".into(),
+        "1".into(),
+    ] {
+        symlink(
+            format!("/proc/{process}"),
+            folder.path().join("proc").join(process),
+        )
+        .unwrap();
+    }
+    folder
+}
+
+/// Waits until somebody listens there, but not for long.
+fn wait_for(socket: &Path) -> io::Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while !socket.exists() {
+        if Instant::now() > deadline {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Lets a system call fail with EPERM, for this thread and those that it starts.
+fn refuse(call: u32) -> io::Result<()> {
+    let step = |code: u32, k: u32, jump: u8| libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf: jump,
+        k,
+    };
+    // The number of the call is the first word of what the filter is given.
+    let steps = [
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call, 1),
+        step(
+            libc::BPF_RET | libc::BPF_K,
+            libc::SECCOMP_RET_ERRNO | libc::EPERM as u32,
+            0,
+        ),
+        step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0),
+    ];
+    let program = libc::sock_fprog {
+        len: steps.len() as u16,
+        filter: steps.as_ptr().cast_mut(),
+    };
+    // SAFETY: the program and its steps outlive the calls, which only read them.
+    unsafe {
+        if libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
+            || libc::prctl(
+                libc::PR_SET_SECCOMP,
+                libc::SECCOMP_MODE_FILTER,
+                &raw const program,
+            ) != 0
+        {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}

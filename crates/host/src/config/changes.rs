@@ -1,0 +1,137 @@
+//! Differences between two configurations, key by key, for a person.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::Config;
+
+/// Keys that a controller reads when it starts.
+const AT_START: [&str; 7] = [
+    "socket",
+    "listen",
+    "token_file",
+    "state",
+    "memory_paths",
+    "libvirt",
+    "discover",
+];
+
+/// A key that has another value.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyChange {
+    /// As in the file: `vm.db.fast.size_mib`.
+    pub key: String,
+    /// The old value; `None` without one.
+    pub from: Option<String>,
+    /// The new value; `None` without one.
+    pub to: Option<String>,
+    /// Whether that counts from the next start on only.
+    pub at_start: bool,
+}
+
+impl std::fmt::Display for KeyChange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let none = "(not set)";
+        let from = self.from.as_deref().unwrap_or(none);
+        let to = self.to.as_deref().unwrap_or(none);
+        let when = if self.at_start {
+            " (from the next start on)"
+        } else {
+            ""
+        };
+        write!(f, "{}: {from} -> {to}{when}", self.key)
+    }
+}
+
+impl Config {
+    /// The keys whose values differ in `new`, in order.
+    pub fn changes(&self, new: &Self) -> Vec<KeyChange> {
+        let mut changes = vec![];
+        // Both are plain data, which JSON has.
+        let values = (serde_json::to_value(self), serde_json::to_value(new));
+        if let (Ok(old), Ok(new)) = values {
+            compare("", &old, &new, &mut changes);
+        }
+        changes
+    }
+}
+
+fn compare(key: &str, old: &Value, new: &Value, changes: &mut Vec<KeyChange>) {
+    if old == new {
+        return;
+    }
+    let empty = serde_json::Map::new();
+    let fields = |value: &Value| match value {
+        Value::Object(fields) => Some(fields.clone()),
+        Value::Null => Some(empty.clone()),
+        _ => None,
+    };
+    if let (Some(before), Some(after)) = (fields(old), fields(new)) {
+        let names: BTreeSet<_> = before.keys().chain(after.keys()).collect();
+        for name in names {
+            let key = match key {
+                "" => name.clone(),
+                key => format!("{key}.{name}"),
+            };
+            let of = |fields: &serde_json::Map<String, Value>| fields.get(name).cloned();
+            let (old, new) = (of(&before), of(&after));
+            let (old, new) = (old.unwrap_or_default(), new.unwrap_or_default());
+            compare(&key, &old, &new, changes);
+        }
+        return;
+    }
+    let shown = |value: &Value| match value {
+        Value::Null => None,
+        Value::String(text) => Some(text.clone()),
+        other => Some(other.to_string()),
+    };
+    let first = key.split('.').next().unwrap_or_default();
+    changes.push(KeyChange {
+        key: key.into(),
+        from: shown(old),
+        to: shown(new),
+        at_start: AT_START.contains(&first),
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(text: &str) -> Config {
+        toml::from_str(&format!("pool = {{ fast_mib = 9, slow_mib = 9 }}\n{text}")).unwrap()
+    }
+
+    #[test]
+    fn each_key_that_changed_is_told_with_both_values() {
+        let vm = |fast| {
+            format!(
+                "[vm.a]\nqmp = \"/q\"\nagent = \"/a\"\nfast = {{ memdev = \"m\", size_mib = {fast} }}\n\
+                 slow = {{ memdev = \"n\", size_mib = 2 }}\n"
+            )
+        };
+        let old = config(&vm(1));
+        assert_eq!(old.changes(&old), []);
+        let new = config(&("socket = \"/s\"\n".to_owned() + &vm(3)));
+        let said: Vec<_> = old.changes(&new).iter().map(ToString::to_string).collect();
+        assert_eq!(
+            said,
+            [
+                "socket: /run/demeter/host.sock -> /s (from the next start on)",
+                "vm.a.fast.size_mib: 1 -> 3",
+            ]
+        );
+        let said = old.changes(&config("")).into_iter();
+        let said: Vec<_> = said.map(|change| change.to_string()).collect();
+        assert!(
+            said.contains(&"vm.a.qmp: /q -> (not set)".to_owned()),
+            "{said:?}"
+        );
+        assert!(
+            said.iter().all(|line| line.starts_with("vm.a.")),
+            "{said:?}"
+        );
+    }
+}

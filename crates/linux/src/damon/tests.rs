@@ -1,0 +1,277 @@
+//! Who has DAMON, and what is left of it, on a simulated sysfs.
+
+use std::fs;
+use std::path::Path;
+
+use super::*;
+
+const ADMIN: &str = "sys/kernel/mm/damon/admin/kdamonds";
+const STAT: &str = "sys/module/damon_stat/parameters/enabled";
+const RECLAIM: &str = "sys/module/damon_reclaim/parameters";
+
+/// A machine's files of DAMON. They do not change by themselves.
+struct Machine(tempfile::TempDir);
+
+/// What can be seen of DAMON from outside: kdamonds, the state of the first, and DAMON_STAT.
+type Seen = (String, String, Option<String>);
+
+impl Machine {
+    fn new() -> Self {
+        let machine = Self(tempfile::tempdir().unwrap());
+        for (file, text) in [
+            ("nr_kdamonds", "0\n"),
+            ("0/state", "off\n"),
+            ("0/contexts/nr_contexts", "0\n"),
+            ("0/contexts/0/avail_operations", "vaddr\nfvaddr\npaddr\n"),
+            ("0/contexts/0/operations", "vaddr\n"),
+            ("0/contexts/0/targets/nr_targets", "0\n"),
+            ("0/contexts/0/schemes/nr_schemes", "0\n"),
+            (
+                "0/contexts/0/monitoring_attrs/intervals/update_us",
+                "60000000\n",
+            ),
+        ] {
+            machine.write(&format!("{ADMIN}/{file}"), text);
+        }
+        machine
+    }
+
+    fn with(files: &[(&str, &str)]) -> Self {
+        let machine = Self::new();
+        for (file, text) in files {
+            machine.write(file, text);
+        }
+        machine
+    }
+
+    fn root(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn write(&self, file: &str, text: &str) {
+        let path = self.root().join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn text(&self, file: &str) -> Option<String> {
+        let text = fs::read_to_string(self.root().join(file)).ok()?;
+        Some(text.trim().to_owned())
+    }
+
+    fn seen(&self) -> Seen {
+        let text = |file: &str| self.text(&format!("{ADMIN}/{file}")).unwrap();
+        (text("nr_kdamonds"), text("0/state"), self.text(STAT))
+    }
+
+    fn claim(&self, statistic: Statistic) -> Result<Vec<Kdamond>, DamonError> {
+        Kdamond::claim(self.root(), 1, statistic)
+    }
+
+    /// Ends a Demeter as a kill does: it runs no destructors and loses its locks. Forgetting ours would keep the lock, so
+    /// that a file with the same text takes the locked one's place.
+    fn kill(&self, demeter: Vec<Kdamond>) {
+        std::mem::forget(demeter);
+        let count = self.root().join(ADMIN).join("nr_kdamonds");
+        let text = fs::read_to_string(&count).unwrap();
+        fs::remove_file(&count).unwrap();
+        fs::write(count, text).unwrap();
+    }
+
+    /// Nothing of ours is in /run.
+    fn has_notes(&self) -> bool {
+        let notes = fs::read_dir(self.root().join("run/demeter"));
+        notes.is_ok_and(|notes| notes.count() > 0)
+    }
+}
+
+fn seen(kdamonds: &str, state: &str, statistic: Option<&str>) -> Seen {
+    (kdamonds.into(), state.into(), statistic.map(str::to_owned))
+}
+
+#[test]
+fn the_statistic_is_off_while_we_have_damon() {
+    let machine = Machine::with(&[(STAT, "Y\n")]);
+    let ours = machine.claim(Statistic::TurnOff).unwrap();
+    assert_eq!(machine.seen(), seen("1", "off", Some("N")));
+    drop(ours);
+    assert_eq!(machine.seen(), seen("0", "off", Some("Y")));
+    assert!(!machine.has_notes());
+}
+
+#[test]
+fn a_statistic_that_was_off_stays_off() {
+    let machine = Machine::with(&[(STAT, "N\n")]);
+    drop(machine.claim(Statistic::TurnOff).unwrap());
+    assert_eq!(machine.seen(), seen("0", "off", Some("N")));
+}
+
+#[test]
+fn a_statistic_that_is_to_be_left_keeps_us_from_damon() {
+    let machine = Machine::with(&[(STAT, "Y\n")]);
+    let error = machine.claim(Statistic::Leave).unwrap_err();
+    assert!(matches!(error, DamonError::Held(Owner::Statistic)));
+    let said = error.to_string();
+    assert!(
+        said.contains("DAMON_STAT") && said.contains(&format!("echo N > /{STAT}")),
+        "{said}"
+    );
+    assert_eq!(machine.seen(), seen("0", "off", Some("Y")));
+    assert!(!machine.has_notes());
+}
+
+#[test]
+fn what_somebody_uses_is_never_taken() {
+    let context = format!("{ADMIN}/0/contexts/0");
+    let nr_kdamonds = format!("{ADMIN}/nr_kdamonds");
+    let [state, contexts, targets, schemes] = [
+        format!("{ADMIN}/0/state"),
+        format!("{ADMIN}/0/contexts/nr_contexts"),
+        format!("{context}/targets/nr_targets"),
+        format!("{context}/schemes/nr_schemes"),
+    ];
+    let reclaim = format!("{RECLAIM}/enabled");
+    let cases: [(&str, &[(&str, &str)]); 5] = [
+        (
+            "runs",
+            &[(&nr_kdamonds, "1\n"), (&state, "on\n"), (&contexts, "1\n")],
+        ),
+        (
+            "watches",
+            &[(&nr_kdamonds, "1\n"), (&contexts, "1\n"), (&targets, "1\n")],
+        ),
+        (
+            "has schemes",
+            &[(&nr_kdamonds, "1\n"), (&contexts, "1\n"), (&schemes, "1\n")],
+        ),
+        ("blank, but nobody noted it", &[(&nr_kdamonds, "1\n")]),
+        ("DAMON_RECLAIM", &[(&reclaim, "Y\n")]),
+    ];
+    for (name, files) in cases {
+        // A note of ours does not make it ours, nor does a statistic that we could turn off.
+        for noted in [false, name != "blank, but nobody noted it"] {
+            let machine = Machine::with(files);
+            if noted {
+                machine.write("run/demeter/damon-kdamonds", "");
+            }
+            let before = machine.seen();
+            let error = machine.claim(Statistic::TurnOff).unwrap_err();
+            assert!(matches!(error, DamonError::Held(_)), "{name}: {error}");
+            assert_eq!(machine.seen(), before, "{name}");
+            // DAMON_RECLAIM is no business of a clean-up.
+            let _ = clean_up(machine.root());
+            assert_eq!(machine.seen(), before, "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_module_is_named_with_the_command_that_frees_damon() {
+    let files = [(&*format!("{RECLAIM}/enabled"), "Y\n"), (STAT, "N\n")];
+    let machine = Machine::with(&files);
+    let said = machine.claim(Statistic::TurnOff).unwrap_err().to_string();
+    assert!(
+        said.contains("DAMON_RECLAIM")
+            && said.contains("echo N > /sys/module/damon_reclaim/parameters/enabled"),
+        "{said}"
+    );
+    // Enabled, but its start has failed: older kernels say Y still.
+    machine.write(&format!("{RECLAIM}/kdamond_pid"), "-1\n");
+    assert!(machine.claim(Statistic::TurnOff).is_ok());
+}
+
+/// Each instant at which a kill leaves something else behind.
+#[test]
+fn a_kill_at_any_instant_is_undone_by_the_next_start_and_by_a_clean_up() {
+    type Instant = fn(&Machine);
+    let note = |machine: &Machine, name: &str| machine.write(&format!("run/demeter/{name}"), "");
+    fn admin(machine: &Machine, files: &[(&str, &str)]) {
+        for (file, text) in files {
+            machine.write(&format!("{ADMIN}/{file}"), text);
+        }
+    }
+    let instants: [(&str, Instant); 5] = [
+        ("DAMON_STAT still on", |_| {}),
+        ("DAMON_STAT off", |machine| machine.write(STAT, "N\n")),
+        ("a kdamond without a context", |machine| {
+            machine.write(STAT, "N\n");
+            machine.write("run/demeter/damon-kdamonds", "");
+            admin(machine, &[("nr_kdamonds", "1\n")]);
+        }),
+        ("a context without settings", |machine| {
+            machine.write(STAT, "N\n");
+            machine.write("run/demeter/damon-kdamonds", "");
+            admin(
+                machine,
+                &[("nr_kdamonds", "1\n"), ("0/contexts/nr_contexts", "1\n")],
+            );
+        }),
+        ("at work", |machine| {
+            machine.write(STAT, "N\n");
+            let demeter = machine.claim(Statistic::TurnOff).unwrap();
+            admin(
+                machine,
+                &[
+                    ("0/state", "on\n"),
+                    ("0/contexts/0/targets/nr_targets", "1\n"),
+                ],
+            );
+            machine.kill(demeter);
+        }),
+    ];
+    for (name, leave) in instants {
+        let left = || {
+            let machine = Machine::with(&[(STAT, "Y\n")]);
+            note(&machine, "damon-stat-off");
+            leave(&machine);
+            machine
+        };
+        let machine = left();
+        let undone = clean_up(machine.root()).unwrap();
+        assert!(!undone.is_empty(), "{name}");
+        assert_eq!(machine.seen(), seen("0", "off", Some("Y")), "{name}");
+        assert!(!machine.has_notes(), "{name}");
+        assert_eq!(
+            clean_up(machine.root()).unwrap(),
+            [""; 0],
+            "{name}: nothing is left"
+        );
+
+        let machine = left();
+        let next = machine.claim(Statistic::TurnOff).unwrap();
+        assert_eq!(machine.seen(), seen("1", "off", Some("N")), "{name}");
+        drop(next);
+        assert_eq!(machine.seen(), seen("0", "off", Some("Y")), "{name}");
+        assert!(!machine.has_notes(), "{name}");
+
+        // Who may not take it any more gives it back.
+        let machine = left();
+        let error = machine.claim(Statistic::Leave).unwrap_err();
+        assert!(
+            matches!(error, DamonError::Held(Owner::Statistic)),
+            "{name}"
+        );
+        assert_eq!(machine.seen(), seen("0", "off", Some("Y")), "{name}");
+    }
+}
+
+#[test]
+fn a_running_demeter_is_not_cleaned_up() {
+    let machine = Machine::with(&[(STAT, "Y\n")]);
+    let ours = machine.claim(Statistic::TurnOff).unwrap();
+    assert!(matches!(clean_up(machine.root()), Err(DamonError::Taken)));
+    assert_eq!(machine.seen(), seen("1", "off", Some("N")));
+    drop(ours);
+}
+
+#[test]
+fn without_a_way_to_remember_it_the_statistic_stays_on() {
+    let machine = Machine::with(&[(STAT, "Y\n"), ("run", "no folder")]);
+    let error = machine.claim(Statistic::TurnOff).unwrap_err().to_string();
+    assert!(error.contains("damon-stat-off"), "{error}");
+    assert_eq!(machine.seen(), seen("0", "off", Some("Y")));
+    // Kdamonds of ours are recognised without.
+    machine.write(STAT, "N\n");
+    drop(machine.claim(Statistic::TurnOff).unwrap());
+    assert_eq!(machine.seen(), seen("0", "off", Some("N")));
+}

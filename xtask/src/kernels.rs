@@ -1,0 +1,424 @@
+//! The kernels of Debian's archive, each booted in the lab: what works on it.
+//!
+//! Packages are looked for in all releases by an apt of its own, below target/kernels, and unpacked there; nothing is
+//! installed. The smallest scenario runs under each system that depends on the kernel.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, bail};
+use serde_json::Value;
+
+use crate::fresh::archive;
+use crate::{build, shell};
+
+/// Where packages are kept.
+const DIR: &str = "target/kernels";
+/// The page with the table.
+const PAGE: &str = "docs/src/kernels.md";
+/// What each kernel runs.
+const SCENARIO: &str = "scenarios/ci.toml";
+
+/// Releases whose kernels are tried, the oldest first; a release that the mirror lacks is passed over.
+const SUITES: [&str; 7] = [
+    "bullseye",
+    "bookworm",
+    "bookworm-backports",
+    "trixie",
+    "trixie-backports",
+    "forky",
+    "sid",
+];
+
+/// Series that are tried, beside the newest: those that Debian's releases came with, and the first long one with DAMON_STAT.
+const SERIES: [&str; 4] = ["5.10", "6.1", "6.12", "6.18"];
+
+/// How the releases of kernels for virtual machines end.
+const FLAVOUR: &str = "-cloud-amd64";
+
+/// The systems, each with what it shows.
+const SYSTEMS: [(&str, &str); 2] = [
+    ("demeter", "the agent on the emulator's samples"),
+    ("demeter-damon", "the agent on DAMON"),
+];
+
+/// The most hot memory in slow memory at the end that still counts as moved.
+const HOT_IN_FAST_MIN: f64 = 0.8;
+
+/// Options of `cargo xtask kernels`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Try only kernels whose release begins so, as 6.12 or 7; may be given several times
+    #[arg(long, value_name = "RELEASE")]
+    only: Vec<String>,
+    /// Boot these images instead of the archive's: unpacked or installed, with their modules beside them
+    #[arg(long, value_name = "FILE")]
+    image: Vec<PathBuf>,
+}
+
+/// A kernel of the archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Kernel {
+    /// As `uname -r` says.
+    release: String,
+    /// The packages with its image and modules.
+    packages: Vec<String>,
+}
+
+/// Fetches, boots, prints the table and writes the page.
+pub fn kernels(args: &Args) -> anyhow::Result<()> {
+    build::build()?;
+    let mut images = args.image.clone();
+    if images.is_empty() {
+        shell::need(&[("apt-get", "apt"), ("dpkg", "dpkg"), ("xz", "xz-utils")])?;
+        let Some(apt) = Apt::new()? else {
+            println!("skipped: this machine's apt knows no archive of Debian");
+            return Ok(());
+        };
+        let is_wanted = |kernel: &Kernel| {
+            args.only.is_empty() || args.only.iter().any(|it| kernel.release.starts_with(it))
+        };
+        for kernel in chosen(&apt.kernels()?).into_iter().filter(is_wanted) {
+            match apt.unpack(&kernel) {
+                Ok(image) => images.push(image),
+                Err(error) => eprintln!("{}: {error:#}", kernel.release),
+            }
+        }
+    }
+    if images.is_empty() {
+        println!("skipped: no kernel can be had");
+        return Ok(());
+    }
+    let rows: Vec<_> = images
+        .iter()
+        .map(|image| row(image))
+        .collect::<Result<_, _>>()?;
+    let table = table(&rows);
+    println!("\n{table}");
+    if args.only.is_empty() && args.image.is_empty() {
+        let page = shell::root().join(PAGE);
+        fs::write(&page, page_of(&table)).with_context(|| format!("cannot write {PAGE}"))?;
+    }
+    Ok(())
+}
+
+/// An apt that knows all releases, and changes nothing of the system's.
+struct Apt {
+    dir: PathBuf,
+}
+
+impl Apt {
+    fn new() -> anyhow::Result<Option<Self>> {
+        let sources = archive::sources(SUITES[0]);
+        let Some(mirror) = sources.iter().find(|source| source.suite == SUITES[0]) else {
+            return Ok(None);
+        };
+        let dir = shell::root().join(DIR);
+        for folder in ["apt/state/lists/partial", "apt/cache/archives/partial"] {
+            fs::create_dir_all(dir.join(folder)).context("cannot make target/kernels")?;
+        }
+        let dir = dir.canonicalize().context("cannot find target/kernels")?;
+        let lines = SUITES.map(|suite| mirror.other(suite).line() + "\n");
+        fs::write(dir.join("apt/sources.list"), lines.concat()).context("cannot write a list")?;
+        let apt = Self { dir };
+        // A release that is not there any more fails; the others are there nevertheless.
+        let _ = apt.command("apt-get", "-q update").output();
+        Ok(Some(apt))
+    }
+
+    fn command(&self, name: &str, args: &str) -> Command {
+        let mut command = Command::new(name);
+        let apt = self.dir.join("apt").display().to_string();
+        for option in [
+            format!("Dir::State={apt}/state"),
+            format!("Dir::Cache={apt}/cache"),
+            format!("Dir::Etc::sourcelist={apt}/sources.list"),
+            "Dir::Etc::sourceparts=-".into(),
+            "Acquire::Languages=none".into(),
+            // As root it would step down to a user that cannot write here.
+            "APT::Sandbox::User=root".into(),
+        ] {
+            command.arg("-o").arg(option);
+        }
+        command.args(args.split_whitespace());
+        command
+    }
+
+    /// All kernels for virtual machines.
+    fn kernels(&self) -> anyhow::Result<Vec<Kernel>> {
+        let names = format!("^linux-(image|binary|modules)-[0-9].*{FLAVOUR}$");
+        let mut search = self.command("apt-cache", "search --names-only");
+        let output = search.arg(names).output().context("cannot run apt-cache")?;
+        Ok(parse(&String::from_utf8_lossy(&output.stdout)))
+    }
+
+    /// Downloads and unpacks a kernel. Returns its image.
+    fn unpack(&self, kernel: &Kernel) -> anyhow::Result<PathBuf> {
+        let dir = self.dir.join(&kernel.release);
+        if let Some(image) = image_in(&dir, &kernel.release) {
+            return Ok(image);
+        }
+        fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        let mut download = self.command("apt-get", "-q download");
+        shell::run({
+            download.args(&kernel.packages).current_dir(&dir);
+            download
+        })?;
+        for entry in fs::read_dir(&dir).with_context(|| format!("cannot list {}", dir.display()))? {
+            let file = entry.context("cannot list a folder")?.path();
+            if file.extension().is_some_and(|extension| extension == "deb") {
+                let mut dpkg = Command::new("dpkg");
+                dpkg.arg("-x").arg(&file).arg(&dir);
+                shell::run(dpkg)?;
+            }
+        }
+        image_in(&dir, &kernel.release).context("its packages hold no image")
+    }
+}
+
+/// The kernels in apt's list of packages. From Linux 7.1 on image and modules have packages of their own.
+fn parse(listed: &str) -> Vec<Kernel> {
+    let mut kernels: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for name in listed
+        .lines()
+        .filter_map(|line| line.split_whitespace().next())
+    {
+        let mut parts = name.splitn(3, '-');
+        let (Some("linux"), Some(_kind), Some(release)) =
+            (parts.next(), parts.next(), parts.next())
+        else {
+            continue;
+        };
+        // Names without a full version stand for whichever is the newest.
+        if version(release).len() > 2 {
+            kernels.entry(release.into()).or_default().push(name.into());
+        }
+    }
+    let kernel = |(release, mut packages): (String, Vec<String>)| {
+        let is_split = packages
+            .iter()
+            .any(|name| name.starts_with("linux-modules-"));
+        let has_binary = packages
+            .iter()
+            .any(|name| name.starts_with("linux-binary-"));
+        packages.retain(|name| (is_split || has_binary) != name.starts_with("linux-image-"));
+        Kernel { release, packages }
+    };
+    kernels.into_iter().map(kernel).collect()
+}
+
+/// The newest of each series that is tried, and the newest of all, the oldest first.
+fn chosen(kernels: &[Kernel]) -> Vec<Kernel> {
+    let newest_of = |numbers: &[u64]| {
+        let of_series = kernels
+            .iter()
+            .filter(|it| version(&it.release).starts_with(numbers));
+        of_series
+            .max_by_key(|kernel| version(&kernel.release))
+            .cloned()
+    };
+    let mut chosen: Vec<_> = SERIES
+        .iter()
+        .filter_map(|series| newest_of(&version(series)))
+        .collect();
+    chosen.extend(newest_of(&[]));
+    chosen.sort_by_key(|kernel| version(&kernel.release));
+    chosen.dedup();
+    chosen
+}
+
+/// The numbers in a release, in order.
+fn version(name: &str) -> Vec<u64> {
+    let name = name.trim_end_matches(FLAVOUR);
+    let digits = name.split(|c: char| !c.is_ascii_digit());
+    digits.filter_map(|digits| digits.parse().ok()).collect()
+}
+
+fn image_in(dir: &Path, release: &str) -> Option<PathBuf> {
+    let places = [
+        dir.join(format!("boot/vmlinuz-{release}")),
+        dir.join(format!("usr/lib/modules/{release}/vmlinuz")),
+    ];
+    places.into_iter().find(|image| image.is_file())
+}
+
+/// What a kernel came to.
+struct Row {
+    release: String,
+    /// One for each of [`SYSTEMS`].
+    outcomes: Vec<String>,
+}
+
+fn row(image: &Path) -> anyhow::Result<Row> {
+    let outcomes = SYSTEMS.iter().map(|(system, _)| run(image, system));
+    Ok(Row {
+        release: release(image),
+        outcomes: outcomes.collect::<Result<_, _>>()?,
+    })
+}
+
+/// The release that an image's path names.
+fn release(image: &Path) -> String {
+    let name = |path: &Path| {
+        path.file_name()
+            .map(|name| name.to_string_lossy().into_owned())
+    };
+    match name(image).as_deref() {
+        Some("vmlinuz") => image.parent().and_then(name),
+        Some(other) => Some(other.trim_start_matches("vmlinuz-").to_owned()),
+        None => None,
+    }
+    .unwrap_or_default()
+}
+
+/// Runs the scenario under a system on a kernel. Says what came of it, in a few words.
+fn run(image: &Path, system: &str) -> anyhow::Result<String> {
+    let dir = tempfile::tempdir().context("cannot make a folder")?;
+    let (result, logs) = (dir.path().join("result.json"), dir.path().join("logs"));
+    let mut demeter = shell::program(shell::root().join("target/release/demeter"), "run --on lab");
+    demeter
+        .env("DEMETER_KERNEL", image)
+        .arg(SCENARIO)
+        .args(["--system", system]);
+    demeter
+        .arg("--json")
+        .arg(&result)
+        .arg("--keep-logs")
+        .arg(&logs);
+    eprintln!("== {}: {system}", release(image));
+    let output = demeter
+        .output()
+        .context("cannot run target/release/demeter")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        let why = said.lines().rfind(|line| line.starts_with("error:"));
+        return Ok(format!(
+            "no: {}",
+            short(why.unwrap_or("it ended without a word"))
+        ));
+    }
+    let text = fs::read_to_string(&result).context("cannot read a result")?;
+    let outcome = judge(&serde_json::from_str(&text).context("a result is no JSON")?)?;
+    let turned_off = fs::read_dir(&logs).is_ok_and(|logs| {
+        logs.flatten().any(|log| {
+            fs::read_to_string(log.path()).is_ok_and(|text| text.contains("DAMON_STAT is off"))
+        })
+    });
+    Ok(match turned_off {
+        true => outcome + "; DAMON_STAT off meanwhile",
+        false => outcome,
+    })
+}
+
+/// Whether the hot memory came to be in fast memory, and no data were lost.
+fn judge(result: &Value) -> anyhow::Result<String> {
+    let system = &result["systems"][0];
+    let (Some(hot), Some(errors)) = (
+        system["hot_in_fast_final"].as_f64(),
+        system["verify_errors"].as_u64(),
+    ) else {
+        bail!("a result without figures");
+    };
+    Ok(match (errors, hot >= HOT_IN_FAST_MIN) {
+        (0, true) => format!("works: {:.0} % of the hot set in fast memory", hot * 100.0),
+        (0, false) => format!(
+            "runs, but only {:.0} % of the hot set in fast memory",
+            hot * 100.0
+        ),
+        (errors, _) => format!("no: {errors} words lost"),
+    })
+}
+
+/// The first sentence of an error, without what a table cannot hold.
+fn short(error: &str) -> String {
+    let text = error.trim_start_matches("error:").trim();
+    text.replace('|', "/")
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut table = String::from("| kernel |");
+    for (_, what) in SYSTEMS {
+        let _ = write!(table, " {what} |");
+    }
+    table += "\n|---|";
+    table += &"---|".repeat(SYSTEMS.len());
+    table.push('\n');
+    for row in rows {
+        let _ = writeln!(table, "| {} | {} |", row.release, row.outcomes.join(" | "));
+    }
+    table
+}
+
+fn page_of(table: &str) -> String {
+    format!(
+        "# Kernels\n\n\
+         <!-- Made by `cargo xtask kernels`. -->\n\n\
+         Each kernel was booted in the lab with `{SCENARIO}`: two nodes, 24 MiB of hot memory that begin in slow memory, \
+         20 seconds. The kernels are those of Debian's archive for virtual machines (flavour `cloud-amd64`). \
+         `cargo xtask kernels` makes this page again.\n\n{table}"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LISTED: &str = "\
+linux-image-6.1-cloud-amd64 - Linux for x86-64 cloud (meta-package)
+linux-image-6.1.0-50-cloud-amd64 - Linux 6.1 for x86-64 cloud (signed)
+linux-image-6.1.0-47-cloud-amd64 - Linux 6.1 for x86-64 cloud (signed)
+linux-image-6.12.99+deb13-cloud-amd64 - Linux 6.12 for x86-64 cloud (signed)
+linux-image-6.12.117+deb13-cloud-amd64 - Linux 6.12 for x86-64 cloud (signed)
+linux-binary-7.3.4+deb13-cloud-amd64 - Linux 7.3.4 for x86-64 cloud (kernel image)
+linux-image-7.3.4+deb13-cloud-amd64 - Linux 7.3.4 for x86-64 cloud
+linux-modules-7.3.4+deb13-cloud-amd64 - Linux 7.3.4 for x86-64 cloud (modules)
+";
+
+    #[test]
+    fn the_newest_of_each_series_and_of_all_is_chosen() {
+        let chosen = chosen(&parse(LISTED));
+        let releases: Vec<_> = chosen.iter().map(|kernel| &*kernel.release).collect();
+        assert_eq!(
+            releases,
+            [
+                "6.1.0-50-cloud-amd64",
+                "6.12.117+deb13-cloud-amd64",
+                "7.3.4+deb13-cloud-amd64"
+            ]
+        );
+        assert_eq!(chosen[0].packages, ["linux-image-6.1.0-50-cloud-amd64"]);
+        assert_eq!(
+            chosen[2].packages,
+            [
+                "linux-binary-7.3.4+deb13-cloud-amd64",
+                "linux-modules-7.3.4+deb13-cloud-amd64"
+            ]
+        );
+        assert_eq!(parse("no package\n\nlinux\n"), []);
+    }
+
+    #[test]
+    fn an_image_is_named_by_its_release() {
+        for image in [
+            "/boot/vmlinuz-6.1.0-50",
+            "/x/usr/lib/modules/6.1.0-50/vmlinuz",
+        ] {
+            assert_eq!(release(Path::new(image)), "6.1.0-50");
+        }
+    }
+
+    #[test]
+    fn lost_words_are_worse_than_pages_that_stayed() {
+        let result = |hot: f64, errors: u64| {
+            let system = serde_json::json!({"hot_in_fast_final": hot, "verify_errors": errors});
+            judge(&serde_json::json!({ "systems": [system] })).unwrap()
+        };
+        assert!(result(0.97, 0).starts_with("works: 97 %"));
+        assert!(result(0.2, 0).starts_with("runs, but only 20 %"));
+        assert!(result(0.97, 3).starts_with("no: 3 words"));
+        assert!(judge(&serde_json::json!({})).is_err());
+    }
+}
