@@ -49,24 +49,28 @@ pub const ASSUMED_NS: ByLevel<u32> = ByLevel([100, 200, 400, 800]);
 pub fn measure(topology: &Topology) -> BTreeMap<NodeId, u32> {
     let mut measured = BTreeMap::new();
     for node in topology.with_memory() {
-        let cpus = topology.nearest_cpus(node.id);
-        // A thread of its own, so that this one runs where it ran before.
-        let timed = std::thread::spawn({
-            let (cpus, id) = (cpus.to_vec(), node.id);
-            move || {
-                run_on(&cpus);
-                load_ns(id)
-            }
-        });
-        match timed.join() {
-            Ok(Ok(ns)) => {
+        match timed_near(node.id, topology.nearest_cpus(node.id)) {
+            Ok(ns) => {
                 measured.insert(node.id, ns);
             }
-            Ok(Err(error)) => tracing::info!("no latency of node {}: {error}", node.id),
-            Err(_) => tracing::info!("no latency of node {}", node.id),
+            Err(error) => tracing::info!("no latency of node {}: {error}", node.id),
         }
     }
     measured
+}
+
+/// Times loads from a node on these CPUs: in a thread of its own, so that this one runs where it ran before. Where no thread
+/// can be had, this one does it.
+fn timed_near(node: NodeId, cpus: &[u32]) -> io::Result<u32> {
+    let cpus = cpus.to_vec();
+    let thread = std::thread::Builder::new().spawn(move || {
+        run_on(&cpus);
+        load_ns(node)
+    });
+    match thread {
+        Ok(thread) => thread.join().unwrap_or(Err(io::ErrorKind::Other.into())),
+        Err(_) => load_ns(node),
+    }
 }
 
 /// Latency of each tier, nanoseconds: the mean of its nodes that were measured. A tier of which none was measured is taken to
