@@ -60,13 +60,14 @@ pub fn replay(args: &Args) -> Result<()> {
     let header = reader.header();
     if !args.json {
         out.text = format!(
-            "recorded by demeter {} with tracker {}; nodes {} (fast, {} MiB) and {} (slow)\n",
-            header.agent,
-            header.tracker,
-            header.fast_node,
-            header.fast_bytes / MIB,
-            header.slow_node
+            "recorded by demeter {} with tracker {}; tiers, the fastest first:",
+            header.agent, header.tracker
         );
+        for tier in &header.tiers {
+            let nodes: Vec<String> = tier.nodes.iter().map(u32::to_string).collect();
+            out.text += &format!(" node {} ({} MiB)", nodes.join(","), tier.bytes / MIB);
+        }
+        out.text.push('\n');
     }
     let epoch_s = header.tuning.epoch().as_secs_f64();
     let mut epoch = Epoch::default();
@@ -226,12 +227,14 @@ fn line_of(decision: Decision<'_>) -> Value {
         }),
         Request::Move {
             pid,
+            level,
             direction,
             blocks,
         } => {
             let block = |r: &demeter_policy::Relocation| json!({ "address": address(r.block), "bytes": r.bytes.0 });
             json!({
                 "pid": pid.0,
+                "boundary_below_tier": level.index(),
                 "to": match direction {
                     Direction::Promotion => "fast",
                     Direction::Demotion => "slow",

@@ -4,24 +4,25 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use demeter_guest::recording::{Header, Recorded, Recorder};
+use demeter_guest::recording::{Header, Recorded, RecordedTier, Recorder};
 use demeter_policy::engine::{ByHeat, Config, Engine, Input, Request};
 use demeter_policy::{ByteCount, Tuning};
 
 /// Records 20 epochs of an agent without processes that was really tuned to epochs of
 /// `epoch_ms`.
 fn record(path: &Path, epoch_ms: u64) {
+    let tier = |(latency_ns, node)| RecordedTier {
+        nodes: vec![node],
+        bytes: 1 << 30,
+        latency_ns,
+    };
     let header = Header {
         agent: "0.0.1".into(),
         tracker: "lab".into(),
         tuning: Tuning::default(),
-        fast_node: 0,
-        slow_node: 1,
-        fast_bytes: 1 << 30,
+        tiers: [80, 250].into_iter().zip(0..).map(tier).collect(),
         loads_per_sample: Some(4093),
         waits: 1.0,
-        fast_ns: 80,
-        slow_ns: 250,
         cpus: 4,
     };
     let tuning = Tuning {

@@ -2,6 +2,7 @@
 //! resident memory. The processes are real; the two nodes are made up, and so is the tracker,
 //! which first plays a busy phase so that every classifier is full.
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs;
 use std::io::Read;
@@ -13,7 +14,6 @@ use std::time::{Duration, Instant};
 
 use demeter_guest::agent::{Agent, Control, Effects};
 use demeter_guest::config::Config;
-use demeter_guest::latency::ASSUMED_NS;
 use demeter_guest::pages::LivePages;
 use demeter_guest::status::StatusCell;
 use demeter_guest::targets::TargetFinder;
@@ -179,7 +179,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         finder: TargetFinder::new(root.path(), config.targets()?),
         tracker,
         pages: Box::new(LivePages::default()),
-        latency_ns: ASSUMED_NS,
+        measured_ns: BTreeMap::new(),
         cpus: 1,
     };
     let mut agent = Agent::new(root.path().into(), config, effects, status.clone())?;

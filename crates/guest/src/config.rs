@@ -5,13 +5,12 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use demeter_policy::damon::CPU_PERCENT;
-use demeter_policy::{ByteCount, MIB, NodeId, OutOfBounds, Pid, Share, Tuning};
+use demeter_policy::{ByteCount, MIB, OutOfBounds, Pid, Share, Tuning};
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::nodes::{NodesError, Topology};
-use crate::prober::Tiers;
+use crate::nodes::{NodesError, TierOrder, Tiers, Topology};
 use crate::targets::TargetSpec;
 use crate::tracker::Choice;
 
@@ -35,16 +34,15 @@ pub struct Config {
     pub tracker: Choice,
     /// The most that a tracker without hardware's help (damon) may take of one CPU for each eight, %.
     pub tracker_cpu_percent: f64,
+    /// The nodes of each tier, the fastest first, where the system tells them wrong or not at all: `"0,1/2,3"` for two
+    /// tiers of two nodes. Other nodes are left alone.
+    pub tiers: Option<Tiers>,
     /// Whether DAMON_STAT, a statistic that the kernel starts by itself and that keeps others from DAMON, is turned off
     /// while the agent uses DAMON. What a person has set up is never turned off.
     pub take_damon: bool,
     /// Whether memory stays where its owner has bound, preferred or interleaved it (NUMA policies). Without it such
     /// memory is moved like any other. Cpusets always count.
     pub respect_policies: bool,
-    /// The fast node, where the system does not tell.
-    pub fast_node: Option<u32>,
-    /// The slow node, where the system does not tell.
-    pub slow_node: Option<u32>,
 
     /// Whether the host may take memory back and give it again.
     pub balloon: BalloonMode,
@@ -72,10 +70,9 @@ impl Default for Config {
             resident_min_mib: 64,
             tracker: Choice::Auto,
             tracker_cpu_percent: CPU_PERCENT,
+            tiers: None,
             take_damon: true,
             respect_policies: true,
-            fast_node: None,
-            slow_node: None,
             balloon: BalloonMode::Auto,
             socket: "/run/demeter/guest.sock".into(),
             listen: None,
@@ -203,11 +200,6 @@ pub enum ConfigError {
     /// A recording of no size.
     #[error("configuration: record_max_mib = {0} is out of bounds; give 4 to 1048576")]
     RecordMax(u64),
-    /// One tier named without the other.
-    #[error(
-        "configuration: fast_node and slow_node must be two different nodes, or both be left out"
-    )]
-    Nodes,
 }
 
 impl Config {
@@ -235,11 +227,6 @@ impl Config {
         self.cgroup.iter().try_for_each(Cgroup::check)?;
         if self.cgroup.len() > CGROUPS_MAX {
             return Err(ConfigError::Cgroups(self.cgroup.len()));
-        }
-        match (self.fast_node, self.slow_node) {
-            (None, None) => {}
-            (Some(fast), Some(slow)) if fast != slow => {}
-            _ => return Err(ConfigError::Nodes),
         }
         self.targets().map(|_| ())
     }
@@ -279,19 +266,12 @@ impl Config {
             .collect()
     }
 
-    /// The nodes to work with: those named, or what the system tells.
-    pub fn tiers(&self, topology: &Topology) -> Result<Tiers, NodesError> {
-        if let (Some(fast), Some(slow)) = (self.fast_node, self.slow_node) {
-            return Ok(Tiers {
-                fast: NodeId(fast),
-                slow: NodeId(slow),
-            });
+    /// The tiers to work with: those named, or what the system tells.
+    pub fn order(&self, topology: &Topology) -> Result<TierOrder, NodesError> {
+        match &self.tiers {
+            Some(tiers) => topology.order_by_hand(tiers),
+            None => topology.order(),
         }
-        let order = topology.fast_and_slow()?;
-        Ok(Tiers {
-            fast: order.fast,
-            slow: order.slow,
-        })
     }
 }
 
@@ -378,8 +358,10 @@ mod tests {
             ),
             ("tracker_cpu_percent = nan", "tracker_cpu_percent = NaN"),
             ("record_max_mib = 3", "record_max_mib = 3 is out of bounds"),
-            ("fast_node = 1", "fast_node and slow_node"),
-            ("fast_node = 1\nslow_node = 1", "fast_node and slow_node"),
+            ("tiers = \"0,1\"", "1 tier(s) are named; give two to 4"),
+            ("tiers = \"0/1,0\"", "node 0 is named twice"),
+            ("tiers = \"fast/slow\"", "`fast` is not a node's number"),
+            ("fast_node = 1", "unknown field `fast_node`"),
             ("epoch_ms = 500", "unknown field `epoch_ms`"),
             ("tuning.epochms = 5", "unknown field `epochms`"),
             ("tuning.all = true", "unknown field `all`"),

@@ -1,4 +1,4 @@
-//! How long a load takes from each of the two nodes: what moving memory between them is worth.
+//! How long a load takes from each node: what moving memory between them is worth.
 //!
 //! # Approach
 //! A pointer chase through memory of the node: each load needs the one before it, and no
@@ -7,15 +7,16 @@
 //! the processor can, and the whole memory is read once in order, which turns small caches over.
 //! The quickest of a few rounds counts: others were interrupted.
 
+use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::ptr::NonNull;
 use std::time::Instant;
 use std::{io, ptr};
 
-use demeter_policy::{GuestVirtAddr, NodeId, PAGE_SIZE, PerTier, Pid};
+use demeter_policy::{ByLevel, GuestVirtAddr, Level, NodeId, PAGE_SIZE, Pid};
 
+use crate::nodes::{Tiers, Topology};
 use crate::pages::{LivePages, PageState, Pages};
-use crate::prober::Tiers;
 
 /// Memory that is chased through.
 const BYTES: usize = 8 << 20;
@@ -36,24 +37,79 @@ const LINE: usize = 64;
 /// Take memory of this node where it has some (linux/mempolicy.h).
 const MPOL_PREFERRED: c_int = 1;
 
-/// Where fast memory is full, its latency is taken to be that of slow memory divided by this.
+/// Where fast memory is full, its latency is taken to be that of slower memory divided by this.
 const SLOW_FACTOR: u32 = 3;
 
-/// What is assumed where nothing can be measured: local memory, and memory of another socket or
-/// behind CXL.
-pub const ASSUMED_NS: PerTier<u32> = PerTier {
-    fast: 100,
-    slow: 200,
-};
+/// Assumed latencies where nothing can be measured: local memory, memory of another socket or behind CXL, and memory that
+/// is farther away.
+pub const ASSUMED_NS: ByLevel<u32> = ByLevel([100, 200, 400, 800]);
 
-/// Nanoseconds that a load takes from each tier. Where fast memory is full, it is estimated.
-///
-/// # Errors
-/// When memory cannot be had from the slow node.
-pub fn measure(tiers: Tiers) -> io::Result<PerTier<u32>> {
-    let slow = load_ns(tiers.slow)?;
-    let fast = load_ns(tiers.fast).unwrap_or((slow / SLOW_FACTOR).max(1));
-    Ok(PerTier { fast, slow })
+/// Nanoseconds that a load takes from each node with memory, from the CPUs that are nearest to it. A node that is full is
+/// left out.
+pub fn measure(topology: &Topology) -> BTreeMap<NodeId, u32> {
+    let mut measured = BTreeMap::new();
+    for node in topology.with_memory() {
+        match timed_near(node.id, topology.nearest_cpus(node.id)) {
+            Ok(ns) => {
+                measured.insert(node.id, ns);
+            }
+            Err(error) => tracing::info!("no latency of node {}: {error}", node.id),
+        }
+    }
+    measured
+}
+
+/// Times loads from a node on these CPUs: in a thread of its own, so that this one runs where it ran before. Where no thread
+/// can be had, this one does it.
+fn timed_near(node: NodeId, cpus: &[u32]) -> io::Result<u32> {
+    let cpus = cpus.to_vec();
+    let thread = std::thread::Builder::new().spawn(move || {
+        run_on(&cpus);
+        load_ns(node)
+    });
+    match thread {
+        Ok(thread) => thread.join().unwrap_or(Err(io::ErrorKind::Other.into())),
+        Err(_) => load_ns(node),
+    }
+}
+
+/// Latency of each tier, nanoseconds: the mean of its nodes that were measured. A tier of which none was measured is taken to
+/// be as quick as the next slower one divided by [`SLOW_FACTOR`]. Without a measurement of the slowest tier all are assumed.
+pub fn of_tiers(tiers: &Tiers, measured: &BTreeMap<NodeId, u32>) -> ByLevel<u32> {
+    let mean = |nodes: &[NodeId]| {
+        let known = nodes.iter().filter_map(|node| measured.get(node));
+        let known: Vec<u64> = known.map(|&ns| ns.into()).collect();
+        let mean = known.iter().sum::<u64>().checked_div(known.len() as u64)?;
+        u32::try_from(mean).ok()
+    };
+    let mut latency_ns = ByLevel::default();
+    let mut slower = None;
+    for level in Level::ALL
+        .into_iter()
+        .rev()
+        .filter(|&level| level <= tiers.slowest())
+    {
+        let estimate = || slower.map(|ns: u32| (ns / SLOW_FACTOR).max(1));
+        let Some(ns) = mean(tiers.at(level)).or_else(estimate) else {
+            return ASSUMED_NS;
+        };
+        slower = Some(ns);
+        *latency_ns.get_mut(level) = ns;
+    }
+    latency_ns
+}
+
+/// Has this thread run on these CPUs, as far as it may.
+fn run_on(cpus: &[u32]) {
+    const MASK_BYTES: usize = 1024 / 8;
+    let mut mask = [0u8; MASK_BYTES];
+    for &cpu in cpus {
+        if let Some(byte) = mask.get_mut(cpu as usize / 8) {
+            *byte |= 1 << (cpu % 8);
+        }
+    }
+    // SAFETY: the kernel reads the mask, which has that length. A refusal only means a worse figure.
+    unsafe { libc::sched_setaffinity(0, MASK_BYTES, mask.as_ptr().cast()) };
 }
 
 fn load_ns(node: NodeId) -> io::Result<u32> {
@@ -180,6 +236,20 @@ mod tests {
             step = (step + HOP) % STEPS;
         }
         assert_eq!(step, 0);
+    }
+
+    #[test]
+    fn a_tier_is_as_quick_as_its_nodes_that_were_measured() {
+        let tiers: Tiers = "0,1/2,3".parse().unwrap();
+        let of = |measured: &[(u32, u32)]| {
+            let measured = measured.iter().map(|&(node, ns)| (NodeId(node), ns));
+            let ByLevel([fast, slow, ..]) = of_tiers(&tiers, &measured.collect());
+            (fast, slow)
+        };
+        assert_eq!(of(&[(0, 90), (1, 110), (2, 250), (3, 350)]), (100, 300));
+        assert_eq!(of(&[(1, 90), (3, 300)]), (90, 300));
+        assert_eq!(of(&[(2, 300)]), (100, 300));
+        assert_eq!(of(&[(0, 70)]), (ASSUMED_NS.0[0], ASSUMED_NS.0[1]));
     }
 
     #[test]

@@ -25,10 +25,10 @@ pub struct Status {
     pub tracker: String,
     /// Trackers that were tried before it, and why they were not taken.
     pub passed_over: Vec<String>,
-    /// The fast node.
-    pub fast_node: u32,
-    /// The slow node.
-    pub slow_node: u32,
+    /// The tiers, the fastest first.
+    pub tiers: Vec<TierStatus>,
+    /// Nodes that are in no tier, each with the reason.
+    pub nodes_left_alone: Vec<String>,
     /// Epochs so far.
     pub epochs: u64,
     /// Processes looked after.
@@ -45,10 +45,6 @@ pub struct Status {
     pub promoted_bytes: u64,
     /// Bytes moved to slow memory, verified by node.
     pub demoted_bytes: u64,
-    /// Latency of a load from the fast node, measured at the start, nanoseconds.
-    pub fast_latency_ns: u32,
-    /// Latency of a load from the slow node, nanoseconds.
-    pub slow_latency_ns: u32,
     /// Time that moves took, but for what the host has ordered, milliseconds.
     pub moves_cost_ms: u64,
     /// Time that moves are estimated to have saved programs, less what they lost, milliseconds.
@@ -71,6 +67,17 @@ pub struct Status {
     pub balloon_wants_bytes: u64,
     /// The last error that did not end the agent.
     pub last_error: Option<String>,
+}
+
+/// One tier.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TierStatus {
+    /// Its nodes.
+    pub nodes: Vec<u32>,
+    /// Its size, bytes.
+    pub bytes: u64,
+    /// Latency of a load from it, measured at the start from the nearest CPUs, nanoseconds.
+    pub latency_ns: u32,
 }
 
 /// One process looked after.

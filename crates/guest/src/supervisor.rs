@@ -5,6 +5,7 @@
 //! must not take the balloon's link to the host along: where there is a relay, an agent that failed is
 //! started again after a pause. So is one whose tracker somebody else has.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -12,15 +13,15 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use demeter_linux::damon::{self, Owner};
-use demeter_policy::{PerTier, Pid};
+use demeter_policy::{NodeId, Pid};
 
-use crate::agent::{self, Agent, AgentError, Control, Effects, Ended};
+use crate::agent::{self, Agent, AgentError, Checked, Control, Effects, Ended};
 use crate::balloon::link::{BesideAgent, Link, LinkError};
 use crate::config::{BalloonMode, Config};
 use crate::latency;
+use crate::nodes::TierOrder;
 use crate::pages::LivePages;
 use crate::probe::{self, Advice};
-use crate::prober::Tiers;
 use crate::server::{Server, ServerError};
 use crate::status::StatusCell;
 use crate::targets::TargetFinder;
@@ -74,7 +75,7 @@ pub fn run(
     received: &Receiver<Control>,
     say: &dyn Fn(&str),
 ) -> Result<(), SupervisorError> {
-    let (tiers, finder) = agent::check(root, config)?;
+    let checked = agent::check(root, config, latency::measure)?;
     for advice in probe::missing(root) {
         if advice.blocks {
             return Err(SupervisorError::Refused(advice));
@@ -82,18 +83,17 @@ pub fn run(
         say(&format!("warning: {}; {}", advice.what, advice.mend));
     }
     let status = StatusCell::default();
-    let latency_ns = latency::measure(tiers).unwrap_or_else(|error| {
-        tracing::info!("latencies are assumed, not measured: {error}");
-        latency::ASSUMED_NS
-    });
-    tracing::info!(
-        "a load takes {} ns from fast and {} ns from slow memory",
-        latency_ns.fast,
-        latency_ns.slow
-    );
-    let start = || start(root, config, &finder, latency_ns, &status, say);
-    introduce(root, &finder, tiers, say)?;
-    let mut agent = match start() {
+    for (node, ns) in &checked.measured_ns {
+        tracing::info!("a load from node {node} takes {ns} ns");
+    }
+    introduce(root, &checked.finder, &checked.order, say)?;
+    let Checked {
+        finder,
+        mut measured_ns,
+        ..
+    } = checked;
+    let start = |measured_ns: &_| start(root, config, &finder, measured_ns, &status, say);
+    let mut agent = match start(&measured_ns) {
         Err(AgentError::Tracker(error))
             if config.tracker == Choice::Auto && error.is_temporary() =>
         {
@@ -129,6 +129,14 @@ pub fn run(
                         }
                         None
                     }
+                    Ok(Ended::OtherTiers) => {
+                        tracing::info!("the machine has other tiers now; starting anew");
+                        let found = agent::find_tiers(root, config, latency::measure);
+                        let order;
+                        (order, measured_ns) = found.map_err(AgentError::from)?;
+                        introduce(root, &finder, &order, say)?;
+                        Some(Duration::ZERO)
+                    }
                     Err(error) if goes_on(&error) => {
                         tracing::error!("{error}");
                         status.update(|s| s.last_error = Some(error.to_string()));
@@ -138,7 +146,7 @@ pub fn run(
                 }
             }
         };
-        agent = await_next(received, again_in, start, goes_on)?;
+        agent = await_next(received, again_in, || start(&measured_ns), goes_on)?;
         if agent.is_none() {
             return Ok(());
         }
@@ -212,7 +220,7 @@ fn start(
     root: &Path,
     config: &Config,
     finder: &TargetFinder,
-    latency_ns: PerTier<u32>,
+    measured_ns: &BTreeMap<NodeId, u32>,
     status: &StatusCell,
     say: &dyn Fn(&str),
 ) -> Result<Agent, AgentError> {
@@ -236,7 +244,7 @@ fn start(
         finder: finder.clone(),
         tracker,
         pages: Box::new(LivePages::default()),
-        latency_ns,
+        measured_ns: measured_ns.clone(),
         cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
     };
     Agent::new(root.to_owned(), config.clone(), effects, status.clone())
@@ -261,13 +269,25 @@ fn name_tracker(config: &Config, tracker: &str, passed_over: &[PassedOver], say:
 fn introduce(
     root: &Path,
     finder: &TargetFinder,
-    tiers: Tiers,
+    order: &TierOrder,
     say: &dyn Fn(&str),
 ) -> Result<(), SupervisorError> {
     say(&format!(
-        "memory: node {} is fast, node {} is slow",
-        tiers.fast, tiers.slow
+        "memory: tiers {} (nodes by tier, the fastest first), {}",
+        order.tiers,
+        order
+            .decided_by
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .join(", ")
     ));
+    for (node, why) in &order.left_alone {
+        say(&format!("  not node {node}: {why}"));
+    }
+    for contradiction in &order.contradictions {
+        say(&format!("warning: {contradiction}"));
+    }
     let targets = finder.clone().find().map_err(AgentError::from)?;
     let names = targets.iter().take(NAMED);
     let names: Vec<_> = names.map(|t| format!("{} ({})", t.pid, t.comm)).collect();

@@ -135,7 +135,7 @@ pub fn probe(root: &Path) -> HostReport {
     };
     let kernel = line("proc/sys/kernel/osrelease");
     let topology = Topology::read(root);
-    let order = topology.as_ref().map(Topology::fast_and_slow);
+    let order = topology.as_ref().map(Topology::order);
     let mut report = HostReport {
         ageing_flushes: kernel
             .as_deref()
@@ -159,9 +159,9 @@ pub fn probe(root: &Path) -> HostReport {
         }),
         tiers: match &order {
             Ok(Ok(order)) => Some(TierReport {
-                fast: order.fast.0,
-                slow: order.slow.0,
-                decided_by: order.decided_by.to_string(),
+                fast: order.pair.fast.0,
+                slow: order.pair.slow.0,
+                decided_by: order.decided_by[0].to_string(),
             }),
             _ => None,
         },

@@ -42,6 +42,44 @@ pub fn of(root: &Path, thread: Pid) -> Option<Duration> {
     Some(scheduled(root, thread)?.ran)
 }
 
+/// A thread, where it ran last, and for how long in all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LastRun {
+    /// The thread.
+    pub thread: Pid,
+    /// The CPU.
+    pub cpu: u32,
+    /// Its time since it began, ticks of the kernel's clock.
+    pub ticks: u64,
+}
+
+/// Most threads of a process that are looked at.
+pub const THREADS_MAX: usize = 256;
+
+/// Where the threads of a process ran last: fields 14, 15 and 39 of their `stat` (proc_pid_stat(5)). None of a process that
+/// has gone; of a process with many threads some.
+pub fn last_runs(root: &Path, process: Pid) -> Vec<LastRun> {
+    let Ok(threads) = std::fs::read_dir(root.join(format!("proc/{process}/task"))) else {
+        return vec![];
+    };
+    let thread = |entry: std::io::Result<std::fs::DirEntry>| {
+        let entry = entry.ok()?;
+        let thread = Pid(entry.file_name().to_str()?.parse().ok()?);
+        let stat = std::fs::read(entry.path().join("stat")).ok()?;
+        // The name is in parentheses and is any bytes; field 3 follows.
+        let name_end = stat.iter().rposition(|&byte| byte == b')')?;
+        let rest = str::from_utf8(stat.get(name_end + 1..)?).ok()?;
+        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+        let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+        Some(LastRun {
+            thread,
+            cpu: u32::try_from(number(39)?).ok()?,
+            ticks: number(14)?.saturating_add(number(15)?),
+        })
+    };
+    threads.take(THREADS_MAX).filter_map(thread).collect()
+}
+
 /// What this thread has spent.
 pub fn of_this_thread() -> Duration {
     read_clock(libc::CLOCK_THREAD_CPUTIME_ID)
@@ -79,6 +117,26 @@ mod tests {
         let waited = scheduled(root.path(), Pid(7)).unwrap().waited;
         assert_eq!(waited, Duration::from_nanos(7));
         assert_eq!(of(root.path(), Pid(8)), None);
+    }
+
+    #[test]
+    fn threads_tell_where_they_ran_last() {
+        let root = tempfile::tempdir().unwrap();
+        let task = root.path().join("proc/7/task");
+        for (thread, ticks, cpu) in [(7, "3 4", 1), (8, "0 0", 5)] {
+            std::fs::create_dir_all(task.join(thread.to_string())).unwrap();
+            let (before, between) = ("0 ".repeat(10), "0 ".repeat(23));
+            let stat = format!("{thread} (a) b) S {before}{ticks} {between}{cpu} 0\n");
+            std::fs::write(task.join(format!("{thread}/stat")), stat).unwrap();
+        }
+        std::fs::create_dir_all(task.join("9")).unwrap();
+        let mut found = last_runs(root.path(), Pid(7));
+        found.sort_by_key(|run| run.thread);
+        let run = |thread, cpu, ticks| LastRun { thread, cpu, ticks };
+        assert_eq!(found, [run(Pid(7), 1, 7), run(Pid(8), 5, 0)]);
+        assert_eq!(last_runs(root.path(), Pid(70)), []);
+        let own = last_runs(Path::new("/"), Pid(std::process::id()));
+        assert!(!own.is_empty() && own.len() <= THREADS_MAX, "{own:?}");
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub mod nodes;
 pub mod page_size;
 pub mod pages;
 pub mod perf;
+pub mod placer;
 pub mod policies;
 pub mod prober;
 #[cfg(any(test, feature = "testing"))]

@@ -13,17 +13,21 @@
 //! TLB's full reach. The kernel fills a block's holes with zeros then, so a block is made huge only where it has
 //! hardly any.
 //!
+//! A tier may have several nodes. Pages stay that lie on any node of the tier that their block goes to. Such a block is not
+//! made a huge page, which would drag them along.
+//!
 //! # Properties
-//! - What is reported as moved lies on the other node: it was looked up afterwards.
+//! - What is reported as moved lies in the other tier: it was looked up afterwards.
 //! - Only what was asked for moves.
 
 use std::collections::BTreeMap;
 
 use demeter_policy::engine::Direction;
-use demeter_policy::{Block, GuestVirtAddr, NodeId, Pid, Placement, VirtRange};
+use demeter_policy::{Block, GuestVirtAddr, Level, NodeId, Pid, Spread, VirtRange};
 
+use crate::nodes::Tiers;
 use crate::pages::{Errno, PAGES_PER_CALL_MAX, PageState, Pages, PagesError};
-use crate::prober::{PAGES_PER_BLOCK, Prober, Tiers, pages_of};
+use crate::prober::{PAGES_PER_BLOCK, Prober, pages_of};
 
 /// Every so many batches a process of small pages is asked again whether it has huge ones.
 const ASK_AGAIN_BATCHES: u32 = 16;
@@ -50,9 +54,9 @@ impl Mover {
     /// A mover between these tiers, which promotes small pages as huge ones if `collapse`.
     pub fn new(tiers: Tiers, collapse: bool) -> Self {
         Self {
+            prober: Prober::new(tiers.clone()),
             tiers,
             collapse,
-            prober: Prober::new(tiers),
             small_batches: BTreeMap::new(),
             addresses: vec![],
             states: vec![],
@@ -69,23 +73,23 @@ impl Mover {
         self.small_batches.remove(&pid);
     }
 
-    /// Moves blocks of a process that maps `space` (sorted), and looks where they are now. Also
-    /// says for each block why its first page would not move, in case it did not.
+    /// Moves blocks of a process that maps `space` (sorted) over the boundary below a tier to a node, and looks where they are
+    /// now. Also says for each block why its first page would not move, in case it did not.
     ///
     /// # Errors
     /// When a whole call failed; some blocks may have moved all the same.
     pub fn migrate(
         &mut self,
         pages: &mut dyn Pages,
-        direction: Direction,
+        (level, direction): (Level, Direction),
+        to: NodeId,
         pid: Pid,
         space: &[VirtRange],
         blocks: &[Block],
-    ) -> Result<(Vec<Placement>, Vec<Errno>), PagesError> {
-        let to = self.node(direction);
+    ) -> Result<(Vec<Spread>, Vec<Errno>), PagesError> {
         let mut reasons = vec![Errno(libc::EBUSY); blocks.len()];
         if self.collapse && direction == Direction::Promotion {
-            let full = self.full(pages, pid, blocks)?;
+            let full = self.full(pages, pid, to, blocks)?;
             pages.collapse(pid, &full)?;
         }
         let mut rest: Vec<Block> = blocks.to_vec();
@@ -93,11 +97,13 @@ impl Mover {
         if small_batches.is_multiple_of(ASK_AGAIN_BATCHES) {
             self.addresses.clear();
             self.addresses.extend(blocks.iter().map(|b| b.start()));
+            self.keep_those_to_leave(pages, pid, (level, direction))?;
             self.states.clear();
             pages.migrate(pid, &self.addresses, to, &mut self.states)?;
-            for (reason, state) in reasons.iter_mut().zip(&self.states) {
-                if let PageState::Failed(errno) = state {
-                    *reason = *errno;
+            for (address, state) in self.addresses.iter().zip(&self.states) {
+                let at = blocks.iter().position(|block| block.start() == *address);
+                if let (Some(at), PageState::Failed(errno)) = (at, state) {
+                    reasons[at] = *errno;
                 }
             }
             let placements = self.prober.look(pages, pid, space, blocks)?;
@@ -106,7 +112,7 @@ impl Mover {
                 blocks
                     .iter()
                     .zip(&placements)
-                    .filter(|(_, p)| direction.left(p).0 > 0)
+                    .filter(|(_, spread)| direction.left(&spread.at(level)).0 > 0)
                     .map(|(b, _)| *b),
             );
             if rest.is_empty() {
@@ -118,7 +124,7 @@ impl Mover {
             self.addresses.clear();
             self.addresses
                 .extend(part.iter().copied().flat_map(pages_of));
-            self.leave_out_those_there(pages, pid, to)?;
+            self.keep_those_to_leave(pages, pid, (level, direction))?;
             self.states.clear();
             pages.migrate(pid, &self.addresses, to, &mut self.states)?;
         }
@@ -136,11 +142,12 @@ impl Mover {
         Ok((placements, reasons))
     }
 
-    /// The blocks that have hardly any holes.
+    /// The blocks that have hardly any holes, and no page on another node of the tier that `to` is in.
     fn full(
         &mut self,
         pages: &mut dyn Pages,
         pid: Pid,
+        to: NodeId,
         blocks: &[Block],
     ) -> Result<Vec<Block>, PagesError> {
         let mut full = vec![];
@@ -155,37 +162,45 @@ impl Mover {
                 let is_there = |state: &PageState| matches!(state, PageState::On(_));
                 states.iter().filter(|state| !is_there(state)).count()
             };
+            let tier = self.tiers.of(to);
+            let is_beside = |state: &PageState| match state {
+                PageState::On(node) => *node != to && self.tiers.of(*node) == tier,
+                _ => false,
+            };
             let is_full = part
                 .iter()
                 .zip(by_block)
-                .filter(|(_, states)| holes(states) <= HOLES_MAX);
+                .filter(|(_, states)| holes(states) <= HOLES_MAX && !states.iter().any(is_beside));
             full.extend(is_full.map(|(block, _)| *block));
         }
         Ok(full)
     }
 
-    /// Drops addresses whose page is absent or on `to`: each would break the kernel's batching.
-    fn leave_out_those_there(
+    /// Keeps the addresses of pages that are in a tier they shall leave. Other pages would break the kernel's batching, or be
+    /// dragged from a node where they lie well.
+    fn keep_those_to_leave(
         &mut self,
         pages: &mut dyn Pages,
         pid: Pid,
-        to: NodeId,
+        way: (Level, Direction),
     ) -> Result<(), PagesError> {
         self.states.clear();
         pages.locate(pid, &self.addresses, &mut self.states)?;
         let mut states = self.states.iter();
+        let tiers = &self.tiers;
         self.addresses.retain(|_| match states.next() {
-            Some(PageState::On(node)) => *node != to,
+            Some(PageState::On(node)) => leaves(tiers, way, *node),
             _ => false,
         });
         Ok(())
     }
+}
 
-    fn node(&self, direction: Direction) -> NodeId {
-        match direction {
-            Direction::Promotion => self.tiers.fast,
-            Direction::Demotion => self.tiers.slow,
-        }
+/// Whether memory on this node is to move.
+fn leaves(tiers: &Tiers, (level, direction): (Level, Direction), node: NodeId) -> bool {
+    match direction {
+        Direction::Promotion => tiers.of(node) > Some(level),
+        Direction::Demotion => tiers.of(node) == Some(level),
     }
 }
 

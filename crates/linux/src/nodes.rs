@@ -1,12 +1,17 @@
-//! The machine's NUMA nodes: how large they are, how full, and which of them is fast.
+//! The machine's NUMA nodes: how large they are, how full, and which of them are fast.
 
+mod order;
+mod tiers;
 mod zone;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use demeter_policy::{ByteCount, NodeId, PAGE_SIZE};
 
+pub use order::{Contradiction, DecidedBy, LeftAlone, TierOrder};
+pub use tiers::{NODES_MAX, Pair, TIERS_MAX, Tiers, TiersError};
 pub use zone::Zone;
 
 const NODE_DIR: &str = "sys/devices/system/node";
@@ -30,6 +35,8 @@ pub struct Node {
     pub free: ByteCount,
     /// Whether it has CPUs of its own.
     pub has_cpus: bool,
+    /// Their numbers.
+    pub cpus: Vec<u32>,
     /// Relative distance (SLIT, 10 = itself) to each node in [`Topology::nodes`]' order.
     pub distances: Vec<u32>,
     /// The kernel's memory tier that it is in: the N of `memory_tierN`, lower is faster. `None`
@@ -37,31 +44,8 @@ pub struct Node {
     pub tier: Option<u32>,
     /// Read latency from the nearest CPUs, nanoseconds, if the firmware says (ACPI HMAT).
     pub read_latency_ns: Option<u32>,
-}
-
-/// Which node is fast and which is slow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TierOrder {
-    /// The fastest node.
-    pub fast: NodeId,
-    /// The node with the most memory among those that are slower.
-    pub slow: NodeId,
-    /// What decided it.
-    pub decided_by: DecidedBy,
-}
-
-/// What told a fast node from a slow one, best first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
-pub enum DecidedBy {
-    /// The kernel put them in different memory tiers.
-    #[strum(to_string = "by the kernel's memory tiers")]
-    MemoryTier,
-    /// Their latencies in ACPI HMAT differ.
-    #[strum(to_string = "by their latency in ACPI HMAT")]
-    Latency,
-    /// One has CPUs, the other none.
-    #[strum(to_string = "because the slow one has no CPUs")]
-    CpulessNode,
+    /// Latency of a load from the nearest CPUs, nanoseconds, if somebody has measured it.
+    pub measured_ns: Option<u32>,
 }
 
 /// Why the nodes could not be read or ordered.
@@ -91,10 +75,22 @@ pub enum NodesError {
     OneNode(usize),
     /// Several nodes, none of them slower.
     #[error(
-        "no node is slower than node {0}: their memory tiers and latencies are equal and all have \
-         CPUs; give the slow node no CPUs or describe its latency in ACPI HMAT"
+        "no node is slower than node {0}: memory tiers, latencies and distances are alike and all have CPUs; \
+         name the tiers with --tiers, or describe the slow node's latency in ACPI HMAT"
     )]
     NoSlowerNode(NodeId),
+    /// Tiers name a node that is not there.
+    #[error("there is no node {0}, but tiers name it; see the nodes with demeter probe")]
+    NoNode(NodeId),
+    /// Tiers name a node of CPUs alone.
+    #[error("node {0} has no memory, but tiers name it; see the nodes with demeter probe")]
+    NoMemory(NodeId),
+    /// Tiers that cannot be.
+    #[error("tiers: {0}")]
+    Tiers(#[from] TiersError),
+    /// More nodes than are looked at.
+    #[error("this machine has {0} nodes, which are more than {NODES_MAX}")]
+    TooManyNodes(usize),
 }
 
 impl Topology {
@@ -103,6 +99,9 @@ impl Topology {
         let dir = root.join(NODE_DIR);
         let mut ids = numbered_entries(&dir, "node")?;
         ids.sort_unstable();
+        if ids.len() > NODES_MAX {
+            return Err(NodesError::TooManyNodes(ids.len()));
+        }
         let tiers = read_tiers(root)?;
         let nodes = ids
             .into_iter()
@@ -116,6 +115,23 @@ impl Topology {
         self.nodes.iter().filter(|node| node.total.0 > 0)
     }
 
+    /// CPUs that are nearest to a node; none where nothing tells.
+    pub fn nearest_cpus(&self, node: NodeId) -> &[u32] {
+        let with_cpus = self.nodes.iter().filter(|other| other.has_cpus);
+        let nearest = with_cpus.min_by_key(|other| match other.id == node {
+            true => 0,
+            false => self.distance(other.id, node).unwrap_or(u32::MAX),
+        });
+        nearest.map_or(&[], |nearest| &nearest.cpus)
+    }
+
+    /// Takes in what loads from nodes were measured to take, nanoseconds.
+    pub fn set_measured(&mut self, measured_ns: &BTreeMap<NodeId, u32>) {
+        for node in &mut self.nodes {
+            node.measured_ns = measured_ns.get(&node.id).copied();
+        }
+    }
+
     /// Whether several nodes hold memory and the kernel put all of them in one memory tier: its
     /// own tiering then does nothing.
     pub fn shares_one_tier(&self) -> bool {
@@ -127,50 +143,6 @@ impl Topology {
             _ => false,
         }
     }
-
-    /// Orders the nodes by memory tier, then by latency, then by having CPUs.
-    ///
-    /// Where more than two nodes hold memory, the fastest is paired with the largest of those
-    /// that are slower than it; the others are left alone.
-    pub fn fast_and_slow(&self) -> Result<TierOrder, NodesError> {
-        let count = self.with_memory().count();
-        let fast = self
-            .with_memory()
-            .reduce(|best, node| {
-                if slower(best, node).is_some() {
-                    node
-                } else {
-                    best
-                }
-            })
-            .filter(|_| count > 1)
-            .ok_or(NodesError::OneNode(count))?;
-        self.with_memory()
-            .filter_map(|node| Some((node, slower(node, fast)?)))
-            .max_by_key(|(node, _)| (node.total, std::cmp::Reverse(node.id)))
-            .map(|(slow, decided_by)| TierOrder {
-                fast: fast.id,
-                slow: slow.id,
-                decided_by,
-            })
-            .ok_or(NodesError::NoSlowerNode(fast.id))
-    }
-}
-
-/// What shows that `a` is slower than `b`, if anything does.
-fn slower(a: &Node, b: &Node) -> Option<DecidedBy> {
-    use std::cmp::Ordering::{Equal, Greater, Less};
-    let by_tier = a.tier.zip(b.tier).map_or(Equal, |(a, b)| a.cmp(&b));
-    let by_latency = a
-        .read_latency_ns
-        .zip(b.read_latency_ns)
-        .map_or(Equal, |(a, b)| a.cmp(&b));
-    match (by_tier, by_latency) {
-        (Greater, _) => Some(DecidedBy::MemoryTier),
-        (Equal, Greater) => Some(DecidedBy::Latency),
-        (Equal, Equal) if !a.has_cpus && b.has_cpus => Some(DecidedBy::CpulessNode),
-        (Less, _) | (Equal, Less | Equal) => None,
-    }
 }
 
 impl Node {
@@ -181,6 +153,7 @@ impl Node {
             .split_whitespace()
             .filter_map(|word| word.parse().ok())
             .collect();
+        let cpus = parse_list(&read_text(&dir.join("cpulist"))?);
         // Absent where the firmware has no HMAT.
         let read_latency_ns = std::fs::read_to_string(dir.join("access0/initiators/read_latency"))
             .ok()
@@ -190,13 +163,15 @@ impl Node {
             id: NodeId(id),
             total: usage.total,
             free: usage.free,
-            has_cpus: !read_text(&dir.join("cpulist"))?.trim().is_empty(),
+            has_cpus: !cpus.is_empty(),
+            cpus,
             distances,
             tier: tiers
                 .iter()
                 .find(|(_, nodes)| nodes.contains(&id))
                 .map(|&(tier, _)| tier),
             read_latency_ns,
+            measured_ns: None,
         })
     }
 }
@@ -247,24 +222,19 @@ pub struct NodeMemory {
     pub low_watermark: ByteCount,
     /// Up to this a woken kswapd reclaims.
     pub high_watermark: ByteCount,
+    /// Online memory. A balloon does not lessen it.
+    pub present: ByteCount,
 }
 
 impl NodeMemory {
-    /// Reads the zones of some nodes from `ROOT/proc/zoneinfo`, all at one moment.
-    pub fn read_all<const N: usize>(
+    /// Reads the zones of some nodes from `ROOT/proc/zoneinfo`, all at one moment. A node that has gone has nothing.
+    pub fn read_all(
         root: &Path,
-        nodes: [NodeId; N],
-    ) -> Result<[Self; N], NodesError> {
-        let path = root.join("proc/zoneinfo");
-        let text = read_text(&path)?;
-        let mut memory = [Self::default(); N];
-        for (memory, node) in memory.iter_mut().zip(nodes) {
-            *memory = Self::parse(&text, node).ok_or_else(|| NodesError::Malformed {
-                path: path.clone(),
-                what: format!("no zone of node {node}"),
-            })?;
-        }
-        Ok(memory)
+        nodes: impl IntoIterator<Item = NodeId>,
+    ) -> Result<Vec<Self>, NodesError> {
+        let text = read_text(&root.join("proc/zoneinfo"))?;
+        let of = |node| Self::parse(&text, node).unwrap_or_default();
+        Ok(nodes.into_iter().map(of).collect())
     }
 
     /// What programs can take before kswapd has anything to do.
@@ -283,6 +253,7 @@ impl NodeMemory {
                 held_by_cpus: plus(sum.held_by_cpus, bytes(zone.held_by_cpus)),
                 low_watermark: plus(sum.low_watermark, kept(zone.low)),
                 high_watermark: plus(sum.high_watermark, kept(zone.high)),
+                present: plus(sum.present, bytes(zone.present)),
             }
         };
         let zones = Zone::of_node(zoneinfo, node);

@@ -8,10 +8,9 @@
 //! Periods of 2, 3 and 4 pages show at once, because the probes fall on every residue of these. Longer ones
 //! show sooner or later, because each look shifts the probes.
 
-use demeter_policy::{
-    BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, NodeId, PAGE_SIZE, Pid, Placement, VirtRange,
-};
+use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr, NodeId, PAGE_SIZE, Pid, Spread, VirtRange};
 
+use crate::nodes::Tiers;
 use crate::pages::{PAGES_PER_CALL_MAX, PageState, Pages, PagesError};
 
 /// Base pages in a block.
@@ -36,15 +35,6 @@ fn probes(look: u64) -> [u64; PROBES as usize] {
     std::array::from_fn(|i| i as u64 * (PAGES_PER_BLOCK / PROBES) + PROBE_OFFSETS[i] + shift)
 }
 
-/// Which node is which tier.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tiers {
-    /// The fast node.
-    pub fast: NodeId,
-    /// The slow node.
-    pub slow: NodeId,
-}
-
 /// Looks up where blocks lie.
 #[derive(Debug)]
 pub struct Prober {
@@ -56,8 +46,7 @@ pub struct Prober {
 }
 
 impl Prober {
-    /// A prober for these tiers. Memory on any other node counts as not resident: it is not
-    /// ours to move.
+    /// A prober for these tiers. Memory on nodes of no tier counts as not resident: it is not ours to move.
     pub fn new(tiers: Tiers) -> Self {
         Self {
             tiers,
@@ -74,28 +63,19 @@ impl Prober {
         pid: Pid,
         space: &[VirtRange],
         blocks: &[Block],
-    ) -> Result<Vec<Placement>, PagesError> {
-        let mut placements = Vec::with_capacity(blocks.len());
+    ) -> Result<Vec<Spread>, PagesError> {
+        let mut spreads = Vec::with_capacity(blocks.len());
         for part in blocks.chunks(PAGES_PER_CALL_MAX / PROBES as usize) {
-            self.addresses.clear();
-            self.states.clear();
-            for block in part {
-                let start = block.start().0;
-                let probes = probes(self.looks).map(|page| GuestVirtAddr(start + page * PAGE_SIZE));
-                self.addresses.extend(probes);
-                self.looks += 1;
-            }
-            pages.locate(pid, &self.addresses, &mut self.states)?;
-            for (i, &block) in part.iter().enumerate() {
-                let first = i * PROBES as usize;
-                let probed = &self.states[first..first + PROBES as usize];
+            self.probe(pages, pid, part)?;
+            for (&block, probed) in part.iter().zip(self.states.chunks(PROBES as usize)) {
                 let agreed = probed.iter().all(|s| s == &probed[0]) && covers(space, block);
-                placements.push(agreed.then(|| self.placement(probed, PAGES_PER_BLOCK / PROBES)));
+                let weight = PAGES_PER_BLOCK / PROBES;
+                spreads.push(agreed.then(|| self.spread(probed, weight)));
             }
         }
         blocks
             .iter()
-            .zip(placements)
+            .zip(spreads)
             .map(|(&block, known)| known.map_or_else(|| self.look_closely(pages, pid, block), Ok))
             .collect()
     }
@@ -106,21 +86,70 @@ impl Prober {
         pages: &mut dyn Pages,
         pid: Pid,
         block: Block,
-    ) -> Result<Placement, PagesError> {
+    ) -> Result<Spread, PagesError> {
         self.addresses.clear();
         self.addresses.extend(pages_of(block));
         self.states.clear();
         pages.locate(pid, &self.addresses, &mut self.states)?;
-        Ok(self.placement(&self.states, 1))
+        Ok(self.spread(&self.states, 1))
+    }
+
+    /// The node on which most of those pages of each block lie that speak for it; among nodes that are `wanted`.
+    pub fn main_nodes(
+        &mut self,
+        pages: &mut dyn Pages,
+        pid: Pid,
+        blocks: &[Block],
+        wanted: impl Fn(NodeId) -> bool,
+    ) -> Result<Vec<Option<NodeId>>, PagesError> {
+        let mut found = Vec::with_capacity(blocks.len());
+        for part in blocks.chunks(PAGES_PER_CALL_MAX / PROBES as usize) {
+            self.probe(pages, pid, part)?;
+            for probed in self.states.chunks(PROBES as usize) {
+                let nodes = probed.iter().filter_map(|state| match state {
+                    PageState::On(node) if wanted(*node) => Some(*node),
+                    _ => None,
+                });
+                let count = |of: &NodeId| nodes.clone().filter(|node| node == of).count();
+                found.push(
+                    nodes
+                        .clone()
+                        .max_by_key(|node| (count(node), std::cmp::Reverse(*node))),
+                );
+            }
+        }
+        Ok(found)
+    }
+
+    /// Asks where the pages lie that speak for each block.
+    fn probe(
+        &mut self,
+        pages: &mut dyn Pages,
+        pid: Pid,
+        blocks: &[Block],
+    ) -> Result<(), PagesError> {
+        self.addresses.clear();
+        self.states.clear();
+        for block in blocks {
+            let start = block.start().0;
+            let probes = probes(self.looks).map(|page| GuestVirtAddr(start + page * PAGE_SIZE));
+            self.addresses.extend(probes);
+            self.looks += 1;
+        }
+        pages.locate(pid, &self.addresses, &mut self.states)
     }
 
     /// Sums states, each of which stands for `weight` pages.
-    fn placement(&self, states: &[PageState], weight: u64) -> Placement {
-        let on = |node| states.iter().filter(|s| **s == PageState::On(node)).count() as u64;
-        Placement {
-            fast: ByteCount(on(self.tiers.fast) * weight * PAGE_SIZE),
-            slow: ByteCount(on(self.tiers.slow) * weight * PAGE_SIZE),
+    fn spread(&self, states: &[PageState], weight: u64) -> Spread {
+        let mut spread = Spread::default();
+        for state in states {
+            if let PageState::On(node) = state
+                && let Some(level) = self.tiers.of(*node)
+            {
+                spread.0.get_mut(level).0 += weight * PAGE_SIZE;
+            }
         }
+        spread
     }
 }
 
@@ -137,15 +166,16 @@ fn covers(space: &[VirtRange], block: Block) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use demeter_policy::{ByteCount, Level, Placement};
     use proptest::prelude::*;
 
     use super::*;
     use crate::pages::simulated::SimulatedPages;
 
-    const TIERS: Tiers = Tiers {
-        fast: NodeId(0),
-        slow: NodeId(1),
-    };
+    fn prober() -> Prober {
+        Prober::new("0/1".parse().unwrap())
+    }
+
     const PID: Pid = Pid(3);
 
     fn range(start: u64, end: u64) -> VirtRange {
@@ -170,14 +200,50 @@ mod tests {
             range(5 * BLOCK_SIZE, 6 * BLOCK_SIZE),
         ];
         let blocks: Vec<_> = (1..6).map(Block).collect();
-        let got = Prober::new(TIERS)
-            .look(&mut pages, PID, &space, &blocks)
-            .unwrap();
+        let got = prober().look(&mut pages, PID, &space, &blocks).unwrap();
         let want = [(512, 0), (0, 512), (100, 412), (1, 0), (0, 0)].map(|(fast, slow)| Placement {
             fast: ByteCount(fast * PAGE_SIZE),
             slow: ByteCount(slow * PAGE_SIZE),
         });
-        assert_eq!(got, want);
+        assert_eq!(got, want.map(Spread::from));
+    }
+
+    #[test]
+    fn interleaved_pages_are_noticed() {
+        let mut pages = SimulatedPages::new(0, 0);
+        for page in 0..PAGES_PER_BLOCK {
+            pages.map(PID, page * PAGE_SIZE, PAGE_SIZE, NodeId((page % 2) as u32));
+        }
+        let space = [range(0, BLOCK_SIZE)];
+        let got = prober().look(&mut pages, PID, &space, &[Block(0)]).unwrap();
+        assert_eq!(
+            (got[0].at(Level::First).fast, got[0].at(Level::First).slow),
+            (ByteCount(1 << 20), ByteCount(1 << 20))
+        );
+    }
+
+    #[test]
+    fn nodes_of_a_tier_count_together_and_others_not_at_all() {
+        let mut pages = SimulatedPages::new(0, 0);
+        for page in 0..PAGES_PER_BLOCK {
+            pages.map(
+                PID,
+                page * PAGE_SIZE,
+                PAGE_SIZE,
+                NodeId((page / 100) as u32),
+            );
+        }
+        let space = [range(0, BLOCK_SIZE)];
+        let mut prober = Prober::new("0,1/2,3".parse().unwrap());
+        let got = prober.look(&mut pages, PID, &space, &[Block(0)]).unwrap();
+        // Of nodes 4 and 5 there are 112 pages.
+        assert_eq!(got[0].at(Level::First).fast, ByteCount(200 * PAGE_SIZE));
+        assert_eq!(got[0].at(Level::First).slow, ByteCount(200 * PAGE_SIZE));
+        let slow = |node: NodeId| node >= NodeId(2);
+        let main = prober
+            .main_nodes(&mut pages, PID, &[Block(0)], slow)
+            .unwrap();
+        assert_eq!(main, [Some(NodeId(3))]);
     }
 
     #[test]
@@ -203,11 +269,11 @@ mod tests {
                 let node = NodeId(u32::from(i % period == phase % period));
                 pages.map(PID, BLOCK_SIZE + i * PAGE_SIZE, PAGE_SIZE, node);
             }
-            let mut prober = Prober { looks: before, ..Prober::new(TIERS) };
+            let mut prober = Prober { looks: before, ..prober() };
             let space = [range(BLOCK_SIZE, 2 * BLOCK_SIZE)];
             let got = prober.look(&mut pages, PID, &space, &[Block(1)]).unwrap();
             let slow = (0..PAGES_PER_BLOCK).filter(|i| i % period == phase % period).count();
-            prop_assert_eq!(got[0].slow.0, slow as u64 * PAGE_SIZE);
+            prop_assert_eq!(got[0].at(Level::First).slow.0, slow as u64 * PAGE_SIZE);
             prop_assert_eq!(got[0].resident().0, BLOCK_SIZE);
         }
     }
@@ -221,11 +287,9 @@ mod tests {
         }
         let space = [range(0, n * BLOCK_SIZE)];
         let blocks: Vec<_> = (0..n).map(Block).collect();
-        let got = Prober::new(TIERS)
-            .look(&mut pages, PID, &space, &blocks)
-            .unwrap();
+        let got = prober().look(&mut pages, PID, &space, &blocks).unwrap();
         for (b, p) in got.iter().enumerate() {
-            assert_eq!(p.fast.0, if b % 2 == 0 { BLOCK_SIZE } else { 0 });
+            assert_eq!(p.0.0[0].0, if b % 2 == 0 { BLOCK_SIZE } else { 0 });
         }
     }
 }

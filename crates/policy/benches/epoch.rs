@@ -5,7 +5,7 @@ use std::time::Duration;
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use demeter_policy::engine::{ByHeat, Config, Direction, Engine, Gain, Input, NodeFacts, Request};
 use demeter_policy::{
-    BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, PerTier, Pid, Placement, Sample, Tuning, VirtRange,
+    BLOCK_SIZE, Block, ByLevel, ByteCount, GuestVirtAddr, Pid, Placement, Sample, Tuning, VirtRange,
 };
 
 const PID: Pid = Pid(1);
@@ -28,10 +28,7 @@ impl Driver {
         let gain = Gain {
             loads_per_sample: Some(4093),
             waits: 1.0,
-            latency_ns: PerTier {
-                fast: 80,
-                slow: 200,
-            },
+            latency_ns: ByLevel([80, 200, 0, 0]),
             cpus: 16,
         };
         let config = Config::new(&Tuning::default(), ByteCount(blocks / 4 * BLOCK_SIZE));
@@ -107,16 +104,14 @@ impl Driver {
             }
             Request::LookUp { blocks, .. } => {
                 let blocks = blocks.to_vec();
-                let places: Vec<_> = blocks.iter().map(|b| self.place(*b)).collect();
+                let places: Vec<_> = blocks.iter().map(|b| self.place(*b).into()).collect();
                 self.engine.push(Input::Located(&places))
             }
-            Request::ReadNodes => engine.push(Input::Nodes(PerTier {
-                fast: NodeFacts::default(),
-                slow: NodeFacts {
-                    free: ByteCount(1 << 40),
-                    kept: ByteCount(0),
-                },
-            })),
+            Request::ReadNodes => {
+                let mut facts = ByLevel::<NodeFacts>::default();
+                facts.0[1].free = ByteCount(1 << 40);
+                engine.push(Input::Nodes(facts))
+            }
             Request::Move {
                 direction, blocks, ..
             } => {
@@ -124,7 +119,7 @@ impl Driver {
                 for block in &blocks {
                     self.fast[(block.0 - FIRST) as usize] = direction == Direction::Promotion;
                 }
-                let places: Vec<_> = blocks.iter().map(|b| self.place(*b)).collect();
+                let places: Vec<_> = blocks.iter().map(|b| self.place(*b).into()).collect();
                 self.engine.push(Input::Moved {
                     placements: &places,
                     took_ns: 700_000 * places.len() as u64,

@@ -36,9 +36,9 @@ pub use addr::{
 pub use heat::Heat;
 pub use planner::{Budget, FillThreshold, Plan, Relocation, Room, Situation, plan};
 pub use ranking::{ClassifiedRange, RankedRange, rank};
-pub use residency::{Block, Placement, ResidencyMap};
+pub use residency::{Away, Block, Placement, ResidencyMap, Spread};
 pub use sample::{Observation, Sample};
 pub use share::{Share, divide};
-pub use tier::{PerTier, Tier, TierBytes};
+pub use tier::{ByLevel, LEVELS, Level, PerTier, Tier, TierBytes};
 pub use tuning::{OutOfBounds, Tuning};
 pub use working_set::{WorkingSet, working_set};

@@ -35,7 +35,7 @@
 use std::collections::BTreeMap;
 
 use crate::significance::z_squared;
-use crate::{BLOCK_SIZE, Block, ByteCount, Pid, RankedRange, ResidencyMap, Share};
+use crate::{BLOCK_SIZE, Block, ByteCount, Level, Pid, RankedRange, ResidencyMap, Share};
 
 /// An exchange needs a density this many times the other's.
 const EXCHANGE_RATIO: f64 = 1.5;
@@ -126,6 +126,12 @@ pub struct Situation<'a> {
     pub residency: &'a ResidencyMap,
     /// What processes may have of fast memory. Without any, the hottest have it.
     pub shares: &'a BTreeMap<Pid, Share>,
+    /// The socket that each process runs on, where it is not 0.
+    pub sockets: &'a BTreeMap<Pid, u32>,
+    /// The boundary that is planned for: the one below this tier, which is fast memory here.
+    pub level: Level,
+    /// Plans for faster boundaries. Their blocks are moving already, and their costs are spent.
+    pub planned: &'a [(Level, Plan)],
     /// What the tiers have to give.
     pub room: Room,
     /// From how many samples on a range is worth filling free memory with.
@@ -168,6 +174,12 @@ impl Plan {
     /// Nothing to do.
     pub fn is_empty(&self) -> bool {
         self.promotions.is_empty() && self.demotions.is_empty()
+    }
+
+    /// The blocks that are to move.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = (Pid, Block)> + '_ {
+        let all = self.promotions.iter().chain(&self.demotions);
+        all.map(|r| (r.pid, r.block))
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::{BLOCK_SIZE, ByteCount, GuestVirtAddr, PerTier, Pid, Tier, VirtRange};
+use crate::engine::Direction;
+use crate::{BLOCK_SIZE, ByLevel, ByteCount, GuestVirtAddr, Level, PAGE_SIZE, Pid, VirtRange};
 
 /// The number of a 2 MiB block in a virtual address space: the unit in which pages are moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -30,13 +31,68 @@ impl Block {
     }
 }
 
-/// Bytes of one block, or of many, by tier. What is not resident counts in neither.
+/// Bytes of one block, or of many, on both sides of a boundary between tiers. Memory that is absent, or in a still faster tier,
+/// counts on neither.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Placement {
-    /// In fast memory.
+    /// In fast memory: the tier above the boundary.
     pub fast: ByteCount,
-    /// In slow memory.
+    /// In slow memory: all tiers below it.
     pub slow: ByteCount,
+}
+
+/// Bytes of one block by tier. Absent memory counts in none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Spread(pub ByLevel<ByteCount>);
+
+impl Spread {
+    /// The bytes on both sides of the boundary below a tier.
+    pub fn at(&self, level: Level) -> Placement {
+        let slower = level.slower().map(|slower| self.0.get(slower).0);
+        Placement {
+            fast: *self.0.get(level),
+            slow: ByteCount(slower.fold(0, u64::saturating_add)),
+        }
+    }
+
+    /// Resident bytes.
+    pub fn resident(&self) -> ByteCount {
+        ByteCount(self.0.0.iter().fold(0, |sum, b| b.0.saturating_add(sum)))
+    }
+
+    /// The tier that most of it lies in, of `among`; of equals the second, else the faster.
+    pub(crate) fn main_of(&self, among: impl Fn(Level) -> bool) -> Level {
+        let bytes = |level: Level| self.0.get(level).0;
+        let others = [Level::Third, Level::Fourth, Level::First];
+        let mut main = Level::Second;
+        for level in others.into_iter().filter(|&level| among(level)) {
+            if bytes(level) > bytes(main) || !among(main) {
+                main = level;
+            }
+        }
+        main
+    }
+
+    /// The tier that most of it lies in.
+    pub(crate) fn main(&self) -> Level {
+        self.main_of(|_| true)
+    }
+}
+
+impl From<Placement> for Spread {
+    /// On a machine of two tiers.
+    fn from(Placement { fast, slow }: Placement) -> Self {
+        Self(ByLevel([fast, slow, ByteCount(0), ByteCount(0)]))
+    }
+}
+
+/// Where a block was found first, and where it was moved to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Away {
+    /// Where it lay when it was found first.
+    pub home: Level,
+    /// Where it was moved to.
+    pub now: Level,
 }
 
 impl Placement {
@@ -59,7 +115,7 @@ pub(crate) struct KnownChunk<'a> {
     pub(crate) first: Block,
     /// All its blocks.
     pub(crate) known: &'a [Option<Known>; CHUNK_BLOCKS],
-    /// Where they lie, together.
+    /// Where they lie, together, on both sides of the boundary that was asked for.
     pub(crate) sum: Placement,
 }
 
@@ -71,7 +127,8 @@ pub(crate) struct KnownChunk<'a> {
 #[derive(Debug, Clone, Default)]
 pub struct ResidencyMap {
     spaces: BTreeMap<Pid, Vec<Chunk>>,
-    away: PerTier<u64>,
+    /// Blocks that are away, by home and by where they are now.
+    away: ByLevel<ByLevel<u64>>,
 }
 
 /// The known blocks of 1 GiB of addresses.
@@ -81,7 +138,7 @@ pub(crate) struct Chunk {
     number: u64,
     known: Box<[Option<Known>; CHUNK_BLOCKS]>,
     /// Of all known blocks.
-    sum: Placement,
+    sum: Spread,
     known_blocks: u32,
     /// No block is set aside from this epoch on.
     aside_until: u32,
@@ -90,23 +147,22 @@ pub(crate) struct Chunk {
 /// Place and history of one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Known {
-    fast: u32,
-    slow: u32,
+    /// Pages of 4 KiB in each tier.
+    pages: ByLevel<u16>,
     /// Not to be moved before this epoch.
     pub(crate) aside_until: u32,
     /// Failures in a row.
     pub(crate) failures: u8,
-    /// The tier that it was moved to, while it is not where it was found first.
-    pub(crate) away: Option<Tier>,
+    /// Where it was moved to, while it is not where it was found first.
+    pub(crate) away: Option<Away>,
 }
 
 impl Known {
     /// A block of which only its place is known.
-    pub(crate) fn at(placement: Placement) -> Self {
-        let bytes = |b: ByteCount| u32::try_from(b.0).unwrap_or(u32::MAX);
+    pub(crate) fn at(spread: Spread) -> Self {
+        let pages = |bytes: ByteCount| u16::try_from(bytes.0 / PAGE_SIZE).unwrap_or(u16::MAX);
         Self {
-            fast: bytes(placement.fast),
-            slow: bytes(placement.slow),
+            pages: ByLevel(spread.0.0.map(pages)),
             aside_until: 0,
             failures: 0,
             away: None,
@@ -114,11 +170,14 @@ impl Known {
     }
 
     /// Where it lies.
+    pub(crate) fn spread(&self) -> Spread {
+        let bytes = |pages: u16| ByteCount(u64::from(pages) * PAGE_SIZE);
+        Spread(ByLevel(self.pages.0.map(bytes)))
+    }
+
+    /// Where it lies, on both sides of the boundary below the fastest tier.
     pub(crate) fn placement(&self) -> Placement {
-        Placement {
-            fast: ByteCount(self.fast.into()),
-            slow: ByteCount(self.slow.into()),
-        }
+        self.spread().at(Level::First)
     }
 
     fn is_movable(&self, epoch: u32) -> bool {
@@ -132,7 +191,7 @@ pub(crate) struct Accessed {
     /// Nothing of it was resident when it was looked at: that is no longer so, and it is forgotten.
     pub(crate) was_absent: bool,
     /// Where it was moved to from where it was found first.
-    pub(crate) away: Option<Tier>,
+    pub(crate) away: Option<Away>,
 }
 
 /// Epochs for which a block is set aside after its first failure; each further one doubles it.
@@ -146,7 +205,7 @@ impl Chunk {
         Self {
             number,
             known: Box::new([None; CHUNK_BLOCKS]),
-            sum: Placement::default(),
+            sum: Spread::default(),
             known_blocks: 0,
             aside_until: 0,
         }
@@ -160,13 +219,15 @@ impl Chunk {
     fn replace(&mut self, at: usize, now: Option<Known>) {
         let before = std::mem::replace(&mut self.known[at], now);
         if let Some(before) = before {
-            self.sum.fast.0 -= u64::from(before.fast);
-            self.sum.slow.0 -= u64::from(before.slow);
+            for level in Level::ALL {
+                self.sum.0.get_mut(level).0 -= before.spread().0.get(level).0;
+            }
             self.known_blocks -= 1;
         }
         if let Some(now) = now {
-            self.sum.fast.0 += u64::from(now.fast);
-            self.sum.slow.0 += u64::from(now.slow);
+            for level in Level::ALL {
+                self.sum.0.get_mut(level).0 += now.spread().0.get(level).0;
+            }
             self.known_blocks += 1;
         }
     }
@@ -179,14 +240,13 @@ fn index(block: Block) -> (u64, usize) {
 
 impl ResidencyMap {
     /// Remembers where a block was seen. One that something else has moved is at home where it lies now.
-    pub fn set(&mut self, pid: Pid, block: Block, placement: Placement) {
-        let now = Known::at(placement);
+    pub fn set(&mut self, pid: Pid, block: Block, spread: impl Into<Spread>) {
+        let now = Known::at(spread.into());
         let (chunk, at) = self.chunk_of(pid, block);
         let before = chunk.known[at];
-        let is_same_tier = |k: &Known| (k.fast > k.slow) == (now.fast > now.slow);
+        let is_same_tier = |k: &Known| k.spread().main() == now.spread().main();
         let kept = before.map_or(now, |before| Known {
-            fast: now.fast,
-            slow: now.slow,
+            pages: now.pages,
             away: before.away.filter(|_| is_same_tier(&before)),
             ..before
         });
@@ -195,17 +255,17 @@ impl ResidencyMap {
     }
 
     /// What is known of a block.
-    pub fn get(&self, pid: Pid, block: Block) -> Option<Placement> {
-        self.known_of(pid, block).map(Known::placement)
+    pub fn get(&self, pid: Pid, block: Block) -> Option<Spread> {
+        self.known_of(pid, block).map(Known::spread)
     }
 
-    /// Blocks that were moved to each tier and are not back.
-    pub(crate) fn away(&self) -> PerTier<u64> {
+    /// Blocks that were moved and are not back, by home and by where they are now.
+    pub(crate) fn away(&self) -> ByLevel<ByLevel<u64>> {
         self.away
     }
 
-    /// The tier that a block was moved to, while it is not back.
-    pub(crate) fn away_of(&self, pid: Pid, block: Block) -> Option<Tier> {
+    /// Where a block was moved to, while it is not back.
+    pub(crate) fn away_of(&self, pid: Pid, block: Block) -> Option<Away> {
         self.known_of(pid, block)?.away
     }
 
@@ -213,7 +273,7 @@ impl ResidencyMap {
     #[inline]
     pub(crate) fn accessed(&mut self, pid: Pid, block: Block) -> Accessed {
         let known = self.known_of(pid, block).copied();
-        let was_absent = known.is_some_and(|k| k.fast == 0 && k.slow == 0);
+        let was_absent = known.is_some_and(|k| k.pages == ByLevel::default());
         if was_absent {
             self.change(pid, block, |_| None);
         }
@@ -235,15 +295,24 @@ impl ResidencyMap {
         });
     }
 
-    /// A block did move: its failures are forgotten, and it is away or back.
-    pub(crate) fn moved(&mut self, pid: Pid, block: Block, to: Tier, placement: Placement) {
+    /// A block did move over the boundary below `level`: its failures are forgotten, and it is away or back.
+    pub(crate) fn moved(
+        &mut self,
+        pid: Pid,
+        block: Block,
+        (level, direction): (Level, Direction),
+        spread: Spread,
+    ) {
+        let is_slower = |other: Level| other > level;
         self.change(pid, block, |known| {
+            let (from, now) = match direction {
+                Direction::Promotion => (known.spread().main_of(is_slower), level),
+                Direction::Demotion => (level, spread.main_of(is_slower)),
+            };
+            let home = known.away.map_or(from, |away| away.home);
             Some(Known {
-                away: match known.away {
-                    Some(tier) if tier != to => None,
-                    _ => Some(to),
-                },
-                ..Known::at(placement)
+                away: (home != now).then_some(Away { home, now }),
+                ..Known::at(spread)
             })
         });
     }
@@ -264,8 +333,8 @@ impl ResidencyMap {
                 let known = chunk.known[at];
                 if known.is_some() && !is_mapped(Block(first + at as u64)) {
                     chunk.replace(at, None);
-                    if let Some(tier) = known.and_then(|k| k.away) {
-                        *self.away.get_mut(tier) -= 1;
+                    if let Some(Away { home, now }) = known.and_then(|k| k.away) {
+                        *self.away.get_mut(home).get_mut(now) -= 1;
                     }
                 }
             }
@@ -306,17 +375,16 @@ impl ResidencyMap {
             let first = chunk.first_block();
             let end = first + CHUNK_BLOCKS as u64;
             let part = match blocks.start <= first && end <= blocks.end {
-                true => chunk.sum,
+                true => chunk.sum.at(Level::First),
                 false => {
                     let within = blocks.start.clamp(first, end) - first
                         ..blocks.end.clamp(first, end) - first;
                     let known = chunk.known[within.start as usize..within.end as usize].iter();
-                    known
-                        .flatten()
-                        .fold(Placement::default(), |sum, k| Placement {
-                            fast: ByteCount(sum.fast.0 + u64::from(k.fast)),
-                            slow: ByteCount(sum.slow.0 + u64::from(k.slow)),
-                        })
+                    let known = known.flatten().map(Known::placement);
+                    known.fold(Placement::default(), |sum, k| Placement {
+                        fast: ByteCount(sum.fast.0 + k.fast.0),
+                        slow: ByteCount(sum.slow.0 + k.slow.0),
+                    })
                 }
             };
             sum.fast.0 += part.fast.0;
@@ -325,12 +393,16 @@ impl ResidencyMap {
         sum
     }
 
-    /// The known blocks of a process, by chunk.
-    pub(crate) fn known_by_chunk(&self, pid: Pid) -> impl Iterator<Item = KnownChunk<'_>> + '_ {
-        self.chunks(pid).iter().map(|chunk| KnownChunk {
+    /// The known blocks of a process by chunk, with sums on both sides of the boundary below `level`.
+    pub(crate) fn known_by_chunk(
+        &self,
+        pid: Pid,
+        level: Level,
+    ) -> impl Iterator<Item = KnownChunk<'_>> + '_ {
+        self.chunks(pid).iter().map(move |chunk| KnownChunk {
             first: Block(chunk.first_block()),
             known: &chunk.known,
-            sum: chunk.sum,
+            sum: chunk.sum.at(level),
         })
     }
 
@@ -423,12 +495,12 @@ impl ResidencyMap {
         self.count_away(before.away, now.and_then(|k| k.away));
     }
 
-    fn count_away(&mut self, before: Option<Tier>, now: Option<Tier>) {
-        if let Some(tier) = before {
-            *self.away.get_mut(tier) -= 1;
+    fn count_away(&mut self, before: Option<Away>, after: Option<Away>) {
+        if let Some(Away { home, now }) = before {
+            *self.away.get_mut(home).get_mut(now) -= 1;
         }
-        if let Some(tier) = now {
-            *self.away.get_mut(tier) += 1;
+        if let Some(Away { home, now }) = after {
+            *self.away.get_mut(home).get_mut(now) += 1;
         }
     }
 }
@@ -460,7 +532,7 @@ mod tests {
         map.set(Pid(1), Block(2), Placement::default());
         let accessed = [1, 2, 2, 3].map(|b| map.accessed(Pid(1), Block(b)).was_absent);
         assert_eq!(accessed, [false, true, false, false]);
-        assert_eq!(map.get(Pid(1), Block(1)), Some(FAST));
+        assert_eq!(map.get(Pid(1), Block(1)), Some(FAST.into()));
         assert_eq!(map.get(Pid(1), Block(2)), None);
     }
 
@@ -475,7 +547,7 @@ mod tests {
         map.failed(Pid(1), Block(5), 4);
         assert_eq!((movable(&map, 11), movable(&map, 12)), (0, 1));
         map.failed(Pid(1), Block(5), 12);
-        map.moved(Pid(1), Block(5), Tier::Fast, FAST);
+        map.moved(Pid(1), Block(5), UP, FAST.into());
         assert_eq!(movable(&map, 12), 1);
         for epoch in 0..1000 {
             map.failed(Pid(1), Block(5), epoch);
@@ -489,25 +561,64 @@ mod tests {
         slow: ByteCount(BLOCK_SIZE),
     };
 
+    const UP: (Level, Direction) = (Level::First, Direction::Promotion);
+    const DOWN: (Level, Direction) = (Level::First, Direction::Demotion);
+
+    /// All of a block in one tier.
+    fn all_in(level: Level) -> Spread {
+        let bytes = |at| ByteCount(if at == level { BLOCK_SIZE } else { 0 });
+        Spread(ByLevel::from_fn(bytes))
+    }
+
+    #[test]
+    fn home_is_where_a_block_was_found_over_several_moves() {
+        let mut map = ResidencyMap::default();
+        map.set(Pid(1), Block(5), all_in(Level::Third));
+        let mut moved = |boundary, direction, to| {
+            let spread = all_in(to);
+            map.moved(Pid(1), Block(5), (boundary, direction), spread);
+            map.away_of(Pid(1), Block(5))
+        };
+        let away = |now| {
+            let home = Level::Third;
+            Some(Away { home, now })
+        };
+        use Direction::{Demotion, Promotion};
+        use Level::{First, Second, Third};
+        assert_eq!(moved(Second, Promotion, Second), away(Second));
+        assert_eq!(moved(First, Promotion, First), away(First));
+        assert_eq!(moved(First, Demotion, Second), away(Second));
+        assert_eq!(moved(Second, Demotion, Third), None);
+    }
+
+    #[test]
+    fn a_block_is_known_in_sixteen_bytes() {
+        assert_eq!(size_of::<Option<Known>>(), 16);
+    }
+
     #[test]
     fn a_block_is_away_until_it_is_back_or_something_else_moves_it() {
         let mut map = ResidencyMap::default();
         map.set(Pid(1), Block(5), FAST);
         assert_eq!(map.away_of(Pid(1), Block(5)), None);
-        map.moved(Pid(1), Block(5), Tier::Slow, SLOW);
+        map.moved(Pid(1), Block(5), DOWN, SLOW.into());
         map.set(Pid(1), Block(5), SLOW);
-        assert_eq!(map.away_of(Pid(1), Block(5)), Some(Tier::Slow));
-        assert_eq!(map.away().slow, 1);
-        map.moved(Pid(1), Block(5), Tier::Fast, FAST);
+        let demoted = Away {
+            home: Level::First,
+            now: Level::Second,
+        };
+        assert_eq!(map.away_of(Pid(1), Block(5)), Some(demoted));
+        assert_eq!(map.away().0[0].0[1], 1);
+        map.moved(Pid(1), Block(5), UP, FAST.into());
         assert_eq!(map.away_of(Pid(1), Block(5)), None, "it is where it was");
-        map.moved(Pid(1), Block(5), Tier::Slow, SLOW);
+        map.moved(Pid(1), Block(5), DOWN, SLOW.into());
         map.set(Pid(1), Block(5), FAST);
         assert_eq!(
             map.away_of(Pid(1), Block(5)),
             None,
             "somebody has brought it back"
         );
-        assert_eq!(map.away(), PerTier::default());
+        assert_eq!(map.away(), ByLevel::default());
     }
 
     #[test]

@@ -1,4 +1,7 @@
-//! The two tiers, and one value for each.
+//! Tiers, and one value for each.
+//!
+//! A machine has up to four tiers, each a [`Level`] below the one before it. A host manages two of them, [`Tier::Fast`] and
+//! [`Tier::Slow`].
 
 use crate::ByteCount;
 
@@ -52,5 +55,77 @@ impl<T> PerTier<T> {
             Tier::Fast => &mut self.fast,
             Tier::Slow => &mut self.slow,
         }
+    }
+}
+
+/// Most tiers of a machine.
+pub const LEVELS: usize = 4;
+
+/// A tier's place among those of a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum Level {
+    /// The fastest.
+    #[default]
+    First,
+    /// The next one.
+    Second,
+    /// The one after that.
+    Third,
+    /// The slowest that a machine can have.
+    Fourth,
+}
+
+impl Level {
+    /// All, the fastest first.
+    pub const ALL: [Self; LEVELS] = [Self::First, Self::Second, Self::Third, Self::Fourth];
+
+    /// The tier that has `faster` faster ones.
+    pub fn new(faster: usize) -> Option<Self> {
+        Self::ALL.get(faster).copied()
+    }
+
+    /// How many tiers are faster.
+    pub fn index(self) -> usize {
+        self as usize
+    }
+
+    /// All slower ones, the fastest first.
+    pub fn slower(self) -> impl Iterator<Item = Self> + Clone {
+        Self::ALL.into_iter().filter(move |&other| other > self)
+    }
+
+    /// All faster ones, the fastest first: between each of them and what is slower is a boundary.
+    pub fn faster(self) -> impl Iterator<Item = Self> + Clone {
+        Self::ALL.into_iter().filter(move |&other| other < self)
+    }
+}
+
+/// A value for each tier that a machine can have, the fastest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct ByLevel<T>(pub [T; LEVELS]);
+
+impl<T> ByLevel<T> {
+    /// The value that `of` gives for each tier.
+    pub fn from_fn(of: impl FnMut(Level) -> T) -> Self {
+        Self(Level::ALL.map(of))
+    }
+
+    /// The value for a tier.
+    #[inline]
+    pub fn get(&self, level: Level) -> &T {
+        &self.0[level.index()]
+    }
+
+    /// The value for a tier, to change it.
+    #[inline]
+    pub fn get_mut(&mut self, level: Level) -> &mut T {
+        &mut self.0[level.index()]
+    }
+}
+
+impl<T: Default> From<PerTier<T>> for ByLevel<T> {
+    /// A machine of two tiers.
+    fn from(PerTier { fast, slow }: PerTier<T>) -> Self {
+        Self([fast, slow, T::default(), T::default()])
     }
 }

@@ -423,7 +423,8 @@ fn agent_settings(scenario: &Scenario, dilation: u64) -> AgentSettings {
         latency_ns: PerTier {
             fast: latency_ns(&machine.fast),
             slow: latency_ns(&machine.slow),
-        },
+        }
+        .into(),
         cpus: machine.vcpus,
     };
     AgentSettings {

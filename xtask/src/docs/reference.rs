@@ -294,6 +294,7 @@ fn plain(name: &str) -> Option<&'static str> {
         "String" => "text",
         "PathBuf" => "path",
         "SocketAddr" => "address and port",
+        "Tiers" => "nodes by tier",
         "Table" => "table",
         "System" => "[system](../scenarios.md#systems)",
         _ => return None,

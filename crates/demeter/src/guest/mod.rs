@@ -9,6 +9,7 @@ use std::sync::mpsc;
 
 use demeter_guest::agent::Control;
 use demeter_guest::config::{BalloonMode, Cgroup, Config};
+use demeter_guest::nodes::Tiers;
 use demeter_guest::supervisor;
 use demeter_guest::tracker::Choice;
 
@@ -67,6 +68,9 @@ struct RunArgs {
     /// Manage every process above a resident size (resident_min_mib, 64 MiB)
     #[arg(long, conflicts_with_all = ["pid", "cgroup"])]
     all: bool,
+    /// Nodes by tier, the fastest first, where the system tells them wrong: 0,1/2,3
+    #[arg(long, value_name = "NODES")]
+    tiers: Option<Tiers>,
     /// Where samples come from
     #[arg(long, value_parser = names::<Choice>())]
     tracker: Option<Choice>,
@@ -91,12 +95,12 @@ struct RunArgs {
     record_max_mib: Option<u64>,
     /// Only relay between the host and the balloon driver; manage no tiers
     #[arg(long, conflicts_with_all = ["pid", "cgroup", "all", "config", "balloon", "tracker",
-        "epoch_ms", "sample_period", "rate_limit_mib_s", "socket", "listen", "record",
+        "tiers", "epoch_ms", "sample_period", "rate_limit_mib_s", "socket", "listen", "record",
         "record_max_mib"])]
     relay_only: bool,
     /// Only undo what an agent that was killed has left behind: its kdamond, and DAMON_STAT turned off
     #[arg(long, conflicts_with_all = ["pid", "cgroup", "all", "config", "balloon", "tracker",
-        "epoch_ms", "sample_period", "rate_limit_mib_s", "socket", "listen", "record",
+        "tiers", "epoch_ms", "sample_period", "rate_limit_mib_s", "socket", "listen", "record",
         "record_max_mib", "relay_only"])]
     clean_up: bool,
     /// Unix socket for status, metrics, pause and resume
@@ -121,6 +125,7 @@ impl RunArgs {
             config.cgroup = self.cgroup.into_iter().map(Cgroup::new).collect();
             config.all = self.all;
         }
+        config.tiers = self.tiers.or(config.tiers);
         config.tracker = self.tracker.unwrap_or(config.tracker);
         config.balloon = self.balloon.unwrap_or(config.balloon);
         config.socket = self.socket.unwrap_or(config.socket);

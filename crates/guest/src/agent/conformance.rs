@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use demeter_policy::engine::conformance::{EpochScript, PID, Rig, Script, WORTH_MUCH, conforms};
-use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, NodeId, PAGE_SIZE};
+use demeter_policy::{BLOCK_SIZE, ByLevel, GuestVirtAddr, NodeId, PAGE_SIZE};
 use proptest::prelude::*;
 
 use super::*;
@@ -35,6 +35,12 @@ pub(super) fn node(root: &Path, id: u32, mib: u64, tier: u32) {
     ));
     fs::create_dir_all(&dir).unwrap();
     fs::write(dir.join("nodelist"), id.to_string()).unwrap();
+}
+
+/// Latencies of nodes 0 and 1 at which moving is worth much.
+pub(super) fn measured_ns() -> BTreeMap<NodeId, u32> {
+    let ByLevel([fast, slow, ..]) = WORTH_MUCH.latency_ns;
+    [(FAST, fast), (SLOW, slow)].into()
 }
 
 pub(super) fn process_of(root: &Path, pid: Pid, maps: &str) {
@@ -139,7 +145,7 @@ impl AgentRig {
             finder: TargetFinder::new(root.path(), config.targets().unwrap()),
             tracker: Box::new(queue.clone()),
             pages: Box::new(kernel.clone()),
-            latency_ns: WORTH_MUCH.latency_ns,
+            measured_ns: measured_ns(),
             cpus: WORTH_MUCH.cpus,
         };
         let agent = Agent::new(root.path().into(), config, effects, StatusCell::default());

@@ -11,6 +11,7 @@
 
 mod contracts;
 mod headroom;
+mod machine;
 mod process;
 mod sharing;
 
@@ -21,27 +22,30 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use contracts::{Budget, Rules};
-use demeter_linux::policies::NodeSet;
-use demeter_policy::engine::{self, ByHeat, Engine, Gain, Input, Misuse, NodeFacts, Request};
+use demeter_policy::engine::{self, ByHeat, Direction, Engine, Gain, Input, Misuse, Request};
 use demeter_policy::{
-    BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, MIB, PerTier, Pid, Relocation, Sample, VirtRange,
+    Block, ByteCount, GuestVirtAddr, Level, MIB, NodeId, Pid, Relocation, Sample, Spread, VirtRange,
 };
+use machine::{Change, Machine};
 use process::Process;
 use sharing::Sharing;
 
 use crate::config::{Config, ConfigError};
 use crate::heat::Heat;
 use crate::mover::Mover;
-use crate::nodes::{NodeMemory, NodesError, Topology};
+use crate::nodes::{NodesError, TierOrder, Topology};
 use crate::pages::{Errno, Pages, PagesError};
-use crate::prober::{Prober, Tiers};
-use crate::recording::{self, Recorded, Recorder, RecorderError};
+use crate::prober::Prober;
+use crate::recording::{self, Recorded, RecordedTier, Recorder, RecorderError};
 use crate::status::{LeftAlone, StatusCell, TargetStatus};
 use crate::targets::{Target, TargetFinder, TargetsError};
 use crate::tracker::{Tracker, TrackerError};
 
 /// Nanoseconds in a millisecond.
 const NS_PER_MS: u64 = 1_000_000;
+
+/// Time between two looks at which nodes and CPUs there are.
+const NODES_EVERY: Duration = Duration::from_secs(4);
 
 /// Processes that are remembered as no targets, one epoch's besides.
 const STRANGERS_MAX: usize = 4096;
@@ -83,6 +87,9 @@ pub enum AgentError {
     /// Nothing can be recorded.
     #[error(transparent)]
     Recorder(#[from] RecorderError),
+    /// Memory came or went so that there are more tiers or fewer: an agent has to begin anew.
+    #[error("the machine has other tiers than at the start")]
+    OtherTiers,
     /// An error of ours.
     #[error("the agent told its engine what does not fit: {0}; please report this")]
     Misuse(#[from] Misuse),
@@ -99,7 +106,9 @@ impl AgentError {
 pub struct Agent {
     root: PathBuf,
     config: Config,
-    tiers: Tiers,
+    machine: Machine,
+    /// When it was last looked which nodes and CPUs there are.
+    followed: Instant,
     finder: TargetFinder,
     tracker: Box<dyn Tracker>,
     pages: Box<dyn Pages>,
@@ -153,15 +162,48 @@ pub enum Ended {
     Stopped,
     /// The processes that were named have all ended.
     NothingLeft,
+    /// The machine has more tiers or fewer than at the start.
+    OtherTiers,
 }
 
 /// Finds what does not fit before anything is set up: bad values, processes or a cgroup that are
-/// not there, a machine without two tiers; in this order. Returns the two, and the processes that were named.
-pub fn check(root: &Path, config: &Config) -> Result<(Tiers, TargetFinder), AgentError> {
+/// not there, a machine without two tiers; in this order.
+pub fn check(
+    root: &Path,
+    config: &Config,
+    measure: impl FnOnce(&Topology) -> BTreeMap<NodeId, u32>,
+) -> Result<Checked, AgentError> {
     config.check()?;
     let finder = TargetFinder::new(root, config.targets()?);
     finder.check()?;
-    Ok((config.tiers(&Topology::read(root)?)?, finder))
+    let (order, measured_ns) = find_tiers(root, config, measure)?;
+    Ok(Checked {
+        finder,
+        order,
+        measured_ns,
+    })
+}
+
+/// The tiers of a machine, and the latency of each node as `measure` finds it, nanoseconds.
+pub fn find_tiers(
+    root: &Path,
+    config: &Config,
+    measure: impl FnOnce(&Topology) -> BTreeMap<NodeId, u32>,
+) -> Result<(TierOrder, BTreeMap<NodeId, u32>), NodesError> {
+    let mut topology = Topology::read(root)?;
+    let measured_ns = measure(&topology);
+    topology.set_measured(&measured_ns);
+    Ok((config.order(&topology)?, measured_ns))
+}
+
+/// What [`check`] has found.
+pub struct Checked {
+    /// Finds the processes to look after.
+    pub finder: TargetFinder,
+    /// The tiers.
+    pub order: TierOrder,
+    /// Latency of a load from each node that was measured, nanoseconds.
+    pub measured_ns: BTreeMap<NodeId, u32>,
 }
 
 /// What an agent acts on a machine by.
@@ -172,8 +214,8 @@ pub struct Effects {
     pub tracker: Box<dyn Tracker>,
     /// The kernel that moves pages.
     pub pages: Box<dyn Pages>,
-    /// Latency of a load from each tier, nanoseconds.
-    pub latency_ns: PerTier<u32>,
+    /// Latency of a load from each node that was measured, nanoseconds.
+    pub measured_ns: BTreeMap<NodeId, u32>,
     /// CPUs that programs run on.
     pub cpus: u32,
 }
@@ -192,28 +234,28 @@ impl Agent {
             finder,
             tracker,
             pages,
-            latency_ns,
+            measured_ns,
             cpus,
         } = effects;
-        let topology = Topology::read(&root)?;
-        let tiers = config.tiers(&topology)?;
-        let fast = topology.nodes.iter().find(|n| n.id == tiers.fast);
-        let fast_size = fast.map_or(ByteCount(0), |n| n.total);
+        let machine = Machine::read(&root, &config, measured_ns, cpus)?;
+        let (tiers, nodes_left_alone) = machine.describe();
         let tuning = &config.tuning;
         let gain = Gain {
             loads_per_sample: tracker.loads_per_sample(),
             waits: tracker.waits(),
-            latency_ns,
+            latency_ns: machine.latency_ns(),
             cpus,
         };
-        let engine_config = engine::Config::new(tuning, fast_size);
+        let engine_config = engine::Config {
+            sizes: machine.sizes(),
+            slowest: machine.tiers().slowest(),
+            ..engine::Config::new(tuning, ByteCount(0))
+        };
         status.update(|s| {
             s.version = env!("CARGO_PKG_VERSION").into();
             s.tracker = tracker.name().into();
-            s.fast_node = tiers.fast.0;
-            s.slow_node = tiers.slow.0;
-            s.fast_latency_ns = latency_ns.fast;
-            s.slow_latency_ns = latency_ns.slow;
+            s.tiers.clone_from(&tiers);
+            s.nodes_left_alone = nodes_left_alone;
         });
         let mut engine = Recorded::new(Engine::new(ByHeat::new(gain), engine_config));
         if let Some(path) = &config.record {
@@ -221,13 +263,9 @@ impl Agent {
                 agent: env!("CARGO_PKG_VERSION").into(),
                 tracker: tracker.name().into(),
                 tuning: tuning.clone(),
-                fast_node: tiers.fast.0,
-                slow_node: tiers.slow.0,
-                fast_bytes: fast_size.0,
+                tiers: tiers.into_iter().map(RecordedTier::from).collect(),
                 loads_per_sample: gain.loads_per_sample,
                 waits: gain.waits,
-                fast_ns: latency_ns.fast,
-                slow_ns: latency_ns.slow,
                 cpus: gain.cpus,
             };
             engine.record(Recorder::start(
@@ -241,7 +279,7 @@ impl Agent {
             engine,
             finder,
             rules: Rules {
-                managed: NodeSet::from_iter([tiers.fast, tiers.slow]),
+                managed: machine.tiers().nodes().collect(),
                 respect_policies: config.respect_policies,
             },
             budget: Budget::default(),
@@ -250,14 +288,15 @@ impl Agent {
             clock: Clock::live(),
             warned: None,
             config,
-            tiers,
-            mover: Mover::new(tiers, false),
+            mover: Mover::new(machine.tiers().clone(), false),
             huge_pages: huge_pages_always(&root),
+            prober: Prober::new(machine.tiers().clone()),
+            machine,
+            followed: Instant::now(),
             tracker,
             pages,
             status,
             processes: BTreeMap::new(),
-            prober: Prober::new(tiers),
             samples: vec![],
             root,
             paused: false,
@@ -293,6 +332,7 @@ impl Agent {
                         Err(AgentError::Targets(TargetsError::NoProcess(_))) => {
                             return Ok(Ended::NothingLeft);
                         }
+                        Err(AgentError::OtherTiers) => return Ok(Ended::OtherTiers),
                         epochs => epochs?,
                     };
                     // An epoch that took too long is not made up for.
@@ -327,8 +367,40 @@ impl Agent {
 
     /// One epoch. Returns after how many epochs the next one is due.
     pub fn step(&mut self) -> Result<u32, AgentError> {
+        if self.followed.elapsed() >= NODES_EVERY {
+            self.follow_nodes()?;
+        }
         self.engine.push(Input::Epoch)?;
         self.act()
+    }
+
+    /// Looks which nodes and CPUs have come or gone.
+    fn follow_nodes(&mut self) -> Result<(), AgentError> {
+        self.followed = Instant::now();
+        match self.machine.follow(&self.config) {
+            Ok(Change::None) => return Ok(()),
+            Ok(Change::Amounts) => {}
+            Ok(Change::Nodes) => {
+                tracing::info!("the nodes by tier are {} now", self.machine.tiers());
+                let tiers = self.machine.tiers();
+                self.prober = Prober::new(tiers.clone());
+                self.mover = Mover::new(tiers.clone(), false);
+                self.rules.managed = tiers.nodes().collect();
+            }
+            Ok(Change::Tiers) => return Err(AgentError::OtherTiers),
+            // The nodes that are left make no tiers: the former ones stay, and a node that has gone has no room.
+            Err(error) => {
+                self.error = Some(error.to_string());
+                return Ok(());
+            }
+        }
+        let (tiers, nodes_left_alone) = self.machine.describe();
+        self.status.update(|s| {
+            s.tiers = tiers;
+            s.nodes_left_alone = nodes_left_alone;
+        });
+        let (sizes, cpus) = (self.machine.sizes(), self.machine.cpus());
+        Ok(self.engine.push(Input::Machine { sizes, cpus })?)
     }
 
     /// Does what the engine asks for, until it sleeps.
@@ -355,9 +427,8 @@ impl Agent {
                     self.hinder(pid, placements.err())?;
                 }
                 Request::ReadNodes => {
-                    let nodes = [self.tiers.fast, self.tiers.slow];
-                    let [fast, slow] = NodeMemory::read_all(&self.root, nodes)?.map(facts);
-                    self.engine.push(Input::Nodes(PerTier { fast, slow }))?;
+                    let facts = self.machine.facts()?;
+                    self.engine.push(Input::Nodes(facts))?;
                 }
                 Request::Move { .. } => self.move_batch()?,
                 // A live kernel reclaims by itself.
@@ -396,6 +467,16 @@ impl Agent {
             }
         }
         self.share()?;
+        for (&pid, process) in &mut self.processes {
+            if self.machine.has_choice() {
+                process.look_where_it_runs(&self.root, |cpu| self.machine.node_of_cpu(cpu));
+                let socket = process.near().map_or(0, |node| node.0);
+                if process.socket != socket {
+                    self.engine.push(Input::Near { pid, socket })?;
+                    process.socket = socket;
+                }
+            }
+        }
         self.budget.begin(self.clock.now());
         let pids: Vec<Pid> = self.processes.keys().copied().collect();
         for pid in pids {
@@ -542,6 +623,7 @@ impl Agent {
             self.divide()?;
         }
         let Request::Move {
+            level,
             direction,
             blocks: batch,
             ..
@@ -550,19 +632,32 @@ impl Agent {
             return Ok(());
         };
         let space = self.engine.space(pid);
-        let blocks: Vec<Block> = batch.iter().map(|r| r.block).collect();
-        if !blocks.iter().all(|&block| touches(space, block)) {
+        if !batch.iter().all(|r| touches(space, r.block)) {
             return Ok(self.engine.push(Input::MoveFailed)?);
         }
-        let pages = &mut *self.pages;
         let began = self.clock.now();
         let may_collapse = self.huge_pages && headroom::allows(&self.root, pid, COLLAPSE_ROOM);
         self.mover.set_collapse(may_collapse);
-        let result = self.mover.migrate(pages, direction, pid, space, &blocks);
+        let near = self.processes.get(&pid).and_then(Process::near);
+        let (pages, prober) = (&mut *self.pages, &mut self.prober);
+        let targets = self
+            .machine
+            .targets(pages, prober, (level, direction), pid, near, batch);
+        let result = targets.and_then(|targets| {
+            let to = Batch {
+                way: (level, direction),
+                pid,
+                space,
+                blocks: batch,
+            };
+            to.move_to(&targets, &mut self.mover, pages)
+        });
         let mut failed: Vec<(Errno, u64)> = vec![];
         match &result {
             Ok((placements, reasons)) => {
-                let left = |(r, p): (&Relocation, _)| direction.left(p).0.min(r.bytes.0);
+                let left = |(r, spread): (&Relocation, &Spread)| {
+                    direction.left(&spread.at(level)).0.min(r.bytes.0)
+                };
                 let left = batch.iter().zip(placements).map(left);
                 failed.extend(
                     reasons
@@ -705,6 +800,15 @@ impl Agent {
     }
 }
 
+/// Blocks of one process on their way.
+struct Batch<'a> {
+    /// Over the boundary below this tier, up or down.
+    way: (Level, Direction),
+    pid: Pid,
+    space: &'a [VirtRange],
+    blocks: &'a [Relocation],
+}
+
 /// Whether one of the sorted ranges touches a block.
 fn touches(space: &[VirtRange], block: Block) -> bool {
     let next = space.partition_point(|range| range.end() <= block.start());
@@ -725,23 +829,27 @@ fn left_alone(process: &Process) -> Vec<LeftAlone> {
     held.chain(hindered).collect()
 }
 
-/// A node that programs have filled stands at its low watermark. Moves that kept to the high one would leave fast memory
-/// unused that programs had.
-///
-/// A huge page that a move has freed waits on a list of the CPU's own. The next one is taken from there, but only while the
-/// node has another one besides (`__zone_watermark_ok` and `rmqueue` in `mm/page_alloc.c`). One is counted as free: in full
-/// fast memory each exchange would else demote a block and find no room for the other. (In the lab, Linux 6.12, demoting one
-/// left the node's free memory as it was; that it waited there is inferred.) How many wait is not known, since small pages
-/// do, too.
-fn facts(node: NodeMemory) -> NodeFacts {
-    let mut facts = NodeFacts {
-        free: node.free,
-        kept: node.low_watermark,
-    };
-    if facts.usable().0 >= BLOCK_SIZE && node.held_by_cpus.0 >= BLOCK_SIZE {
-        facts.free.0 += BLOCK_SIZE;
+impl Batch<'_> {
+    /// Moves each block to its node, a call for each node; tells where it lies then, and why it would not move.
+    fn move_to(
+        &self,
+        targets: &[NodeId],
+        mover: &mut Mover,
+        pages: &mut dyn Pages,
+    ) -> Result<(Vec<Spread>, Vec<Errno>), PagesError> {
+        let mut came_of = vec![(Spread::default(), Errno(0)); self.blocks.len()];
+        let nodes: BTreeSet<NodeId> = targets.iter().copied().collect();
+        for to in nodes {
+            let at: Vec<usize> = (0..targets.len()).filter(|&at| targets[at] == to).collect();
+            let blocks: Vec<Block> = at.iter().map(|&at| self.blocks[at].block).collect();
+            let (way, pid, space) = (self.way, self.pid, self.space);
+            let (placements, reasons) = mover.migrate(pages, way, to, pid, space, &blocks)?;
+            for (at, came) in at.into_iter().zip(placements.into_iter().zip(reasons)) {
+                came_of[at] = came;
+            }
+        }
+        Ok(came_of.into_iter().unzip())
     }
-    facts
 }
 
 /// Whether the system backs all memory with huge pages where it can.
@@ -754,3 +862,5 @@ fn huge_pages_always(root: &Path) -> bool {
 pub(crate) mod conformance;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod topologies;

@@ -1,10 +1,11 @@
 //! One process that the agent looks after.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
-use demeter_policy::{ByteCount, GuestVirtAddr, Share, VirtRange};
+use demeter_linux::cpu::last_runs;
+use demeter_policy::{ByteCount, GuestVirtAddr, NodeId, Pid, Share, VirtRange};
 
 use super::Clock;
 use super::contracts::{Budget, Contracts, Hold, LeftAlone, Rules};
@@ -25,6 +26,12 @@ pub(super) struct Process {
     pub target: Target,
     /// Its share of fast memory, as the engine was told.
     pub share: Option<Share>,
+    /// The socket that it runs on, as the engine knows it.
+    pub socket: u32,
+    /// Time of its threads when last looked at, ticks.
+    ticks: BTreeMap<Pid, u64>,
+    /// Ticks that its threads ran on each node's CPUs; half of them are forgotten with each look.
+    ran_on: BTreeMap<NodeId, u64>,
     /// Why its memory cannot be moved at all, if that is so.
     pub hindrance: Option<Hindrance>,
     /// Why single pages of it did not move, as far as it was said.
@@ -51,12 +58,45 @@ impl Process {
         Self {
             target,
             share: None,
+            socket: 0,
+            ticks: BTreeMap::new(),
+            ran_on: BTreeMap::new(),
             hindrance: None,
             said: BTreeSet::new(),
             left_alone: LeftAlone::new(),
             contracts: Contracts::default(),
             movable: Movable::default(),
             held: vec![],
+        }
+    }
+
+    /// The node on whose CPUs its threads run most.
+    pub fn near(&self) -> Option<NodeId> {
+        let most = self.ran_on.iter().max_by_key(|(_, ticks)| **ticks);
+        most.map(|(&node, _)| node)
+    }
+
+    /// Looks on which nodes' CPUs its threads have run since the last look. Threads that were idle say nothing, but for the
+    /// first time.
+    pub fn look_where_it_runs(&mut self, root: &Path, node_of: impl Fn(u32) -> Option<NodeId>) {
+        let runs = last_runs(root, self.target.pid);
+        let before = std::mem::take(&mut self.ticks);
+        let mut ran = BTreeMap::new();
+        for run in runs {
+            let since = before
+                .get(&run.thread)
+                .map(|&ticks| run.ticks.saturating_sub(ticks));
+            self.ticks.insert(run.thread, run.ticks);
+            if let Some(node) = node_of(run.cpu) {
+                *ran.entry(node).or_insert(0) += since.unwrap_or(1);
+            }
+        }
+        if ran.values().all(|&ticks| ticks == 0) {
+            return;
+        }
+        self.ran_on.values_mut().for_each(|ticks| *ticks /= 2);
+        for (node, ticks) in ran {
+            *self.ran_on.entry(node).or_insert(0) += ticks;
         }
     }
 

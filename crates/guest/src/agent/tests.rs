@@ -10,8 +10,9 @@ use std::time::Duration;
 use demeter_policy::engine::conformance::WORTH_MUCH;
 use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, NodeId, Tuning};
 
-use super::conformance::{maps_of, node, process_of};
+use super::conformance::{maps_of, measured_ns, node, process_of};
 use super::*;
+use crate::nodes::NodeMemory;
 use crate::pages::PageState;
 use crate::pages::simulated::{SharedPages, SimulatedPages};
 use crate::server::Server;
@@ -124,7 +125,7 @@ pub(super) fn agent_on(
         finder: TargetFinder::new(root, config.targets()?),
         tracker: Box::new(ScriptedTracker(script.clone())),
         pages: Box::new(kernel.clone()),
-        latency_ns: WORTH_MUCH.latency_ns,
+        measured_ns: measured_ns(),
         cpus: WORTH_MUCH.cpus,
     };
     let mut agent = Agent::new(root.into(), config, effects, status.clone())?;
@@ -356,8 +357,8 @@ fn who_asks_a_running_agent_is_told_what_is_hot() {
 
 /// Free fast memory above the watermarks.
 fn fast_free(w: &World) -> u64 {
-    let [fast] = NodeMemory::read_all(w.root.path(), [FAST]).unwrap();
-    fast.usable().0
+    let fast = NodeMemory::read_all(w.root.path(), [FAST]).unwrap();
+    fast[0].usable().0
 }
 
 #[test]
@@ -381,23 +382,6 @@ fn room_for_the_balloon_is_made_of_the_coldest_blocks() {
     w.steps(20);
     assert_eq!(w.hot_in_fast(), 50);
     assert!(w.moved() - moved <= 8 * MIB, "it settles at once");
-}
-
-#[test]
-fn a_huge_page_on_a_cpus_list_is_free_while_another_one_is() {
-    let usable = |free: u64, held_by_cpus: u64| {
-        let node = NodeMemory {
-            free: ByteCount(16 * MIB + free),
-            held_by_cpus: ByteCount(held_by_cpus),
-            low_watermark: ByteCount(16 * MIB),
-            high_watermark: ByteCount(20 * MIB),
-        };
-        facts(node).usable().0
-    };
-    assert_eq!(usable(3 * MIB, 5 * MIB), 5 * MIB, "one of them");
-    assert_eq!(usable(3 * MIB, MIB), 3 * MIB);
-    assert_eq!(usable(MIB, 5 * MIB), MIB, "out of reach");
-    assert_eq!(usable(0, 5 * MIB), 0);
 }
 
 fn slow_mover() -> Tuning {

@@ -66,9 +66,11 @@ pub struct BesideAgent {
 
 impl BesideAgent {
     fn room_maker(&self) -> RoomMaker {
+        let tiers = self.status.get().tiers;
+        let fast = tiers.first().and_then(|tier| tier.nodes.first());
         RoomMaker {
             agent: self.controls.clone(),
-            fast: NodeId(self.status.get().fast_node),
+            fast: NodeId(fast.copied().unwrap_or(0)),
         }
     }
 }
@@ -144,7 +146,7 @@ impl Drop for Link {
 /// The slow node, whose memory is cheap; the last one where none is slow.
 fn oom_node(topology: &Topology) -> NodeId {
     let last = topology.with_memory().last().map_or(NodeId(0), |n| n.id);
-    topology.fast_and_slow().map_or(last, |order| order.slow)
+    topology.order().map_or(last, |order| order.pair.slow)
 }
 
 fn session() -> io::Result<SessionId> {

@@ -9,7 +9,7 @@ use demeter_proto::{BootId, NODES_MAX, NodeStats, NodeTotal, Permille, Relocatio
 
 use super::{Balloon, NodeBalloon};
 use crate::nodes::{NodeUsage, NodesError, Topology};
-use crate::status::Status;
+use crate::status::{Status, TierStatus};
 
 /// Tells this boot from others.
 pub fn boot_id(root: &Path) -> io::Result<BootId> {
@@ -59,11 +59,7 @@ pub fn stats(
             oom_returned: returned,
         } = of_driver(&mut balloon, node);
         oom_returned += returned.0;
-        let working_set = match status {
-            Some(s) if s.fast_node == node.0 => s.working_set_fast_bytes,
-            Some(s) if s.slow_node == node.0 => s.working_set_slow_bytes,
-            _ => 0,
-        };
+        let working_set = status.map_or(0, |status| working_set_on(status, node));
         told.push(NodeStats {
             node,
             total: with_held(usage.total, held),
@@ -85,6 +81,16 @@ pub fn stats(
         oom_returned: ByteCount(oom_returned),
         nodes: told,
     })
+}
+
+/// The working set that is reported with a node: the first node of each tier stands for the tier.
+fn working_set_on(status: &Status, node: NodeId) -> u64 {
+    let is_first = |tier: &TierStatus| tier.nodes.first() == Some(&node.0);
+    match status.tiers.iter().position(is_first) {
+        Some(0) => status.working_set_fast_bytes,
+        Some(1) => status.working_set_slow_bytes,
+        _ => 0,
+    }
 }
 
 /// `some avg10` and `full avg10` of `ROOT/proc/pressure/memory`; zero where the kernel keeps none.
@@ -160,8 +166,12 @@ pub(super) mod tests {
         assert_eq!(nodes[0].total, ByteCount(200 * MIB));
         assert_eq!(nodes[1].total, ByteCount(800 * MIB + 3 * PAGE_SIZE));
         let status = Status {
-            fast_node: 0,
-            slow_node: 1,
+            tiers: [0, 1]
+                .map(|node| TierStatus {
+                    nodes: vec![node],
+                    ..Default::default()
+                })
+                .into(),
             working_set_fast_bytes: 5,
             working_set_slow_bytes: 7,
             fast_hit_permille: Some(900),

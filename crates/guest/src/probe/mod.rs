@@ -7,11 +7,12 @@ use std::fs;
 use std::path::Path;
 
 use demeter_linux::damon::Owner;
+use demeter_policy::NodeId;
 use serde::Serialize;
 
 use crate::balloon::port;
 use crate::balloon::{BalloonError, LiveBalloon};
-use crate::nodes::{Node, NodesError, TierOrder, Topology};
+use crate::nodes::{LeftAlone, Node, NodesError, TierOrder, Topology};
 use crate::tracker::{Settings, TrackerError, try_all};
 
 /// Everything that decides whether and how Demeter can work here.
@@ -21,7 +22,7 @@ pub struct ProbeReport {
     pub kernel: Option<String>,
     /// NUMA nodes in order of their numbers.
     pub nodes: Vec<NodeReport>,
-    /// Which node is fast and which slow; null if none are.
+    /// Which nodes are fast and which slow; null if none are.
     pub order: Option<NodeOrder>,
     /// All memory is in one of the kernel's tiers.
     pub one_kernel_tier: bool,
@@ -64,15 +65,15 @@ pub struct NodeReport {
     pub read_latency_ns: Option<u32>,
 }
 
-/// Which node is fast.
+/// Which nodes are fast.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NodeOrder {
-    /// The fast node.
-    pub fast: u32,
-    /// The slow node.
-    pub slow: u32,
-    /// What decided it.
-    pub decided_by: String,
+    /// The nodes of each tier, the fastest first: `0,1/2,3`.
+    pub tiers: String,
+    /// The evidence that separates each tier from the next one.
+    pub decided_by: Vec<String>,
+    /// Nodes that are in no tier, and why.
+    pub left_alone: Vec<(u32, String)>,
 }
 
 /// Whether a tracker works.
@@ -134,7 +135,7 @@ pub struct Advice {
 pub fn probe(root: &Path) -> ProbeReport {
     let topology = Topology::read(root);
     let order = match &topology {
-        Ok(topology) => topology.fast_and_slow(),
+        Ok(topology) => topology.order(),
         Err(_) => Err(NodesError::OneNode(0)),
     };
     let settings = Settings {
@@ -169,7 +170,7 @@ pub fn probe(root: &Path) -> ProbeReport {
         balloon: BalloonReport::read(root),
         advice: Vec::new(),
     };
-    report.advice = advice(&report, topology.err(), order.err());
+    report.advice = advice(&report, topology.err(), order);
     // Another root stands for another machine, whose kernel cannot be tried.
     if root == Path::new("/") {
         report.advice.extend(needs::missing(root));
@@ -205,7 +206,7 @@ fn chosen(text: &str) -> Option<String> {
 fn advice(
     report: &ProbeReport,
     unread: Option<NodesError>,
-    unordered: Option<NodesError>,
+    order: Result<TierOrder, NodesError>,
 ) -> Vec<Advice> {
     let mut advice = Vec::new();
     let mut add = |blocks, what: String, mend: &str| {
@@ -214,6 +215,10 @@ fn advice(
             what,
             mend: mend.into(),
         });
+    };
+    let (order, unordered) = match order {
+        Ok(order) => (Some(order), None),
+        Err(error) => (None, Some(error)),
     };
     match (unread, unordered) {
         (Some(error), _) => add(true, error.to_string(), "mount /proc and /sys"),
@@ -225,7 +230,7 @@ fn advice(
         (None, Some(NodesError::NoSlowerNode(node))) => add(
             true,
             format!("no node is slower than node {node}: there is nothing to tier"),
-            "give the slow node no CPUs, or describe its latency in ACPI HMAT",
+            "name the tiers with --tiers, or describe the slow node's latency in ACPI HMAT",
         ),
         (None, Some(error)) => add(true, error.to_string(), "see above"),
         (None, None) => {}
@@ -242,6 +247,9 @@ fn advice(
     if report.numa_balancing.is_some_and(|mode| mode != 0) {
         let (what, mend) = BALANCING_ADVICE;
         add(false, what.into(), mend);
+    }
+    for contradiction in order.iter().flat_map(|order| &order.contradictions) {
+        add(false, contradiction.to_string(), "see the nodes above");
     }
     if report.one_kernel_tier && report.order.is_some() {
         add(
@@ -280,10 +288,11 @@ impl From<&Node> for NodeReport {
 
 impl From<&TierOrder> for NodeOrder {
     fn from(order: &TierOrder) -> Self {
+        let alone = |(node, why): &(NodeId, LeftAlone)| (node.0, why.to_string());
         Self {
-            fast: order.fast.0,
-            slow: order.slow.0,
-            decided_by: order.decided_by.to_string(),
+            tiers: order.tiers.to_string(),
+            decided_by: order.decided_by.iter().map(ToString::to_string).collect(),
+            left_alone: order.left_alone.iter().map(alone).collect(),
         }
     }
 }

@@ -50,14 +50,16 @@ fn a_machine_with_two_tiers_is_described() {
     let root = machine(&[]);
     let report = probe(root.path());
     let order = report.order.as_ref().unwrap();
-    assert_eq!((order.fast, order.slow), (0, 1));
+    assert_eq!(order.tiers, "0/1");
     assert_eq!(report.thp.as_deref(), Some("madvise"));
     assert!(report.permissions.sys_nice && report.permissions.perfmon);
     // Nothing here can track, which is the only thing in the way.
     assert_eq!(problems(&report).lines().count(), 1);
     assert!(problems(&report).starts_with("no tracker works"));
     let text = report.to_string();
-    assert!(text.contains("fast: node 0, slow: node 1 (because the slow one has no CPUs)"));
+    let line =
+        "tiers          0/1 (nodes, the fastest first; by their distance from the nearest CPUs)\n";
+    assert!(text.contains(line), "{text}");
     assert!(text.contains("PROBLEM") && !text.contains("Demeter can work here"));
 }
 

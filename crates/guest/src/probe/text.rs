@@ -4,7 +4,7 @@ use std::fmt::{self, Display, Formatter};
 
 use demeter_policy::MIB;
 
-use super::{BalloonReport, NodeReport, ProbeReport, TrackerReport};
+use super::{BalloonReport, NodeOrder, NodeReport, ProbeReport, TrackerReport};
 
 impl Display for ProbeReport {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
@@ -13,11 +13,7 @@ impl Display for ProbeReport {
             writeln!(f, "node {:<9} {node}", node.id)?;
         }
         match &self.order {
-            Some(order) => writeln!(
-                f,
-                "tiers          fast: node {}, slow: node {} ({})",
-                order.fast, order.slow, order.decided_by
-            )?,
+            Some(order) => write!(f, "{order}")?,
             None => writeln!(f, "tiers          none")?,
         }
         for tracker in &self.trackers {
@@ -57,6 +53,21 @@ impl Display for ProbeReport {
         }
         if self.advice.iter().all(|advice| !advice.blocks) {
             writeln!(f, "Demeter can work here.")?;
+        }
+        Ok(())
+    }
+}
+
+impl Display for NodeOrder {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "tiers          {} (nodes, the fastest first; {})",
+            self.tiers,
+            self.decided_by.join(", ")
+        )?;
+        for (node, why) in &self.left_alone {
+            writeln!(f, "left alone     node {node}: {why}")?;
         }
         Ok(())
     }

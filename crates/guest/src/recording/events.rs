@@ -2,8 +2,8 @@
 
 use demeter_policy::engine::{Direction, Input, NodeFacts, Request};
 use demeter_policy::{
-    BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, Observation, PerTier, Pid, Placement, Relocation,
-    Sample, Share, VirtRange,
+    BLOCK_SIZE, Block, ByLevel, ByteCount, GuestVirtAddr, LEVELS, Level, Observation, Pid,
+    Relocation, Sample, Share, Spread, VirtRange,
 };
 
 use super::format::{Bytes, Fault, put, put_step};
@@ -39,6 +39,8 @@ mod tag {
     pub(super) const SHARE: u8 = 17;
     pub(super) const NO_SHARE: u8 = 18;
     pub(super) const LOOKED: u8 = 19;
+    pub(super) const NEAR: u8 = 20;
+    pub(super) const MACHINE: u8 = 21;
 
     pub(super) const REFRESH: u8 = 32;
     pub(super) const SAMPLES: u8 = 33;
@@ -90,6 +92,11 @@ impl Encoder {
                 );
             }
             Input::Share { pid, share: None } => tagged(to, tag::NO_SHARE, [pid.0.into()]),
+            Input::Machine { sizes, cpus } => {
+                tagged(to, tag::MACHINE, sizes.0.map(|bytes| bytes.0));
+                put(to, cpus.into());
+            }
+            Input::Near { pid, socket } => tagged(to, tag::NEAR, [pid.0.into(), socket.into()]),
             Input::BalloonWants(bytes) => tagged(to, tag::BALLOON_WANTS, [bytes.0]),
             Input::Paused(true) => to.push(tag::PAUSED),
             Input::Paused(false) => to.push(tag::RESUMED),
@@ -109,9 +116,12 @@ impl Encoder {
                 put_placements(to, placements);
             }
             Input::LookUpFailed => to.push(tag::LOOK_UP_FAILED),
-            Input::Nodes(PerTier { fast, slow }) => {
-                let amounts = [fast.free, fast.kept, slow.free, slow.kept];
-                tagged(to, tag::NODES, amounts.map(|bytes| bytes.0));
+            Input::Nodes(facts) => {
+                to.push(tag::NODES);
+                for tier in facts.0 {
+                    put(to, tier.free.0);
+                    put(to, tier.kept.0);
+                }
             }
             Input::Moved {
                 placements,
@@ -162,6 +172,7 @@ impl Encoder {
             Request::ReadNodes => to.push(tag::READ_NODES),
             Request::Move {
                 pid,
+                level,
                 direction,
                 blocks,
             } => {
@@ -169,7 +180,8 @@ impl Encoder {
                     Direction::Promotion => tag::PROMOTE,
                     Direction::Demotion => tag::DEMOTE,
                 };
-                tagged(to, tag, [pid.0.into(), blocks.len() as u64]);
+                let level = level.index() as u64;
+                tagged(to, tag, [pid.0.into(), level, blocks.len() as u64]);
                 let mut next = 0;
                 for r in blocks {
                     put_step(to, next, r.block.0);
@@ -188,17 +200,25 @@ fn tagged<const N: usize>(to: &mut Vec<u8>, tag: u8, numbers: [u64; N]) {
     numbers.into_iter().for_each(|number| put(to, number));
 }
 
+/// A block of which parts lie in several tiers, or only a part is resident.
+const SPREAD: u8 = 1 + LEVELS as u8;
+
 /// Most blocks lie in one tier, or are absent: one byte says so.
-fn put_placements(to: &mut Vec<u8>, placements: &[Placement]) {
-    put(to, placements.len() as u64);
-    for &Placement { fast, slow } in placements {
-        match (fast.0, slow.0) {
-            (0, 0) => to.push(0),
-            (BLOCK_SIZE, 0) => to.push(1),
-            (0, BLOCK_SIZE) => to.push(2),
-            amounts => tagged(to, 3, amounts.into()),
+fn put_placements(to: &mut Vec<u8>, spreads: &[Spread]) {
+    put(to, spreads.len() as u64);
+    for spread in spreads {
+        match (0..=LEVELS as u8).find(|&whole| in_one(whole) == *spread) {
+            Some(whole) => to.push(whole),
+            None => tagged(to, SPREAD, spread.0.0.map(|bytes| bytes.0)),
         }
     }
+}
+
+/// A whole block in one tier, from 1 for the fastest on; nothing of it for 0.
+fn in_one(whole: u8) -> Spread {
+    let is_there = |level: Level| level.index() + 1 == usize::from(whole);
+    let bytes = |level| ByteCount(if is_there(level) { BLOCK_SIZE } else { 0 });
+    Spread(ByLevel::from_fn(bytes))
 }
 
 /// Reads events, with the lists that they borrow.
@@ -206,7 +226,7 @@ fn put_placements(to: &mut Vec<u8>, placements: &[Placement]) {
 pub(super) struct Decoder {
     last: LastSample,
     vmas: Vec<VirtRange>,
-    placements: Vec<Placement>,
+    placements: Vec<Spread>,
     blocks: Vec<Block>,
     wanted: Vec<(Pid, Block)>,
     relocations: Vec<Relocation>,
@@ -238,6 +258,18 @@ impl Decoder {
                 pid: pid(from)?,
                 share: None,
             },
+            tag::MACHINE => {
+                let mut sizes = ByLevel::<ByteCount>::default();
+                for size in &mut sizes.0 {
+                    *size = bytes(from)?;
+                }
+                let cpus = from.number_u32()?;
+                Input::Machine { sizes, cpus }
+            }
+            tag::NEAR => Input::Near {
+                pid: pid(from)?,
+                socket: from.number_u32()?,
+            },
             tag::BALLOON_WANTS => Input::BalloonWants(bytes(from)?),
             tag::PAUSED => Input::Paused(true),
             tag::RESUMED => Input::Paused(false),
@@ -261,12 +293,11 @@ impl Decoder {
             tag::LOCATED => Input::Located(self.read_placements(from)?),
             tag::LOOK_UP_FAILED => Input::LookUpFailed,
             tag::NODES => {
-                let mut facts = || {
-                    let (free, kept) = (bytes(from)?, bytes(from)?);
-                    Ok(NodeFacts { free, kept })
-                };
-                let (fast, slow) = (facts()?, facts()?);
-                Input::Nodes(PerTier { fast, slow })
+                let mut facts = ByLevel::<NodeFacts>::default();
+                for tier in &mut facts.0 {
+                    (tier.free, tier.kept) = (bytes(from)?, bytes(from)?);
+                }
+                Input::Nodes(facts)
             }
             tag::MOVED => Input::Moved {
                 took_ns: from.number()?,
@@ -309,6 +340,8 @@ impl Decoder {
             tag::READ_NODES => Request::ReadNodes,
             tag::PROMOTE | tag::DEMOTE => {
                 let pid = pid(from)?;
+                let level = Level::new(usize::from(from.byte()?));
+                let level = level.ok_or(Fault::Malformed("a tier that no machine has"))?;
                 self.relocations.clear();
                 let mut next = 0;
                 for _ in 0..from.count()? {
@@ -318,6 +351,7 @@ impl Decoder {
                 }
                 Request::Move {
                     pid,
+                    level,
                     direction: match tag {
                         tag::PROMOTE => Direction::Promotion,
                         _ => Direction::Demotion,
@@ -361,19 +395,19 @@ impl Decoder {
         Ok(())
     }
 
-    fn read_placements(&mut self, from: &mut Bytes<'_>) -> Result<&[Placement], Fault> {
+    fn read_placements(&mut self, from: &mut Bytes<'_>) -> Result<&[Spread], Fault> {
         self.placements.clear();
         for _ in 0..from.count()? {
-            let (fast, slow) = match from.byte()? {
-                0 => (0, 0),
-                1 => (BLOCK_SIZE, 0),
-                2 => (0, BLOCK_SIZE),
-                3 => (from.number()?, from.number()?),
+            self.placements.push(match from.byte()? {
+                whole if whole < SPREAD => in_one(whole),
+                SPREAD => {
+                    let mut spread = Spread::default();
+                    for part in &mut spread.0.0 {
+                        *part = bytes(from)?;
+                    }
+                    spread
+                }
                 _ => return Err(Fault::Malformed("a place of an unknown kind")),
-            };
-            self.placements.push(Placement {
-                fast: ByteCount(fast),
-                slow: ByteCount(slow),
             });
         }
         Ok(&self.placements)

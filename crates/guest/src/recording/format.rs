@@ -11,8 +11,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use demeter_policy::engine::Gain;
-use demeter_policy::{PerTier, Tuning};
+use demeter_policy::engine::{Config, Gain};
+use demeter_policy::{ByLevel, ByteCount, Level, Tuning};
+
+use crate::status::TierStatus;
 
 /// The version of the format that is written and read.
 pub const VERSION: u16 = 12;
@@ -39,34 +41,57 @@ pub struct Header {
     pub tracker: String,
     /// What the agent was tuned to.
     pub tuning: Tuning,
-    /// The fast node.
-    pub fast_node: u32,
-    /// The slow node.
-    pub slow_node: u32,
-    /// Size of fast memory, bytes.
-    pub fast_bytes: u64,
+    /// The tiers, the fastest first.
+    pub tiers: Vec<RecordedTier>,
     /// Loads that a sample stands for, if the tracker knows.
     pub loads_per_sample: Option<u32>,
     /// Share of its time that a program was taken to wait for memory, at most.
     pub waits: f64,
-    /// Latency of a load from the fast node, nanoseconds.
-    pub fast_ns: u32,
-    /// Latency of a load from the slow node, nanoseconds.
-    pub slow_ns: u32,
     /// CPUs of the machine.
     pub cpus: u32,
 }
 
+/// One tier of the machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecordedTier {
+    /// Its nodes.
+    pub nodes: Vec<u32>,
+    /// Its size, bytes.
+    pub bytes: u64,
+    /// Latency of a load from it, nanoseconds.
+    pub latency_ns: u32,
+}
+
+impl From<TierStatus> for RecordedTier {
+    fn from(tier: TierStatus) -> Self {
+        Self {
+            nodes: tier.nodes,
+            bytes: tier.bytes,
+            latency_ns: tier.latency_ns,
+        }
+    }
+}
+
 impl Header {
+    /// The settings of the engine.
+    pub fn config(&self) -> Config {
+        let tier = |level: Level| self.tiers.get(level.index());
+        let sizes = |level| ByteCount(tier(level).map_or(0, |tier| tier.bytes));
+        Config {
+            sizes: ByLevel::from_fn(sizes),
+            slowest: Level::new(self.tiers.len().saturating_sub(1)).unwrap_or(Level::Fourth),
+            ..Config::new(&self.tuning, ByteCount(0))
+        }
+    }
+
     /// What samples were worth.
     pub fn gain(&self) -> Gain {
+        let tier = |level: Level| self.tiers.get(level.index());
         Gain {
             loads_per_sample: self.loads_per_sample,
             waits: self.waits,
-            latency_ns: PerTier {
-                fast: self.fast_ns,
-                slow: self.slow_ns,
-            },
+            latency_ns: ByLevel::from_fn(|level| tier(level).map_or(0, |t| t.latency_ns)),
             cpus: self.cpus,
         }
     }

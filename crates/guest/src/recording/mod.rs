@@ -20,7 +20,7 @@ mod replay;
 mod writer;
 
 pub use events::Event;
-pub use format::{Fault, Header};
+pub use format::{Fault, Header, RecordedTier};
 pub use reader::{Reader, RecordingError};
 pub use recorded::Recorded;
 pub use replay::{Decision, Divergence, Replayed, replay};

@@ -2,8 +2,8 @@
 
 use std::io::Read;
 
-use demeter_policy::engine::{ByHeat, Config, Engine, Figures, Request};
-use demeter_policy::{ByteCount, RankedRange};
+use demeter_policy::RankedRange;
+use demeter_policy::engine::{ByHeat, Engine, Figures, Request};
 
 use super::events::Event;
 use super::format::Fault;
@@ -61,7 +61,7 @@ pub fn replay<R: Read>(
     show: &mut dyn FnMut(Decision<'_>),
 ) -> Result<Replayed, RecordingError> {
     let header = reader.header();
-    let config = Config::new(&header.tuning, ByteCount(header.fast_bytes));
+    let config = header.config();
     let strategy = ByHeat::new(header.gain());
     let engine = Engine::restore(strategy, config, reader.state());
     let fault = Fault::Malformed("the state at the beginning is none");

@@ -6,8 +6,8 @@ use std::path::Path;
 use demeter_policy::engine::conformance::{Rig, Script, hot_set};
 use demeter_policy::engine::{Direction, Input, NodeFacts, Request};
 use demeter_policy::{
-    BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, Observation, PerTier, Pid, Placement, Relocation,
-    Sample, Share, VirtRange,
+    BLOCK_SIZE, Block, ByLevel, ByteCount, GuestVirtAddr, LEVELS, Level, Observation, Pid,
+    Relocation, Sample, Share, Spread, VirtRange,
 };
 use proptest::prelude::*;
 
@@ -162,11 +162,11 @@ fn another_file_is_not_overwritten() {
 enum Any {
     Plain(Event<'static>),
     Space(Pid, Vec<VirtRange>),
-    Located(Vec<Placement>),
-    Moved(Vec<Placement>, u64),
+    Located(Vec<Spread>),
+    Moved(Vec<Spread>, u64),
     Samples(usize, Vec<(Pid, Block)>),
     LookUp(Pid, Vec<Block>),
-    Move(Pid, Direction, Vec<Relocation>),
+    Move(Pid, Level, Direction, Vec<Relocation>),
 }
 
 impl Any {
@@ -184,8 +184,9 @@ impl Any {
                 wanted,
             }),
             Self::LookUp(pid, blocks) => Event::Request(Request::LookUp { pid: *pid, blocks }),
-            Self::Move(pid, direction, blocks) => Event::Request(Request::Move {
+            Self::Move(pid, level, direction, blocks) => Event::Request(Request::Move {
                 pid: *pid,
+                level: *level,
                 direction: *direction,
                 blocks,
             }),
@@ -197,7 +198,7 @@ fn any_event() -> impl Strategy<Value = Any> {
     let pid = || (0u32..5).prop_map(Pid);
     let number = || prop_oneof![any::<u64>(), 0..1u64 << 33, Just(BLOCK_SIZE), Just(0)];
     let bytes = move || number().prop_map(ByteCount);
-    let place = move || (bytes(), bytes()).prop_map(|(fast, slow)| Placement { fast, slow });
+    let place = move || prop::array::uniform4(bytes()).prop_map(|by| Spread(ByLevel(by)));
     let places = move || prop::collection::vec(place(), 0..20);
     let range = (number(), number()).prop_filter_map("empty", |(a, b)| {
         VirtRange::new(GuestVirtAddr(a.min(b)), GuestVirtAddr(a.max(b)))
@@ -208,6 +209,7 @@ fn any_event() -> impl Strategy<Value = Any> {
         pid().prop_map(Input::Started),
         pid().prop_map(Input::Ended),
         bytes().prop_map(Input::BalloonWants),
+        (pid(), any::<u32>()).prop_map(|(pid, socket)| Input::Near { pid, socket }),
         (pid(), any::<bool>(), any::<u32>(), bytes()).prop_map(|(pid, has, n, guarantee)| {
             let (group, weight) = (n, n / 2);
             let share = has.then_some(Share {
@@ -239,7 +241,11 @@ fn any_event() -> impl Strategy<Value = Any> {
             }
         }),
         Just(Input::LookUpFailed),
-        (facts(), facts()).prop_map(|(fast, slow)| Input::Nodes(PerTier { fast, slow })),
+        prop::array::uniform4(facts()).prop_map(|by| Input::Nodes(ByLevel(by))),
+        (prop::array::uniform4(bytes()), any::<u32>()).prop_map(|(sizes, cpus)| {
+            let sizes = ByLevel(sizes);
+            Input::Machine { sizes, cpus }
+        }),
         Just(Input::MoveFailed),
         Just(Input::Reclaimed),
     ];
@@ -273,7 +279,8 @@ fn any_event() -> impl Strategy<Value = Any> {
         1 => moved.prop_map(|(pid, up, blocks)| {
             let relocation = |(b, bytes)| Relocation { pid, block: Block(b), bytes };
             let direction = if up { Direction::Promotion } else { Direction::Demotion };
-            Any::Move(pid, direction, blocks.into_iter().map(relocation).collect())
+            let level = Level::ALL[blocks.len() % LEVELS];
+            Any::Move(pid, level, direction, blocks.into_iter().map(relocation).collect())
         }),
     ]
 }

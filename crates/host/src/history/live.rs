@@ -9,7 +9,7 @@ use demeter_linux::mover::Mover;
 use demeter_linux::nodes::NodeUsage;
 use demeter_linux::testing::HotArray;
 use demeter_policy::engine::Direction;
-use demeter_policy::{Block, MIB};
+use demeter_policy::{Block, Level, MIB};
 
 use super::*;
 use crate::VmName;
@@ -22,12 +22,15 @@ const FAST: u64 = 150 * MIB;
 const NAME: &str = "history::live::a_hot_eighth_is_promoted";
 
 /// Bytes of these blocks in fast memory.
-fn in_fast(pid: Pid, range: &VirtRange, tiers: Tiers) -> u64 {
+fn in_fast(pid: Pid, range: &VirtRange, tiers: Pair) -> u64 {
     let mut pages = LivePages::default();
     let blocks: Vec<_> = Block::all_of(range).collect();
-    let mut prober = demeter_linux::prober::Prober::new(tiers);
+    let mut prober = demeter_linux::prober::Prober::new(tiers.into());
     let found = prober.look(&mut pages, pid, &[*range], &blocks).unwrap();
-    found.iter().map(|placement| placement.fast.0).sum()
+    found
+        .iter()
+        .map(|spread| spread.at(Level::First).fast.0)
+        .sum()
 }
 
 #[tokio::test]
@@ -44,11 +47,7 @@ async fn a_hot_eighth_is_promoted() {
         ranges: vec![array],
         vcpus: threads.map(|name| Pid(name.parse().unwrap())).collect(),
     };
-    let order = Topology::read(root).unwrap().fast_and_slow().unwrap();
-    let tiers = Tiers {
-        fast: order.fast,
-        slow: order.slow,
-    };
+    let tiers = Topology::read(root).unwrap().order().unwrap().pair;
     let text = format!(
         "pool = {{ fast_mib = 1000, slow_mib = 1000 }}\n[vm.a]\nqmp = \"/q\"\n\
          manage = \"history\"\nfast = {{ size_mib = {} }}\nslow = {{ size_mib = 500 }}\n",
@@ -59,10 +58,17 @@ async fn a_hot_eighth_is_promoted() {
     let damon = SharedDamon::new(root, &config);
     let usage = |node| NodeUsage::read(root, node).unwrap().free.0 / MIB;
     // It begins where it should not lie.
-    let mut mover = Mover::new(tiers, false);
+    let mut mover = Mover::new(tiers.into(), false);
     for blocks in Block::all_of(&hot).collect::<Vec<_>>().chunks(8) {
         let mut pages = LivePages::default();
-        let moved = mover.migrate(&mut pages, Direction::Demotion, pid, &[array], blocks);
+        let moved = mover.migrate(
+            &mut pages,
+            (Level::First, Direction::Demotion),
+            tiers.slow,
+            pid,
+            &[array],
+            blocks,
+        );
         moved.unwrap();
     }
     assert!(in_fast(pid, &hot, tiers) < HOT / 20);

@@ -30,9 +30,8 @@ use std::time::Duration;
 
 use demeter_linux::damon::DamonError;
 use demeter_linux::maps::{MapsError, Vma, VmaKind, read_maps};
-use demeter_linux::nodes::{NodesError, Topology};
+use demeter_linux::nodes::{NodesError, Pair, Topology};
 use demeter_linux::pages::{LivePages, Pages, PagesError};
-use demeter_linux::prober::Tiers;
 use demeter_policy::engine::Misuse;
 use demeter_policy::{ByteCount, GuestVirtAddr, Pid, Tier, TierBytes, VirtRange};
 use demeter_proto::shown;
@@ -228,11 +227,7 @@ impl HistoryTiering {
         damon: look::Mine,
     ) -> Result<(Self, watch::Receiver<HistoryState>), HistoryError> {
         let topology = Topology::read(root)?;
-        let order = topology.fast_and_slow()?;
-        let tiers = Tiers {
-            fast: order.fast,
-            slow: order.slow,
-        };
+        let tiers = topology.order()?.pair;
         let bits = DamonBits::new(root, damon, &memory)?;
         Self::with(
             root,
@@ -248,7 +243,7 @@ impl HistoryTiering {
         root: &Path,
         config: &VmConfig,
         memory: VmMemory,
-        tiers: Tiers,
+        tiers: Pair,
         pages: Box<dyn Pages>,
         bits: Box<dyn AccessBits>,
     ) -> Result<(Self, watch::Receiver<HistoryState>), HistoryError> {

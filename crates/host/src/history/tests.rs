@@ -17,7 +17,7 @@ use crate::testing::FakeVm;
 
 const VMM: Pid = Pid(9);
 const VCPU: Pid = Pid(10);
-const TIERS: Tiers = Tiers {
+const TIERS: Pair = Pair {
     fast: NodeId(0),
     slow: NodeId(1),
 };

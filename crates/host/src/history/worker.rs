@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 
 use demeter_linux::cpu::{self, Scheduled};
 use demeter_linux::mover::Mover;
-use demeter_linux::nodes::NodeMemory;
+use demeter_linux::nodes::{NodeMemory, Pair};
 use demeter_linux::pages::Pages;
-use demeter_linux::prober::{Prober, Tiers};
+use demeter_linux::prober::Prober;
 use demeter_policy::engine::{self, Engine, Input, NodeFacts, Request};
 use demeter_policy::history::{ByHistory, Histories, Pace, Window};
 use demeter_policy::{
-    Block, ByteCount, FillThreshold, GuestVirtAddr, NodeId, PerTier, Placement, Sample, TierBytes,
-    Tuning, VirtRange,
+    Block, ByteCount, FillThreshold, GuestVirtAddr, Level, NodeId, PerTier, Placement, Sample,
+    Spread, TierBytes, Tuning, VirtRange,
 };
 use demeter_proto::{NodeStats, Permille, Stats};
 use tokio::sync::{oneshot, watch};
@@ -69,7 +69,7 @@ pub(super) struct Worker {
     root: PathBuf,
     memory: VmMemory,
     blocks: Vec<Block>,
-    tiers: Tiers,
+    tiers: Pair,
     /// As the configuration numbers them, for reports.
     nodes: PerTier<NodeId>,
     pages: Box<dyn Pages>,
@@ -109,7 +109,7 @@ impl Worker {
         root: &Path,
         config: &VmConfig,
         memory: VmMemory,
-        tiers: Tiers,
+        tiers: Pair,
         pages: Box<dyn Pages>,
         bits: Box<dyn AccessBits>,
         reports: watch::Sender<HistoryState>,
@@ -118,16 +118,15 @@ impl Worker {
         let strategy = ByHistory {
             hot_ones: config.history.hot_ones,
         };
+        let tuning = Tuning {
+            rate_limit_mib_s: RATE_LIMIT_MIB_S,
+            ..Tuning::default()
+        };
         let engine_config = engine::Config {
-            batch: Tuning {
-                rate_limit_mib_s: RATE_LIMIT_MIB_S,
-                ..Tuning::default()
-            }
-            .batch(),
             // The strategy says from when on it is worth it.
             fill: FillThreshold(0.0),
             epoch_ms: config.history.interval_ms.max(1),
-            fast_size: config.sizes().fast,
+            ..engine::Config::new(&tuning, config.sizes().fast)
         };
         let mut blocks: Vec<Block> = memory.ranges.iter().flat_map(Block::all_of).collect();
         blocks.dedup();
@@ -142,9 +141,9 @@ impl Worker {
             reports,
             strategy,
             engine: Engine::new(strategy, engine_config),
-            prober: Prober::new(tiers),
+            prober: Prober::new(tiers.into()),
             // Huge pages are the host's to make.
-            mover: Mover::new(tiers, false),
+            mover: Mover::new(tiers.into(), false),
             interval,
             window: Window::new(interval),
             pace: Pace::default(),
@@ -315,7 +314,7 @@ impl Worker {
                 }
                 Request::ReadNodes => {
                     let facts = self.facts()?;
-                    self.engine.push(Input::Nodes(facts))?;
+                    self.engine.push(Input::Nodes(facts.into()))?;
                 }
                 Request::Move { .. } => self.move_batch()?,
                 Request::Reclaim => self.engine.push(Input::Reclaimed)?,
@@ -326,7 +325,8 @@ impl Worker {
     /// What the VM may still take of the nodes.
     fn facts(&self) -> Result<PerTier<NodeFacts>, HistoryError> {
         let nodes = [self.tiers.fast, self.tiers.slow];
-        let [fast, slow] = NodeMemory::read_all(&self.root, nodes)?;
+        let memory = NodeMemory::read_all(&self.root, nodes)?;
+        let (fast, slow) = (memory[0], memory[1]);
         let granted = ByteCount(self.grant.0.saturating_sub(self.usage.fast.0));
         Ok(PerTier {
             fast: NodeFacts {
@@ -343,6 +343,7 @@ impl Worker {
     fn move_batch(&mut self) -> Result<(), HistoryError> {
         let Request::Move {
             pid,
+            level,
             direction,
             blocks: batch,
         } = self.engine.request()
@@ -352,13 +353,19 @@ impl Worker {
         let before = cpu::of_this_thread();
         let began = Instant::now();
         let blocks: Vec<Block> = batch.iter().map(|r| r.block).collect();
-        let left = |placements: &[Placement]| -> u64 {
-            placements.iter().map(|p| direction.left(p).0).sum()
+        let left = |placements: &[Spread]| -> u64 {
+            let left = |spread: &Spread| direction.left(&spread.at(level)).0;
+            placements.iter().map(left).sum()
         };
         let tried: u64 = batch.iter().map(|r| r.bytes.0).sum();
+        let to = match direction {
+            engine::Direction::Promotion => self.tiers.fast,
+            engine::Direction::Demotion => self.tiers.slow,
+        };
         let (placements, _) = self.mover.migrate(
             &mut *self.pages,
-            direction,
+            (level, direction),
+            to,
             pid,
             &self.memory.ranges,
             &blocks,
@@ -387,8 +394,8 @@ impl Worker {
             .prober
             .look(&mut *self.pages, pid, space, &self.blocks)?;
         self.usage = TierBytes {
-            fast: ByteCount(placements.iter().map(|p| p.fast.0).sum()),
-            slow: ByteCount(placements.iter().map(|p| p.slow.0).sum()),
+            fast: ByteCount(placements.iter().map(|p| p.at(Level::First).fast.0).sum()),
+            slow: ByteCount(placements.iter().map(|p| p.at(Level::First).slow.0).sum()),
         };
         self.counted = Instant::now();
         Ok(())

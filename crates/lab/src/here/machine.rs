@@ -87,7 +87,7 @@ impl Machine {
         }
         let elsewhere = "or use --on lab, which emulates two";
         let topology = Topology::read(root).map_err(|e| unfit(e.to_string(), elsewhere))?;
-        let order = topology.fast_and_slow();
+        let order = topology.order().map(|order| order.pair);
         let order = order.map_err(|e| unfit(e.to_string(), elsewhere))?;
         let nodes = topology.with_memory().count();
         if nodes > 2 {

@@ -18,6 +18,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use demeter_guest::config::{BalloonMode, Config};
+use demeter_guest::nodes::Pair;
 use demeter_guest::tracker::Choice;
 use demeter_scenario::{Scenario, Settings, System, Workload as Kind};
 
@@ -153,8 +154,13 @@ impl<'a> Here<'a> {
         let folder = bed.agent_config.parent().unwrap_or(Path::new("/"));
         let config = Config {
             tracker,
-            fast_node: Some(bed.fast.0),
-            slow_node: Some(bed.slow.0),
+            tiers: Some(
+                Pair {
+                    fast: bed.fast,
+                    slow: bed.slow,
+                }
+                .into(),
+            ),
             balloon: BalloonMode::Off,
             socket: bed.agent_socket.clone(),
             record: self.lab.keep_logs.is_some().then(|| folder.join(RECORDING)),

@@ -1,13 +1,11 @@
-use demeter_policy::{BLOCK_SIZE, ByteCount};
+use demeter_policy::{BLOCK_SIZE, ByteCount, Placement};
 use proptest::prelude::*;
 
 use super::*;
 use crate::pages::simulated::{SharedPages, SimulatedPages};
 
-const TIERS: Tiers = Tiers {
-    fast: NodeId(0),
-    slow: NodeId(1),
-};
+const FAST: NodeId = NodeId(0);
+const SLOW: NodeId = NodeId(1);
 
 const HUGE: Pid = Pid(1);
 const SMALL: Pid = Pid(2);
@@ -23,12 +21,12 @@ fn world(blocks: u64, free: u64, collapse: bool) -> World {
     let mut pages = SimulatedPages::new(free * BLOCK_SIZE, 1 << 40);
     for (pid, huge) in [(HUGE, true), (SMALL, false)] {
         for b in 0..blocks {
-            pages.map_block(pid, b, huge, TIERS.slow);
+            pages.map_block(pid, b, huge, SLOW);
         }
     }
     World {
         pages: SharedPages::new(pages, None),
-        mover: Mover::new(TIERS, collapse),
+        mover: Mover::new("0/1".parse().unwrap(), collapse),
     }
 }
 
@@ -38,25 +36,30 @@ impl World {
         direction: Direction,
         pid: Pid,
         blocks: std::ops::Range<u64>,
-    ) -> Result<(Vec<Placement>, Vec<Errno>), PagesError> {
+    ) -> Result<(Vec<Spread>, Vec<Errno>), PagesError> {
         let space: Vec<_> = VirtRange::new(GuestVirtAddr(0), GuestVirtAddr(1 << 30))
             .into_iter()
             .collect();
         let blocks: Vec<_> = blocks.map(Block).collect();
+        let to = match direction {
+            Direction::Promotion => FAST,
+            Direction::Demotion => SLOW,
+        };
         let pages = &mut self.pages;
-        self.mover.migrate(pages, direction, pid, &space, &blocks)
+        self.mover
+            .migrate(pages, (Level::First, direction), to, pid, &space, &blocks)
     }
 
-    fn promote(&mut self, pid: Pid, blocks: std::ops::Range<u64>) -> Vec<Placement> {
+    fn promote(&mut self, pid: Pid, blocks: std::ops::Range<u64>) -> Vec<Spread> {
         self.migrate(Direction::Promotion, pid, blocks).unwrap().0
     }
 }
 
-fn placement(fast: u64, slow: u64) -> Placement {
-    Placement {
+fn placement(fast: u64, slow: u64) -> Spread {
+    Spread::from(Placement {
         fast: ByteCount(fast),
         slow: ByteCount(slow),
-    }
+    })
 }
 
 proptest! {
@@ -66,18 +69,18 @@ proptest! {
         let part = part.min(n);
         let mut w = world(n, free, false);
         for pid in [HUGE, SMALL] {
-            let before = w.pages.lock().free[&TIERS.fast] / BLOCK_SIZE;
+            let before = w.pages.lock().free[&FAST] / BLOCK_SIZE;
             let told = w.promote(pid, 0..part);
             let moved = part.min(before);
-            prop_assert_eq!(told.iter().map(|p| p.fast.0).sum::<u64>(), moved * BLOCK_SIZE);
-            prop_assert_eq!(w.pages.lock().on(pid, TIERS.fast).0, moved * BLOCK_SIZE);
+            prop_assert_eq!(told.iter().map(|p| p.0.0[0].0).sum::<u64>(), moved * BLOCK_SIZE);
+            prop_assert_eq!(w.pages.lock().on(pid, FAST).0, moved * BLOCK_SIZE);
         }
         // And back.
         for pid in [HUGE, SMALL] {
             let (told, _) = w.migrate(Direction::Demotion, pid, 0..part).unwrap();
             prop_assert!(told.iter().all(|p| *p == placement(0, BLOCK_SIZE)));
         }
-        prop_assert_eq!(w.pages.lock().free[&TIERS.fast], free * BLOCK_SIZE);
+        prop_assert_eq!(w.pages.lock().free[&FAST], free * BLOCK_SIZE);
     }
 }
 
@@ -151,4 +154,39 @@ fn a_process_that_has_gone_is_an_error() {
     let result = w.migrate(Direction::Promotion, HUGE, 0..4);
     assert!(matches!(result, Err(PagesError::Gone(HUGE))), "{result:?}");
     assert_eq!(w.promote(SMALL, 0..4), [placement(BLOCK_SIZE, 0); 4]);
+}
+
+/// Blocks of small pages: a third on each of nodes 0 (fast), 1 (fast) and 2 (slow).
+fn spread(collapse: bool) -> World {
+    let mut pages = SimulatedPages::new(1 << 30, 1 << 30);
+    pages.free.insert(NodeId(2), 1 << 30);
+    for page in 0..PAGES_PER_BLOCK {
+        let node = NodeId((page * 3 / PAGES_PER_BLOCK) as u32);
+        pages.map(SMALL, page * 4096, 4096, node);
+    }
+    World {
+        pages: SharedPages::new(pages, None),
+        mover: Mover::new("0,1/2".parse().unwrap(), collapse),
+    }
+}
+
+#[test]
+fn pages_on_any_node_of_the_tier_stay_where_they_are() {
+    for collapse in [false, true] {
+        let mut w = spread(collapse);
+        let on = |w: &World| [0, 1, 2].map(|node| w.pages.lock().on(SMALL, NodeId(node)).0 >> 12);
+        assert_eq!(on(&w), [171, 171, 170]);
+        let space = [VirtRange::new(GuestVirtAddr(0), GuestVirtAddr(1 << 30)).unwrap()];
+        let (to, blocks) = (NodeId(1), [Block(0)]);
+        let moved = w.mover.migrate(
+            &mut w.pages,
+            (Level::First, Direction::Promotion),
+            to,
+            SMALL,
+            &space,
+            &blocks,
+        );
+        assert_eq!(moved.unwrap().0, [placement(BLOCK_SIZE, 0)]);
+        assert_eq!(on(&w), [171, 341, 0]);
+    }
 }

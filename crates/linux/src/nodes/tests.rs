@@ -36,7 +36,11 @@ fn machine(nodes: &[(u64, &str, Option<u32>, Option<u32>)]) -> TempDir {
 }
 
 fn order(nodes: &[(u64, &str, Option<u32>, Option<u32>)]) -> Result<TierOrder, NodesError> {
-    Topology::read(machine(nodes).path())?.fast_and_slow()
+    Topology::read(machine(nodes).path())?.order()
+}
+
+fn tiers(order: &TierOrder) -> String {
+    order.tiers.to_string()
 }
 
 #[test]
@@ -56,16 +60,16 @@ fn nodes_are_read_with_sizes_and_tiers() {
 #[test]
 fn memory_tier_decides_before_latency() {
     let found = order(&[(1, "0", Some(70), Some(80)), (1, "", Some(4), Some(250))]).unwrap();
-    assert_eq!((found.fast, found.slow), (NodeId(1), NodeId(0)));
-    assert_eq!(found.decided_by, DecidedBy::MemoryTier);
+    assert_eq!(tiers(&found), "1/0");
+    assert_eq!(found.decided_by, [DecidedBy::MemoryTier]);
 }
 
 #[test]
 fn latency_decides_within_one_tier() {
     let nodes = [(1, "0", Some(4), Some(250)), (1, "1", Some(4), Some(80))];
     let found = order(&nodes).unwrap();
-    assert_eq!((found.fast, found.slow), (NodeId(1), NodeId(0)));
-    assert_eq!(found.decided_by, DecidedBy::Latency);
+    assert_eq!(tiers(&found), "1/0");
+    assert_eq!(found.decided_by, [DecidedBy::Latency]);
     assert!(
         Topology::read(machine(&nodes).path())
             .unwrap()
@@ -76,20 +80,138 @@ fn latency_decides_within_one_tier() {
 #[test]
 fn a_cpuless_node_is_slow_where_nothing_else_is_known() {
     let found = order(&[(1, "", None, None), (1, "0-3", None, None)]).unwrap();
-    assert_eq!((found.fast, found.slow), (NodeId(1), NodeId(0)));
-    assert_eq!(found.decided_by, DecidedBy::CpulessNode);
+    assert_eq!(tiers(&found), "1/0");
+    assert_eq!(found.decided_by, [DecidedBy::CpulessNode]);
+}
+
+/// A machine of nodes with memory whose distances are given by row.
+fn topology(nodes: &[(&str, Option<u32>)], distances: &[&[u32]]) -> Topology {
+    let node = |(id, &(cpus, tier)): (usize, &(&str, Option<u32>))| Node {
+        id: NodeId(id as u32),
+        total: ByteCount(1 << 30),
+        free: ByteCount(1 << 29),
+        has_cpus: !cpus.is_empty(),
+        cpus: parse_list(cpus),
+        distances: distances[id].to_vec(),
+        tier,
+        read_latency_ns: None,
+        measured_ns: None,
+    };
+    Topology {
+        nodes: nodes.iter().enumerate().map(node).collect(),
+    }
 }
 
 #[test]
-fn the_largest_slower_node_is_taken() {
+fn two_sockets_with_dram_and_cxl_each_are_two_tiers() {
     let nodes = [
-        (10, "0", Some(4), None),
-        (10, "1", Some(4), None),
-        (5, "", Some(9), None),
-        (20, "", Some(9), None),
+        (10, "0", Some(4), Some(80)),
+        (10, "1", Some(4), Some(82)),
+        (5, "", Some(9), Some(250)),
+        (20, "", Some(9), Some(255)),
     ];
     let found = order(&nodes).unwrap();
-    assert_eq!((found.fast, found.slow), (NodeId(0), NodeId(3)));
+    assert_eq!(tiers(&found), "0,1/2,3");
+    assert_eq!(found.decided_by, [DecidedBy::MemoryTier]);
+}
+
+#[test]
+fn two_sockets_and_one_cxl_are_two_tiers() {
+    let nodes = [("0", None), ("1", None), ("", None)];
+    let distances: [&[u32]; 3] = [&[10, 21, 14], &[21, 10, 24], &[14, 24, 10]];
+    let found = topology(&nodes, &distances).order().unwrap();
+    assert_eq!(tiers(&found), "0,1/2");
+    assert_eq!(found.decided_by, [DecidedBy::Distance]);
+}
+
+#[test]
+fn three_tiers_are_told_apart_by_whatever_there_is() {
+    let by_kernel = [
+        (1, "", Some(22), None),
+        (1, "0", Some(4), None),
+        (1, "", Some(70), None),
+        (0, "1", None, None),
+    ];
+    let found = order(&by_kernel).unwrap();
+    assert_eq!(tiers(&found), "1/0/2");
+    assert_eq!(found.left_alone, [(NodeId(3), LeftAlone::NoMemory)]);
+    let nodes = [("0", None), ("", None), ("", None)];
+    let distances: [&[u32]; 3] = [&[10, 14, 28], &[14, 10, 30], &[28, 30, 10]];
+    let by_distance = topology(&nodes, &distances).order().unwrap();
+    assert_eq!(tiers(&by_distance), "0/1/2");
+    let mut mixed = topology(&nodes, &[&[10, 20, 20], &[20, 10, 20], &[20, 20, 10]]);
+    for (node, measured_ns) in mixed.nodes.iter_mut().zip([100, 250, 600]) {
+        node.measured_ns = Some(measured_ns);
+    }
+    let found = mixed.order().unwrap();
+    assert_eq!(tiers(&found), "0/1/2");
+    let by = [DecidedBy::Distance, DecidedBy::Measured];
+    assert_eq!(found.decided_by, by);
+}
+
+#[test]
+fn measured_latency_decides_last_and_contradictions_are_said() {
+    let nodes = [("0", None), ("1", None)];
+    let mut machine = topology(&nodes, &[&[10, 20], &[20, 10]]);
+    assert!(machine.order().is_err());
+    machine.nodes[0].measured_ns = Some(400);
+    machine.nodes[1].measured_ns = Some(100);
+    let found = machine.order().unwrap();
+    assert_eq!(tiers(&found), "1/0");
+    assert_eq!(found.contradictions, []);
+    let by_hand = machine.order_by_hand(&"0/1".parse().unwrap()).unwrap();
+    let [contradiction] = by_hand.contradictions[..] else {
+        panic!("{by_hand:?}")
+    };
+    assert_eq!(
+        (contradiction.fast, contradiction.slow),
+        (NodeId(0), NodeId(1))
+    );
+    let said = contradiction.to_string();
+    assert!(
+        said.contains("by their measured latency: 400 against 100"),
+        "{said}"
+    );
+}
+
+#[test]
+fn tiers_by_hand_name_nodes_with_memory() {
+    let root = machine(&[
+        (1, "0", None, None),
+        (1, "", None, None),
+        (0, "1", None, None),
+        (1, "", None, None),
+    ]);
+    let topology = Topology::read(root.path()).unwrap();
+    let by_hand = |text: &str| topology.order_by_hand(&text.parse().unwrap());
+    let found = by_hand("1/0").unwrap();
+    assert_eq!(tiers(&found), "1/0");
+    let alone = [
+        (NodeId(2), LeftAlone::NoMemory),
+        (NodeId(3), LeftAlone::NotNamed),
+    ];
+    assert_eq!(found.left_alone, alone);
+    assert!(matches!(
+        by_hand("0/2"),
+        Err(NodesError::NoMemory(NodeId(2)))
+    ));
+    assert!(matches!(by_hand("0/7"), Err(NodesError::NoNode(NodeId(7)))));
+}
+
+#[test]
+fn what_is_more_than_the_bounds_is_put_together_or_refused() {
+    let nodes = [
+        (1, "0", Some(1), None),
+        (1, "1", Some(2), None),
+        (1, "", Some(3), None),
+        (1, "", Some(4), None),
+        (1, "", Some(5), None),
+    ];
+    let found = order(&nodes).unwrap();
+    assert_eq!(tiers(&found), "0/1/2/3,4");
+    assert_eq!(found.decided_by.len(), 3);
+    let many = vec![(1, "", None, None); NODES_MAX + 1];
+    assert!(matches!(order(&many), Err(NodesError::TooManyNodes(65))));
 }
 
 #[test]
@@ -154,6 +276,7 @@ fn zones_are_summed_with_what_they_keep_back() {
     assert_eq!(node.held_by_cpus, ByteCount((3 + 514) * PAGE_SIZE));
     assert_eq!(node.low_watermark, ByteCount((1968 + 1350) * PAGE_SIZE));
     assert_eq!(node.high_watermark, ByteCount((1981 + 1600) * PAGE_SIZE));
+    assert_eq!(node.present, ByteCount(3998 * PAGE_SIZE));
     let other = NodeMemory::parse(ZONEINFO, NodeId(1)).unwrap();
     assert_eq!(other.high_watermark, ByteCount(6 * PAGE_SIZE));
     assert_eq!(NodeMemory::parse(ZONEINFO, NodeId(2)), None);
@@ -172,7 +295,7 @@ fn the_running_kernel_is_understood() {
     let root = Path::new("/");
     let topology = Topology::read(root).unwrap();
     let node = topology.with_memory().next().unwrap();
-    let [memory] = NodeMemory::read_all(root, [node.id]).unwrap();
+    let memory = NodeMemory::read_all(root, [node.id]).unwrap()[0];
     assert!(memory.low_watermark <= memory.high_watermark);
     assert!(memory.free.0 > 0 && memory.free <= node.total);
 }
@@ -184,7 +307,46 @@ fn lists_are_parsed_within_bounds() {
     assert!(parse_list("0-4294967295,0-4294967295").len() <= 1024);
 }
 
+/// A node's CPUs, memory tier, latencies and distances, some of them unknown.
+fn any_node() -> impl Strategy<Value = (bool, Option<u32>, Option<u32>, Option<u32>, Vec<u32>)> {
+    (
+        any::<bool>(),
+        prop::option::of(0u32..4),
+        prop::option::of(0u32..400),
+        prop::option::of(0u32..400),
+        prop::collection::vec(0u32..40, 0..7),
+    )
+}
+
 proptest! {
+    #[test]
+    fn any_topology_has_an_order_that_holds(given in prop::collection::vec(any_node(), 0..7)) {
+        let node = |(id, (has_cpus, tier, latency_ns, measured_ns, distances)): (usize, (bool, _, _, _, Vec<u32>))| Node {
+            id: NodeId(id as u32),
+            total: ByteCount(1),
+            free: ByteCount(0),
+            has_cpus,
+            cpus: vec![],
+            distances,
+            tier,
+            read_latency_ns: latency_ns,
+            measured_ns,
+        };
+        let topology = Topology { nodes: given.into_iter().enumerate().map(node).collect() };
+        if let Ok(order) = topology.order() {
+            let mut nodes: Vec<NodeId> = order.tiers.nodes().collect();
+            nodes.sort_unstable();
+            let all: Vec<NodeId> = topology.nodes.iter().map(|node| node.id).collect();
+            prop_assert_eq!(nodes, all);
+            prop_assert_eq!(order.decided_by.len(), order.tiers.count() - 1);
+            let tier = |id: &NodeId| topology.nodes[id.0 as usize].tier;
+            if topology.nodes.iter().all(|node| node.tier.is_some()) {
+                let in_order: Vec<_> = order.tiers.iter().take(TIERS_MAX - 1).flatten().map(tier).collect();
+                prop_assert!(in_order.is_sorted());
+            }
+        }
+    }
+
     #[test]
     fn any_zoneinfo_is_survived(
         tail in "(Node 0, zone X\n|pages free [0-9]{1,20}\n|low [0-9]{1,20}\n|protection: \\([0-9, ]*\\)\n|\\PC*\n){0,20}"

@@ -17,6 +17,8 @@ pub struct Zone {
     pub first: u64,
     /// Pages that it spans, with holes.
     pub spanned: u64,
+    /// Pages of it that exist and are online.
+    pub present: u64,
     /// Pages that the page allocator manages.
     pub managed: u64,
     /// The most that it keeps back for other kinds of allocation (`protection`).
@@ -50,6 +52,7 @@ impl Zone {
             Some("low") => self.low = number(words.next()),
             Some("high") => self.high = number(words.next()),
             Some("spanned") => self.spanned = number(words.next()),
+            Some("present") => self.present = number(words.next()),
             Some("managed") => self.managed = number(words.next()),
             Some("start_pfn:") => self.first = number(words.next()),
             Some("count:") => {

@@ -29,6 +29,8 @@ pub struct SimulatedPages {
     pub locate_calls: usize,
     /// The least that node 0 ever had free.
     pub least_free: u64,
+    /// Pages of nodes that are online, where zoneinfo tells them.
+    pub present: BTreeMap<NodeId, u64>,
 }
 
 impl SimulatedPages {
@@ -194,14 +196,17 @@ impl SharedPages {
     /// Tells how full the nodes are now.
     pub fn write_zoneinfo(&self) {
         let Some(root) = &self.root else { return };
+        let kernel = self.lock();
         let zone = |(node, free): (&NodeId, &u64)| {
+            let present = kernel.present.get(node).unwrap_or(&99999);
             format!(
                 "Node {node}, zone   Normal\n  pages free     {}\n        low      10\n        \
-                 high     20\n        managed  99999\n",
+                 high     20\n        present  {present}\n        managed  99999\n",
                 free / PAGE_SIZE
             )
         };
-        let zones: String = self.lock().free.iter().map(zone).collect();
+        let zones: String = kernel.free.iter().map(zone).collect();
+        drop(kernel);
         std::fs::write(root.join("proc/zoneinfo"), zones).unwrap();
     }
 }

@@ -3,23 +3,41 @@
 use super::moves::Moves;
 use super::protocol::{Direction, Misuse};
 use super::{CALM_MAX, Engine, State, Strategy, check};
-use crate::{ByteCount, Placement, Plan};
+use crate::{Block, ByLevel, ByteCount, Level, Pid, Plan, Spread};
 
 /// Blocks of which more evidence is asked for at once.
 pub(super) const WANTED_MAX: usize = 512;
 
+/// The plans of an epoch, each for the boundary below a tier, the fastest first.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Plans(pub(super) Vec<(Level, Plan)>);
+
+impl Plans {
+    /// Nothing to do.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.iter().all(|(_, plan)| plan.is_empty())
+    }
+
+    /// The blocks that are to move.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = (Pid, Block)> + '_ {
+        self.0.iter().flat_map(|(_, plan)| plan.blocks())
+    }
+}
+
 impl<S: Strategy> Engine<S> {
-    /// Begins with a plan, or goes on without one.
-    pub(super) fn carry_out(&mut self, plan: Plan) {
-        self.want(&plan);
-        if plan.is_empty() {
+    /// Begins with the plans of an epoch, or goes on without one.
+    pub(super) fn carry_out(&mut self, plans: Plans) {
+        self.want(&plans);
+        if plans.is_empty() {
             self.calm = (self.calm + 1).min(CALM_MAX);
         } else if !self.paused {
             // A few blocks are no news to an engine that has had nothing to move for long.
-            let blocks = plan.promotions.len() + plan.demotions.len();
+            let blocks = plans.blocks().count();
             let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
             self.calm = self.calm.saturating_sub(blocks);
-            self.moves.add(plan);
+            for (level, plan) in plans.0 {
+                self.moves.add(level, plan);
+            }
         }
         self.proceed();
     }
@@ -36,11 +54,11 @@ impl<S: Strategy> Engine<S> {
     }
 
     /// Chooses the blocks of which more evidence would decide most: what moves now, and what nearly did.
-    fn want(&mut self, plan: &Plan) {
-        let moving = plan.promotions.iter().chain(&plan.demotions);
+    fn want(&mut self, plans: &Plans) {
         self.wanted.clear();
-        self.wanted.extend(moving.map(|r| (r.pid, r.block)));
-        self.wanted.extend(&plan.undecided);
+        self.wanted.extend(plans.blocks());
+        let undecided = plans.0.iter().flat_map(|(_, plan)| &plan.undecided);
+        self.wanted.extend(undecided);
         self.wanted.truncate(WANTED_MAX);
     }
 
@@ -54,29 +72,32 @@ impl<S: Strategy> Engine<S> {
         } else {
             // Without promotions it does not matter how much room there is.
             self.moves
-                .advance(ByteCount(0), self.strategy.batch_blocks(), 0);
+                .advance(&ByLevel::default(), self.strategy.batch_blocks(), 0);
             State::Move
         };
     }
 
-    pub(super) fn moved(&mut self, placements: &[Placement], took_ns: u64) -> Result<(), Misuse> {
+    pub(super) fn moved(&mut self, spreads: &[Spread], took_ns: u64) -> Result<(), Misuse> {
         let Moves {
-            batch, direction, ..
+            batch,
+            level,
+            direction,
+            ..
         } = &self.moves;
-        check(placements, batch.len())?;
-        let direction = *direction;
+        check(spreads, batch.len())?;
+        let (level, direction) = (*level, *direction);
         // What the host takes through the balloon is not this agent's to pay for, to be judged by or to undo.
-        let is_ordered = direction == Direction::Demotion && self.balloon_wants.0 > 0;
+        let is_ordered = self.balloon_waits_at(level) && direction == Direction::Demotion;
         let (mut tried, mut moved) = (0, 0);
-        for (r, placement) in batch.iter().zip(placements) {
-            let left = direction.left(placement);
+        for (r, spread) in batch.iter().zip(spreads) {
+            let left = direction.left(&spread.at(level));
             tried += r.bytes.0;
             moved += r.bytes.0.saturating_sub(left.0);
             if left.0 == 0 {
-                let to = direction.to();
-                self.residency.moved(r.pid, r.block, to, *placement);
+                let way = (level, direction);
+                self.residency.moved(r.pid, r.block, way, *spread);
             } else {
-                self.residency.set(r.pid, r.block, *placement);
+                self.residency.set(r.pid, r.block, *spread);
                 self.residency.failed(r.pid, r.block, self.epoch);
             }
         }

@@ -11,7 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{ByHeat, Config, Direction, Engine, Gain, Input, NodeFacts, Request, Stage, Strategy};
 use crate::{
-    BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, PerTier, Pid, Placement, Sample, Tuning, VirtRange,
+    BLOCK_SIZE, Block, ByLevel, ByteCount, GuestVirtAddr, PerTier, Pid, Sample, Spread, Tuning,
+    VirtRange,
 };
 
 /// The one process on a script's machine.
@@ -21,10 +22,7 @@ pub const PID: Pid = Pid(1);
 pub const WORTH_MUCH: Gain = Gain {
     loads_per_sample: Some(1 << 10),
     waits: 1.0,
-    latency_ns: PerTier {
-        fast: 100,
-        slow: 1 << 20,
-    },
+    latency_ns: ByLevel([100, 1 << 20, 0, 0]),
     cpus: 1 << 20,
 };
 
@@ -32,10 +30,7 @@ pub const WORTH_MUCH: Gain = Gain {
 pub const HARDWARE: Gain = Gain {
     loads_per_sample: Some(4093),
     waits: 1.0,
-    latency_ns: PerTier {
-        fast: 80,
-        slow: 200,
-    },
+    latency_ns: ByLevel([80, 200, 0, 0]),
     cpus: 4,
 };
 
@@ -218,15 +213,17 @@ impl MapKernel {
     }
 
     /// Where a block lies.
-    pub fn locate(&self, block: Block) -> Placement {
+    pub fn locate(&self, block: Block) -> Spread {
         let bytes = |in_fast: bool| {
             let here = self.in_fast.get(&block) == Some(&in_fast);
             ByteCount(if here { BLOCK_SIZE } else { 0 })
         };
-        Placement {
-            fast: bytes(true),
-            slow: bytes(false),
-        }
+        Spread(ByLevel([
+            bytes(true),
+            bytes(false),
+            ByteCount(0),
+            ByteCount(0),
+        ]))
     }
 
     /// Moves a block, if it will and there is room.
@@ -246,12 +243,13 @@ impl MapKernel {
         }
     }
 
-    /// How full the nodes are.
-    pub fn nodes(&self) -> PerTier<NodeFacts> {
-        PerTier::from_fn(|tier| NodeFacts {
+    /// How full the tiers are.
+    pub fn nodes(&self) -> ByLevel<NodeFacts> {
+        let facts = |tier| NodeFacts {
             free: ByteCount(self.free.get(tier) * BLOCK_SIZE),
             kept: ByteCount(0),
-        })
+        };
+        PerTier::from_fn(facts).into()
     }
 }
 

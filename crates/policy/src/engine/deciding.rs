@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use super::carrying::Plans;
 use super::process::Process;
 use super::rechecks::RECHECKS;
 use super::strategy::Classify;
-use super::{Engine, EpochEnd, LookUps, NodeFacts, State, Strategy};
+use super::{Engine, EpochEnd, LookUps, State, Strategy};
 use crate::residency::CHUNKS_MAX;
-use crate::{Block, Budget, ByteCount, MIB, PerTier, Pid, Plan, Room, Sample, Situation, rank};
+use crate::{Block, Budget, ByLevel, ByteCount, Level, MIB, Pid, Room, Sample, Situation, rank};
 
 /// The most samples that are taken in one epoch.
 pub(super) const SAMPLES_MAX: usize = 1 << 16;
@@ -145,7 +146,7 @@ impl<S: Strategy> Engine<S> {
         self.strategy.end_epoch(&end);
         if is_cold && self.balloon_wants.0 == 0 {
             self.ranking.clear();
-            return self.carry_out(Plan::default());
+            return self.carry_out(Plans::default());
         }
         self.look_up(has_news);
     }
@@ -159,7 +160,7 @@ impl<S: Strategy> Engine<S> {
             self.ranking = rank(spaces.map(|(&pid, p)| (pid, p.classifier.ranges())));
         }
         match self.strategy.look_ups(has_news, self.ranking.first()) {
-            LookUps::NoPlan => return self.carry_out(Plan::default()),
+            LookUps::NoPlan => return self.carry_out(Plans::default()),
             LookUps::Some => self.choose_look_ups(),
             LookUps::All => {
                 let wanted = self.processes.iter().map(|(&pid, p)| {
@@ -198,8 +199,9 @@ impl<S: Strategy> Engine<S> {
             process.all_known |= left > 0;
             process.recheck(RECHECKS, wanted.entry(pid).or_default());
         }
-        let fast_size = self.config.fast_size;
-        for (pid, block) in self.rechecks.take_turn(&self.ranking, fast_size) {
+        let faster = self.config.slowest.faster();
+        let size = ByteCount(faster.map(|level| self.config.sizes.get(level).0).sum());
+        for (pid, block) in self.rechecks.take_turn(&self.ranking, size) {
             // What is unknown is asked for above, or has to wait like the others.
             if self.residency.get(pid, block).is_some() {
                 wanted.entry(pid).or_default().push(block);
@@ -215,59 +217,87 @@ impl<S: Strategy> Engine<S> {
             return;
         }
         let is_due = self.epoch.is_multiple_of(ROOM_EPOCHS);
-        if let Some(room) = self.room.filter(|_| !is_due) {
-            let plan = self.draft(room);
-            if plan.is_empty() {
-                return self.carry_out(plan);
+        if let Some(usable) = self.usable.filter(|_| !is_due) {
+            let plans = self.draft(&usable);
+            if plans.is_empty() {
+                return self.carry_out(plans);
             }
         }
         self.state = State::Plan;
     }
 
-    /// What the tiers have to give.
-    pub(super) fn room_of(&self, facts: PerTier<NodeFacts>) -> Room {
-        let reserve = self.config.fast_size.0 / RESERVE_PART;
+    /// Whether the balloon waits for memory of a tier: it takes the fastest.
+    pub(super) fn balloon_waits_at(&self, level: Level) -> bool {
+        level == Level::First && self.balloon_wants.0 > 0
+    }
+
+    /// Room on both sides of the boundary below `level`.
+    fn room_of(&self, level: Level, usable: &ByLevel<ByteCount>) -> Room {
+        let reserve = self.config.sizes.get(level).0 / RESERVE_PART;
         let mut fast_reserve = ByteCount(reserve.clamp(RESERVE_MIN, RESERVE_MAX));
         // Where moves have to pay, none is for a reserve alone: programs that filled fast memory left none.
         let mut fast_low = match S::ONLY_WHAT_PAYS {
             true => ByteCount(0),
             false => ByteCount(fast_reserve.0 / LOW_PART),
         };
-        if self.balloon_wants.0 > 0 {
+        if self.balloon_waits_at(level) {
             fast_reserve.0 += self.balloon_wants.0;
             fast_low = fast_reserve;
         }
         Room {
-            fast_free: facts.fast.usable(),
+            fast_free: *usable.get(level),
             fast_reserve,
             fast_low,
-            slow_free: facts.slow.usable(),
+            slow_free: ByteCount(level.slower().map(|slower| usable.get(slower).0).sum()),
             batch: self.config.batch,
         }
     }
 
     /// Takes in what the tiers have to give, and plans.
-    pub(super) fn plan(&mut self, room: Room) {
-        self.room = Some(room);
-        let plan = self.draft(room);
-        self.carry_out(plan);
+    pub(super) fn plan(&mut self, usable: ByLevel<ByteCount>) {
+        self.usable = Some(usable);
+        let plans = self.draft(&usable);
+        self.carry_out(plans);
     }
 
-    pub(super) fn draft(&mut self, room: Room) -> Plan {
+    /// Plans for each boundary, the fastest first.
+    pub(super) fn draft(&mut self, usable: &ByLevel<ByteCount>) -> Plans {
         let heats: Vec<(Pid, &S::Classifier)> = (self.processes.iter())
             .map(|(&pid, p)| (pid, &p.classifier))
             .collect();
-        let situation = Situation {
-            ranking: &self.ranking,
-            residency: &self.residency,
-            shares: &self.shares,
-            room,
-            fill: self.config.fill,
-            budget: Budget::NONE,
-            balloon_waits: self.balloon_wants.0 > 0,
-            epoch: self.epoch,
-            epoch_ms: self.config.epoch_ms,
-        };
-        self.strategy.plan(&situation, &heats)
+        let nobody = BTreeMap::new();
+        let mut usable = *usable;
+        let mut plans = vec![];
+        for level in self.config.slowest.faster() {
+            let situation = Situation {
+                ranking: &self.ranking,
+                residency: &self.residency,
+                // The fastest tier is what groups divide.
+                shares: match level {
+                    Level::First => &self.shares,
+                    _ => &nobody,
+                },
+                sockets: &self.sockets,
+                level,
+                planned: &plans,
+                room: self.room_of(level, &usable),
+                fill: self.config.fill,
+                budget: Budget::NONE,
+                balloon_waits: self.balloon_waits_at(level),
+                epoch: self.epoch,
+                epoch_ms: self.config.epoch_ms,
+            };
+            let plan = self.strategy.plan(&situation, &heats);
+            // Memory that is demoted takes the nearest room below.
+            let mut demoted: u64 = plan.demotions.iter().map(|r| r.bytes.0).sum();
+            for slower in level.slower() {
+                let room = usable.get_mut(slower);
+                let taken = demoted.min(room.0);
+                room.0 -= taken;
+                demoted -= taken;
+            }
+            plans.push((level, plan));
+        }
+        Plans(plans)
     }
 }

@@ -61,8 +61,8 @@ pub use snapshot::{NotAState, Numbers, Saved};
 pub use strategy::{ByHeat, Classify, Config, Gain, LookUps, Strategy};
 
 use crate::{
-    BLOCK_SIZE, Block, ByteCount, Observation, PerTier, Pid, Placement, RankedRange, ResidencyMap,
-    Room, Sample, Share, VirtRange, WorkingSet, working_set,
+    BLOCK_SIZE, Block, ByLevel, ByteCount, Observation, Pid, RankedRange, ResidencyMap, Sample,
+    Share, Spread, VirtRange, WorkingSet, working_set,
 };
 
 /// After so many epochs in which nothing was to move, every second one is left out, or more: a stable
@@ -131,6 +131,8 @@ pub struct Engine<S: Strategy = ByHeat> {
     residency: ResidencyMap,
     /// Of those processes that have one.
     shares: BTreeMap<Pid, Share>,
+    /// The socket that each process runs on, where it is not 0.
+    sockets: BTreeMap<Pid, u32>,
     /// Of the last plan; empty while nothing is accessed.
     ranking: Vec<RankedRange>,
     /// Look-ups that are left, next one last.
@@ -147,8 +149,8 @@ pub struct Engine<S: Strategy = ByHeat> {
     moving_ns: u64,
     /// Blocks that more evidence is wanted of.
     wanted: Vec<(Pid, Block)>,
-    /// What the nodes had when last looked at.
-    room: Option<Room>,
+    /// Usable memory of each tier when last looked at.
+    usable: Option<ByLevel<ByteCount>>,
     balloon_wants: ByteCount,
     paused: bool,
     /// Samples that are not counted yet.
@@ -171,6 +173,7 @@ impl<S: Strategy> Engine<S> {
             processes: BTreeMap::new(),
             residency: ResidencyMap::default(),
             shares: BTreeMap::new(),
+            sockets: BTreeMap::new(),
             ranking: vec![],
             look_ups: vec![],
             rechecks: Rechecks::default(),
@@ -179,7 +182,7 @@ impl<S: Strategy> Engine<S> {
             epoch: 0,
             refresh_at: 0,
             calm: 0,
-            room: None,
+            usable: None,
             balloon_wants: ByteCount(0),
             paused: false,
             batch: vec![],
@@ -205,6 +208,7 @@ impl<S: Strategy> Engine<S> {
             State::Plan | State::Room => Request::ReadNodes,
             State::Move => Request::Move {
                 pid: self.moves.batch.first().map_or(Pid(0), |r| r.pid),
+                level: self.moves.level,
                 direction: self.moves.direction,
                 blocks: &self.moves.batch,
             },
@@ -240,6 +244,8 @@ impl<S: Strategy> Engine<S> {
             (Input::Ended(pid), _) => self.end(pid)?,
             (Input::Space { pid, vmas }, _) => self.set_space(pid, vmas)?,
             (Input::Share { pid, share }, _) => self.set_share(pid, share)?,
+            (Input::Machine { sizes, cpus }, _) => self.set_machine(sizes, cpus)?,
+            (Input::Near { pid, socket }, _) => self.set_socket(pid, socket)?,
             (Input::BalloonWants(wanted), _) => self.make_room(bounded(wanted)?),
             (Input::Paused(paused), _) => self.pause(paused),
             (Input::Epoch, State::Asleep) => self.begin_epoch(),
@@ -263,15 +269,15 @@ impl<S: Strategy> Engine<S> {
                 self.next_look_up();
             }
             (Input::Nodes(facts), State::Plan) => {
-                let room = self.room_of(bounded_facts(facts)?);
-                self.plan(room);
+                let usable = usable(facts)?;
+                self.plan(usable);
             }
             (Input::Nodes(facts), State::Room) => {
-                let usable = bounded_facts(facts)?.fast.usable();
+                let usable = usable(facts)?;
                 self.state =
                     match self
                         .moves
-                        .advance(usable, self.strategy.batch_blocks(), S::RECLAIMS_MAX)
+                        .advance(&usable, self.strategy.batch_blocks(), S::RECLAIMS_MAX)
                     {
                         Next::Batch => State::Move,
                         Next::Reclaim => State::Reclaim,
@@ -368,7 +374,7 @@ impl<S: Strategy> Engine<S> {
 
     /// Fast memory that programs could take when the nodes were last looked at.
     pub fn fast_free(&self) -> Option<ByteCount> {
-        self.room.map(|room| room.fast_free)
+        self.usable.map(|usable| usable.0[0])
     }
 
     /// What moves have cost and brought.
@@ -399,6 +405,7 @@ impl<S: Strategy> Engine<S> {
         }
         self.residency.forget(pid);
         self.shares.remove(&pid);
+        self.sockets.remove(&pid);
         self.ranking.retain(|r| r.pid != pid);
         self.wanted.retain(|(p, _)| *p != pid);
         self.moves.forget(pid);
@@ -446,13 +453,35 @@ impl<S: Strategy> Engine<S> {
         Ok(())
     }
 
+    fn set_machine(&mut self, sizes: ByLevel<ByteCount>, cpus: u32) -> Result<(), Misuse> {
+        for size in sizes.0 {
+            bounded(size)?;
+        }
+        self.config.sizes = sizes;
+        self.strategy.set_cpus(cpus);
+        // The nodes are not as full as they were.
+        self.usable = None;
+        Ok(())
+    }
+
+    fn set_socket(&mut self, pid: Pid, socket: u32) -> Result<(), Misuse> {
+        if !self.processes.contains_key(&pid) {
+            return Err(Misuse::UnknownProcess(pid));
+        }
+        match socket {
+            0 => self.sockets.remove(&pid),
+            _ => self.sockets.insert(pid, socket),
+        };
+        Ok(())
+    }
+
     /// What the balloon waits for is demoted at once as far as a batch goes, the rest in the
     /// epochs that follow.
     fn make_room(&mut self, wanted: ByteCount) {
         let is_new = self.balloon_wants.0 == 0 && wanted.0 > 0;
         self.balloon_wants = wanted;
         // The nodes are not as full as they were.
-        self.room = None;
+        self.usable = None;
         self.calm = 0;
         if is_new && !self.paused && self.state == State::Asleep {
             self.look_up(true);
@@ -479,7 +508,7 @@ impl<S: Strategy> Engine<S> {
         self.strategy.saw(away, it.events, Some(exposure_s));
     }
 
-    fn locate(&mut self, placements: &[Placement]) -> Result<(), Misuse> {
+    fn locate(&mut self, placements: &[Spread]) -> Result<(), Misuse> {
         let Some((pid, blocks)) = self.look_ups.last() else {
             return Ok(());
         };
@@ -504,20 +533,22 @@ fn bounded(bytes: ByteCount) -> Result<ByteCount, Misuse> {
     }
 }
 
-fn bounded_facts(facts: PerTier<NodeFacts>) -> Result<PerTier<NodeFacts>, Misuse> {
-    bounded(facts.fast.free)?;
-    bounded(facts.slow.free)?;
-    Ok(facts)
+/// Usable memory of each tier.
+fn usable(facts: ByLevel<NodeFacts>) -> Result<ByLevel<ByteCount>, Misuse> {
+    for tier in &facts.0 {
+        bounded(tier.free)?;
+    }
+    Ok(ByLevel(facts.0.map(|tier| tier.usable())))
 }
 
 /// Whether these can be the places of so many blocks.
-fn check(placements: &[Placement], asked: usize) -> Result<(), Misuse> {
+fn check(placements: &[Spread], asked: usize) -> Result<(), Misuse> {
     let told = placements.len();
     if told != asked {
         return Err(Misuse::Count { asked, told });
     }
     for p in placements {
-        let resident = p.fast.0.saturating_add(p.slow.0);
+        let resident = p.resident().0;
         if resident > BLOCK_SIZE {
             return Err(Misuse::Overfull(resident));
         }
@@ -527,3 +558,5 @@ fn check(placements: &[Placement], asked: usize) -> Result<(), Misuse> {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tiers_tests;

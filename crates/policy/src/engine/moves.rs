@@ -16,7 +16,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use super::protocol::Direction;
-use crate::{Block, ByteCount, Pid, Plan, Relocation};
+use crate::{Block, ByLevel, ByteCount, Level, Pid, Plan, Relocation};
 
 /// The most blocks in one batch of moves: 16 MiB.
 pub const BATCH_BLOCKS: usize = 8;
@@ -24,19 +24,28 @@ pub const BATCH_BLOCKS: usize = 8;
 /// A promotion fits where no more than this part of its bytes is missing.
 const MISSING_PART: u64 = 8;
 
-/// What is left of a plan, or of several.
+/// The rest of the plans, and the batch on its way.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Moves {
-    promotions: VecDeque<Relocation>,
-    demotions: VecDeque<Relocation>,
-    /// Free fast memory that promotions leave.
-    level: ByteCount,
+    /// By boundary, each below a tier.
+    queues: ByLevel<Queue>,
     /// Reclaims in a row that made no room.
     reclaims: u32,
-    /// The batch that was handed out last: relocations of one process.
+    /// The batch that was handed out last: relocations of one process over one boundary.
     pub(super) batch: Vec<Relocation>,
+    /// The boundary that it crosses: the one below this tier.
+    pub(super) level: Level,
     /// Where that batch goes.
     pub(super) direction: Direction,
+}
+
+/// The rest of the plan for one boundary.
+#[derive(Debug, Clone, Default)]
+struct Queue {
+    promotions: VecDeque<Relocation>,
+    demotions: VecDeque<Relocation>,
+    /// Free memory of the faster tier that promotions leave.
+    kept: ByteCount,
 }
 
 /// What comes next.
@@ -51,34 +60,41 @@ pub(super) enum Next {
 }
 
 impl Moves {
-    /// Adds a plan; blocks that are on their way already are left out.
-    pub(super) fn add(&mut self, plan: Plan) {
-        let all = self.promotions.iter().chain(&self.demotions);
+    /// Adds a plan for the boundary below a tier; blocks that are on their way already are left out.
+    pub(super) fn add(&mut self, level: Level, plan: Plan) {
+        let all = self.queues.0.iter().flat_map(Queue::all);
         let queued: BTreeSet<(Pid, Block)> = all.map(|r| (r.pid, r.block)).collect();
         let is_new = |r: &Relocation| !queued.contains(&(r.pid, r.block));
-        self.level = plan.level;
         self.reclaims = 0;
-        self.promotions
+        let queue = self.queues.get_mut(level);
+        queue.kept = plan.level;
+        queue
+            .promotions
             .extend(plan.promotions.into_iter().filter(is_new));
-        self.demotions
+        queue
+            .demotions
             .extend(plan.demotions.into_iter().filter(is_new));
     }
 
     /// Whether nothing is left to hand out.
     pub(super) fn is_done(&self) -> bool {
-        self.promotions.is_empty() && self.demotions.is_empty()
+        self.queues
+            .0
+            .iter()
+            .all(|queue| queue.all().next().is_none())
     }
 
     /// Whether it matters how much room there is.
     pub(super) fn wants_room(&self) -> bool {
-        !self.promotions.is_empty()
+        self.queues.0.iter().any(|q| !q.promotions.is_empty())
     }
 
     /// Takes the batch back that was handed out last, if nobody has said what became of it.
     pub(super) fn take_back(&mut self) {
+        let queue = self.queues.get_mut(self.level);
         let queue = match self.direction {
-            Direction::Promotion => &mut self.promotions,
-            Direction::Demotion => &mut self.demotions,
+            Direction::Promotion => &mut queue.promotions,
+            Direction::Demotion => &mut queue.demotions,
         };
         while let Some(relocation) = self.batch.pop() {
             queue.push_front(relocation);
@@ -92,61 +108,75 @@ impl Moves {
 
     /// All that is left is given up.
     pub(super) fn give_up(&mut self) {
-        self.promotions.clear();
-        self.demotions.clear();
+        self.queues = ByLevel::default();
     }
 
-    /// The rest of the promotions is left for another epoch.
+    /// The rest of the promotions over the last batch's boundary is left for another epoch.
     pub(super) fn give_up_promotions(&mut self) {
-        self.promotions.clear();
+        self.queues.get_mut(self.level).promotions.clear();
     }
 
     /// Drops what is left of a process.
     pub(super) fn forget(&mut self, pid: Pid) {
-        self.promotions.retain(|r| r.pid != pid);
-        self.demotions.retain(|r| r.pid != pid);
+        for queue in &mut self.queues.0 {
+            queue.promotions.retain(|r| r.pid != pid);
+            queue.demotions.retain(|r| r.pid != pid);
+        }
     }
 
     /// Drops what is left of a process's blocks that are no longer to be moved.
     pub(super) fn keep(&mut self, pid: Pid, stays: impl Fn(Block) -> bool) {
         let stays = |r: &Relocation| r.pid != pid || stays(r.block);
-        self.promotions.retain(stays);
-        self.demotions.retain(stays);
+        for queue in &mut self.queues.0 {
+            queue.promotions.retain(stays);
+            queue.demotions.retain(stays);
+        }
     }
 
-    /// Makes the next batch, of `blocks_max` blocks at the most, now that so much fast memory is usable. Where neither a
-    /// promotion fits nor a demotion is left, promotions wait for up to `reclaims_max` reclaims.
+    /// Makes the next batch, of at most `blocks_max` blocks, given the usable memory of each tier. The fastest
+    /// boundary comes first. Where neither a promotion fits nor a demotion is left, promotions wait for up to `reclaims_max`
+    /// reclaims.
     pub(super) fn advance(
         &mut self,
-        usable: ByteCount,
+        usable: &ByLevel<ByteCount>,
         blocks_max: usize,
         reclaims_max: u32,
     ) -> Next {
         self.batch.clear();
-        let mut room = usable.0.saturating_sub(self.level.0);
-        let fits = |r: &Relocation| {
-            let fits = r.bytes.0 - r.bytes.0 / MISSING_PART <= room;
-            room = room.saturating_sub(if fits { r.bytes.0 } else { 0 });
-            fits
-        };
-        take_batch(&mut self.promotions, &mut self.batch, blocks_max, fits);
-        self.direction = Direction::Promotion;
-        if self.batch.is_empty() {
-            take_batch(&mut self.demotions, &mut self.batch, blocks_max, |_| true);
-            self.direction = Direction::Demotion;
-        }
-        if !self.batch.is_empty() {
-            self.reclaims = 0;
-            return Next::Batch;
+        for level in Level::ALL {
+            let queue = self.queues.get_mut(level);
+            let mut room = usable.get(level).0.saturating_sub(queue.kept.0);
+            let fits = |r: &Relocation| {
+                let fits = r.bytes.0 - r.bytes.0 / MISSING_PART <= room;
+                room = room.saturating_sub(if fits { r.bytes.0 } else { 0 });
+                fits
+            };
+            self.level = level;
+            self.direction = Direction::Promotion;
+            take_batch(&mut queue.promotions, &mut self.batch, blocks_max, fits);
+            if self.batch.is_empty() {
+                self.direction = Direction::Demotion;
+                take_batch(&mut queue.demotions, &mut self.batch, blocks_max, |_| true);
+            }
+            if !self.batch.is_empty() {
+                self.reclaims = 0;
+                return Next::Batch;
+            }
         }
         self.reclaims += 1;
         if self.reclaims > reclaims_max {
-            self.give_up_promotions();
+            self.queues.0.iter_mut().for_each(|q| q.promotions.clear());
         }
-        match self.promotions.is_empty() {
-            true => Next::Done,
-            false => Next::Reclaim,
+        match self.wants_room() {
+            false => Next::Done,
+            true => Next::Reclaim,
         }
+    }
+}
+
+impl Queue {
+    fn all(&self) -> impl Iterator<Item = &Relocation> {
+        self.promotions.iter().chain(&self.demotions)
     }
 }
 
@@ -173,6 +203,39 @@ mod tests {
     use super::*;
     use crate::BLOCK_SIZE;
 
+    /// Room in the fastest tier alone.
+    fn first(usable: ByteCount) -> ByLevel<ByteCount> {
+        ByLevel([usable, ByteCount(0), ByteCount(0), ByteCount(0)])
+    }
+
+    #[test]
+    fn each_boundary_has_its_own_room_and_the_fastest_comes_first() {
+        let relocation = |block| Relocation {
+            pid: Pid(7),
+            block: Block(block),
+            bytes: ByteCount(BLOCK_SIZE),
+        };
+        let plan = |up: &[u64], down: &[u64]| Plan {
+            promotions: up.iter().copied().map(relocation).collect(),
+            demotions: down.iter().copied().map(relocation).collect(),
+            ..Plan::default()
+        };
+        let mut moves = Moves::default();
+        moves.add(Level::First, plan(&[1], &[2]));
+        moves.add(Level::Second, plan(&[3], &[4]));
+        let mut next = |first, second| {
+            let usable = [first, second, 0, 0].map(|blocks| ByteCount(blocks * BLOCK_SIZE));
+            let is_batch = moves.advance(&ByLevel(usable), BATCH_BLOCKS, 0) == Next::Batch;
+            is_batch.then(|| (moves.level, moves.direction, moves.batch[0].block.0))
+        };
+        use Direction::{Demotion, Promotion};
+        assert_eq!(next(0, 1), Some((Level::First, Demotion, 2)));
+        assert_eq!(next(0, 1), Some((Level::Second, Promotion, 3)));
+        assert_eq!(next(1, 0), Some((Level::First, Promotion, 1)));
+        assert_eq!(next(0, 0), Some((Level::Second, Demotion, 4)));
+        assert_eq!(next(0, 0), None);
+    }
+
     fn promotions(bytes: impl IntoIterator<Item = u64>) -> Moves {
         let relocation = |(block, bytes)| Relocation {
             pid: Pid(7),
@@ -180,11 +243,12 @@ mod tests {
             bytes: ByteCount(bytes),
         };
         let mut moves = Moves::default();
-        moves.add(Plan {
+        let plan = Plan {
             promotions: (0..).zip(bytes).map(relocation).collect(),
             level: ByteCount(4 * BLOCK_SIZE),
             ..Plan::default()
-        });
+        };
+        moves.add(Level::First, plan);
         moves
     }
 
@@ -192,7 +256,7 @@ mod tests {
     fn a_little_may_be_missing_to_a_promotion() {
         let handed_out = |missing: u64| {
             let usable = ByteCount(5 * BLOCK_SIZE - missing);
-            promotions([BLOCK_SIZE; 2]).advance(usable, BATCH_BLOCKS, 0) == Next::Batch
+            promotions([BLOCK_SIZE; 2]).advance(&first(usable), BATCH_BLOCKS, 0) == Next::Batch
         };
         assert!(handed_out(0) && handed_out(BLOCK_SIZE / 8));
         assert!(!handed_out(BLOCK_SIZE / 8 + 1));
@@ -205,11 +269,11 @@ mod tests {
         ) {
             let mut moves = promotions(bytes);
             let usable = ByteCount(4 * BLOCK_SIZE + room);
-            moves.advance(usable, BATCH_BLOCKS, 0);
+            moves.advance(&first(usable), BATCH_BLOCKS, 0);
             let handed_out: u64 = moves.batch.iter().map(|r| r.bytes.0).sum();
             let last = moves.batch.last().map_or(0, |r| r.bytes.0);
             prop_assert!(handed_out <= room + last / MISSING_PART);
-            let left = moves.promotions.front();
+            let left = moves.queues.get(Level::First).promotions.front();
             let next_fits = left.is_some_and(|r| handed_out + r.bytes.0 <= room);
             prop_assert!(!next_fits || moves.batch.len() == BATCH_BLOCKS);
         }

@@ -1,8 +1,8 @@
 //! What a driver tells an engine, and what an engine asks of its driver.
 
 use crate::{
-    Block, ByteCount, Observation, PerTier, Pid, Placement, Relocation, Sample, Share, Tier,
-    VirtRange,
+    Block, ByLevel, ByteCount, Level, Observation, Pid, Placement, Relocation, Sample, Share,
+    Spread, Tier, VirtRange,
 };
 
 /// Something that a driver tells.
@@ -31,6 +31,21 @@ pub enum Input<'a> {
         /// Which.
         share: Option<Share>,
     },
+    /// The socket on whose CPUs a process runs; 0 by default. An exchange rather demotes memory of a process on the same
+    /// socket, so that what is promoted finds room there.
+    Near {
+        /// Which process.
+        pid: Pid,
+        /// A number for each socket.
+        socket: u32,
+    },
+    /// Sizes and CPUs of the machine have changed.
+    Machine {
+        /// Size of each tier.
+        sizes: ByLevel<ByteCount>,
+        /// CPUs that programs run on.
+        cpus: u32,
+    },
     /// The balloon waits for so much fast memory, which is left free for it. Zero when it waits
     /// no longer.
     BalloonWants(ByteCount),
@@ -53,15 +68,15 @@ pub enum Input<'a> {
         is_repeat: bool,
     },
     /// Answers [`Request::LookUp`]: where each block lies, in the order asked for.
-    Located(&'a [Placement]),
+    Located(&'a [Spread]),
     /// Answers [`Request::LookUp`] where nobody could look.
     LookUpFailed,
     /// Answers [`Request::ReadNodes`].
-    Nodes(PerTier<NodeFacts>),
+    Nodes(ByLevel<NodeFacts>),
     /// Answers [`Request::Move`].
     Moved {
         /// Where each block lies now, verified, in the order asked for.
-        placements: &'a [Placement],
+        placements: &'a [Spread],
         /// Time that it took, nanoseconds.
         took_ns: u64,
     },
@@ -71,7 +86,7 @@ pub enum Input<'a> {
     Reclaimed,
 }
 
-/// How full a node is.
+/// How full a tier is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NodeFacts {
     /// Free memory.
@@ -98,7 +113,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// The tier that it goes to.
+    /// The side of a boundary that it goes to.
     pub fn to(self) -> Tier {
         match self {
             Self::Promotion => Tier::Fast,
@@ -106,7 +121,7 @@ impl Direction {
         }
     }
 
-    /// How much of a block is still in the tier that it should have left.
+    /// How much of a block is still on the side that it should have left.
     pub fn left(self, placement: &Placement) -> ByteCount {
         match self {
             Self::Promotion => placement.slow,
@@ -141,7 +156,9 @@ pub enum Request<'a> {
     Move {
         /// Whose blocks.
         pid: Pid,
-        /// Where to.
+        /// Over the boundary below this tier.
+        level: Level,
+        /// Into that tier, or out of it.
         direction: Direction,
         /// Which; at least one, at most [`BATCH_BLOCKS`](super::BATCH_BLOCKS).
         blocks: &'a [Relocation],
@@ -200,6 +217,8 @@ impl Input<'_> {
             Self::Ended(_) => "ended",
             Self::Space { .. } => "space",
             Self::Share { .. } => "share",
+            Self::Near { .. } => "near",
+            Self::Machine { .. } => "machine",
             Self::BalloonWants(_) => "balloon wants",
             Self::Paused(_) => "paused",
             Self::Refreshed => "refreshed",

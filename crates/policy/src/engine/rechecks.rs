@@ -15,7 +15,7 @@
 //! - Hot memory that something else demoted comes back, half of it or all, in a few epochs.
 //! - Where nothing is found, an epoch looks at [`RECHECKS`] hot blocks at the most.
 
-use crate::{BLOCK_SIZE, Block, ByteCount, Pid, Placement, RankedRange};
+use crate::{BLOCK_SIZE, Block, ByteCount, Pid, RankedRange, Spread};
 
 /// Blocks that are looked up again in one epoch: hot ones of all processes, and as many of each
 /// process by address.
@@ -34,15 +34,15 @@ pub(super) struct Rechecks {
 }
 
 impl Rechecks {
-    /// The hot blocks whose turn it is. `fast_size` bounds what counts as hot.
+    /// The hot blocks whose turn it is. `size`, that of all tiers but the slowest, bounds what counts as hot.
     pub(super) fn take_turn(
         &mut self,
         ranking: &[RankedRange],
-        fast_size: ByteCount,
+        size: ByteCount,
     ) -> Vec<(Pid, Block)> {
         let strays = std::mem::take(&mut self.strays) as usize;
         let n = RECHECKS.saturating_mul(strays + 1).min(RECHECKS_MAX);
-        let mut left = fast_size.0 / BLOCK_SIZE;
+        let mut left = size.0 / BLOCK_SIZE;
         let mut skip = u64::from(self.next);
         let mut turn = Vec::with_capacity(n);
         for hot in ranking.iter().take_while(|r| r.count > 0.0) {
@@ -65,10 +65,9 @@ impl Rechecks {
     }
 
     /// A block that was believed to lie as `before` was found as `now`.
-    pub(super) fn found(&mut self, before: Placement, now: Placement) {
-        let is_fast = |p: Placement| p.fast > p.slow;
+    pub(super) fn found(&mut self, before: Spread, now: Spread) {
         let is_resident = before.resident().0 > 0 && now.resident().0 > 0;
-        self.strays += u32::from(is_resident && is_fast(before) != is_fast(now));
+        self.strays += u32::from(is_resident && before.main() != now.main());
     }
 }
 
@@ -79,7 +78,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::VirtRange;
+    use crate::{Placement, VirtRange};
 
     const IN_FAST: Placement = Placement {
         fast: ByteCount(BLOCK_SIZE),
@@ -139,11 +138,11 @@ mod tests {
         let mut rechecks = Rechecks::default();
         let absent = Placement::default();
         for (before, now) in [(IN_FAST, IN_FAST), (IN_SLOW, absent), (absent, IN_SLOW)] {
-            rechecks.found(before, now);
+            rechecks.found(before.into(), now.into());
         }
         assert_eq!(rechecks.strays, 0);
-        rechecks.found(IN_FAST, IN_SLOW);
-        rechecks.found(IN_SLOW, IN_FAST);
+        rechecks.found(IN_FAST.into(), IN_SLOW.into());
+        rechecks.found(IN_SLOW.into(), IN_FAST.into());
         assert_eq!(rechecks.strays, 2);
     }
 }

@@ -10,8 +10,8 @@ use super::strategy::Classify;
 use super::{BYTES_MAX, Config, Engine, Figures, State, Strategy};
 use crate::residency::Known;
 use crate::{
-    BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, Pid, Placement, RankedRange, Room, Share, Tier,
-    VirtRange,
+    Away, BLOCK_SIZE, Block, ByLevel, ByteCount, GuestVirtAddr, LEVELS, Level, Pid, RankedRange,
+    Share, Spread, VirtRange,
 };
 
 /// More than any of these counts gets in a lifetime.
@@ -96,11 +96,10 @@ where
         }
         let mut to = vec![is_new.into(), self.epoch.into(), self.refresh_at.into()];
         to.extend([self.calm.into(), self.balloon_wants.0, self.paused.into()]);
-        to.push(self.room.is_some().into());
-        if let Some(room) = self.room {
-            let amounts = [room.fast_free, room.fast_reserve, room.fast_low];
-            to.extend(amounts.map(|bytes| bytes.0));
-            to.push(room.slow_free.0);
+        to.extend(self.config.sizes.0.map(|bytes| bytes.0));
+        to.push(self.usable.is_some().into());
+        if let Some(usable) = self.usable {
+            to.extend(usable.0.map(|bytes| bytes.0));
         }
         let turn = self.rechecks;
         to.extend([turn.next, turn.strays].map(u64::from));
@@ -127,7 +126,8 @@ where
             to.push(pid.0.into());
             let share = self.shares.get(pid);
             let flags = u64::from(process.all_known) | u64::from(share.is_some()) << 1;
-            to.extend([flags, process.next_recheck.0]);
+            let socket = self.sockets.get(pid).copied().unwrap_or(0);
+            to.extend([flags, process.next_recheck.0, socket.into()]);
             if let Some(share) = share {
                 to.extend([share.group.into(), share.guarantee.0, share.weight.into()]);
             }
@@ -144,14 +144,11 @@ where
             for (block, known) in blocks {
                 to.push(block.0 - next);
                 next = block.0 + 1;
-                let Placement { fast, slow } = known.placement();
-                to.extend([fast.0, slow.0]);
+                to.extend(known.spread().0.0.map(|bytes| bytes.0));
                 to.extend([known.aside_until, known.failures.into()].map(u64::from));
-                to.push(match known.away {
-                    None => 0,
-                    Some(Tier::Fast) => 1,
-                    Some(Tier::Slow) => 2,
-                });
+                to.push(known.away.map_or(0, |Away { home, now }| {
+                    (1 + home.index() * LEVELS + now.index()) as u64
+                }));
             }
         }
         Some(to)
@@ -173,15 +170,15 @@ where
         engine.calm = from.next(super::CALM_MAX.into())? as u32;
         engine.balloon_wants.0 = from.next(BYTES_MAX)?;
         engine.paused = from.next(1)? == 1;
+        for size in &mut engine.config.sizes.0 {
+            size.0 = from.next(BYTES_MAX)?;
+        }
         if from.next(1)? == 1 {
-            let mut bytes = || Ok(ByteCount(from.next(2 * BYTES_MAX)?));
-            engine.room = Some(Room {
-                fast_free: bytes()?,
-                fast_reserve: bytes()?,
-                fast_low: bytes()?,
-                slow_free: bytes()?,
-                batch: config.batch,
-            });
+            let mut usable = ByLevel::<ByteCount>::default();
+            for bytes in &mut usable.0 {
+                bytes.0 = from.next(BYTES_MAX)?;
+            }
+            engine.usable = Some(usable);
         }
         engine.rechecks = Rechecks {
             next: from.next_u32()?,
@@ -236,6 +233,10 @@ where
         let flags = from.next(3)?;
         process.all_known = flags & 1 == 1;
         process.next_recheck = Block(from.next(u64::MAX / BLOCK_SIZE + 1)?);
+        let socket = from.next_u32()?;
+        if socket != 0 {
+            self.sockets.insert(pid, socket);
+        }
         if flags & 2 != 0 {
             let share = Share {
                 group: from.next_u32()?,
@@ -259,20 +260,21 @@ where
             let gap = from.next(u64::MAX / BLOCK_SIZE)?;
             let block = from.known(next.checked_add(gap))?;
             next = from.known(block.checked_add(1))?;
-            let fast = from.next(BLOCK_SIZE)?;
-            let slow = from.next(BLOCK_SIZE - fast)?;
-            let placement = Placement {
-                fast: ByteCount(fast),
-                slow: ByteCount(slow),
-            };
-            let mut known = Known::at(placement);
+            let mut spread = Spread::default();
+            let mut left = BLOCK_SIZE;
+            for bytes in &mut spread.0.0 {
+                bytes.0 = from.next(left)?;
+                left -= bytes.0;
+            }
+            let mut known = Known::at(spread);
             known.aside_until = from.next_u32()?;
             known.failures = from.next(u8::MAX.into())? as u8;
-            known.away = match from.next(2)? {
-                0 => None,
-                1 => Some(Tier::Fast),
-                _ => Some(Tier::Slow),
-            };
+            let away = from.next((LEVELS * LEVELS) as u64)? as usize;
+            let level = |index: usize| Level::new(index % LEVELS);
+            known.away = away.checked_sub(1).and_then(|away| {
+                let (home, now) = (level(away / LEVELS)?, level(away)?);
+                Some(Away { home, now })
+            });
             self.residency.restore(pid, Block(block), known);
         }
         self.processes.insert(pid, process);

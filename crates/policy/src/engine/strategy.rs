@@ -6,8 +6,8 @@ use super::snapshot::{NotAState, Numbers};
 use crate::heat::Heat;
 use crate::rule::{self, Balance, EpochEnd, Rule};
 use crate::{
-    Block, ByteCount, ClassifiedRange, FillThreshold, GuestVirtAddr, PerTier, Pid, Plan,
-    RankedRange, Situation, Tier, VirtRange,
+    Away, Block, ByLevel, ByteCount, ClassifiedRange, FillThreshold, GuestVirtAddr, Level, Pid,
+    Plan, RankedRange, Situation, VirtRange,
 };
 
 /// Tells the hot memory of one process from the cold.
@@ -138,8 +138,13 @@ pub trait Strategy {
     /// This epoch's relocations.
     fn plan(&mut self, situation: &Situation<'_>, heats: &[(Pid, &Self::Classifier)]) -> Plan;
 
+    /// Takes note of how many CPUs programs run on from now on.
+    fn set_cpus(&mut self, cpus: u32) {
+        let _ = cpus;
+    }
+
     /// Takes note of an access in memory that was moved to a tier.
-    fn saw(&mut self, away: Option<Tier>, events: u32, exposure_s: Option<f64>) {
+    fn saw(&mut self, away: Option<Away>, events: u32, exposure_s: Option<f64>) {
         let _ = (away, events, exposure_s);
     }
 
@@ -204,8 +209,12 @@ impl Strategy for ByHeat {
         rule::plan(&mut self.0, situation, heats)
     }
 
+    fn set_cpus(&mut self, cpus: u32) {
+        self.0.set_cpus(cpus);
+    }
+
     #[inline]
-    fn saw(&mut self, away: Option<Tier>, events: u32, exposure_s: Option<f64>) {
+    fn saw(&mut self, away: Option<Away>, events: u32, exposure_s: Option<f64>) {
         self.0.saw(away, events, exposure_s);
     }
 
@@ -242,24 +251,27 @@ pub struct Gain {
     /// Share of its time that a program is taken to wait for memory, at most.
     pub waits: f64,
     /// Latency of a load from each tier, nanoseconds; as measured.
-    pub latency_ns: PerTier<u32>,
+    pub latency_ns: ByLevel<u32>,
     /// CPUs that programs run on.
     pub cpus: u32,
 }
 
 impl Gain {
-    /// The extra cost of an event in slow memory compared with fast memory, seconds: the loads that it stands for times the
+    /// The extra cost of an event in each tier compared with the fastest, seconds: the loads that it stands for times the
     /// difference of the latencies. At `events_per_s` all events together cost no more than a program saves that waits for
-    /// slow memory for `waits` of its time.
-    pub(crate) fn event_s(&self, events_per_s: f64) -> f64 {
-        let PerTier { fast, slow } = self.latency_ns;
-        let more_ns = f64::from(slow.saturating_sub(fast));
-        let time_saved = self.waits * f64::from(self.cpus) * more_ns / f64::from(slow.max(1));
-        let most_s = time_saved / events_per_s.max(f64::MIN_POSITIVE);
-        let known_s = self
-            .loads_per_sample
-            .map(|loads| f64::from(loads) * more_ns * 1e-9);
-        known_s.map_or(most_s, |known_s| known_s.min(most_s))
+    /// the slowest memory for `waits` of its time.
+    pub(crate) fn event_s(&self, events_per_s: f64) -> ByLevel<f64> {
+        let fastest = self.latency_ns.0[0];
+        let slowest = self.latency_ns.0.into_iter().fold(1, u32::max);
+        ByLevel::from_fn(|level| {
+            let more_ns = f64::from(self.latency_ns.get(level).saturating_sub(fastest));
+            let time_saved = self.waits * f64::from(self.cpus) * more_ns / f64::from(slowest);
+            let most_s = time_saved / events_per_s.max(f64::MIN_POSITIVE);
+            let known_s = self
+                .loads_per_sample
+                .map(|loads| f64::from(loads) * more_ns * 1e-9);
+            known_s.map_or(most_s, |known_s| known_s.min(most_s))
+        })
     }
 }
 
@@ -272,18 +284,21 @@ pub struct Config {
     pub fill: FillThreshold,
     /// Time between two epochs, milliseconds; at least 1.
     pub epoch_ms: u64,
-    /// Size of fast memory.
-    pub fast_size: ByteCount,
+    /// Size of each tier. That of the slowest is of no matter.
+    pub sizes: ByLevel<ByteCount>,
+    /// The slowest tier of the machine.
+    pub slowest: Level,
 }
 
 impl Config {
-    /// As a person tuned it, on a machine with `fast_size` of fast memory.
+    /// As a person tuned it, on a machine of two tiers with `fast_size` of fast memory.
     pub fn new(tuning: &crate::Tuning, fast_size: ByteCount) -> Self {
         Self {
             batch: tuning.batch(),
             fill: FillThreshold(f64::from(tuning.tau_split)),
             epoch_ms: tuning.epoch_ms.max(1),
-            fast_size,
+            sizes: ByLevel([fast_size, ByteCount(0), ByteCount(0), ByteCount(0)]),
+            slowest: Level::Second,
         }
     }
 }

@@ -8,8 +8,8 @@ use proptest::prelude::*;
 use super::conformance::{EpochScript, HARDWARE, PID, Plain, Script, WORTH_MUCH, hot_set};
 use super::{BATCH_BLOCKS, ByHeat, Direction, Engine, Input, Misuse, NodeFacts, Request, Stage};
 use crate::{
-    BLOCK_SIZE, Block, ByteCount, GuestVirtAddr, Observation, PerTier, Pid, Placement, Sample,
-    VirtRange,
+    BLOCK_SIZE, Block, ByLevel, ByteCount, GuestVirtAddr, LEVELS, Observation, Pid, Placement,
+    Sample, Spread, VirtRange,
 };
 
 const BASE: GuestVirtAddr = GuestVirtAddr(1 << 40);
@@ -31,7 +31,7 @@ fn first_block() -> u64 {
 
 /// How many of these blocks lie in fast memory.
 fn in_fast(plain: &Plain, blocks: std::ops::Range<u64>) -> usize {
-    let is_fast = |b: &u64| plain.kernel.locate(Block(first_block() + b)).fast.0 > 0;
+    let is_fast = |b: &u64| plain.kernel.locate(Block(first_block() + b)).0.0[0].0 > 0;
     blocks.filter(is_fast).count()
 }
 
@@ -232,10 +232,10 @@ fn misuse_is_named() {
     while !matches!(plain.engine.request(), Request::LookUp { .. }) {
         plain.answer(&script.epochs[0]);
     }
-    let full = Placement {
+    let full = Spread::from(Placement {
         fast: ByteCount(BLOCK_SIZE),
         slow: ByteCount(1),
-    };
+    });
     let engine = &mut plain.engine;
     let Request::LookUp { blocks, .. } = engine.request() else {
         unreachable!()
@@ -291,6 +291,7 @@ enum AnyInput {
     Places(Vec<(u64, u64)>, bool),
     Failed(bool),
     Nodes(u64, u64),
+    Machine(u64, u32),
     Reclaimed,
 }
 
@@ -315,18 +316,19 @@ fn any_input() -> impl Strategy<Value = AnyInput> {
         1 => (places, any::<bool>()).prop_map(|(p, b)| AnyInput::Places(p, b)),
         1 => any::<bool>().prop_map(AnyInput::Failed),
         1 => (number(), number()).prop_map(|(f, s)| AnyInput::Nodes(f, s)),
+        1 => (number(), any::<u32>()).prop_map(|(bytes, cpus)| AnyInput::Machine(bytes, cpus)),
         1 => Just(AnyInput::Reclaimed),
     ]
 }
 
 /// Tells it. An error leaves the engine as it was.
 fn tell(plain: &mut Plain, told: &AnyInput, epoch: &EpochScript) -> Result<(), TestCaseError> {
-    let pairs = |pairs: &[(u64, u64)]| -> Vec<Placement> {
-        let place = |&(fast, slow): &(u64, u64)| Placement {
-            fast: ByteCount(fast),
-            slow: ByteCount(slow),
+    let spreads = |pairs: &[(u64, u64)]| -> Vec<Spread> {
+        let spread = |&(fast, slow): &(u64, u64)| {
+            let bytes = [fast, slow / 2, slow - slow / 2, 0];
+            Spread(ByLevel(bytes.map(ByteCount)))
         };
-        pairs.iter().map(place).collect()
+        pairs.iter().map(spread).collect()
     };
     let mut vmas = vec![];
     let places;
@@ -375,7 +377,7 @@ fn tell(plain: &mut Plain, told: &AnyInput, epoch: &EpochScript) -> Result<(), T
             is_repeat,
         },
         AnyInput::Places(all, located) => {
-            places = pairs(all);
+            places = spreads(all);
             match located {
                 true => Input::Located(&places),
                 false => Input::Moved {
@@ -386,16 +388,18 @@ fn tell(plain: &mut Plain, told: &AnyInput, epoch: &EpochScript) -> Result<(), T
         }
         AnyInput::Failed(true) => Input::LookUpFailed,
         AnyInput::Failed(false) => Input::MoveFailed,
-        &AnyInput::Nodes(fast, slow) => Input::Nodes(PerTier {
-            fast: NodeFacts {
-                free: ByteCount(fast),
-                kept: ByteCount(slow),
-            },
-            slow: NodeFacts {
-                free: ByteCount(slow),
-                kept: ByteCount(fast),
-            },
-        }),
+        &AnyInput::Nodes(fast, slow) => {
+            let facts = |free, kept| NodeFacts {
+                free: ByteCount(free),
+                kept: ByteCount(kept),
+            };
+            let (fast, slow) = (facts(fast, slow), facts(slow, fast));
+            Input::Nodes(ByLevel([fast, slow, slow, fast]))
+        }
+        &AnyInput::Machine(bytes, cpus) => Input::Machine {
+            sizes: ByLevel([ByteCount(bytes); LEVELS]),
+            cpus,
+        },
         AnyInput::Reclaimed => Input::Reclaimed,
     };
     if matches!(input, Input::Sample(_)) {

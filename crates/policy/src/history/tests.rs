@@ -55,6 +55,9 @@ fn planned(ones: &[u32], in_fast: &[bool], free_blocks: u64, hot_ones: u32) -> P
         &Situation {
             ranking: &ranking,
             shares: &Default::default(),
+            sockets: &Default::default(),
+            level: crate::Level::First,
+            planned: &[],
             residency: &residency,
             room: Room {
                 fast_free: ByteCount(free_blocks * BLOCK_SIZE),

@@ -17,6 +17,7 @@ struct Machine {
     ranking: Vec<RankedRange>,
     residency: ResidencyMap,
     shares: BTreeMap<Pid, Share>,
+    sockets: BTreeMap<Pid, u32>,
     room: Room,
 }
 
@@ -52,6 +53,7 @@ impl Machine {
             ranking: rank(classified),
             residency,
             shares: BTreeMap::new(),
+            sockets: BTreeMap::new(),
             room,
         }
     }
@@ -61,6 +63,9 @@ impl Machine {
             ranking: &self.ranking,
             residency: &self.residency,
             shares: &self.shares,
+            sockets: &self.sockets,
+            level: Level::First,
+            planned: &[],
             room: self.room,
             fill: FILL,
             budget: Budget::NONE,
@@ -76,7 +81,7 @@ impl Machine {
         self.room.slow_free.0 += sum(&plan.promotions);
         self.room.slow_free.0 -= sum(&plan.demotions);
         for r in &plan.demotions {
-            let p = self.residency.get(r.pid, r.block).unwrap();
+            let p = self.residency.get(r.pid, r.block).unwrap().at(Level::First);
             let slow = ByteCount(p.slow.0 + r.bytes.0);
             self.residency.set(
                 r.pid,
@@ -89,7 +94,7 @@ impl Machine {
             self.room.fast_free.0 += r.bytes.0;
         }
         for r in &plan.promotions {
-            let p = self.residency.get(r.pid, r.block).unwrap();
+            let p = self.residency.get(r.pid, r.block).unwrap().at(Level::First);
             let fast = ByteCount(p.fast.0 + r.bytes.0);
             self.residency.set(
                 r.pid,
@@ -200,7 +205,7 @@ proptest! {
         prop_assert!(free >= m.room.fast_free.min(m.room.fast_reserve).0);
         let mut seen = std::collections::BTreeSet::new();
         for (r, promoted) in p.promotions.iter().map(|r| (r, true)).chain(p.demotions.iter().map(|r| (r, false))) {
-            let at = m.residency.get(r.pid, r.block).unwrap();
+            let at = m.residency.get(r.pid, r.block).unwrap().at(Level::First);
             prop_assert_eq!(r.bytes, if promoted { at.slow } else { at.fast });
             prop_assert!(seen.insert(r.block), "moved twice");
         }

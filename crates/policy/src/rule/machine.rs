@@ -7,8 +7,8 @@ use super::{EpochEnd, Rule, plan};
 use crate::chance::Chance;
 use crate::engine::{Direction, Gain};
 use crate::{
-    BLOCK_SIZE, Block, Budget, ByteCount, FillThreshold, Heat, PerTier, Pid, Placement,
-    ResidencyMap, Room, Situation, Tier, VirtRange,
+    BLOCK_SIZE, Block, Budget, ByLevel, ByteCount, FillThreshold, Heat, Level, Pid, Placement,
+    ResidencyMap, Room, Situation, VirtRange,
 };
 
 pub(super) const PID: Pid = Pid(1);
@@ -89,10 +89,7 @@ pub(super) fn run(
     let gain = Gain {
         loads_per_sample: Some(m.period),
         waits: 1.0,
-        latency_ns: PerTier {
-            fast: m.fast_ns as u32,
-            slow: m.slow_ns as u32,
-        },
+        latency_ns: ByLevel([m.fast_ns as u32, m.slow_ns as u32, 0, 0]),
         cpus: m.cpus,
     };
     let (mut rule, mut heat) = (Rule::new(gain), Heat::default());
@@ -112,7 +109,8 @@ pub(super) fn run(
     for (b, &fast) in in_fast.iter().enumerate() {
         residency.set(PID, block(b), place(fast));
     }
-    let (mut chance, no_shares) = (Chance::new(seed), BTreeMap::new());
+    let mut chance = Chance::new(seed);
+    let (no_shares, no_sockets) = (BTreeMap::new(), BTreeMap::new());
     let mut share = vec![0.0; m.blocks];
     let (mut done, mut done_unmanaged, mut hits) = (vec![], vec![], vec![]);
     let (mut moved, mut spent_s) = (0, 0.0f64);
@@ -159,6 +157,9 @@ pub(super) fn run(
             ranking: &[],
             residency: &residency,
             shares: &no_shares,
+            sockets: &no_sockets,
+            level: Level::First,
+            planned: &[],
             room,
             fill: FillThreshold(0.0),
             budget: Budget::NONE,
@@ -176,8 +177,8 @@ pub(super) fn run(
             for r in relocations {
                 let to_fast = direction == Direction::Promotion;
                 in_fast[(r.block.0 - BASE) as usize] = to_fast;
-                let to = if to_fast { Tier::Fast } else { Tier::Slow };
-                residency.moved(PID, r.block, to, place(to_fast));
+                let way = (Level::First, direction);
+                residency.moved(PID, r.block, way, place(to_fast).into());
                 let took_s = m.exchange_s / 2.0;
                 rule.moved(direction, r.bytes, (took_s * 1e9) as u64, false);
                 spent_s += took_s;

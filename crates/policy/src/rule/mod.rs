@@ -39,7 +39,7 @@ mod shares;
 
 use crate::engine::{Direction, Gain};
 use crate::heat::{WINDOWS, window_s};
-use crate::{BLOCK_SIZE, ByteCount, PerTier, Tier};
+use crate::{Away, BLOCK_SIZE, ByLevel, ByteCount, Level};
 pub(crate) use pairs::plan;
 use price::Price;
 use scan::Scan;
@@ -101,16 +101,16 @@ pub struct Rule {
     tokens_s: f64,
     promotion: Price,
     demotion: Price,
-    /// Events in promoted and in demoted memory.
-    fresh: PerTier<Fresh>,
+    /// Events in memory that was moved, by where it was found first and where it is now.
+    fresh: ByLevel<ByLevel<Fresh>>,
     /// Seconds since somebody has looked.
     unseen_s: f64,
     /// Income from moved memory over each of the shortest windows, seconds a second.
     income: [f64; STEADY_WINDOWS],
-    /// The extra cost of an event in slow memory compared with fast memory, seconds.
-    event_s: f64,
+    /// The extra cost of an event in each tier compared with the fastest, seconds.
+    event_s: ByLevel<f64>,
     balance: Balance,
-    scan: Scan,
+    scans: ByLevel<Scan>,
 }
 
 /// The facts of an epoch that has ended.
@@ -122,8 +122,8 @@ pub struct EpochEnd {
     pub elapsed_s: f64,
     /// Its events repeat those of the last one: no look has ended since.
     pub is_repeat: bool,
-    /// Blocks that were moved to each tier and are not back.
-    pub away: PerTier<u64>,
+    /// Blocks that were moved and are not back, by where they were found first and where they are now.
+    pub away: ByLevel<ByLevel<u64>>,
     /// Events a second in the memory of all processes.
     pub rate: f64,
 }
@@ -136,21 +136,23 @@ impl Rule {
             tokens_s: TOKENS_S * f64::from(gain.cpus),
             promotion: Price::default(),
             demotion: Price::default(),
-            fresh: PerTier::default(),
+            fresh: ByLevel::default(),
             unseen_s: 0.0,
             income: [0.0; STEADY_WINDOWS],
-            event_s: 0.0,
+            event_s: ByLevel::default(),
             balance: Balance::default(),
-            scan: Scan::default(),
+            scans: ByLevel::default(),
         }
     }
 
     /// Takes note of events in memory that was moved to a tier: samples, or accesses found while a block was watched for
     /// `exposure_s` seconds.
     #[inline]
-    pub fn saw(&mut self, away: Option<Tier>, events: u32, exposure_s: Option<f64>) {
-        let Some(tier) = away else { return };
-        let fresh = self.fresh.get_mut(tier);
+    pub fn saw(&mut self, away: Option<Away>, events: u32, exposure_s: Option<f64>) {
+        let Some(Away { home, now }) = away else {
+            return;
+        };
+        let fresh = self.fresh.get_mut(home).get_mut(now);
         match exposure_s {
             None => fresh.events += f64::from(events),
             Some(exposure_s) if exposure_s > 0.0 => {
@@ -168,14 +170,8 @@ impl Rule {
         self.unseen_s += end.elapsed_s;
         if !end.is_repeat && self.unseen_s > 0.0 {
             self.event_s = self.gain.event_s(end.rate);
-            let rate = |tier: Tier| {
-                self.fresh
-                    .get(tier)
-                    .rate(*end.away.get(tier), self.unseen_s)
-            };
-            let net = rate(Tier::Fast) - rate(Tier::Slow);
             let most_s = cpus * self.unseen_s;
-            let earned_s = (net * self.event_s * self.unseen_s).clamp(-most_s, most_s);
+            let earned_s = (self.earning(end) * self.unseen_s).clamp(-most_s, most_s);
             self.tokens_s += earned_s;
             for (window, income) in self.income.iter_mut().enumerate() {
                 let memory_s = window_s(window) + self.unseen_s;
@@ -185,7 +181,7 @@ impl Rule {
                 .balance
                 .benefit_ns
                 .saturating_add((earned_s * 1e9) as i64);
-            self.fresh = PerTier::default();
+            self.fresh = ByLevel::default();
             self.unseen_s = 0.0;
         }
         self.tokens_s = self.tokens_s.clamp(-cpus, cpus);
@@ -195,6 +191,29 @@ impl Rule {
             self.promotion.age();
             self.demotion.age();
         }
+    }
+
+    /// Seconds a second that moved memory saves, compared with where it lay first.
+    fn earning(&self, end: &EpochEnd) -> f64 {
+        let most_s = self.event_s.0.into_iter().fold(0.0, f64::max);
+        if most_s <= 0.0 {
+            return 0.0;
+        }
+        // Events a second, in events of which each saves the most.
+        let mut net = 0.0;
+        for home in Level::ALL {
+            for now in Level::ALL {
+                let (fresh, blocks) = (self.fresh.get(home).get(now), end.away.get(home).get(now));
+                let saved = (self.event_s.get(home) - self.event_s.get(now)) / most_s;
+                net += fresh.rate(*blocks, self.unseen_s) * saved;
+            }
+        }
+        net * most_s
+    }
+
+    /// Takes note that the number of CPUs has changed.
+    pub fn set_cpus(&mut self, cpus: u32) {
+        self.gain.cpus = cpus;
     }
 
     /// Takes note of what a batch cost. The budget does not pay for what the host has ordered.

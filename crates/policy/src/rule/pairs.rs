@@ -7,8 +7,8 @@ use super::scan::{Part, Scan};
 use super::shares::Parts;
 use super::{CERTAINTY, FIRST_BLOCKS, Rule};
 use crate::heat::{Estimate, Heat, windows_due};
-use crate::residency::{CHUNK_BLOCKS, Known};
-use crate::{BLOCK_SIZE, Block, ByteCount, Pid, Plan, Relocation, Situation, Tier};
+use crate::residency::CHUNK_BLOCKS;
+use crate::{BLOCK_SIZE, Block, ByteCount, Level, Pid, Plan, Relocation, Situation, Spread, Tier};
 
 /// Fast blocks that are compared with a slow one before it is passed over, and pairs that are named as undecided.
 const TRIED: usize = 16;
@@ -26,8 +26,12 @@ pub(super) struct Unit<'a> {
     estimate: Estimate,
     /// Events a second and byte, by which units are ordered.
     density: f64,
+    /// The extra cost of its events where it lies, compared with the faster side of the boundary, seconds.
+    event_s: f64,
     /// Whether it would go back to where it lay first.
     goes_home: bool,
+    /// The socket that its process runs on.
+    socket: u32,
 }
 
 impl Unit<'_> {
@@ -80,9 +84,14 @@ impl Left {
             true => room.batch.0,
             false => room.batch.0.min(FIRST_BLOCKS as u64 * BLOCK_SIZE),
         };
+        let spent_s = |(_, plan): &(Level, Plan)| {
+            let bytes = |moves: &[Relocation]| moves.iter().map(|r| r.bytes.0).sum();
+            rule.promotion_s(bytes(&plan.promotions)) + rule.demotion_s(bytes(&plan.demotions))
+        };
+        let spent_s: f64 = situation.planned.iter().map(spent_s).sum();
         Self {
-            tokens_s: rule.spendable_s(),
-            epoch_s: situation.epoch_ms as f64 / 1e3,
+            tokens_s: rule.spendable_s() - spent_s,
+            epoch_s: situation.epoch_ms as f64 / 1e3 - spent_s,
             may_promote: most,
             may_demote: most,
             fast_free: room.fast_free.0,
@@ -121,9 +130,9 @@ impl Left {
 
 /// Plans the relocations of one epoch.
 pub(crate) fn plan(rule: &mut Rule, situation: &Situation<'_>, heats: &[(Pid, &Heat)]) -> Plan {
-    let mut scan = std::mem::take(&mut rule.scan);
+    let mut scan = std::mem::take(rule.scans.get_mut(situation.level));
     let plan = plan_with(rule, &mut scan, situation, heats);
-    rule.scan = scan;
+    *rule.scans.get_mut(situation.level) = scan;
     plan
 }
 
@@ -141,7 +150,7 @@ fn plan_with(
     let mut shares = Parts::new(situation, heats);
     let parts: Vec<Part<'_>> = (heats.iter())
         .flat_map(|&(pid, heat)| {
-            let chunks = situation.residency.known_by_chunk(pid);
+            let chunks = situation.residency.known_by_chunk(pid, situation.level);
             chunks.map(move |chunk| Part { pid, heat, chunk })
         })
         .collect();
@@ -149,7 +158,8 @@ fn plan_with(
     for window in windows_due(situation.epoch) {
         let chosen = scan.choose(&parts, window, situation.epoch);
         let mut candidates = candidates(rule, situation, &chosen, window, scan);
-        candidates.drop_planned(&plan);
+        let planned = situation.planned.iter().map(|(_, plan)| plan);
+        candidates.drop_planned(planned.chain([&plan]));
         make_room(rule, situation, &mut candidates, &mut left, &mut plan);
         exchange(rule, window, &candidates, &mut shares, &mut left, &mut plan);
     }
@@ -233,10 +243,17 @@ fn partners(
     }
     let may_leave = |at: &usize| !is_broke || victims[*at].goes_home || !parts.is_empty();
     let coldest_first = (0..victims.len()).rev().filter(may_leave);
-    // Memory that is due to a group comes first.
+    // Memory that is due to a group comes first, and that of processes on the same socket: what is promoted finds room there.
+    let is_here = |&at: &usize| victims[at].socket == hot.socket;
+    let near_first = || {
+        coldest_first
+            .clone()
+            .filter(is_here)
+            .chain(coldest_first.clone().filter(|at| !is_here(at)))
+    };
     let (due, others): (Vec<usize>, Vec<usize>) = match parts.is_empty() {
-        true => (vec![], coldest_first.take(TRIED).collect()),
-        false => coldest_first.partition(|&at| parts.is_due(hot, victims[at])),
+        true => (vec![], near_first().take(TRIED).collect()),
+        false => near_first().partition(|&at| parts.is_due(hot, victims[at])),
     };
     let free = left.fast_free.saturating_sub(left.level);
     let mut leaving: Vec<usize> = vec![];
@@ -245,7 +262,7 @@ fn partners(
         let cold = victims[at];
         let is_due = parts.is_due(hot, cold);
         if cold.density >= hot.density && !is_due && !rule.has_lost() {
-            break;
+            continue;
         }
         let both_go_home = hot.goes_home && cold.goes_home;
         let may_spend = is_due || !is_broke || both_go_home;
@@ -276,6 +293,15 @@ impl Plan {
 }
 
 impl Rule {
+    /// The extra cost of an event in memory below a tier, of which there are `bytes`, compared with that tier, seconds.
+    fn extra_s(&self, level: Level, spread: &Spread, bytes: u64) -> f64 {
+        let extra = |slower: Level| {
+            let part = spread.0.get(slower).0 as f64 / bytes.max(1) as f64;
+            part * (self.event_s.get(slower) - self.event_s.get(level))
+        };
+        level.slower().map(extra).sum()
+    }
+
     /// Whether the loss of a pair over a window has reached the cost of its exchange, and recurs in each shorter window.
     fn pays(&self, window: usize, hot: &Unit<'_>, cold: Option<&Unit<'_>>) -> bool {
         let bytes = hot.bytes;
@@ -287,7 +313,7 @@ impl Rule {
         });
         let difference = of_hot - of_cold;
         let chance = CERTAINTY * (hot_variance + cold_variance).sqrt();
-        if (difference - chance) * self.event_s < cost_s {
+        if (difference - chance) * hot.event_s < cost_s {
             return false;
         }
         (0..window).all(|shorter| {
@@ -308,9 +334,8 @@ fn by_density(a: &Unit<'_>, b: &Unit<'_>) -> Ordering {
 }
 
 impl Candidates<'_> {
-    fn drop_planned(&mut self, plan: &Plan) {
-        let planned = plan.promotions.iter().chain(&plan.demotions);
-        let planned: BTreeSet<(Pid, Block)> = planned.map(|r| (r.pid, r.block)).collect();
+    fn drop_planned<'p>(&mut self, plans: impl Iterator<Item = &'p Plan>) {
+        let planned: BTreeSet<(Pid, Block)> = plans.flat_map(Plan::blocks).collect();
         let is_new = |unit: &Unit<'_>| !planned.contains(&(unit.pid, unit.block));
         self.slow.retain(is_new);
         self.fast.retain(is_new);
@@ -331,12 +356,14 @@ fn candidates<'a>(
     let by_rate = (situation.room.batch.0 / BLOCK_SIZE) as usize;
     // Small blocks are cheaper to move than whole ones.
     let most = by_time.min(by_rate).saturating_mul(TRIED).max(TRIED);
+    let level = situation.level;
     let mut slow = Least::new(most, |a, b| by_density(b, a));
     let mut fast = Least::new(most, by_density);
     let mut estimates = [Estimate::default(); CHUNK_BLOCKS];
     let mut longer = [0.0; CHUNK_BLOCKS];
     for part in parts {
         let (heat, first) = (part.heat, part.chunk.first);
+        let socket = situation.sockets.get(&part.pid).copied().unwrap_or(0);
         heat.estimates(window, first, &mut estimates);
         heat.longer_rates(window, first, &mut longer);
         let (mut hottest_slow, mut coldest_fast) = (0.0f64, f64::INFINITY);
@@ -345,14 +372,31 @@ fn candidates<'a>(
                 continue;
             };
             let block = Block(first.0 + at as u64);
-            let unit =
-                |tier, bytes| unit(part.pid, heat, block, &known, tier, bytes, estimates[at]);
-            let placement = known.placement();
+            let spread = known.spread();
+            let placement = spread.at(level);
+            let unit = |tier: Tier, bytes: u64| {
+                let resident = spread.resident().0.max(1);
+                Unit {
+                    pid: part.pid,
+                    heat,
+                    block,
+                    bytes,
+                    part: bytes as f64 / resident as f64,
+                    estimate: estimates[at],
+                    density: estimates[at].rate / resident as f64,
+                    event_s: rule.extra_s(level, &spread, bytes),
+                    goes_home: known.away.is_some_and(|away| match tier {
+                        Tier::Fast => away.home > level,
+                        Tier::Slow => away.home == level,
+                    }),
+                    socket,
+                }
+            };
             if placement.slow.0 > 0 {
                 let unit = unit(Tier::Slow, placement.slow.0);
                 hottest_slow = hottest_slow.max(unit.density);
                 let (events, _) = unit.events_by(unit.estimate, window, unit.bytes);
-                let may_pay = events * rule.event_s >= rule.promotion_s(unit.bytes);
+                let may_pay = events * unit.event_s >= rule.promotion_s(unit.bytes);
                 let is_undone = rule.has_lost() && unit.goes_home;
                 if may_pay || is_undone || !situation.shares.is_empty() {
                     slow.push(unit);
@@ -411,27 +455,5 @@ impl<T: Copy, O: Fn(&T, &T) -> Ordering> Least<T, O> {
         self.kept.sort_unstable_by(&self.order);
         self.kept.truncate(self.most);
         self.kept
-    }
-}
-
-fn unit<'a>(
-    pid: Pid,
-    heat: &'a Heat,
-    block: Block,
-    known: &Known,
-    tier: Tier,
-    bytes: u64,
-    estimate: Estimate,
-) -> Unit<'a> {
-    let resident = known.placement().resident().0.max(1);
-    Unit {
-        pid,
-        heat,
-        block,
-        bytes,
-        part: bytes as f64 / resident as f64,
-        estimate,
-        density: estimate.rate / resident as f64,
-        goes_home: known.away == Some(tier),
     }
 }

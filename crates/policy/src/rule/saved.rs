@@ -3,9 +3,9 @@
 use super::price::{PRICE_BYTES, Price};
 use super::scan::Extremes;
 use super::{Fresh, Rule};
+use crate::Pid;
 use crate::engine::{NotAState, Numbers};
 use crate::heat::WINDOWS;
-use crate::{PerTier, Pid, Tier};
 
 impl Rule {
     /// Appends its state between two epochs.
@@ -14,18 +14,20 @@ impl Rule {
         for price in [self.promotion, self.demotion] {
             to.extend([price.bytes, price.took_ns]);
         }
-        for tier in Tier::ALL {
-            let fresh = self.fresh.get(tier);
+        for fresh in self.fresh.0.iter().flat_map(|by_now| &by_now.0) {
             to.extend([fresh.events.to_bits(), fresh.rates.to_bits(), fresh.watched]);
         }
-        to.extend([self.unseen_s.to_bits(), self.event_s.to_bits()]);
+        to.extend(self.event_s.0.map(f64::to_bits));
+        to.extend([self.unseen_s.to_bits(), self.gain.cpus.into()]);
         to.extend(self.income.map(f64::to_bits));
         to.extend([self.balance.cost_ns, self.balance.benefit_ns as u64]);
-        to.push(self.scan.seen.len() as u64);
-        for ((pid, chunk), extremes) in &self.scan.seen {
-            to.extend([pid.0.into(), *chunk]);
-            for seen in extremes {
-                to.extend([seen.hottest_slow, seen.coldest_fast].map(f64::to_bits));
+        for scan in &self.scans.0 {
+            to.push(scan.seen.len() as u64);
+            for ((pid, chunk), extremes) in &scan.seen {
+                to.extend([pid.0.into(), *chunk]);
+                for seen in extremes {
+                    to.extend([seen.hottest_slow, seen.coldest_fast].map(f64::to_bits));
+                }
             }
         }
     }
@@ -38,32 +40,33 @@ impl Rule {
             Ok(Price { bytes, took_ns })
         };
         (self.promotion, self.demotion) = (price()?, price()?);
-        let mut fresh = || {
-            Ok(Fresh {
+        for fresh in self.fresh.0.iter_mut().flat_map(|by_now| &mut by_now.0) {
+            *fresh = Fresh {
                 events: from.number()?,
                 rates: from.number()?,
                 watched: from.next(u64::MAX)?,
-            })
-        };
-        self.fresh = PerTier {
-            fast: fresh()?,
-            slow: fresh()?,
-        };
+            };
+        }
+        for event_s in &mut self.event_s.0 {
+            *event_s = from.number()?;
+        }
         self.unseen_s = from.number()?;
-        self.event_s = from.number()?;
+        self.gain.cpus = from.next_u32()?;
         for income in &mut self.income {
             *income = from.number()?;
         }
         self.balance.cost_ns = from.next(u64::MAX)?;
         self.balance.benefit_ns = from.next(u64::MAX)? as i64;
-        for _ in 0..from.next_u32()? {
-            let key = (Pid(from.next_u32()?), from.next(u64::MAX)?);
-            let mut extremes = [Extremes::default(); WINDOWS];
-            for seen in &mut extremes {
-                seen.hottest_slow = from.number()?;
-                seen.coldest_fast = from.number()?;
+        for scan in &mut self.scans.0 {
+            for _ in 0..from.next_u32()? {
+                let key = (Pid(from.next_u32()?), from.next(u64::MAX)?);
+                let mut extremes = [Extremes::default(); WINDOWS];
+                for seen in &mut extremes {
+                    seen.hottest_slow = from.number()?;
+                    seen.coldest_fast = from.number()?;
+                }
+                scan.seen.insert(key, extremes);
             }
-            self.scan.seen.insert(key, extremes);
         }
         Ok(())
     }

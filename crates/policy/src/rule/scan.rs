@@ -142,7 +142,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::{BLOCK_SIZE, Block, ByteCount, Placement, ResidencyMap, VirtRange};
+    use crate::{BLOCK_SIZE, Block, ByteCount, Level, Placement, ResidencyMap, VirtRange};
 
     const CHUNKS: u64 = 1000;
 
@@ -166,7 +166,10 @@ mod tests {
     fn parts<'a>(residency: &'a ResidencyMap, heat: &'a Heat) -> Vec<Part<'a>> {
         let pid = Pid(1);
         let part = |chunk| Part { pid, heat, chunk };
-        residency.known_by_chunk(pid).map(part).collect()
+        residency
+            .known_by_chunk(pid, Level::First)
+            .map(part)
+            .collect()
     }
 
     fn numbers(parts: &[Part<'_>]) -> BTreeSet<u64> {

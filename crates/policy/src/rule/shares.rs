@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use crate::heat::{Estimate, Heat};
 use crate::residency::CHUNK_BLOCKS;
 use crate::share::divide_blocks;
-use crate::{BLOCK_SIZE, Pid, Share, Situation};
+use crate::{BLOCK_SIZE, Level, Pid, Share, Situation};
 
 use super::pairs::Unit;
 
@@ -59,7 +59,7 @@ impl Parts {
             let share = *situation.shares.get(&pid).unwrap_or(&Share::OTHERS);
             of.insert(pid, share.group);
             let (_, held, wants) = groups.entry(share.group).or_insert((share, 0, 0));
-            for chunk in situation.residency.known_by_chunk(pid) {
+            for chunk in situation.residency.known_by_chunk(pid, Level::First) {
                 heat.estimates(RATE_WINDOW, chunk.first, &mut estimates);
                 for (known, estimate) in chunk.known.iter().zip(&estimates) {
                     let placement = known.map(|k| k.placement()).unwrap_or_default();

@@ -25,6 +25,7 @@ struct World {
     heats: Vec<(Pid, Heat)>,
     residency: ResidencyMap,
     shares: BTreeMap<Pid, Share>,
+    sockets: BTreeMap<Pid, u32>,
     room: Room,
     rule: Rule,
     epoch: u32,
@@ -44,6 +45,7 @@ impl World {
             heats: vec![],
             residency: ResidencyMap::default(),
             shares: BTreeMap::new(),
+            sockets: BTreeMap::new(),
             room: Room {
                 fast_free: blocks(fast_free),
                 fast_reserve: ByteCount(0),
@@ -98,6 +100,9 @@ impl World {
             ranking: &[],
             residency: &self.residency,
             shares: &self.shares,
+            sockets: &self.sockets,
+            level: Level::First,
+            planned: &[],
             room: self.room,
             fill: FillThreshold(0.0),
             budget: Budget::NONE,
@@ -117,8 +122,9 @@ impl World {
         for (relocations, direction) in both {
             for r in relocations {
                 let to_fast = direction == Direction::Promotion;
+                let way = (Level::First, direction);
                 self.residency
-                    .moved(r.pid, r.block, direction.to(), place(to_fast));
+                    .moved(r.pid, r.block, way, place(to_fast).into());
                 let free = &mut self.room.fast_free.0;
                 *free = if to_fast {
                     *free - r.bytes.0
@@ -293,7 +299,7 @@ impl Pair {
         let mut world = World::new(&[(1, 1, 1)], 0);
         world.rule.gain.cpus = 1 << 20;
         world.rule.tokens_s = 1e9;
-        let event_s = world.rule.gain.event_s(0.0);
+        let event_s = world.rule.gain.event_s(0.0).0[1];
         let took_ns = (self.exchange * event_s / 2.0 * 1e9) as u64;
         for _ in 0..64 {
             world.rule.promotion.pay(BLOCK_SIZE, took_ns);
@@ -305,6 +311,7 @@ impl Pair {
                 .residency
                 .get(Pid(1), Block(FIRST + 1))
                 .unwrap()
+                .at(Level::First)
                 .slow
                 .0
                 > 0;

@@ -14,8 +14,8 @@ use demeter_policy::engine::{
     Config, Direction, Engine, Gain, Input, Misuse, NodeFacts, Request, Stage, Strategy,
 };
 use demeter_policy::{
-    Block, ByteCount, GuestVirtAddr, PAGE_SIZE, PerTier, Placement, RankedRange, Relocation,
-    Sample, VirtRange,
+    Block, ByteCount, GuestVirtAddr, Level, PAGE_SIZE, PerTier, Placement, RankedRange, Relocation,
+    Sample, Spread, VirtRange,
 };
 
 use self::damon_tracker::DamonTracker;
@@ -272,10 +272,8 @@ impl<S: Strategy> SimulatedAgent<S> {
         };
         let slow = guest.usable(TierId::Slow);
         let nodes = PerTier { fast, slow };
-        self.push(
-            engine,
-            Input::Nodes(PerTier::from_fn(|t| facts(*nodes.get(t)))),
-        )
+        let facts = PerTier::from_fn(|t| facts(*nodes.get(t)));
+        self.push(engine, Input::Nodes(facts.into()))
     }
 
     /// Carries the next batch of the plan out, or lets reclaim make room for it.
@@ -316,7 +314,7 @@ impl<S: Strategy> SimulatedAgent<S> {
         direction: Direction,
         guest: &mut Guest,
         actor: &mut Actor<'_>,
-    ) -> Placement {
+    ) -> Spread {
         let to = match direction {
             Direction::Promotion => TierId::Fast,
             Direction::Demotion => TierId::Slow,
@@ -342,11 +340,11 @@ impl<S: Strategy> SimulatedAgent<S> {
 }
 
 /// Where a block lies.
-fn place(block: Block, guest: &mut Guest) -> Placement {
+fn place(block: Block, guest: &mut Guest) -> Spread {
     let range = VirtRange::new(block.start(), Block(block.0 + 1).start());
-    range.map_or_else(Placement::default, |range| {
+    range.map_or_else(Spread::default, |range| {
         let [fast, slow] = guest.placement(&range);
-        Placement { fast, slow }
+        Placement { fast, slow }.into()
     })
 }
 
@@ -366,10 +364,8 @@ impl<S: Strategy> Manager for SimulatedAgent<S> {
     fn start(&mut self, guest: &Guest, now_ps: u64, _filling: bool) -> u64 {
         let fast_size = guest.frames_of(TierId::Fast);
         let fast_size = ByteCount(u64::from(fast_size) << guest.page_bits());
-        let config = Config {
-            fast_size,
-            ..self.settings.engine
-        };
+        let mut config = self.settings.engine;
+        *config.sizes.get_mut(Level::First) = fast_size;
         let strategy = (self.strategy)(&self.settings, fast_size);
         self.engine = Some(Engine::new(strategy, config));
         self.next_epoch_ps = now_ps + self.settings.epoch_ps;

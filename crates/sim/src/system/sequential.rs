@@ -1,7 +1,7 @@
 //! The product's promotions without its demotions: reclaim makes room for them, as in kernels.
 
 use demeter_policy::engine::{Balance, ByHeat, Direction, EpochEnd, Strategy};
-use demeter_policy::{ByteCount, Heat, Pid, Plan, Situation, Tier};
+use demeter_policy::{Away, ByteCount, Heat, Pid, Plan, Situation};
 
 /// Promotes by the product's rule.
 #[derive(Debug, Clone)]
@@ -25,7 +25,7 @@ impl Strategy for Sequential {
         }
     }
 
-    fn saw(&mut self, away: Option<Tier>, events: u32, exposure_s: Option<f64>) {
+    fn saw(&mut self, away: Option<Away>, events: u32, exposure_s: Option<f64>) {
         self.0.saw(away, events, exposure_s);
     }
 

@@ -1,0 +1,280 @@
+//! The machine that an agent works on: its tiers, how full they are, and which node memory goes to.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use demeter_policy::engine::{Direction, NodeFacts};
+use demeter_policy::{BLOCK_SIZE, Block, ByLevel, ByteCount, Level, NodeId, Pid, Relocation};
+
+use crate::config::Config;
+use crate::latency;
+use crate::nodes::{NodeMemory, NodesError, TierOrder, Tiers, Topology};
+use crate::pages::{Pages, PagesError};
+use crate::placer::{Placer, Rooms};
+use crate::prober::Prober;
+use crate::status::TierStatus;
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Machine {
+    root: PathBuf,
+    /// Latency of each node that was measured, nanoseconds.
+    measured_ns: BTreeMap<NodeId, u32>,
+    topology: Topology,
+    order: TierOrder,
+    placer: Placer,
+    /// CPUs that programs run on.
+    cpus: u32,
+    /// Memory of each node that was online when last looked at.
+    present: BTreeMap<NodeId, ByteCount>,
+    /// Nodes whose memory went offline of late, and until when they take none.
+    draining: BTreeMap<NodeId, Instant>,
+}
+
+/// A change of a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Change {
+    /// Nothing.
+    None,
+    /// Sizes of tiers, or the number of CPUs.
+    Amounts,
+    /// Which nodes a tier has.
+    Nodes,
+    /// How many tiers there are.
+    Tiers,
+}
+
+/// So long after some of its memory went offline a node takes none: the rest is likely to follow.
+const DRAINS: Duration = Duration::from_secs(30);
+
+impl Machine {
+    /// The machine below `root`, with the tiers that the configuration names or the system tells.
+    pub fn read(
+        root: &Path,
+        config: &Config,
+        measured_ns: BTreeMap<NodeId, u32>,
+        cpus: u32,
+    ) -> Result<Self, NodesError> {
+        let mut topology = Topology::read(root)?;
+        topology.set_measured(&measured_ns);
+        let order = config.order(&topology)?;
+        let mut machine = Self {
+            root: root.into(),
+            measured_ns,
+            placer: Placer::new(order.tiers.clone(), topology.clone()),
+            topology,
+            order,
+            cpus,
+            present: BTreeMap::new(),
+            draining: BTreeMap::new(),
+        };
+        machine.look_what_drains();
+        Ok(machine)
+    }
+
+    /// Looks what has come and gone since the last time.
+    ///
+    /// # Errors
+    /// When the nodes that are left make no tiers. The former tiers are kept then.
+    pub fn follow(&mut self, config: &Config) -> Result<Change, NodesError> {
+        self.look_what_drains();
+        let mut topology = Topology::read(&self.root)?;
+        topology.set_measured(&self.measured_ns);
+        let order = config.order(&topology)?;
+        let cpus = |topology: &Topology| topology.nodes.iter().map(|node| node.cpus.len()).sum();
+        let (cpus_before, cpus_now): (usize, usize) = (cpus(&self.topology), cpus(&topology));
+        let sizes_before = self.sizes();
+        let change = if order.tiers.count() != self.tiers().count() {
+            return Ok(Change::Tiers);
+        } else if order.tiers != self.order.tiers {
+            Change::Nodes
+        } else {
+            Change::None
+        };
+        if cpus_before != cpus_now {
+            self.cpus = u32::try_from(cpus_now).unwrap_or(u32::MAX).max(1);
+        }
+        self.placer = Placer::new(order.tiers.clone(), topology.clone());
+        (self.topology, self.order) = (topology, order);
+        let has_more = self.sizes() != sizes_before || cpus_before != cpus_now;
+        Ok(match change {
+            Change::None if has_more => Change::Amounts,
+            change => change,
+        })
+    }
+
+    /// Takes note of nodes of which memory went offline. That zones cannot be read says nothing of it.
+    fn look_what_drains(&mut self) {
+        let now = Instant::now();
+        self.draining.retain(|_, until| *until > now);
+        let nodes: Vec<NodeId> = self.tiers().nodes().collect();
+        let memory = NodeMemory::read_all(&self.root, nodes.iter().copied());
+        for (node, memory) in nodes.into_iter().zip(memory.unwrap_or_default()) {
+            let before = self.present.insert(node, memory.present);
+            if before.is_some_and(|before| memory.present < before) {
+                tracing::info!("memory of node {node} goes offline: it takes none for a while");
+                self.draining.insert(node, now + DRAINS);
+            }
+        }
+    }
+
+    /// CPUs that programs run on.
+    pub fn cpus(&self) -> u32 {
+        self.cpus
+    }
+
+    pub fn tiers(&self) -> &Tiers {
+        &self.order.tiers
+    }
+
+    /// Whether the node that memory goes to depends on who uses it.
+    pub fn has_choice(&self) -> bool {
+        self.placer.has_choice()
+    }
+
+    pub fn latency_ns(&self) -> ByLevel<u32> {
+        latency::of_tiers(self.tiers(), &self.measured_ns)
+    }
+
+    /// Sizes and latencies of the tiers, and the nodes that are in none, for people.
+    pub fn describe(&self) -> (Vec<TierStatus>, Vec<String>) {
+        let latency_ns = self.latency_ns();
+        let sizes = self.sizes();
+        let tier = |(level, nodes): (Level, &[NodeId])| TierStatus {
+            nodes: nodes.iter().map(|node| node.0).collect(),
+            bytes: sizes.get(level).0,
+            latency_ns: *latency_ns.get(level),
+        };
+        let alone = self.order.left_alone.iter();
+        let alone = alone.map(|(node, why)| format!("node {node}: {why}"));
+        (
+            Level::ALL
+                .into_iter()
+                .zip(self.tiers().iter())
+                .map(tier)
+                .collect(),
+            alone.collect(),
+        )
+    }
+
+    /// The size of each tier.
+    pub fn sizes(&self) -> ByLevel<ByteCount> {
+        let mut sizes = ByLevel::<ByteCount>::default();
+        for node in &self.topology.nodes {
+            if let Some(level) = self.tiers().of(node.id) {
+                sizes.get_mut(level).0 += node.total.0;
+            }
+        }
+        sizes
+    }
+
+    /// How full the tiers are at this moment.
+    pub fn facts(&self) -> Result<ByLevel<NodeFacts>, NodesError> {
+        let memory = NodeMemory::read_all(&self.root, self.tiers().nodes())?;
+        let mut sum = ByLevel::<NodeFacts>::default();
+        for (node, memory) in self.tiers().nodes().zip(memory) {
+            if let Some(level) = self.tiers().of(node)
+                && !self.draining.contains_key(&node)
+            {
+                // Memory that one node keeps is not another node's to give.
+                sum.get_mut(level).free.0 += facts(memory).usable().0;
+            }
+        }
+        Ok(sum)
+    }
+
+    /// The node that has a CPU.
+    pub fn node_of_cpu(&self, cpu: u32) -> Option<NodeId> {
+        self.placer.node_of_cpu(cpu)
+    }
+
+    /// Where each block of a process goes whose threads run near `near`.
+    pub fn targets(
+        &self,
+        pages: &mut dyn Pages,
+        prober: &mut Prober,
+        (level, direction): (Level, Direction),
+        pid: Pid,
+        near: Option<NodeId>,
+        batch: &[Relocation],
+    ) -> Result<Vec<NodeId>, PagesError> {
+        let first = match direction {
+            Direction::Promotion => self.tiers().at(level).first().copied(),
+            Direction::Demotion => self
+                .tiers()
+                .nodes()
+                .find(|&node| self.tiers().of(node) > Some(level)),
+        };
+        let first = first.unwrap_or(NodeId(0));
+        if !self.has_choice() {
+            return Ok(vec![first; batch.len()]);
+        }
+        let mut rooms = self.rooms();
+        if direction == Direction::Promotion {
+            let near = near.unwrap_or(first);
+            let to = |r: &Relocation| self.placer.promote(level, near, r.bytes, &mut rooms);
+            return Ok(batch.iter().map(to).collect());
+        }
+        let blocks: Vec<Block> = batch.iter().map(|r| r.block).collect();
+        let leaves = |node: NodeId| self.tiers().of(node) == Some(level);
+        let from = prober.main_nodes(pages, pid, &blocks, leaves)?;
+        let to = |(r, from): (&Relocation, Option<NodeId>)| {
+            let from = from.or(near).unwrap_or(first);
+            self.placer.demote(level, from, r.bytes, &mut rooms)
+        };
+        Ok(batch.iter().zip(from).map(to).collect())
+    }
+
+    /// Room of each node; none where zones cannot be read.
+    fn rooms(&self) -> Rooms {
+        let memory = NodeMemory::read_all(&self.root, self.tiers().nodes());
+        let mut rooms = self.placer.rooms(&memory.unwrap_or_default());
+        rooms.retain(|node, _| !self.draining.contains_key(node));
+        rooms
+    }
+}
+
+/// A node that programs have filled stands at its low watermark. Moves that kept to the high one would leave fast memory
+/// unused that programs had.
+///
+/// A huge page that a move has freed waits on a list of the CPU's own. The next one is taken from there, but only while the
+/// node has another one besides (`__zone_watermark_ok` and `rmqueue` in `mm/page_alloc.c`). One is counted as free: in full
+/// fast memory each exchange would else demote a block and find no room for the other. (In the lab, Linux 6.12, demoting one
+/// left the node's free memory as it was; that it waited there is inferred.) How many wait is not known, since small pages
+/// do, too.
+fn facts(node: NodeMemory) -> NodeFacts {
+    let mut facts = NodeFacts {
+        free: node.free,
+        kept: node.low_watermark,
+    };
+    if facts.usable().0 >= BLOCK_SIZE && node.held_by_cpus.0 >= BLOCK_SIZE {
+        facts.free.0 += BLOCK_SIZE;
+    }
+    facts
+}
+
+#[cfg(test)]
+mod tests {
+    use demeter_policy::MIB;
+
+    use super::*;
+
+    #[test]
+    fn a_huge_page_on_a_cpus_list_is_free_while_another_one_is() {
+        let usable = |free: u64, held_by_cpus: u64| {
+            let node = NodeMemory {
+                free: ByteCount(16 * MIB + free),
+                held_by_cpus: ByteCount(held_by_cpus),
+                low_watermark: ByteCount(16 * MIB),
+                high_watermark: ByteCount(20 * MIB),
+                present: ByteCount(100 * MIB),
+            };
+            facts(node).usable().0
+        };
+        assert_eq!(usable(3 * MIB, 5 * MIB), 5 * MIB, "one of them");
+        assert_eq!(usable(3 * MIB, MIB), 3 * MIB);
+        assert_eq!(usable(MIB, 5 * MIB), MIB, "out of reach");
+        assert_eq!(usable(0, 5 * MIB), 0);
+    }
+}

@@ -1,0 +1,211 @@
+//! Which node of a tier memory goes to.
+//!
+//! # Approach
+//! Hot memory goes to the node of the faster tier that is nearest to the CPUs that use it. Cold memory goes to the nearest
+//! node of the next slower tier. Where that node is full the next one follows. Memory in another socket's fast node is still
+//! better placed than in slow memory, and any slower tier can take cold memory.
+//!
+//! # Properties
+//! - A node is always named.
+//! - A full node is named only where all are full.
+//! - With one node in each of two tiers there is no choice.
+
+use std::collections::BTreeMap;
+
+use demeter_policy::{ByteCount, Level, MIB, NodeId};
+
+use crate::nodes::{NodeMemory, Tiers, Topology};
+
+/// Part of a node that memory leaves free while another node has room, within bounds.
+const SPARE_PART: u64 = 128;
+const SPARE_MIN: u64 = 4 * MIB;
+const SPARE_MAX: u64 = 64 * MIB;
+
+/// Distance to a node that nothing is known of.
+const FAR: u32 = u32::MAX;
+
+/// How much each node can take.
+pub type Rooms = BTreeMap<NodeId, ByteCount>;
+
+/// Chooses nodes. See the module's text.
+#[derive(Debug, Clone)]
+pub struct Placer {
+    tiers: Tiers,
+    topology: Topology,
+}
+
+impl Placer {
+    /// One for these tiers of a machine.
+    pub fn new(tiers: Tiers, topology: Topology) -> Self {
+        Self { tiers, topology }
+    }
+
+    /// The tiers.
+    pub fn tiers(&self) -> &Tiers {
+        &self.tiers
+    }
+
+    /// Whether memory of a tier can go to more than one node when it is promoted to it or demoted from it.
+    pub fn has_choice(&self) -> bool {
+        self.tiers.nodes().count() > 2
+    }
+
+    /// The node that has a CPU.
+    pub fn node_of_cpu(&self, cpu: u32) -> Option<NodeId> {
+        let mut nodes = self.topology.nodes.iter();
+        nodes.find(|n| n.cpus.contains(&cpu)).map(|node| node.id)
+    }
+
+    /// Room of the nodes of all tiers, by their zones.
+    pub fn rooms(&self, memory: &[NodeMemory]) -> Rooms {
+        let room = |memory: &NodeMemory| memory.free.0.saturating_sub(memory.low_watermark.0);
+        let rooms = memory.iter().map(room).map(ByteCount);
+        self.tiers.nodes().zip(rooms).collect()
+    }
+
+    /// Where `bytes` that the CPUs of `near` use go in `tier`; takes their room.
+    pub fn promote(
+        &self,
+        tier: Level,
+        near: NodeId,
+        bytes: ByteCount,
+        rooms: &mut Rooms,
+    ) -> NodeId {
+        let mut nodes = self.tiers.at(tier).to_vec();
+        nodes.sort_by_key(|&node| (self.distance(near, node), node));
+        self.choose(&nodes, bytes, rooms)
+    }
+
+    /// Where `bytes` go that leave a node of `tier`; takes their room.
+    pub fn demote(&self, tier: Level, from: NodeId, bytes: ByteCount, rooms: &mut Rooms) -> NodeId {
+        let mut nodes = vec![];
+        for slower in tier.slower() {
+            let mut slower = self.tiers.at(slower).to_vec();
+            slower.sort_by_key(|&node| (self.distance(from, node), node));
+            nodes.extend(slower);
+        }
+        self.choose(&nodes, bytes, rooms)
+    }
+
+    fn distance(&self, from: NodeId, to: NodeId) -> u32 {
+        self.topology.distance(from, to).unwrap_or(FAR)
+    }
+
+    /// The first node that has room for `bytes` beside its spare, or the node with the most room.
+    fn choose(&self, nodes: &[NodeId], bytes: ByteCount, rooms: &mut Rooms) -> NodeId {
+        let room = |node: &NodeId| rooms.get(node).map_or(0, |room| room.0);
+        let fits = |node: &&NodeId| room(node) >= bytes.0.saturating_add(self.spare(**node));
+        let roomiest = || nodes.iter().rev().max_by_key(|node| room(node));
+        let chosen = nodes.iter().find(fits).or_else(roomiest);
+        // A tier has a node, and there is a slower one below each but the last.
+        let chosen = chosen.copied().unwrap_or(NodeId(0));
+        if let Some(room) = rooms.get_mut(&chosen) {
+            room.0 = room.0.saturating_sub(bytes.0);
+        }
+        chosen
+    }
+
+    fn spare(&self, node: NodeId) -> u64 {
+        let node = self.topology.nodes.iter().find(|n| n.id == node);
+        let total = node.map_or(0, |node| node.total.0);
+        (total / SPARE_PART).clamp(SPARE_MIN, SPARE_MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::nodes::Node;
+
+    const SIZE: u64 = 512 * MIB;
+    const BLOCK: ByteCount = ByteCount(2 * MIB);
+
+    /// Two sockets with DRAM (0 and 1) and CXL memory (2 and 3) each; and far memory (4) beside socket 0.
+    fn placer(tiers: &str) -> Placer {
+        let distances: [[u32; 5]; 5] = [
+            [10, 21, 14, 24, 28],
+            [21, 10, 24, 14, 31],
+            [14, 24, 10, 26, 30],
+            [24, 14, 26, 10, 33],
+            [28, 31, 30, 33, 10],
+        ];
+        let node = |id: u32| Node {
+            id: NodeId(id),
+            total: ByteCount(SIZE),
+            free: ByteCount(0),
+            has_cpus: id < 2,
+            cpus: if id < 2 {
+                vec![2 * id, 2 * id + 1]
+            } else {
+                vec![]
+            },
+            distances: distances[id as usize].to_vec(),
+            tier: None,
+            read_latency_ns: None,
+            measured_ns: None,
+        };
+        let topology = Topology {
+            nodes: (0..5).map(node).collect(),
+        };
+        Placer::new(tiers.parse().unwrap(), topology)
+    }
+
+    fn rooms(mib: [u64; 5]) -> Rooms {
+        let room = |(id, mib): (u32, u64)| (NodeId(id), ByteCount(mib * MIB));
+        (0..).zip(mib).map(room).collect()
+    }
+
+    #[test]
+    fn hot_memory_goes_to_its_socket_and_then_to_the_other_one() {
+        let placer = placer("0,1/2,3/4");
+        assert_eq!(placer.node_of_cpu(3), Some(NodeId(1)));
+        let mut rooms = rooms([8, 100, 0, 0, 0]);
+        let went = [(); 3].map(|()| placer.promote(Level::First, NodeId(0), BLOCK, &mut rooms).0);
+        assert_eq!(went, [0, 0, 1]);
+        assert_eq!(
+            placer.promote(Level::First, NodeId(1), BLOCK, &mut rooms),
+            NodeId(1)
+        );
+    }
+
+    #[test]
+    fn cold_memory_goes_to_the_nearest_slower_node_with_room() {
+        let placer = placer("0,1/2,3/4");
+        let went = |from, mib| {
+            placer
+                .demote(Level::First, NodeId(from), BLOCK, &mut rooms(mib))
+                .0
+        };
+        assert_eq!(went(0, [0, 0, 50, 50, 50]), 2);
+        assert_eq!(went(1, [0, 0, 50, 50, 50]), 3);
+        assert_eq!(went(0, [0, 0, 1, 50, 50]), 3);
+        assert_eq!(went(0, [0, 0, 1, 1, 50]), 4);
+        // Where none has room, the kernel is asked for the roomiest.
+        assert_eq!(went(0, [0, 0, 2, 3, 1]), 3);
+        assert_eq!(
+            placer.demote(Level::Second, NodeId(2), BLOCK, &mut rooms([9; 5])),
+            NodeId(4)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn a_full_node_is_named_only_where_all_are(
+            mib in prop::array::uniform5(0u64..20), near in 0u32..2, is_first: bool,
+        ) {
+            let placer = placer("0,1/2,3/4");
+            let before = rooms(mib);
+            let mut after = before.clone();
+            let tier = if is_first { Level::First } else { Level::Second };
+            let nodes = placer.tiers.at(tier).to_vec();
+            let chosen = placer.promote(tier, NodeId(near), BLOCK, &mut after);
+            prop_assert!(nodes.contains(&chosen));
+            let has_room = |node: &NodeId| before[node] >= BLOCK;
+            prop_assert!(has_room(&chosen) || !nodes.iter().any(has_room));
+            let taken = before[&chosen].0 - after[&chosen].0;
+            prop_assert_eq!(taken, BLOCK.0.min(before[&chosen].0));
+        }
+    }
+}
