@@ -11,9 +11,9 @@ use std::time::Duration;
 use arbitrary::Arbitrary;
 use demeter_fuzz::Said;
 use demeter_host::agent::AgentClient;
-use demeter_host::outside::MayWait;
 use demeter_host::backing::{Backing, Extent, FileOffset, NotInTier};
 use demeter_host::memory::{MemoryMap, Piece};
+use demeter_host::outside::MayWait;
 use demeter_host::provisioner::balloon::Balloon;
 use demeter_host::provisioner::{ProvisionError, Provisioner};
 use demeter_policy::{
@@ -507,7 +507,7 @@ async fn case(script: Script) {
                 let page = usize::from(page) % pages(tier(fast));
                 memory.truth().is_backed.get_mut(tier(fast))[page] = true;
                 is_touched = true;
-                balloon.overrun();
+                balloon.overrun().await;
                 continue;
             }
             Call::Actual => balloon.actual(deadline).await.map(|owned| {
@@ -538,7 +538,7 @@ async fn case(script: Script) {
             }
         }
         drop(truth);
-        balloon.overrun();
+        balloon.overrun().await;
     }
     guest.abort();
 }

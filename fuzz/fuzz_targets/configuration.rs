@@ -27,8 +27,10 @@ fuzz_target!(|input: (u8, &str)| {
             Err(error) => Some(error.to_string()),
         },
         _ => match Store::open(&FILE) {
-            Ok((mut store, ledger)) => {
+            Ok((store, ledger)) => {
                 store.save(&ledger).unwrap();
+                // As long as it is open, nobody else opens it.
+                drop(store);
                 assert_eq!(Store::open(&FILE).unwrap().1, ledger);
                 None
             }

@@ -42,5 +42,8 @@ fuzz_target!(|input: Input| {
             Next::Idle => unreachable!("there is memory"),
         }
     }
-    assert!(out.iter().all(|seen| mapped.contains(seen.block.start()) && seen.exposure_ns > 0));
+    assert!(
+        out.iter()
+            .all(|seen| mapped.contains(seen.block.start()) && seen.exposure_ns > 0)
+    );
 });

@@ -125,7 +125,11 @@ async fn case(script: Vec<Step>) {
             Step::List(node) => {
                 let node = NodeId(node.into());
                 let from = GuestPhysAddr(0);
-                let question = |request| Message::List { request, node, from };
+                let question = |request| Message::List {
+                    request,
+                    node,
+                    from,
+                };
                 let answers = timeout(SOON, agent.ask(question)).await;
                 let answers = answers.expect("in time").expect("the link is there");
                 asked += 1;

@@ -66,11 +66,15 @@ fn case(turns: Vec<Turn>, file: &File, ring: &Ring) {
         let len = head.wrapping_sub(tail);
         let sound = len <= DATA && (head | tail) % 8 == 0;
         let result = ring.take(&mut taken);
-        assert_eq!(result.is_ok(), sound, "head {head}, tail {tail}: {result:?}");
+        assert_eq!(
+            result.is_ok(),
+            sound,
+            "head {head}, tail {tail}: {result:?}"
+        );
         let mut data = vec![0; DATA as usize];
         file.read_exact_at(&mut data, CONTROL).expect("it is there");
-        let expected = (0..if sound { len } else { 0 })
-            .map(|i| data[(tail.wrapping_add(i) % DATA) as usize]);
+        let expected =
+            (0..if sound { len } else { 0 }).map(|i| data[(tail.wrapping_add(i) % DATA) as usize]);
         assert!(expected.eq(taken.iter().copied()));
         // In step again, and empty.
         assert_eq!(word(file, TAIL), head & !7);

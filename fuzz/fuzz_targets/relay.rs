@@ -105,7 +105,11 @@ fuzz_target!(|script: Vec<Told>| {
             Told::List(id, node) => {
                 let Resize { request, node, .. } = resize(id, node, 0);
                 let from = GuestPhysAddr(0);
-                Message::List { request, node, from }
+                Message::List {
+                    request,
+                    node,
+                    from,
+                }
             }
             Told::Prove(id, node) => {
                 let Resize { request, node, .. } = resize(id, node, 0);

@@ -14,6 +14,9 @@ fuzz_target!(|text: &str| {
     }
     for (place, zone) in info.zones.iter().enumerate() {
         let parts = regions.iter().filter(|region| region.zone == place);
-        assert_eq!(parts.map(|region| region.guest.len().0).sum::<u64>(), zone.size);
+        assert_eq!(
+            parts.map(|region| region.guest.len().0).sum::<u64>(),
+            zone.size
+        );
     }
 });

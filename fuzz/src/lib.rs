@@ -160,7 +160,10 @@ pub fn run(case: impl Future<Output = ()>) {
 /// Shared memory of our own in place of a kernel's or a device's, and a path by which this process may open
 /// it again. It has no name, so nothing stays behind.
 pub fn shared_memory(name: &str, bytes: u64) -> (PathBuf, File) {
-    let path = PathBuf::from(format!("/dev/shm/demeter-fuzz-{name}-{}", std::process::id()));
+    let path = PathBuf::from(format!(
+        "/dev/shm/demeter-fuzz-{name}-{}",
+        std::process::id()
+    ));
     let file = OpenOptions::new()
         .read(true)
         .write(true)
