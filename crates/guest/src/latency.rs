@@ -74,7 +74,7 @@ fn timed_near(node: NodeId, cpus: &[u32]) -> io::Result<u32> {
 }
 
 /// Latency of each tier, nanoseconds: the mean of its nodes that were measured. A tier of which none was measured is taken to
-/// be as quick as the next slower one divided by [`SLOW_FACTOR`]. Without a measurement of the slowest tier all are assumed.
+/// be a third of the next slower one. Without a measurement of the slowest tier all are assumed.
 pub fn of_tiers(tiers: &Tiers, measured: &BTreeMap<NodeId, u32>) -> ByLevel<u32> {
     let mean = |nodes: &[NodeId]| {
         let known = nodes.iter().filter_map(|node| measured.get(node));
