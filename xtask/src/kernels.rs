@@ -1,7 +1,7 @@
 //! The kernels of Debian's archive, each booted in the lab: what works on it.
 //!
 //! Packages are looked for in all releases by an apt of its own, below target/kernels, and unpacked there; nothing is
-//! installed. The smallest scenario runs under each system that depends on the kernel.
+//! installed. One scenario runs under each system that depends on the kernel.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -20,7 +20,7 @@ const DIR: &str = "target/kernels";
 /// The page with the table.
 const PAGE: &str = "docs/src/kernels.md";
 /// What each kernel runs.
-const SCENARIO: &str = "scenarios/ci.toml";
+const SCENARIO: &str = "scenarios/gups.toml";
 
 /// Releases whose kernels are tried, the oldest first; a release that the mirror lacks is passed over.
 const SUITES: [&str; 7] = [
@@ -36,8 +36,8 @@ const SUITES: [&str; 7] = [
 /// Series that are tried, beside the newest: those that Debian's releases came with, and the first long one with DAMON_STAT.
 const SERIES: [&str; 4] = ["5.10", "6.1", "6.12", "6.18"];
 
-/// How long, instead of the scenario's own time: a busy host slows the agent's epochs as well.
-const SECONDS: &str = "40";
+/// How long, instead of the time of the scenario.
+const SECONDS: &str = "30";
 
 /// How the releases of kernels for virtual machines end.
 const FLAVOUR: &str = "-cloud-amd64";
@@ -298,7 +298,7 @@ fn run(image: &Path, system: &str) -> anyhow::Result<String> {
         .context("cannot run target/release/demeter")?;
     let said = String::from_utf8_lossy(&output.stderr);
     let agent_said = agent_log(&logs);
-    // What else clap refuses is an error of ours, and of no kernel.
+    // A refused command line is an error of ours, and of no kernel.
     if output.status.code() == Some(2) {
         bail!("demeter run: {said}");
     }
@@ -321,7 +321,7 @@ fn run(image: &Path, system: &str) -> anyhow::Result<String> {
     })
 }
 
-/// What the agent of a run has logged.
+/// The log of a run's agent; empty where it kept none.
 fn agent_log(logs: &Path) -> String {
     let logs = fs::read_dir(logs).into_iter().flatten().flatten();
     let is_agents = |path: &PathBuf| path.to_string_lossy().ends_with("agent.log");
@@ -372,7 +372,7 @@ fn page_of(table: &str) -> String {
     format!(
         "# Kernels\n\n\
          <!-- Made by `cargo xtask kernels`. -->\n\n\
-         Each kernel was booted in the lab with `{SCENARIO}`: two nodes, 24 MiB of hot memory that begin in slow memory, \
+         Each kernel was booted in the lab with `{SCENARIO}`: two nodes, 100 MiB of hot memory that begin in slow memory, \
          {SECONDS} seconds. The kernels are those of Debian's archive for virtual machines (flavour `cloud-amd64`). \
          `cargo xtask kernels` makes this page again.\n\n{table}"
     )
