@@ -1,7 +1,7 @@
 //! The kernels of Debian's archive, each booted in the lab: what works on it.
 //!
 //! Packages are looked for in all releases by an apt of its own, below target/kernels, and unpacked there; nothing is
-//! installed. The smallest scenario runs under each system that depends on the kernel.
+//! installed. One scenario runs under each system that depends on the kernel.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -20,7 +20,7 @@ const DIR: &str = "target/kernels";
 /// The page with the table.
 const PAGE: &str = "docs/src/kernels.md";
 /// What each kernel runs.
-const SCENARIO: &str = "scenarios/ci.toml";
+const SCENARIO: &str = "scenarios/gups.toml";
 
 /// Releases whose kernels are tried, the oldest first; a release that the mirror lacks is passed over.
 const SUITES: [&str; 7] = [
@@ -35,6 +35,9 @@ const SUITES: [&str; 7] = [
 
 /// Series that are tried, beside the newest: those that Debian's releases came with, and the first long one with DAMON_STAT.
 const SERIES: [&str; 4] = ["5.10", "6.1", "6.12", "6.18"];
+
+/// How long, instead of the time of the scenario.
+const SECONDS: &str = "30";
 
 /// How the releases of kernels for virtual machines end.
 const FLAVOUR: &str = "-cloud-amd64";
@@ -283,6 +286,7 @@ fn run(image: &Path, system: &str) -> anyhow::Result<String> {
         .env("DEMETER_KERNEL", image)
         .arg(SCENARIO)
         .args(["--system", system]);
+    demeter.args(["--duration", SECONDS]);
     demeter
         .arg("--json")
         .arg(&result)
@@ -293,24 +297,37 @@ fn run(image: &Path, system: &str) -> anyhow::Result<String> {
         .output()
         .context("cannot run target/release/demeter")?;
     let said = String::from_utf8_lossy(&output.stderr);
+    let agent_said = agent_log(&logs);
+    // A refused command line is an error of ours, and of no kernel.
+    if output.status.code() == Some(2) {
+        bail!("demeter run: {said}");
+    }
     if !output.status.success() {
-        let why = said.lines().rfind(|line| line.starts_with("error:"));
-        return Ok(format!(
-            "no: {}",
-            short(why.unwrap_or("it ended without a word"))
-        ));
+        // The agent knows better why it ended.
+        let error = |text: &str| {
+            text.lines()
+                .rfind(|it| it.starts_with("error:"))
+                .map(in_a_cell)
+        };
+        let why = error(&agent_said).or_else(|| error(&said));
+        let why = why.as_deref().unwrap_or("it ended without a word");
+        return Ok(format!("no: {why}"));
     }
     let text = fs::read_to_string(&result).context("cannot read a result")?;
     let outcome = judge(&serde_json::from_str(&text).context("a result is no JSON")?)?;
-    let turned_off = fs::read_dir(&logs).is_ok_and(|logs| {
-        logs.flatten().any(|log| {
-            fs::read_to_string(log.path()).is_ok_and(|text| text.contains("DAMON_STAT is off"))
-        })
-    });
-    Ok(match turned_off {
+    Ok(match agent_said.contains("DAMON_STAT is off") {
         true => outcome + "; DAMON_STAT off meanwhile",
         false => outcome,
     })
+}
+
+/// The log of a run's agent; empty where it kept none.
+fn agent_log(logs: &Path) -> String {
+    let logs = fs::read_dir(logs).into_iter().flatten().flatten();
+    let is_agents = |path: &PathBuf| path.to_string_lossy().ends_with("agent.log");
+    let log = logs.map(|log| log.path()).find(is_agents);
+    log.and_then(|log| fs::read_to_string(log).ok())
+        .unwrap_or_default()
 }
 
 /// Whether the hot memory came to be in fast memory, and no data were lost.
@@ -332,10 +349,9 @@ fn judge(result: &Value) -> anyhow::Result<String> {
     })
 }
 
-/// The first sentence of an error, without what a table cannot hold.
-fn short(error: &str) -> String {
-    let text = error.trim_start_matches("error:").trim();
-    text.replace('|', "/")
+/// An error as a table can hold it.
+fn in_a_cell(error: &str) -> String {
+    error.trim_start_matches("error:").trim().replace('|', "/")
 }
 
 fn table(rows: &[Row]) -> String {
@@ -356,8 +372,8 @@ fn page_of(table: &str) -> String {
     format!(
         "# Kernels\n\n\
          <!-- Made by `cargo xtask kernels`. -->\n\n\
-         Each kernel was booted in the lab with `{SCENARIO}`: two nodes, 24 MiB of hot memory that begin in slow memory, \
-         20 seconds. The kernels are those of Debian's archive for virtual machines (flavour `cloud-amd64`). \
+         Each kernel was booted in the lab with `{SCENARIO}`: two nodes, 100 MiB of hot memory that begin in slow memory, \
+         {SECONDS} seconds. The kernels are those of Debian's archive for virtual machines (flavour `cloud-amd64`). \
          `cargo xtask kernels` makes this page again.\n\n{table}"
     )
 }

@@ -62,7 +62,7 @@ enum Task {
     /// Boot kernels of Debian's archive in the lab, and make the page that says what works on each
     ///
     /// Kernels of several releases are downloaded and unpacked below target/kernels, by an apt of its own; nothing is
-    /// installed. Each runs a small scenario twice, which takes about three minutes. "skipped" where the archive cannot be
+    /// installed. Each runs scenarios/gups.toml twice, which takes about four minutes. "skipped" where the archive cannot be
     /// reached.
     Kernels(kernels::Args),
     /// Cross-compile everything for Arm in a Debian 13 of its own, and run the tests there, emulated
