@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use demeter_policy::engine::conformance::{EpochScript, PID, Rig, Script, WORTH_MUCH, conforms};
-use demeter_policy::{BLOCK_SIZE, ByLevel, GuestVirtAddr, NodeId, PAGE_SIZE};
+use demeter_policy::{BLOCK_SIZE, ByLevel, GuestVirtAddr, MIB, NodeId, PAGE_SIZE};
 use proptest::prelude::*;
 
 use super::*;

@@ -7,12 +7,14 @@
 //! One thread, one wake per epoch, and half as many while nothing is to move. When nothing is
 //! accessed an epoch is a look at the tracker's buffers and nothing else.
 //!
-//! It is one file, because it is one dispatch: each request of the engine has its method here.
+//! Here is the dispatch of the engine's requests. Moves are in `moving`, the status is in `report`.
 
 mod contracts;
 mod headroom;
 mod machine;
+mod moving;
 mod process;
+mod report;
 mod sharing;
 
 use std::collections::btree_map::Entry;
@@ -22,10 +24,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use contracts::{Budget, Rules};
-use demeter_policy::engine::{self, ByHeat, Direction, Engine, Gain, Input, Misuse, Request};
-use demeter_policy::{
-    Block, ByteCount, GuestVirtAddr, Level, MIB, NodeId, Pid, Relocation, Sample, Spread, VirtRange,
-};
+use demeter_policy::engine::{self, ByHeat, Engine, Gain, Input, Misuse, Request};
+use demeter_policy::{ByteCount, GuestVirtAddr, NodeId, Pid, Sample};
 use machine::{Change, Machine};
 use process::Process;
 use sharing::Sharing;
@@ -34,24 +34,18 @@ use crate::config::{Config, ConfigError};
 use crate::heat::Heat;
 use crate::mover::Mover;
 use crate::nodes::{NodesError, TierOrder, Topology};
-use crate::pages::{Errno, Pages, PagesError};
+use crate::pages::Pages;
 use crate::prober::Prober;
 use crate::recording::{self, Recorded, RecordedTier, Recorder, RecorderError};
-use crate::status::{LeftAlone, StatusCell, TargetStatus};
+use crate::status::StatusCell;
 use crate::targets::{Target, TargetFinder, TargetsError};
 use crate::tracker::{Tracker, TrackerError};
-
-/// Nanoseconds in a millisecond.
-const NS_PER_MS: u64 = 1_000_000;
 
 /// Time between two looks at which nodes and CPUs there are.
 const NODES_EVERY: Duration = Duration::from_secs(4);
 
 /// Processes that are remembered as no targets, one epoch's besides.
 const STRANGERS_MAX: usize = 4096;
-
-/// Room that a cgroup must have before huge pages are made of small ones: that of a batch, with a margin.
-const COLLAPSE_ROOM: ByteCount = ByteCount(32 * MIB);
 
 /// What others ask of a running agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -196,7 +190,7 @@ pub fn find_tiers(
     Ok((config.order(&topology)?, measured_ns))
 }
 
-/// What [`check`] has found.
+/// The findings of [`check`].
 pub struct Checked {
     /// Finds the processes to look after.
     pub finder: TargetFinder,
@@ -519,20 +513,6 @@ impl Agent {
         Ok(())
     }
 
-    /// Takes note that a process's memory could not be moved at all; it is left out for a while.
-    fn hinder(&mut self, pid: Pid, error: Option<PagesError>) -> Result<(), AgentError> {
-        // The next refresh sees that it has gone.
-        let error = error.filter(|error| !matches!(error, PagesError::Gone(_)));
-        let (Some(error), Some(process)) = (error, self.processes.get_mut(&pid)) else {
-            return Ok(());
-        };
-        let what = format!("cannot move pages of {}: {error}", process.name());
-        if process.hinder(error.to_string(), self.clock.now()) {
-            self.error = Some(what);
-        }
-        Ok(self.divide()?)
-    }
-
     /// Tells which process has which share of fast memory.
     fn share(&mut self) -> Result<(), AgentError> {
         let mut shares = BTreeMap::new();
@@ -608,104 +588,6 @@ impl Agent {
         })?)
     }
 
-    /// Moves the batch that is asked for.
-    fn move_batch(&mut self) -> Result<(), AgentError> {
-        let Request::Move { pid, .. } = self.engine.request() else {
-            return Ok(());
-        };
-        let process = self.processes.get(&pid);
-        if process.is_none_or(|process| !process.target.is_there(&self.root)) {
-            return self.end(pid);
-        }
-        let now = self.clock.now();
-        if process.is_some_and(|process| process.contracts.are_stale(&self.budget, now)) {
-            self.read_space(pid);
-            self.divide()?;
-        }
-        let Request::Move {
-            level,
-            direction,
-            blocks: batch,
-            ..
-        } = self.engine.request()
-        else {
-            return Ok(());
-        };
-        let space = self.engine.space(pid);
-        if !batch.iter().all(|r| touches(space, r.block)) {
-            return Ok(self.engine.push(Input::MoveFailed)?);
-        }
-        let began = self.clock.now();
-        let may_collapse = self.huge_pages && headroom::allows(&self.root, pid, COLLAPSE_ROOM);
-        self.mover.set_collapse(may_collapse);
-        let near = self.processes.get(&pid).and_then(Process::near);
-        let (pages, prober) = (&mut *self.pages, &mut self.prober);
-        let targets = self
-            .machine
-            .targets(pages, prober, (level, direction), pid, near, batch);
-        let result = targets.and_then(|targets| {
-            let to = Batch {
-                way: (level, direction),
-                pid,
-                space,
-                blocks: batch,
-            };
-            to.move_to(&targets, &mut self.mover, pages)
-        });
-        let mut failed: Vec<(Errno, u64)> = vec![];
-        match &result {
-            Ok((placements, reasons)) => {
-                let left = |(r, spread): (&Relocation, &Spread)| {
-                    direction.left(&spread.at(level)).0.min(r.bytes.0)
-                };
-                let left = batch.iter().zip(placements).map(left);
-                failed.extend(
-                    reasons
-                        .iter()
-                        .copied()
-                        .zip(left)
-                        .filter(|(_, left)| *left > 0),
-                );
-                let took_ns = self.clock.took_ns(began);
-                self.engine.push(Input::Moved {
-                    placements,
-                    took_ns,
-                })?;
-                self.say_why(pid, &failed);
-            }
-            // That it has ended in between is no failure.
-            Err(PagesError::Gone(_)) => return self.end(pid),
-            Err(error) => {
-                failed.extend(batch.iter().map(|r| (error.errno(), r.bytes.0)));
-                self.engine.push(Input::MoveFailed)?;
-            }
-        }
-        if !failed.is_empty() {
-            self.status.update(|s| {
-                for (errno, bytes) in failed {
-                    *s.failed_bytes.entry(errno.name()).or_default() += bytes;
-                }
-            });
-        }
-        self.hinder(pid, result.err())
-    }
-
-    /// Says once for each process and reason why pages did not move.
-    fn say_why(&mut self, pid: Pid, failed: &[(Errno, u64)]) {
-        let Some(process) = self.processes.get_mut(&pid) else {
-            return;
-        };
-        for &(errno, _) in failed {
-            if process.said.insert(errno) {
-                let (name, cause) = (process.name(), errno.cause());
-                tracing::info!(
-                    "some pages of {name} do not move: {}: {cause}",
-                    errno.name()
-                );
-            }
-        }
-    }
-
     /// Takes note that a process has gone before a refresh has seen it.
     fn end(&mut self, pid: Pid) -> Result<(), AgentError> {
         self.processes.remove(&pid);
@@ -713,142 +595,6 @@ impl Agent {
         self.engine.push(Input::Ended(pid))?;
         let pids: Vec<Pid> = self.processes.keys().copied().collect();
         Ok(self.tracker.set_targets(&pids)?)
-    }
-
-    /// Updates the status with what came of an epoch.
-    fn report(&mut self) {
-        let recorder_error = self.engine.take_error().map(|e| e.to_string());
-        let error = recorder_error.or_else(|| self.error.take());
-        if error.is_some() && self.warned != error {
-            tracing::warn!("{}", error.as_deref().unwrap_or_default());
-            self.warned.clone_from(&error);
-        }
-        let (engine, figures) = (&*self.engine, self.engine.figures());
-        let ranking = engine.ranking();
-        let (used, balance) = (engine.working_set(), engine.balance());
-        let (cost_ms, benefit_ms) = (
-            balance.cost_ns / NS_PER_MS,
-            balance.benefit_ns / NS_PER_MS as i64,
-        );
-        match (self.status.get().is_resting, balance.is_resting) {
-            (false, true) => tracing::info!(
-                "backing off: moves have earned less than they cost; so far they took {cost_ms} ms and \
-                 saved {benefit_ms} ms"
-            ),
-            (true, false) => tracing::info!("moving again"),
-            _ => {}
-        }
-        // While nothing is accessed nothing changes, and nothing is summed up.
-        let details = (!ranking.is_empty()).then(|| {
-            let targets: Vec<_> = engine.processes().map(|p| self.target_status(&p)).collect();
-            (targets, engine.set_aside() as u64)
-        });
-        self.status.update(|s| {
-            s.epochs = figures.epochs;
-            s.samples = figures.samples;
-            s.samples_lost = figures.samples_lost;
-            s.samples_rejected = figures.samples_astray;
-            s.tried_bytes = figures.tried.0;
-            s.promoted_bytes = figures.promoted.0;
-            s.demoted_bytes = figures.demoted.0;
-            s.moves_cost_ms = cost_ms;
-            s.moves_benefit_ms = benefit_ms;
-            s.is_resting = balance.is_resting;
-            s.working_set_fast_bytes = used.placement.fast.0;
-            s.working_set_slow_bytes = used.placement.slow.0;
-            s.fast_hit_permille = used.fast_hit_permille.or(s.fast_hit_permille);
-            s.fast_free_bytes = engine.fast_free().map_or(s.fast_free_bytes, |free| free.0);
-            if let Some((targets, aside)) = details {
-                s.targets = targets;
-                s.blocks_set_aside = aside;
-            }
-            if error.is_some() {
-                s.last_error = error;
-            }
-        });
-        tracing::debug!(
-            epoch = engine.epoch(),
-            samples = figures.samples,
-            ranges = ranking.len(),
-            promoted_mib = figures.promoted.0 / MIB,
-            demoted_mib = figures.demoted.0 / MIB,
-            tried_mib = figures.tried.0 / MIB,
-        );
-        for range in ranking.iter().take(8) {
-            let at = engine.residency().placement(range.pid, &range.range);
-            tracing::trace!(
-                range = %range.range,
-                count = range.count,
-                fast_mib = at.fast.0 / MIB,
-                slow_mib = at.slow.0 / MIB,
-            );
-        }
-    }
-
-    fn target_status(&self, figures: &engine::ProcessFigures) -> TargetStatus {
-        let process = self.processes.get(&figures.pid);
-        TargetStatus {
-            pid: figures.pid.0,
-            comm: process.map(|p| p.target.comm.clone()).unwrap_or_default(),
-            ranges_left_out: process.map_or(0, Process::ranges_left_out),
-            left_alone: process.map(left_alone).unwrap_or_default(),
-            ranges: figures.ranges as u64,
-            heat: figures.samples,
-            fast_bytes: figures.placement.fast.0,
-            slow_bytes: figures.placement.slow.0,
-        }
-    }
-}
-
-/// Blocks of one process on their way.
-struct Batch<'a> {
-    /// Over the boundary below this tier, up or down.
-    way: (Level, Direction),
-    pid: Pid,
-    space: &'a [VirtRange],
-    blocks: &'a [Relocation],
-}
-
-/// Whether one of the sorted ranges touches a block.
-fn touches(space: &[VirtRange], block: Block) -> bool {
-    let next = space.partition_point(|range| range.end() <= block.start());
-    let next = space.get(next);
-    next.is_some_and(|range| Block::numbers_of(range).contains(&block.0))
-}
-
-/// A process's memory that is left alone, for people.
-fn left_alone(process: &Process) -> Vec<LeftAlone> {
-    let held = process.left_alone.iter().map(|(hold, bytes)| LeftAlone {
-        bytes: Some(bytes.0),
-        why: hold.why().into(),
-    });
-    let hindered = process.hindrance.iter().map(|hindrance| LeftAlone {
-        bytes: None,
-        why: hindrance.what.clone(),
-    });
-    held.chain(hindered).collect()
-}
-
-impl Batch<'_> {
-    /// Moves each block to its node, a call for each node; tells where it lies then, and why it would not move.
-    fn move_to(
-        &self,
-        targets: &[NodeId],
-        mover: &mut Mover,
-        pages: &mut dyn Pages,
-    ) -> Result<(Vec<Spread>, Vec<Errno>), PagesError> {
-        let mut came_of = vec![(Spread::default(), Errno(0)); self.blocks.len()];
-        let nodes: BTreeSet<NodeId> = targets.iter().copied().collect();
-        for to in nodes {
-            let at: Vec<usize> = (0..targets.len()).filter(|&at| targets[at] == to).collect();
-            let blocks: Vec<Block> = at.iter().map(|&at| self.blocks[at].block).collect();
-            let (way, pid, space) = (self.way, self.pid, self.space);
-            let (placements, reasons) = mover.migrate(pages, way, to, pid, space, &blocks)?;
-            for (at, came) in at.into_iter().zip(placements.into_iter().zip(reasons)) {
-                came_of[at] = came;
-            }
-        }
-        Ok(came_of.into_iter().unzip())
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use demeter_policy::engine::conformance::WORTH_MUCH;
-use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, NodeId, Tuning};
+use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, MIB, NodeId, Tuning};
 
 use super::conformance::{maps_of, measured_ns, node, process_of};
 use super::*;

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use demeter_policy::BLOCK_SIZE;
 use demeter_policy::engine::conformance::WORTH_MUCH;
+use demeter_policy::{BLOCK_SIZE, Block};
 
 use super::conformance::{maps_of, process_of};
 use super::*;

@@ -1,0 +1,167 @@
+//! Moves of the batches that the engine asks for, and their failures.
+
+use std::collections::BTreeSet;
+
+use demeter_policy::engine::{Direction, Input, Request};
+use demeter_policy::{Block, ByteCount, Level, MIB, NodeId, Pid, Relocation, Spread, VirtRange};
+
+use super::process::Process;
+use super::{Agent, AgentError, headroom};
+use crate::mover::Mover;
+use crate::pages::{Errno, Pages, PagesError};
+
+/// Room that a cgroup must have before huge pages are made of small ones: that of a batch, with a margin.
+const COLLAPSE_ROOM: ByteCount = ByteCount(32 * MIB);
+
+impl Agent {
+    /// Moves the batch that is asked for.
+    pub(super) fn move_batch(&mut self) -> Result<(), AgentError> {
+        let Request::Move { pid, .. } = self.engine.request() else {
+            return Ok(());
+        };
+        let process = self.processes.get(&pid);
+        if process.is_none_or(|process| !process.target.is_there(&self.root)) {
+            return self.end(pid);
+        }
+        let now = self.clock.now();
+        if process.is_some_and(|process| process.contracts.are_stale(&self.budget, now)) {
+            self.read_space(pid);
+            self.divide()?;
+        }
+        let Request::Move {
+            level,
+            direction,
+            blocks: batch,
+            ..
+        } = self.engine.request()
+        else {
+            return Ok(());
+        };
+        let space = self.engine.space(pid);
+        if !batch.iter().all(|r| touches(space, r.block)) {
+            return Ok(self.engine.push(Input::MoveFailed)?);
+        }
+        let began = self.clock.now();
+        let may_collapse = self.huge_pages && headroom::allows(&self.root, pid, COLLAPSE_ROOM);
+        self.mover.set_collapse(may_collapse);
+        let near = self.processes.get(&pid).and_then(Process::near);
+        let (pages, prober) = (&mut *self.pages, &mut self.prober);
+        let targets = self
+            .machine
+            .targets(pages, prober, (level, direction), pid, near, batch);
+        let result = targets.and_then(|targets| {
+            let to = Batch {
+                way: (level, direction),
+                pid,
+                space,
+                blocks: batch,
+            };
+            to.move_to(&targets, &mut self.mover, pages)
+        });
+        let mut failed: Vec<(Errno, u64)> = vec![];
+        match &result {
+            Ok((placements, reasons)) => {
+                let left = |(r, spread): (&Relocation, &Spread)| {
+                    direction.left(&spread.at(level)).0.min(r.bytes.0)
+                };
+                let left = batch.iter().zip(placements).map(left);
+                failed.extend(
+                    reasons
+                        .iter()
+                        .copied()
+                        .zip(left)
+                        .filter(|(_, left)| *left > 0),
+                );
+                let took_ns = self.clock.took_ns(began);
+                self.engine.push(Input::Moved {
+                    placements,
+                    took_ns,
+                })?;
+                self.say_why(pid, &failed);
+            }
+            // That it has ended in between is no failure.
+            Err(PagesError::Gone(_)) => return self.end(pid),
+            Err(error) => {
+                failed.extend(batch.iter().map(|r| (error.errno(), r.bytes.0)));
+                self.engine.push(Input::MoveFailed)?;
+            }
+        }
+        if !failed.is_empty() {
+            self.status.update(|s| {
+                for (errno, bytes) in failed {
+                    *s.failed_bytes.entry(errno.name()).or_default() += bytes;
+                }
+            });
+        }
+        self.hinder(pid, result.err())
+    }
+
+    /// Says once for each process and reason why pages did not move.
+    fn say_why(&mut self, pid: Pid, failed: &[(Errno, u64)]) {
+        let Some(process) = self.processes.get_mut(&pid) else {
+            return;
+        };
+        for &(errno, _) in failed {
+            if process.said.insert(errno) {
+                let (name, cause) = (process.name(), errno.cause());
+                tracing::info!(
+                    "some pages of {name} do not move: {}: {cause}",
+                    errno.name()
+                );
+            }
+        }
+    }
+
+    /// Takes note that a process's memory could not be moved at all; it is left out for a while.
+    pub(super) fn hinder(&mut self, pid: Pid, error: Option<PagesError>) -> Result<(), AgentError> {
+        // The next refresh sees that it has gone.
+        let error = error.filter(|error| !matches!(error, PagesError::Gone(_)));
+        let (Some(error), Some(process)) = (error, self.processes.get_mut(&pid)) else {
+            return Ok(());
+        };
+        let what = format!("cannot move pages of {}: {error}", process.name());
+        if process.hinder(error.to_string(), self.clock.now()) {
+            self.error = Some(what);
+        }
+        Ok(self.divide()?)
+    }
+}
+
+/// Blocks of one process on their way.
+struct Batch<'a> {
+    /// Over the boundary below this tier, up or down.
+    way: (Level, Direction),
+    pid: Pid,
+    space: &'a [VirtRange],
+    blocks: &'a [Relocation],
+}
+
+impl Batch<'_> {
+    /// Moves each block to its node, a call for each node; tells where it lies then, and why it would not move.
+    fn move_to(
+        &self,
+        targets: &[NodeId],
+        mover: &mut Mover,
+        pages: &mut dyn Pages,
+    ) -> Result<(Vec<Spread>, Vec<Errno>), PagesError> {
+        let mut came_of = vec![(Spread::default(), Errno(0)); self.blocks.len()];
+        let nodes: BTreeSet<NodeId> = targets.iter().copied().collect();
+        for to in nodes {
+            let at: Vec<usize> = (0..targets.len()).filter(|&at| targets[at] == to).collect();
+            let blocks: Vec<Block> = at.iter().map(|&at| self.blocks[at].block).collect();
+            let (way, pid, space) = (self.way, self.pid, self.space);
+            let (placements, reasons) = mover.migrate(pages, way, to, pid, space, &blocks)?;
+            for (at, came) in at.into_iter().zip(placements.into_iter().zip(reasons)) {
+                came_of[at] = came;
+            }
+        }
+        Ok(came_of.into_iter().unzip())
+    }
+}
+
+/// Whether one of the sorted ranges touches a block.
+fn touches(space: &[VirtRange], block: Block) -> bool {
+    let next = space.partition_point(|range| range.end() <= block.start());
+    let next = space.get(next);
+    next.is_some_and(|range| Block::numbers_of(range).contains(&block.0))
+}
