@@ -363,4 +363,4 @@ impl Permissions {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -2,7 +2,7 @@ use super::*;
 use crate::tracker::Choice;
 
 /// A fake root with two nodes, of which the second has no CPUs, and a process that may do all.
-fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {
+pub(crate) fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     let node = "sys/devices/system/node/node";
     let usual = [

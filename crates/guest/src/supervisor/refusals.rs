@@ -107,7 +107,7 @@ impl Drop for Idle {
     }
 }
 
-/// What a child said, and whether it came to its end.
+/// The output of a child, and whether it came to its end.
 struct Said {
     text: String,
     has_ended: bool,
@@ -256,36 +256,18 @@ fn an_agent_with_something_refused() {
 
 /// A machine with two tiers, which has this process and another one.
 fn machine(target: u32) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    let own = std::process::id();
-    let node = "sys/devices/system/node/node";
-    for (path, text) in [
+    let zones = "Node 0, zone   Normal\n  pages free     5000\n        low      10\n        high     20\n        managed  99999\n\
+                 Node 1, zone   Normal\n  pages free     5000\n        low      10\n        high     20\n        managed  99999\n";
+    let folder = probe::tests::machine(&[
+        ("proc/zoneinfo", zones),
         (
-            format!("{node}0/meminfo"),
-            "Node 0 MemTotal: 2048 kB\nNode 0 MemFree: 1024 kB\n",
-        ),
-        (format!("{node}0/cpulist"), "0"),
-        (format!("{node}0/distance"), "10 20"),
-        (
-            format!("{node}1/meminfo"),
-            "Node 1 MemTotal: 8192 kB\nNode 1 MemFree: 8192 kB\n",
-        ),
-        (format!("{node}1/cpulist"), ""),
-        (format!("{node}1/distance"), "20 10"),
-        (
-            "proc/zoneinfo".into(),
-            "Node 0, zone   Normal\n  pages free     5000\n        low      10\n        high     20\n        managed  99999\n\
-             Node 1, zone   Normal\n  pages free     5000\n        low      10\n        high     20\n        managed  99999\n",
-        ),
-        (
-            "sys/kernel/mm/transparent_hugepage/enabled".into(),
+            "sys/kernel/mm/transparent_hugepage/enabled",
             "[always] madvise never",
         ),
-    ] {
-        let path = folder.path().join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
-    }
+    ]);
+    // The processes are real ones.
+    fs::remove_dir_all(folder.path().join("proc/self")).unwrap();
+    let own = std::process::id();
     for process in [
         own.to_string(),
         target.to_string(),

@@ -2,14 +2,14 @@
 //! process, loads and unloads the module there a hundred times, and looks at everything that it
 //! does.
 
+#[path = "../console/mod.rs"]
+mod console;
 mod inside;
 
-use std::fs;
-use std::path::Path;
-use std::process::{Command, ExitCode, Stdio};
-use std::time::{Duration, Instant};
+use std::process::ExitCode;
+use std::time::Duration;
 
-use demeter_lab::{Initramfs, Lab, dies_with_this_thread};
+use demeter_lab::Lab;
 
 /// What the VM says when everything holds.
 const VERDICT: &str = "balloon_module: everything holds";
@@ -40,62 +40,17 @@ fn main() -> ExitCode {
     }
 }
 
-/// Boots the VM and returns what its console said.
+/// Boots the VM and returns the output of its console.
 fn boot() -> String {
     let lab = Lab::from_env().unwrap();
-    let kernel = lab.kernel_image().unwrap_or_else(|e| panic!("{e}"));
     let module = lab.balloon_module().unwrap_or_else(|e| panic!("{e}"));
-    let folder = tempfile::tempdir().unwrap();
-    let mut initramfs = Initramfs::default();
-    let this = std::env::current_exe().unwrap();
-    initramfs.add_program("init", &this).unwrap();
-    initramfs
-        .add_program(inside::MODULE.trim_start_matches('/'), &module)
-        .unwrap();
-    let archive = folder.path().join("initramfs");
-    initramfs.write(&archive).unwrap();
-    let console = folder.path().join("console");
-    let mut vm = Command::new(&lab.qemu);
-    dies_with_this_thread(&mut vm);
-    let mut vm = vm
-        .args(["-machine", "pc", "-accel", "tcg", "-cpu", "qemu64"])
-        .args(["-smp", "2", "-m", "1152M"])
-        .args(["-object", "memory-backend-memfd,id=m0,size=512M,share=on"])
-        .args(["-object", "memory-backend-memfd,id=m1,size=640M,share=on"])
-        .args(["-numa", "node,nodeid=0,cpus=0-1,memdev=m0"])
-        .args(["-numa", "node,nodeid=1,memdev=m1"])
-        .arg("-kernel")
-        .arg(kernel)
-        .arg("-initrd")
-        .arg(archive)
-        .args([
-            "-append",
-            "console=ttyS0 loglevel=4 panic=-1 no_timer_check rdinit=/init",
-        ])
-        .arg("-serial")
-        .arg(format!("file:{}", console.display()))
-        .args([
-            "-display",
-            "none",
-            "-nodefaults",
-            "-no-user-config",
-            "-no-reboot",
-        ])
-        .stdin(Stdio::null())
-        .spawn()
-        .expect("QEMU is needed: apt-get install qemu-system-x86");
-    let deadline = Instant::now() + LIMIT;
-    while vm.try_wait().unwrap().is_none() && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(200));
-    }
-    // Fails only when it has ended, which is as well.
-    let _ = vm.kill();
-    let _ = vm.wait();
-    read(&console)
-}
-
-fn read(console: &Path) -> String {
-    String::from_utf8_lossy(&fs::read(console).unwrap_or_default()).into_owned()
+    let options = "-machine pc -smp 2 -m 1152M \
+                   -object memory-backend-memfd,id=m0,size=512M,share=on \
+                   -object memory-backend-memfd,id=m1,size=640M,share=on \
+                   -numa node,nodeid=0,cpus=0-1,memdev=m0 -numa node,nodeid=1,memdev=m1";
+    let options: Vec<String> = options.split(' ').map(Into::into).collect();
+    let files = [(inside::MODULE.trim_start_matches('/'), module.as_path())];
+    console::boot(&lab, &options, &files, "", LIMIT)
 }
 
 fn tail(console: &str) -> String {

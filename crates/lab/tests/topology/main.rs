@@ -1,14 +1,14 @@
 //! Machines of more than two nodes with a real kernel: this program boots VMs in which it is itself the first process. There
 //! it starts a program on each socket, has an agent manage them, and looks on which nodes their memory ends.
 
+#[path = "../console/mod.rs"]
+mod console;
 mod inside;
 
-use std::fs;
-use std::path::Path;
-use std::process::{Command, ExitCode, Stdio};
-use std::time::{Duration, Instant};
+use std::process::ExitCode;
+use std::time::Duration;
 
-use demeter_lab::{Initramfs, Lab, dies_with_this_thread};
+use demeter_lab::Lab;
 
 /// How long a VM may take on a slow machine.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -111,46 +111,11 @@ pub fn verdict(shape: &Shape) -> String {
     format!("topology: {}: everything holds", shape.name)
 }
 
-/// Boots a VM and returns what its console said.
+/// Boots such a machine and returns the output of its console.
 fn boot(shape: &Shape) -> String {
     let lab = Lab::from_env().unwrap();
-    let kernel = lab.kernel_image().unwrap_or_else(|e| panic!("{e}"));
-    let folder = tempfile::tempdir().unwrap();
-    let mut initramfs = Initramfs::default();
-    let this = std::env::current_exe().unwrap();
-    initramfs.add_program("init", &this).unwrap();
-    let archive = folder.path().join("initramfs");
-    initramfs.write(&archive).unwrap();
-    let console = folder.path().join("console");
-    let mut vm = Command::new(&lab.qemu);
-    dies_with_this_thread(&mut vm);
-    let mut vm = vm
-        .args(["-machine", "pc,hmat=on", "-accel", "tcg", "-cpu", "qemu64"])
-        .args(options(shape))
-        .arg("-kernel")
-        .arg(kernel)
-        .arg("-initrd")
-        .arg(archive)
-        .arg("-append")
-        .arg(format!(
-            "console=ttyS0 loglevel=4 panic=-1 no_timer_check rdinit=/init shape={}",
-            shape.name
-        ))
-        .arg("-serial")
-        .arg(format!("file:{}", console.display()))
-        .args(["-display", "none", "-nodefaults", "-no-user-config"])
-        .arg("-no-reboot")
-        .stdin(Stdio::null())
-        .spawn()
-        .expect("QEMU is needed: apt-get install qemu-system-x86");
-    let deadline = Instant::now() + LIMIT;
-    while vm.try_wait().unwrap().is_none() && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(200));
-    }
-    // Fails only when it has ended, which is as well.
-    let _ = vm.kill();
-    let _ = vm.wait();
-    read(&console)
+    let append = format!("shape={}", shape.name);
+    console::boot(&lab, &options(shape), &[], &append, LIMIT)
 }
 
 /// The emulator's options that make such a machine.
@@ -158,7 +123,8 @@ fn options(shape: &Shape) -> Vec<String> {
     let mib: u64 = shape.nodes.iter().map(|node| node.mib).sum();
     let cpus = shape.nodes.iter().filter(|node| node.cpu.is_some()).count();
     let sockets = format!("{cpus},sockets={cpus},cores=1,threads=1");
-    let mut options: Vec<String> = vec!["-smp".into(), sockets, "-m".into(), format!("{mib}M")];
+    let mut options: Vec<String> = ["-machine", "pc,hmat=on", "-smp"].map(Into::into).into();
+    options.extend([sockets, "-m".into(), format!("{mib}M")]);
     let mut numa = vec![];
     for (id, node) in shape.nodes.iter().enumerate() {
         let memory = format!("memory-backend-memfd,id=m{id},size={}M,share=on", node.mib);
@@ -190,8 +156,4 @@ fn options(shape: &Shape) -> Vec<String> {
     }
     options.extend(numa.into_iter().flat_map(|value| ["-numa".into(), value]));
     options
-}
-
-fn read(console: &Path) -> String {
-    String::from_utf8_lossy(&fs::read(console).unwrap_or_default()).into_owned()
 }

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::backing::Backing;
-use crate::hypervisor::{Channel, Event, Hypervisor};
+use crate::hypervisor::{Channel, Connection, Event, Hypervisor};
 use crate::memory::{HostFiles, LiveBacking};
 use crate::outside::{MayWait, Outside};
 use crate::testing::{FakeVm, Told};
@@ -133,6 +133,13 @@ async fn a_version_without_zones_is_told_so() {
     assert!(said.to_string().contains("--memory-zone"), "{said}");
 }
 
+async fn backing(connection: &Connection<CloudHypervisor>) -> LiveBacking<CloudHypervisor> {
+    let (host, outside) = (HostFiles::default(), Outside::default());
+    let memdevs = FakeVm::memdev();
+    let found = LiveBacking::find(&host, &outside, "a", connection, &memdevs);
+    found.await.unwrap()
+}
+
 #[tokio::test]
 #[cfg_attr(
     not(target_arch = "x86_64"),
@@ -144,16 +151,8 @@ async fn memory_of_an_old_map_is_nobodys_after_a_reset() {
     let agent = connection.agent.clone().unwrap();
     assert_eq!(agent.channel, Channel::Vsock);
     assert_eq!(agent.path, vm.folder().join("vsock"));
-    let (host, wait) = (HostFiles::default(), MayWait::in_a_test());
-    let found = LiveBacking::find(
-        &host,
-        &Outside::default(),
-        "a",
-        &connection,
-        &FakeVm::memdev(),
-    )
-    .await;
-    let old = found.unwrap();
+    let wait = MayWait::in_a_test();
+    let old = backing(&connection).await;
     assert_eq!(old.backed(Tier::Fast, &wait).unwrap(), SIZE.fast);
 
     vm.tell(Told::Event(Event::Reset));
@@ -166,13 +165,6 @@ async fn memory_of_an_old_map_is_nobodys_after_a_reset() {
     let extent = old.resolve(Tier::Fast, range.unwrap()).unwrap();
     old.punch(extent, &wait).unwrap();
     assert_eq!(old.backed(Tier::Fast, &wait).unwrap(), ByteCount(0));
-    let found = LiveBacking::find(
-        &host,
-        &Outside::default(),
-        "a",
-        &connection,
-        &FakeVm::memdev(),
-    )
-    .await;
-    assert_eq!(found.unwrap().backed(Tier::Fast, &wait).unwrap(), SIZE.fast);
+    let new = backing(&connection).await;
+    assert_eq!(new.backed(Tier::Fast, &wait).unwrap(), SIZE.fast);
 }
