@@ -19,7 +19,7 @@ use crate::{build, shell};
 const DIR: &str = "target/kernels";
 /// The page with the table.
 const PAGE: &str = "docs/src/kernels.md";
-/// What each kernel runs.
+/// The program that each kernel runs.
 const SCENARIO: &str = "scenarios/gups.toml";
 
 /// Releases whose kernels are tried, the oldest first; a release that the mirror lacks is passed over.
@@ -248,7 +248,7 @@ fn image_in(dir: &Path, release: &str) -> Option<PathBuf> {
     places.into_iter().find(|image| image.is_file())
 }
 
-/// What a kernel came to.
+/// The result of a kernel.
 struct Row {
     release: String,
     /// One for each of [`SYSTEMS`].

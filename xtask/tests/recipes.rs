@@ -10,7 +10,7 @@ const CODE: [&str; 4] = ["crates", "fuzz", "python", "xtask"];
 /// A section `## To add a ...`.
 struct Recipe<'a> {
     title: &'a str,
-    /// What NAME stands for in the example.
+    /// The meaning of NAME in the example.
     name: &'a str,
     /// An identifier of its code.
     identifier: &'a str,

@@ -17,7 +17,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Also write a picture: throughput (or latency) over time. Cases that differ in one setting give a heat map of
-    /// systems and cases, or, where that is a number and there is an oracle, each system's share of it
+    /// systems and cases. If the setting is a number and there is an oracle, they give each system's share of it
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }

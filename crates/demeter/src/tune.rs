@@ -25,7 +25,7 @@ pub struct Args {
     rival: System,
     /// Scenario file
     scenario: PathBuf,
-    /// Stop after so many minutes; by default, when all knobs have been tried
+    /// Time limit, minutes; by default it ends when all knobs have been tried
     #[arg(long, value_name = "MINUTES", value_parser = clap::value_parser!(u64).range(1..=MINUTES_MAX))]
     time: Option<u64>,
     /// Seconds of the timed phase instead of the scenario's

@@ -38,7 +38,7 @@ pub struct Config {
     /// tiers of two nodes. Other nodes are left alone.
     pub tiers: Option<Tiers>,
     /// Whether DAMON_STAT, a statistic that the kernel starts by itself and that keeps others from DAMON, is turned off
-    /// while the agent uses DAMON. What a person has set up is never turned off.
+    /// while the agent uses DAMON. DAMON that a person has set up is never turned off.
     pub take_damon: bool,
     /// Whether memory stays where its owner has bound, preferred or interleaved it (NUMA policies). Without it such
     /// memory is moved like any other. Cpusets always count.

@@ -34,7 +34,7 @@ pub struct NotInTier {
 
 /// The files behind a VM's memory: one per tier, shared with the hypervisor.
 ///
-/// What lies where in guest-physical space is the hypervisor's to say, never assumed. Functions with
+/// The hypervisor says where memory lies in guest-physical space; it is never assumed. Functions with
 /// a [`MayWait`] may wait for the storage behind it.
 pub trait Backing: Send + Sync + 'static {
     /// What the VM has of a tier with an empty balloon: the length of its file.

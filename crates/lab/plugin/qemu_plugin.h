@@ -11,7 +11,7 @@
  *   7   QEMU 11.1: callbacks are given userdata, and no plugin id
  *
  * Versions 3 to 6 differ from 2 in nothing that we use. So do newer ones from 7, as far as they are
- * known. What qemu_plugin_hwaddr_phys_addr answers depends on the release, not on the version:
+ * known. The answer of qemu_plugin_hwaddr_phys_addr depends on the release, not on the version:
  * memory_model.h knows both ways.
  */
 #ifndef DEMETER_QEMU_PLUGIN_H

@@ -17,7 +17,7 @@
 //! made a huge page, which would drag them along.
 //!
 //! # Properties
-//! - What is reported as moved lies in the other tier: it was looked up afterwards.
+//! - Pages that are reported as moved lie in the other tier: they were looked up afterwards.
 //! - Only what was asked for moves.
 
 use std::collections::BTreeMap;

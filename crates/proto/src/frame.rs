@@ -73,7 +73,7 @@ pub enum DecodeError {
     Fields(u16),
 }
 
-/// Appends a message to what is to be written to the pipe, in the newest version.
+/// Appends a message in the newest version to `out`.
 pub fn encode(message: &Message, out: &mut Vec<u8>) -> Result<(), EncodeError> {
     encode_as(VERSION, message, out)
 }

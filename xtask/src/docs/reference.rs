@@ -26,7 +26,7 @@ struct Subject {
     root: &'static str,
 }
 
-/// What holds for the keys of files that are read.
+/// A note for pages of files that are read.
 const READ: &str = "A key without a default must be given.";
 
 const SUBJECTS: [Subject; 4] = [

@@ -45,8 +45,8 @@ pub struct Args {
     /// Distance of stores, KiB: 4 stores to every page, 2048 to one in each block of 2 MiB
     #[arg(long, value_name = "KIB", default_value_t = Settings::default().stride_kib)]
     stride_kib: u64,
-    /// When KVM write-protects pages: at each reading of the log (get), at each clearing (manual), or at the first
-    /// clearing of a log that begins full (initially-set) [default: the last of these that the kernel offers]
+    /// When KVM write-protects pages [default: the last of these that the kernel offers]. `get`: at each reading of the
+    /// log. `manual`: at each clearing. `initially-set`: at the first clearing of a log that begins full
     #[arg(long, value_name = "WHEN", value_parser = names::<Protect>(), conflicts_with = "sweep")]
     protect: Option<Protect>,
     /// Clear the log in chunks of this size [default: all at once]
@@ -64,7 +64,7 @@ pub struct Args {
     /// Measure so long before logging starts
     #[arg(long, value_name = "S", default_value_t = Settings::default().before_s)]
     before_s: f64,
-    /// Give up a pass after so many seconds
+    /// Time limit of a pass, seconds
     #[arg(long, value_name = "S", default_value_t = Settings::default().pass_limit_s)]
     pass_limit_s: f64,
     /// Try all settings in turn, and recommend one

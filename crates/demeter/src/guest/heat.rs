@@ -36,7 +36,7 @@ Examples:
 pub struct Args {
     #[command(flatten)]
     client: Client,
-    /// Observe the agent for so many seconds
+    /// Time to observe the agent, seconds
     #[arg(long, value_name = "S", default_value_t = 30)]
     seconds: u32,
     /// Draw a recording instead

@@ -80,7 +80,7 @@ struct RunArgs {
     /// Take one sample of N slow loads
     #[arg(long, value_name = "N")]
     sample_period: Option<u32>,
-    /// Promote at most, and demote at most, so many MiB per second
+    /// Limit of promotions and limit of demotions, MiB per second
     #[arg(long, value_name = "MIB")]
     rate_limit_mib_s: Option<u64>,
     /// Let the host size this VM: auto, if the VM has a port for it, or off

@@ -163,7 +163,7 @@ struct SetArgs {
     /// Its slow memory, MiB
     #[arg(long, value_name = "MIB")]
     slow_mib: Option<u64>,
-    /// Wait until it has that, at most so many seconds
+    /// Wait until it has that; the limit is in seconds
     #[arg(long, value_name = "S")]
     wait: Option<u64>,
     #[command(flatten)]

@@ -239,10 +239,9 @@ impl Machine {
 /// unused that programs had.
 ///
 /// A huge page that a move has freed waits on a list of the CPU's own. The next one is taken from there, but only while the
-/// node has another one besides (`__zone_watermark_ok` and `rmqueue` in `mm/page_alloc.c`). One is counted as free: in full
-/// fast memory each exchange would else demote a block and find no room for the other. (In the lab, Linux 6.12, demoting one
-/// left the node's free memory as it was; that it waited there is inferred.) How many wait is not known, since small pages
-/// do, too.
+/// node has another one besides (`__zone_watermark_ok` and `rmqueue` in `mm/page_alloc.c`). One is counted as free. In full
+/// fast memory an exchange would else demote a block and find no room for the other. How many wait is not known, since small
+/// pages do, too. In the lab (Linux 6.12) demoting one left the node's free memory as it was; the list is the inferred cause.
 fn facts(node: NodeMemory) -> NodeFacts {
     let mut facts = NodeFacts {
         free: node.free,

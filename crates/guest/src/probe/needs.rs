@@ -1,5 +1,6 @@
-//! What the agent needs of the system, tried on this process: a capability that is missing says nothing of a call that a
-//! seccomp filter refuses, and the other way round.
+//! The agent's needs of the system, tried on this process.
+//!
+//! Capabilities and system calls are tried apart: a seccomp filter may refuse a call although its capability is there.
 
 use std::ffi::{c_int, c_long, c_void};
 use std::fs::File;
@@ -22,7 +23,7 @@ struct Call {
     try_it: fn() -> io::Result<()>,
     /// Without it, the agent can do nothing.
     blocks: bool,
-    /// What does not work without it.
+    /// The loss without it.
     without: &'static str,
 }
 
@@ -65,7 +66,7 @@ const CALLS: [Call; 6] = [
     },
 ];
 
-/// What this process lacks: calls that the kernel refuses, capabilities, and what its namespaces hide. The gravest first.
+/// Calls that the kernel refuses, missing capabilities, and things that namespaces hide. The gravest come first.
 pub fn missing(root: &Path) -> Vec<Advice> {
     let mut missing = refused_calls();
     missing.extend(missing_capabilities(&Permissions::read(root)));
@@ -124,7 +125,7 @@ pub(super) fn missing_capabilities(permissions: &Permissions) -> Vec<Advice> {
     missing
 }
 
-/// What cannot be seen from here.
+/// Things that namespaces and the mount of /proc hide.
 fn hidden(root: &Path) -> Vec<Advice> {
     let is_first = |name: &str, first: &str| {
         let link = fs::read_link(root.join("proc/self/ns").join(name));
@@ -193,7 +194,7 @@ fn try_epoll_wait() -> io::Result<()> {
 
 fn try_mbind() -> io::Result<()> {
     let nodes = [1u64];
-    // SAFETY: a range of no bytes: nothing is bound. The mask has the bits that the call is told of.
+    // SAFETY: a range of no bytes: nothing is bound. The mask has as many bits as the call reads.
     checked(unsafe {
         libc::syscall(
             libc::SYS_mbind,
@@ -231,7 +232,7 @@ fn try_process_madvise() -> io::Result<()> {
     .map(drop)
 }
 
-/// What a call that gives -1 for an error gives.
+/// The result of a call that gives -1 for an error.
 fn checked(result: c_long) -> io::Result<c_long> {
     match result {
         -1 => Err(io::Error::last_os_error()),
@@ -262,7 +263,7 @@ mod tests {
         assert!(said("pid:[4026532000]", FIRST_USER_NAMESPACE, true).contains("PID namespace"));
         assert!(said(FIRST_PID_NAMESPACE, "user:[4026532001]", true).contains("user namespace"));
         assert!(said(FIRST_PID_NAMESPACE, FIRST_USER_NAMESPACE, false).contains("hidepid"));
-        // What cannot be read hides nothing that is known.
+        // Namespaces that cannot be read hide nothing known.
         assert!(hidden(tempfile::tempdir().unwrap().path()).is_empty());
     }
 

@@ -136,7 +136,7 @@ pub enum TrackerError {
     Held {
         /// Its name.
         tracker: &'static str,
-        /// Who.
+        /// The user of DAMON.
         by: Owner,
     },
     /// None of those that were tried works.

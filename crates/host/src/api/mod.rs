@@ -78,7 +78,7 @@ pub enum Change {
         /// For the answer.
         answer: oneshot::Sender<Result<(), ChangeError>>,
     },
-    /// The configuration's file is to be read again.
+    /// Read the configuration's file again.
     Reload {
         /// For the answer: which keys changed.
         answer: oneshot::Sender<Result<Vec<KeyChange>, ChangeError>>,

@@ -27,8 +27,9 @@
 //! speaks. It falls when the VM was verified to own less. VMs grow only by memory that no VM may hold.
 //!
 //! A controller that starts with pools that are smaller than what was committed before, or with more VMs,
-//! lowers wishes ([`Controller::fit`]) and shrinks VMs until all is within. Whoever is caught lying is left alone, with all that was committed to it, until its
-//! hypervisor has ended or somebody forgives it; the mark survives the controller, too.
+//! lowers wishes ([`Controller::fit`]) and shrinks VMs until all is within. A VM that is caught lying is left
+//! alone, with all that was committed to it, until its hypervisor has ended or somebody forgives it. The mark
+//! survives the controller, too.
 //!
 //! # Properties
 //! - The committed sum of a tier never exceeds its pool, whatever comes in, in any order; where it did when

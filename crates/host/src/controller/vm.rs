@@ -285,7 +285,7 @@ impl Vm {
         Some(What::Overdue)
     }
 
-    /// What to ask of the VM now, if anything. Memory that it takes from `room` is committed to it. It
+    /// The next order for the VM, if any. Memory that it takes from `room` is committed to it. It
     /// grows by no more than `unheld`, memory that no VM may hold.
     pub(super) fn next_order(
         &mut self,
@@ -446,7 +446,7 @@ impl Vm {
         *committed = needs.min(*committed);
     }
 
-    /// The most that it can hold by itself while it owns so much.
+    /// The most that it can hold by itself while it owns `owned`.
     fn holds_by(&self, tier: Tier, owned: ByteCount) -> ByteCount {
         let held = ByteCount(owned.0.saturating_add(self.limits.oom_of(tier)));
         match self.most {

@@ -140,7 +140,7 @@ impl VmMemory {
         let ranges = joined(ranges);
         let (root, of_vm) = (root.to_owned(), ranges.clone());
         let checked = outside.ask("looking for the VM's memory", move |wait| {
-            // Who may not look at descriptors may not move pages either, and hears of that.
+            // Without the right to look at descriptors there is none to move pages either, and that is an error of its own.
             if let Some(device) = device.or(pinned_by(&root, process, wait).ok().flatten()) {
                 return Err(HistoryError::Immovable {
                     what: format!("{} pins the VM's memory", shown(&device)),

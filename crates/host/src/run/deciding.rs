@@ -341,7 +341,7 @@ impl Deciding {
                 let reloaded = self.reload().await;
                 self.advance().await;
                 self.publish();
-                // Whoever asked may have stopped waiting.
+                // The client may have stopped waiting.
                 let _ = answer.send(reloaded);
                 return;
             }

@@ -92,7 +92,7 @@ pub fn modules<const N: usize>(
     Ok(kept)
 }
 
-/// Those of [`EARLY`] that the kernel in `image` has as modules.
+/// Modules of [`EARLY`] that the kernel in `image` has as files.
 pub fn early_modules(cache: &Path, image: &Path) -> Result<Vec<PathBuf>, Error> {
     // Only images for x86 tell their release; Arm's kernels have them built in.
     let Ok(release) = module::release(image) else {

@@ -38,7 +38,7 @@ const UPDATE_US: u64 = 1_000_003;
 const OPERATIONS: &str = "fvaddr";
 const OLD_OPERATIONS: &str = "vaddr";
 
-/// What becomes of DAMON_STAT, which the kernel starts by itself and which keeps everybody else from DAMON.
+/// The treatment of DAMON_STAT. The kernel starts it by itself, and it keeps everybody else from DAMON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Statistic {
     /// It is turned off for as long as we have DAMON.
@@ -165,7 +165,7 @@ impl Ownership {
 }
 
 impl Kdamond {
-    /// Takes DAMON for ourselves, with so many kdamonds.
+    /// Takes DAMON for ourselves, with `kdamonds` kdamonds.
     ///
     /// # Errors
     /// When the kernel has no DAMON, somebody else has it, or the right to use it is missing.
@@ -321,8 +321,8 @@ fn stop(dir: &Path) -> Result<(), DamonError> {
     }
 }
 
-/// Whether all kdamonds were left by a Demeter that was killed: they have settings that nobody but us would choose, or they
-/// were noted and are blank still, off and with nothing to watch.
+/// Whether all kdamonds were left by a Demeter that was killed. They have settings that only we choose, or they were noted
+/// and are blank still: off and with nothing to watch.
 fn are_left(root: &Path, dir: &Path, kdamonds: &str) -> bool {
     let is_noted = Change::Kdamonds.is_noted(root);
     let is_left = |index: u32| {

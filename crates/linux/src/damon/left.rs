@@ -1,4 +1,4 @@
-//! What a Demeter that is killed leaves behind: files in /run that say what it has changed.
+//! Notes in /run of changes that a killed Demeter has not undone.
 //!
 //! A file is there before the change is made, and goes after it was undone. /run is empty after a boot, and so is DAMON.
 

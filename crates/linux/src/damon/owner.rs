@@ -1,7 +1,7 @@
-//! Who has DAMON beside us.
+//! Other users of DAMON.
 //!
-//! The kernel's own users of DAMON run exclusively: while one runs, no kdamond of sysfs starts, and while a kdamond of
-//! sysfs runs, none of them does; both get EBUSY (`damon_start` in `mm/damon/core.c`). Each of them has a parameter `enabled`.
+//! The kernel's own users of DAMON run exclusively. While one runs, no kdamond of sysfs starts, and the other way round;
+//! both get EBUSY (`damon_start` in `mm/damon/core.c`). Each of them has a parameter `enabled`.
 //! DAMON_STAT only counts, and kernels from 6.17 on may start it at boot. All others were enabled by somebody.
 
 use std::fmt::{self, Display, Formatter};
@@ -20,7 +20,7 @@ const MODULES: [(&str, &str); 5] = [
     ("damon_sample_wsse", "the sample module wsse"),
 ];
 
-/// Who has DAMON.
+/// A user of DAMON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owner {
     /// DAMON_STAT, the statistic that the kernel starts by itself.

@@ -1,4 +1,4 @@
-//! Who has DAMON, and what is left of it, on a simulated sysfs.
+//! Owners of DAMON, and leftovers in it, on a simulated sysfs.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ const RECLAIM: &str = "sys/module/damon_reclaim/parameters";
 /// A machine's files of DAMON. They do not change by themselves.
 struct Machine(tempfile::TempDir);
 
-/// What can be seen of DAMON from outside: kdamonds, the state of the first, and DAMON_STAT.
+/// DAMON seen from outside: kdamonds, the state of the first, and DAMON_STAT.
 type Seen = (String, String, Option<String>);
 
 impl Machine {
@@ -148,7 +148,7 @@ fn what_somebody_uses_is_never_taken() {
         ("DAMON_RECLAIM", &[(&reclaim, "Y\n")]),
     ];
     for (name, files) in cases {
-        // A note of ours does not make it ours, nor does a statistic that we could turn off.
+        // A note of ours does not make it ours. Neither does a statistic that we could turn off.
         for noted in [false, name != "blank, but nobody noted it"] {
             let machine = Machine::with(files);
             if noted {
@@ -244,7 +244,7 @@ fn a_kill_at_any_instant_is_undone_by_the_next_start_and_by_a_clean_up() {
         assert_eq!(machine.seen(), seen("0", "off", Some("Y")), "{name}");
         assert!(!machine.has_notes(), "{name}");
 
-        // Who may not take it any more gives it back.
+        // An agent that may not take it any more gives it back.
         let machine = left();
         let error = machine.claim(Statistic::Leave).unwrap_err();
         assert!(

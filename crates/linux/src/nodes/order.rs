@@ -1,8 +1,8 @@
 //! Which nodes are faster than others.
 //!
 //! # Approach
-//! Nodes with memory are one tier at first. Then each kind of evidence divides the tiers further, the best first: the
-//! kernel's memory tiers, latencies in ACPI HMAT, distances from the nearest CPUs, whether a node has CPUs, and measured
+//! Nodes with memory are one tier at first. Then each kind of evidence divides the tiers further. The best comes first: the
+//! kernel's memory tiers, latencies in ACPI HMAT, distances from the nearest CPUs, CPUs of their own, measured
 //! latencies. Evidence that is missing for a node of a tier leaves that tier whole. Figures
 //! that are nearly alike ([`ALIKE`]) make one tier, so that two sockets' memory stays together.
 //!

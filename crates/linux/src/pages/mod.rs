@@ -110,7 +110,7 @@ pub enum PagesError {
     /// The process's cpuset has no such node (EACCES).
     #[error("EACCES: its cpuset.mems excludes node {node}; add the node to move its memory")]
     NodeExcluded {
-        /// Whose pages.
+        /// The process.
         pid: Pid,
         /// The node.
         node: NodeId,
@@ -125,7 +125,7 @@ pub enum PagesError {
     Refused {
         /// The system call.
         call: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// Anything else that the kernel said.

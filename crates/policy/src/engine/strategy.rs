@@ -122,8 +122,8 @@ pub trait Strategy {
     /// 0 only demotions of the plan make room, and what then does not fit is given up.
     const RECLAIMS_MAX: u32 = 0;
 
-    /// Whether it counts by block: samples then come in order of address, those of a block at once, and ranges, which are
-    /// for people and look-ups only, are ranked anew now and then.
+    /// Whether it counts by block. Samples then come in order of address, those of a block at once. Ranges, which are for
+    /// people and look-ups only, are ranked anew now and then.
     const COUNTS_BLOCKS: bool = false;
 
     /// What is known of a process that was just found: nothing.
