@@ -74,7 +74,8 @@ impl Server {
             .transpose()?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             // Time too: a listener that finds no descriptor left waits.
-            .enable_all()
+            .enable_io()
+            .enable_time()
             .build()
             .map_err(error(socket.display().to_string()))?;
         let app = App { status, controls };

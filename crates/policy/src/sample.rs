@@ -26,4 +26,6 @@ pub struct Observation {
     pub events: u32,
     /// Time of the block that was watched for them, nanoseconds.
     pub exposure_ns: u64,
+    /// Whether that is the least rate: each look found an access, and any higher rate would have looked the same.
+    pub is_least: bool,
 }

@@ -174,9 +174,10 @@ mod tests {
             prop_assume!(cold_count < hot as f64 * density);
             let parts = [(hot, 0, hot as f64 * density), (cold, 0, cold_count), (idle, 0, 0.0)];
             let (fast, _, _) = of(&parts);
-            let warm_counts = 0.01 >= 0.5 * (hot as f64 + cold as f64 / 100.0)
-                / (hot + cold + idle) as f64;
-            prop_assert_eq!(fast, hot + if warm_counts { cold } else { 0 });
+            let half = 0.5 * (hot as f64 + cold as f64 / 100.0) / (hot + cold + idle) as f64;
+            // Just there it is a matter of rounding.
+            prop_assume!((half - 0.01).abs() > 1e-9);
+            prop_assert_eq!(fast, hot + if half < 0.01 { cold } else { 0 });
         }
     }
 }

@@ -371,6 +371,7 @@ mod tests {
                 block: Block::of(addr),
                 events: 3,
                 exposure_ns: 600,
+                is_least: false,
             };
             let seen = sharing.place_observation(seen).unwrap();
             assert_eq!((seen.pid, seen.exposure_ns), (Pid(1), 100));

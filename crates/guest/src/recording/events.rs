@@ -104,7 +104,9 @@ impl Encoder {
             Input::Sample(sample) => self.sample(sample, to),
             Input::Looked(it) => {
                 let (pid, events) = (it.pid.0.into(), it.events.into());
-                tagged(to, tag::LOOKED, [pid, it.block.0, events, it.exposure_ns]);
+                let is_least = u64::from(it.is_least);
+                let numbers = [pid, it.block.0, events, it.exposure_ns, is_least];
+                tagged(to, tag::LOOKED, numbers);
             }
             Input::SamplesEnd {
                 lost,
@@ -284,6 +286,7 @@ impl Decoder {
                 block: Block(from.number()?),
                 events: from.number_u32()?,
                 exposure_ns: from.number()?,
+                is_least: from.number()? != 0,
             }),
             tag::SAMPLES_END => Input::SamplesEnd {
                 lost: from.number()?,

@@ -225,14 +225,17 @@ fn any_event() -> impl Strategy<Value = Any> {
             let addr = GuestVirtAddr(a);
             Input::Sample(Sample { pid, addr, weight })
         }),
-        (pid(), number(), any::<u32>(), number()).prop_map(|(pid, block, events, exposure_ns)| {
-            Input::Looked(Observation {
-                pid,
-                block: Block(block),
-                events,
-                exposure_ns,
-            })
-        }),
+        (pid(), number(), any::<u32>(), number(), any::<bool>()).prop_map(
+            |(pid, block, events, exposure_ns, is_least)| {
+                Input::Looked(Observation {
+                    pid,
+                    block: Block(block),
+                    events,
+                    exposure_ns,
+                    is_least,
+                })
+            }
+        ),
         (number(), number(), any::<bool>()).prop_map(|(lost, rejected, is_repeat)| {
             Input::SamplesEnd {
                 lost,

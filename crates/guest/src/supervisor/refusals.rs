@@ -119,16 +119,17 @@ fn child(idle: &Idle) -> Command {
     child
         .args(["--ignored", "--exact", CHILD, "--nocapture"])
         .env(TARGET, idle.0.id().to_string())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null());
+        .stdin(Stdio::null());
     child
 }
 
 /// Lets it run to its end.
-fn said(child: &mut Command) -> Said {
-    let mut child = child.spawn().unwrap();
-    let mut out = child.stdout.take().unwrap();
+fn said(command: &mut Command) -> Said {
+    let (mut out, into) = io::pipe().unwrap();
+    command.stdout(into.try_clone().unwrap()).stderr(into);
+    let mut child = command.spawn().unwrap();
+    // The reader comes to an end only without our side.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
     let reader = thread::spawn(move || {
         let mut text = String::new();
         let _ = out.read_to_string(&mut text);

@@ -8,10 +8,10 @@
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use demeter_policy::{Pid, VirtRange};
+use demeter_policy::{GuestVirtAddr, PAGE_SIZE, Pid, VirtRange};
 
 use super::DamonError;
 use super::left::Change;
@@ -64,6 +64,16 @@ struct Claim(Ownership);
 pub struct Kdamond {
     dir: PathBuf,
     claim: Arc<Claim>,
+    /// What its files say.
+    targets: Mutex<Vec<Target>>,
+}
+
+/// The files of a process and its regions. Once made they are kept: making a region's costs several times as much as writing
+/// to them.
+#[derive(Debug)]
+struct Target {
+    pid: Pid,
+    regions: Vec<VirtRange>,
 }
 
 /// Undoes what a Demeter that was killed has changed in DAMON. Returns what that was, a line each.
@@ -183,6 +193,7 @@ impl Kdamond {
         let kdamond = |index: usize| Self {
             dir: claim.0.dir.join(index.to_string()),
             claim: claim.clone(),
+            targets: Mutex::default(),
         };
         let kdamonds: Vec<_> = (0..kdamonds).map(kdamond).collect();
         for kdamond in &kdamonds {
@@ -205,36 +216,73 @@ impl Kdamond {
     }
 
     /// Watches these regions from the next start on, in order of process and address and disjoint: none of them is
-    /// split or merged.
+    /// split or merged. Returns how many it will report: where it has had more, [fillers](is_filler) take the place
+    /// of the rest.
     ///
     /// # Errors
     /// When the kernel refuses, or it is on.
-    pub fn set_regions(&self, regions: &[(Pid, VirtRange)]) -> Result<(), DamonError> {
+    pub fn set_regions(&self, regions: &[(Pid, VirtRange)]) -> Result<usize, DamonError> {
+        let mut known = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
+        // After an error nothing is known.
+        let mut targets = std::mem::take(&mut *known);
+        let wanted: Vec<_> = regions.chunk_by(|a, b| a.0 == b.0).collect();
+        if targets.len() != wanted.len() {
+            // The kernel makes all targets anew, without regions.
+            self.set(&format!("{TARGETS_DIR}/nr_targets"), wanted.len())?;
+            targets.clear();
+        }
+        for (index, wanted) in wanted.into_iter().enumerate() {
+            let dir = format!("{TARGETS_DIR}/{index}");
+            let pid = wanted[0].0;
+            if targets.len() == index {
+                let regions = vec![];
+                targets.push(Target { pid, regions });
+                self.set(&format!("{dir}/pid_target"), pid)?;
+            }
+            let target = &mut targets[index];
+            if target.pid != pid {
+                self.set(&format!("{dir}/pid_target"), pid)?;
+                target.pid = pid;
+            }
+            self.write_regions(&format!("{dir}/regions"), &mut target.regions, wanted)?;
+        }
         // As many at least as at most: DAMON splits while there are fewer than half of the most, and
         // merges to no more than the average size of the least.
-        let count = (regions.len() as u64).max(REGIONS_MIN);
-        self.set(&format!("{REGIONS_DIR}/max"), count)?;
-        self.set(&format!("{REGIONS_DIR}/min"), count)?;
-        let targets: Vec<_> = regions.chunk_by(|a, b| a.0 == b.0).collect();
-        let pids: Vec<_> = targets.iter().map(|regions| regions[0].0).collect();
-        self.set_pids(&pids)?;
-        for (target, regions) in targets.iter().enumerate() {
-            let dir = format!("{TARGETS_DIR}/{target}/regions");
-            self.set(&format!("{dir}/nr_regions"), regions.len())?;
-            for (index, (_, range)) in regions.iter().enumerate() {
+        let count: usize = targets.iter().map(|target| target.regions.len()).sum();
+        self.set(&format!("{REGIONS_DIR}/max"), count.max(REGIONS_MIN))?;
+        self.set(&format!("{REGIONS_DIR}/min"), count.max(REGIONS_MIN))?;
+        *known = targets;
+        Ok(count)
+    }
+
+    /// Makes the files of a target's regions say what is wanted.
+    fn write_regions(
+        &self,
+        dir: &str,
+        there: &mut Vec<VirtRange>,
+        wanted: &[(Pid, VirtRange)],
+    ) -> Result<(), DamonError> {
+        let is_new = there.len() < wanted.len();
+        if is_new {
+            self.set(&format!("{dir}/nr_regions"), wanted.len())?;
+        }
+        let count = there.len().max(wanted.len());
+        let fillers = (wanted.len()..count).map(filler);
+        let all: Vec<_> = wanted
+            .iter()
+            .map(|&(_, range)| range)
+            .chain(fillers)
+            .collect();
+        for (index, range) in all.iter().enumerate() {
+            let before = there.get(index).filter(|_| !is_new);
+            if before.map(|range| range.start()) != Some(range.start()) {
                 self.set(&format!("{dir}/{index}/start"), range.start().0)?;
+            }
+            if before.map(|range| range.end()) != Some(range.end()) {
                 self.set(&format!("{dir}/{index}/end"), range.end().0)?;
             }
         }
-        Ok(())
-    }
-
-    /// The kernel makes all targets anew, without regions.
-    fn set_pids(&self, targets: &[Pid]) -> Result<(), DamonError> {
-        self.set(&format!("{TARGETS_DIR}/nr_targets"), targets.len())?;
-        for (index, pid) in targets.iter().enumerate() {
-            self.set(&format!("{TARGETS_DIR}/{index}/pid_target"), pid)?;
-        }
+        *there = all;
         Ok(())
     }
 
@@ -282,8 +330,24 @@ impl Kdamond {
     }
 }
 
+/// Where fillers begin: above all memory of programs, so that they come last and there is nothing to look at.
+const FILLERS: u64 = 1 << 63;
+
+/// The region that takes the place of a target's `index`th where there are fewer: a page apart from all others, or the
+/// kernel would merge them.
+fn filler(index: usize) -> VirtRange {
+    let start = FILLERS + index as u64 * 2 * PAGE_SIZE;
+    let [start, end] = [start, start + PAGE_SIZE].map(GuestVirtAddr);
+    VirtRange::new(start, end).expect("a page has a length")
+}
+
+/// Whether a region is none of those that were asked for.
+pub fn is_filler(range: &VirtRange) -> bool {
+    range.start().0 >= FILLERS
+}
+
 /// The kernel takes no fewer.
-const REGIONS_MIN: u64 = 3;
+const REGIONS_MIN: usize = 3;
 
 impl Drop for Kdamond {
     fn drop(&mut self) {

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use super::*;
+use demeter_policy::{Block, GuestVirtAddr};
 
 const ADMIN: &str = "sys/kernel/mm/damon/admin/kdamonds";
 const STAT: &str = "sys/module/damon_stat/parameters/enabled";
@@ -274,4 +275,58 @@ fn without_a_way_to_remember_it_the_statistic_stays_on() {
     machine.write(STAT, "N\n");
     drop(machine.claim(Statistic::TurnOff).unwrap());
     assert_eq!(machine.seen(), seen("0", "off", Some("N")));
+}
+
+#[test]
+fn files_of_regions_are_kept_and_what_is_left_of_them_watches_nothing() {
+    let machine = Machine::new();
+    let context = format!("{ADMIN}/0/contexts/0");
+    let regions = format!("{context}/targets/0/regions");
+    machine.write(&format!("{context}/targets/0/pid_target"), "");
+    machine.write(&format!("{regions}/nr_regions"), "");
+    for file in ["nr_regions/min", "nr_regions/max"] {
+        machine.write(&format!("{context}/monitoring_attrs/{file}"), "");
+    }
+    for region in 0..4 {
+        machine.write(&format!("{regions}/{region}/start"), "");
+        machine.write(&format!("{regions}/{region}/end"), "");
+    }
+    let kdamond = machine.claim(Statistic::TurnOff).unwrap().remove(0);
+    let watch = |pid: u32, blocks: std::ops::Range<u64>| {
+        let range = |block| VirtRange::new(Block(block).start(), Block(block + 1).start()).unwrap();
+        let regions: Vec<_> = blocks.map(|block| (Pid(pid), range(block))).collect();
+        kdamond.set_regions(&regions).unwrap()
+    };
+    let ranges = || -> Vec<VirtRange> {
+        let number = |file: &str| machine.text(&format!("{regions}/{file}")).unwrap().parse();
+        let range = |region: u32| {
+            let start = GuestVirtAddr(number(&format!("{region}/start")).unwrap());
+            VirtRange::new(
+                start,
+                GuestVirtAddr(number(&format!("{region}/end")).unwrap()),
+            )
+            .unwrap()
+        };
+        (0..4).map(range).collect()
+    };
+    assert_eq!(watch(7, 10..14), 4);
+    assert_eq!(ranges().iter().filter(|range| is_filler(range)).count(), 0);
+    // The kernel would remove the files of the others.
+    machine.write(&format!("{regions}/nr_regions"), "untouched");
+    assert_eq!(watch(8, 20..22), 4);
+    let pid = machine.text(&format!("{context}/targets/0/pid_target"));
+    assert_eq!(pid.as_deref(), Some("8"));
+    let there = ranges();
+    assert_eq!(there[1].end(), Block(22).start());
+    assert!(is_filler(&there[2]) && is_filler(&there[3]));
+    // In order and apart from each other.
+    assert!(
+        there[1..]
+            .windows(2)
+            .all(|pair| pair[0].end() < pair[1].start())
+    );
+    assert_eq!(watch(8, 30..34), 4);
+    assert_eq!(ranges().iter().filter(|range| is_filler(range)).count(), 0);
+    let count = machine.text(&format!("{regions}/nr_regions"));
+    assert_eq!(count.as_deref(), Some("untouched"));
 }

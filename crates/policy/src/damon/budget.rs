@@ -96,6 +96,8 @@ fn after(now: Duration, seconds: f64) -> Duration {
 /// Measured costs: of all that was spent so far, so that what a pass costs beside its looks counts by its part.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Prices {
+    /// Of the cheapest pass so far: no pass costs less by itself.
+    pass_s: f64,
     looked_s: f64,
     looks: f64,
     set_s: f64,
@@ -107,6 +109,7 @@ impl Default for Prices {
     fn default() -> Self {
         let (look, set) = HIGHEST_PRICES;
         Self {
+            pass_s: f64::INFINITY,
             looked_s: look.as_secs_f64(),
             looks: 1.0,
             set_s: set.as_secs_f64(),
@@ -118,10 +121,21 @@ impl Default for Prices {
 impl Prices {
     /// Takes in what a pass has cost.
     pub(super) fn add(&mut self, looks: u64, cost: &Cost) {
+        let spent = cost.looking + cost.setting;
+        self.pass_s = self.pass_s.min(spent.as_secs_f64());
         self.looked_s += cost.looking.as_secs_f64();
         self.looks += looks as f64;
         self.set_s += cost.setting.as_secs_f64();
         self.set += cost.set as f64;
+    }
+
+    /// CPU time of a pass, whatever it looks at, seconds; none before one was measured.
+    pub(super) fn pass_s(&self) -> f64 {
+        if self.pass_s.is_finite() {
+            self.pass_s
+        } else {
+            0.0
+        }
     }
 
     /// CPU time of a look, seconds.

@@ -33,6 +33,7 @@ pub(super) fn observe(
         block,
         events: found.min(looks),
         exposure_ns: (exposure_ns.round() as u64).max(1),
+        is_least: found >= looks,
     }
 }
 

@@ -29,7 +29,8 @@ impl<S: Strategy> Engine<S> {
     pub(super) fn carry_out(&mut self, plans: Plans) {
         self.want(&plans);
         if plans.is_empty() {
-            self.calm = (self.calm + 1).min(CALM_MAX);
+            // An epoch that nobody has looked in says nothing.
+            self.calm = (self.calm + u32::from(!self.is_repeat)).min(CALM_MAX);
         } else if !self.paused {
             // A few blocks are no news to an engine that has had nothing to move for long.
             let blocks = plans.blocks().count();
@@ -53,12 +54,31 @@ impl<S: Strategy> Engine<S> {
         }
     }
 
-    /// Chooses the blocks of which more evidence would decide most: what moves now, and what nearly did.
+    /// Chooses the blocks of which more evidence would decide most: what moves now, then by turns what nearly did and what
+    /// has moved. Without the latter nobody would know what moves earn, and an empty budget would stay empty.
     fn want(&mut self, plans: &Plans) {
-        self.wanted.clear();
+        let mut moved = std::mem::take(&mut self.wanted);
+        moved.retain(|&(pid, block)| self.residency.away_of(pid, block).is_some());
+        if self.ranking.is_empty() {
+            // While nothing is accessed there is no evidence.
+            moved.clear();
+        }
+        // A tracker may have time for the first few only.
+        let turn = moved.len().min(1);
+        moved.rotate_left(turn);
+        let mut undecided = plans
+            .0
+            .iter()
+            .flat_map(|(_, plan)| plan.undecided.iter().copied());
+        let mut moved = moved.into_iter();
         self.wanted.extend(plans.blocks());
-        let undecided = plans.0.iter().flat_map(|(_, plan)| &plan.undecided);
-        self.wanted.extend(undecided);
+        while self.wanted.len() < WANTED_MAX {
+            let next = [undecided.next(), moved.next()];
+            if next == [None, None] {
+                break;
+            }
+            self.wanted.extend(next.into_iter().flatten());
+        }
         self.wanted.truncate(WANTED_MAX);
     }
 

@@ -114,6 +114,7 @@ impl<S: Strategy> Engine<S> {
     }
 
     pub(super) fn end_samples(&mut self, lost: u64, rejected: u64, is_repeat: bool) {
+        self.is_repeat = is_repeat;
         let astray = self.astray.saturating_add(rejected);
         let figures = &mut self.figures;
         figures.epochs += 1;

@@ -144,6 +144,8 @@ pub struct Engine<S: Strategy = ByHeat> {
     refresh_at: u32,
     /// Epochs in a row in which nothing was to move.
     calm: u32,
+    /// Whether the epoch's events repeat those of the last one.
+    is_repeat: bool,
     /// Epochs of the usual length that the last sleep took, and the time that moves took since.
     slept: u32,
     moving_ns: u64,
@@ -182,6 +184,7 @@ impl<S: Strategy> Engine<S> {
             epoch: 0,
             refresh_at: 0,
             calm: 0,
+            is_repeat: false,
             usable: None,
             balloon_wants: ByteCount(0),
             paused: false,
@@ -495,8 +498,14 @@ impl<S: Strategy> Engine<S> {
             self.astray += 1;
             return;
         };
-        let exposure_s = it.exposure_ns as f64 * 1e-9;
-        process.classifier.observe(it.block, it.events, exposure_s);
+        let watched_s = it.exposure_ns as f64 * 1e-9;
+        let known_s = f64::from(it.events) / process.classifier.rate_of(it.block);
+        // What is known to be hotter than the least rate may be as hot as it was.
+        let says_nothing = it.is_least && known_s < watched_s;
+        let exposure_s = if says_nothing { known_s } else { watched_s };
+        if !says_nothing {
+            process.classifier.observe(it.block, it.events, exposure_s);
+        }
         let away = match it.events {
             0 => self.residency.away_of(it.pid, it.block),
             _ => {

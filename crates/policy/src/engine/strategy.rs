@@ -24,6 +24,12 @@ pub trait Classify: Clone + std::fmt::Debug {
         self.add(block.start(), events);
     }
 
+    /// Accesses a second of a block as far as known, in units of what is added.
+    fn rate_of(&self, block: Block) -> f64 {
+        let _ = block;
+        0.0
+    }
+
     /// Ends an epoch that took `elapsed_s` seconds, and looks at no more than `chunks_max` of its chunks for that. Whether
     /// there is reason to plan anew.
     fn end_epoch(&mut self, epoch: u32, elapsed_s: f64, chunks_max: usize) -> bool;
@@ -62,6 +68,10 @@ impl Classify for Heat {
 
     fn observe(&mut self, block: Block, events: u32, exposure_s: f64) {
         Self::observe(self, block, events, exposure_s);
+    }
+
+    fn rate_of(&self, block: Block) -> f64 {
+        self.estimate(RATE_WINDOW, block).rate
     }
 
     fn end_epoch(&mut self, epoch: u32, elapsed_s: f64, chunks_max: usize) -> bool {

@@ -365,6 +365,7 @@ fn tell(plain: &mut Plain, told: &AnyInput, epoch: &EpochScript) -> Result<(), T
             block: Block::of(GuestVirtAddr(*addr)),
             events: *events,
             exposure_ns: *exposure_ns,
+            is_least: *events % 2 == 1,
         }),
         AnyInput::Sample(pid, addr, weight) => Input::Sample(Sample {
             pid: Pid(*pid),
@@ -597,4 +598,40 @@ proptest! {
             }
         }
     }
+}
+
+/// A look that finds an access each time says "at least so hot", and does not cool what is known to be hotter.
+#[test]
+fn the_least_rate_does_not_cool_a_block() {
+    let script = hot_set(4, 4, 0..1, 1);
+    let rate_after = |is_least: bool, events: u32| {
+        let mut plain = hardware(&script);
+        while !matches!(plain.engine.request(), Request::Samples { .. }) {
+            plain.answer(&script.epochs[0]);
+        }
+        let look = |plain: &mut Plain, events, is_least| {
+            let seen = Input::Looked(Observation {
+                pid: PID,
+                block: Block(first_block()),
+                events,
+                exposure_ns: 600_000,
+                is_least,
+            });
+            plain.engine.push(seen).unwrap();
+        };
+        look(&mut plain, 400, false);
+        // From the end of an epoch on it counts as known.
+        plain.epoch(&script.epochs[0]);
+        plain.engine.push(Input::Epoch).unwrap();
+        while !matches!(plain.engine.request(), Request::Samples { .. }) {
+            plain.answer(&script.epochs[0]);
+        }
+        look(&mut plain, events, is_least);
+        plain.epoch(&script.epochs[0]);
+        let (heat, block) = (&plain.engine.processes[&PID].classifier, first_block());
+        heat.estimate(0, Block(block)).rate
+    };
+    let hot = rate_after(true, 4);
+    assert!(rate_after(false, 4) < 0.7 * hot);
+    assert!(rate_after(true, 4000) > 2.0 * hot);
 }

@@ -112,7 +112,7 @@ impl Runs {
         }
         // Blocks with less than one event are of one class; blocks without any are of another.
         let class = match events > 0.0 {
-            true => 1 + events.max(1.0).log2() as i32,
+            true => (events.max(1.0).log2() as i32).saturating_add(1),
             false => 0,
         };
         let events = events * (blocks.end - blocks.start) as f64;

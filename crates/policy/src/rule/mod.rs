@@ -63,9 +63,11 @@ const FIRST_BLOCKS: usize = 2;
 /// One call that moves pages holds a program no longer than this, seconds.
 const BATCH_S: f64 = 0.02;
 
-/// Events in memory that was moved to one tier, since the last epoch with news.
+/// Events in memory that was moved to one tier, since somebody last looked at any of it.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct Fresh {
+    /// Seconds since then.
+    since_s: f64,
     /// Samples.
     events: f64,
     /// Rates of blocks that were watched, together, and how many these were.
@@ -74,11 +76,15 @@ struct Fresh {
 }
 
 impl Fresh {
-    /// Events a second in all of `blocks`.
-    fn rate(&self, blocks: u64, elapsed_s: f64) -> f64 {
-        let sampled = self.events / elapsed_s;
-        let watched = self.rates / self.watched.max(1) as f64;
-        sampled + watched * blocks as f64
+    /// Events in all of `blocks`; nothing where nobody has looked.
+    fn take(&mut self, blocks: u64) -> Option<f64> {
+        let is_seen = self.events > 0.0 || self.watched > 0;
+        is_seen.then(|| {
+            let watched = self.rates / self.watched.max(1) as f64;
+            let events = self.events + watched * blocks as f64 * self.since_s;
+            *self = Self::default();
+            events
+        })
     }
 }
 
@@ -170,8 +176,7 @@ impl Rule {
         self.unseen_s += end.elapsed_s;
         if !end.is_repeat && self.unseen_s > 0.0 {
             self.event_s = self.gain.event_s(end.rate);
-            let most_s = cpus * self.unseen_s;
-            let earned_s = (self.earning(end) * self.unseen_s).clamp(-most_s, most_s);
+            let earned_s = self.earned_s(end);
             self.tokens_s += earned_s;
             for (window, income) in self.income.iter_mut().enumerate() {
                 let memory_s = window_s(window) + self.unseen_s;
@@ -181,7 +186,6 @@ impl Rule {
                 .balance
                 .benefit_ns
                 .saturating_add((earned_s * 1e9) as i64);
-            self.fresh = ByLevel::default();
             self.unseen_s = 0.0;
         }
         self.tokens_s = self.tokens_s.clamp(-cpus, cpus);
@@ -193,22 +197,22 @@ impl Rule {
         }
     }
 
-    /// Seconds a second that moved memory saves, compared with where it lay first.
-    fn earning(&self, end: &EpochEnd) -> f64 {
-        let most_s = self.event_s.0.into_iter().fold(0.0, f64::max);
-        if most_s <= 0.0 {
-            return 0.0;
-        }
-        // Events a second, in events of which each saves the most.
-        let mut net = 0.0;
+    /// Seconds that moved memory has saved, compared with where it lay first, as far as somebody has looked.
+    fn earned_s(&mut self, end: &EpochEnd) -> f64 {
+        let cpus = f64::from(self.gain.cpus);
+        let mut earned_s = 0.0;
         for home in Level::ALL {
             for now in Level::ALL {
-                let (fresh, blocks) = (self.fresh.get(home).get(now), end.away.get(home).get(now));
-                let saved = (self.event_s.get(home) - self.event_s.get(now)) / most_s;
-                net += fresh.rate(*blocks, self.unseen_s) * saved;
+                let fresh = self.fresh.get_mut(home).get_mut(now);
+                fresh.since_s += self.unseen_s;
+                let most_s = cpus * fresh.since_s;
+                let blocks = *end.away.get(home).get(now);
+                let events = fresh.take(blocks).unwrap_or(0.0);
+                let saved_s = events * (self.event_s.get(home) - self.event_s.get(now));
+                earned_s += saved_s.clamp(-most_s, most_s);
             }
         }
-        net * most_s
+        earned_s
     }
 
     /// Takes note that the number of CPUs has changed.

@@ -292,6 +292,11 @@ impl Plan {
     }
 }
 
+/// The standard deviation of the square root of a count with such a variance.
+fn root_deviation(count: f64, variance: f64) -> f64 {
+    (variance / (4.0 * count).max(f64::MIN_POSITIVE)).sqrt()
+}
+
 impl Rule {
     /// The extra cost of an event in memory below a tier, of which there are `bytes`, compared with that tier, seconds.
     fn extra_s(&self, level: Level, spread: &Spread, bytes: u64) -> f64 {
@@ -312,8 +317,11 @@ impl Rule {
             cold.events_by(cold.estimate, window, bytes)
         });
         let difference = of_hot - of_cold;
-        let chance = CERTAINTY * (hot_variance + cold_variance).sqrt();
-        if (difference - chance) * hot.event_s < cost_s {
+        let enough = of_cold + cost_s / hot.event_s;
+        // Square roots of counts differ by chance by the same, however few they are.
+        let chance = CERTAINTY
+            * root_deviation(of_hot, hot_variance).hypot(root_deviation(enough, cold_variance));
+        if hot.event_s <= 0.0 || of_hot.sqrt() - enough.sqrt() < chance {
             return false;
         }
         (0..window).all(|shorter| {

@@ -468,3 +468,36 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_nobody_looks_at_earns_when_somebody_looks_again() {
+    let earned = |seen_at: &[u32]| {
+        let mut rule = Rule::new(HARDWARE);
+        let away = Away {
+            home: Level::Second,
+            now: Level::First,
+        };
+        let mut all = ByLevel::<ByLevel<u64>>::default();
+        *all.get_mut(away.home).get_mut(away.now) = 10;
+        for epoch in 1..=8 {
+            if seen_at.contains(&epoch) {
+                rule.saw(Some(away), 4, Some(0.001));
+            }
+            rule.end_epoch(&EpochEnd {
+                epoch,
+                elapsed_s: 0.5,
+                is_repeat: false,
+                away: all,
+                rate: 100_000.0,
+            });
+        }
+        rule.balance().benefit_ns
+    };
+    let always = earned(&[1, 2, 3, 4, 5, 6, 7, 8]);
+    assert!(always > 0);
+    for seen_at in [&[8][..], &[3, 8], &[1, 2, 8]] {
+        let part = earned(seen_at) as f64 / always as f64;
+        assert!((part - 1.0).abs() < 1e-6, "{seen_at:?}: {part}");
+    }
+    assert_eq!(earned(&[]), 0);
+}

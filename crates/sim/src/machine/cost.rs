@@ -73,8 +73,12 @@ pub struct CostModel {
     pub reclaim_page_ps: u64,
     /// DAMON: clearing a page's accessed bit and looking at it an interval later.
     pub damon_look_ps: u64,
-    /// DAMON: setting the addresses of a region.
+    /// DAMON: starting and stopping a kdamond.
+    pub damon_pass_ps: u64,
+    /// DAMON: making the files of a region.
     pub damon_region_ps: u64,
+    /// DAMON: setting the addresses of a region.
+    pub damon_set_ps: u64,
     /// A call that moves pages, however few.
     pub migrate_call_ps: u64,
     /// Moving one 4 KiB page, copy and call aside: unmap, remap, accounting.
@@ -160,7 +164,9 @@ pub(super) const X86_COSTS: CostModel = CostModel {
     // Assumed: two walks to a page's entry, as reclaim makes one.
     damon_look_ps: 1200 * PS_PER_NS,
     // Assumed: as many times less than in the emulator as a look.
-    damon_region_ps: 13_000 * PS_PER_NS,
+    damon_pass_ps: 400_000 * PS_PER_NS,
+    damon_region_ps: 30_000 * PS_PER_NS,
+    damon_set_ps: 11_000 * PS_PER_NS,
     // Lab: promoting a page that faulted takes 44 us, of which copying and moving are 24.
     migrate_call_ps: 3500 * PS_PER_NS,
     // Measured on Zen 3 with move_pages in batches: 2.4 us per 4 KiB page and 195 us per 2 MiB,
@@ -198,8 +204,14 @@ const EMULATED_MARK_PS: u64 = 3_800 * PS_PER_NS;
 /// DAMON's look at a page. Measured: 20 to 50 us.
 const EMULATED_DAMON_LOOK_PS: u64 = 35_000 * PS_PER_NS;
 
-/// Setting a region of DAMON: two files of sysfs. Measured: 2,000 regions take 0.85 s, 6,000 take 2.4 s.
-const EMULATED_DAMON_REGION_PS: u64 = 400_000 * PS_PER_NS;
+/// A pass of DAMON, however few regions it has. Measured in a VM whose fast memory is full, so that the kernel works in slow
+/// memory: 8 to 15 ms.
+const EMULATED_DAMON_PASS_PS: u64 = 12_000_000 * PS_PER_NS;
+
+/// Making and setting a region of DAMON: two files of sysfs. Measured in such a VM: 512 ms for 405 new regions, 340 us for
+/// each that is there. While fast memory is free a new one costs 400 us.
+const EMULATED_DAMON_REGION_PS: u64 = 900_000 * PS_PER_NS;
+const EMULATED_DAMON_SET_PS: u64 = 340_000 * PS_PER_NS;
 
 /// A fault in the second-level tables of a guest that the emulator runs on an emulated host, switches between both
 /// included. Measured: 41 to 49 us, in seconds in which KVM handled 7,000 to 12,000 of them.
@@ -232,7 +244,9 @@ pub(super) const EMULATED_COSTS: CostModel = {
         mark_page_ps: EMULATED_MARK_PS,
         reclaim_page_ps: c.reclaim_page_ps * slower,
         damon_look_ps: EMULATED_DAMON_LOOK_PS,
+        damon_pass_ps: EMULATED_DAMON_PASS_PS,
         damon_region_ps: EMULATED_DAMON_REGION_PS,
+        damon_set_ps: EMULATED_DAMON_SET_PS,
         migrate_call_ps: c.migrate_call_ps * slower,
         migrate_page_ps: c.migrate_page_ps * slower,
         migrate_huge_ps: c.migrate_huge_ps * slower,

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use demeter_linux::damon::{DamonError, Kdamond, Statistic, Tracepoint};
 use demeter_linux::tlb_flusher::TlbFlusher;
-use demeter_policy::damon::{Look, Next, Observer, SET_MAX, WAITS};
-use demeter_policy::{Block, Observation, Pid, Sample, VirtRange};
+use demeter_policy::damon::{Look, Next, Observer, WAITS};
+use demeter_policy::{Block, Observation, PAGE_SIZE, Pid, Sample, VirtRange};
 
 pub use demeter_linux::damon::Format;
 
@@ -29,8 +29,12 @@ const REFRESH: Duration = Duration::from_secs(2);
 /// Bytes of a region's record in the ring, with what it is wrapped in.
 const RECORD_BYTES: usize = 96;
 
-/// Room for a record of each region: a power of two of pages.
-const RING_BYTES: usize = (SET_MAX * RECORD_BYTES).next_power_of_two();
+/// Room for a record of each region: a power of two of pages. The kernel clears all of it in each pass.
+fn ring_bytes(regions: u32) -> usize {
+    (regions as usize * RECORD_BYTES)
+        .next_power_of_two()
+        .max(PAGE_SIZE as usize)
+}
 
 impl From<DamonError> for TrackerError {
     fn from(error: DamonError) -> Self {
@@ -90,22 +94,23 @@ impl DamonTracker {
             true => Statistic::TurnOff,
             false => Statistic::Leave,
         };
-        let kdamond = Kdamond::claim(&settings.root, 1, statistic)?.remove(0);
+        let kdamonds = Kdamond::claim(&settings.root, passes::KDAMONDS, statistic)?;
         let tracepoint = Tracepoint::on(&settings.root)?;
-        let listen = move |kdamond, regions| tracepoint.listen(kdamond, RING_BYTES, regions);
+        let listen =
+            move |kdamond, regions| tracepoint.listen(kdamond, ring_bytes(regions), regions);
         let flusher = TlbFlusher::new().inspect_err(
             |error| tracing::info!(%error, "no TLB is flushed for DAMON: pages that stay there look untouched"),
         );
-        Self::with(settings, kdamond, Box::new(listen), flusher.ok())
+        Self::with(settings, kdamonds, Box::new(listen), flusher.ok())
     }
 
     fn with(
         settings: &Settings,
-        kdamond: Kdamond,
+        kdamonds: Vec<Kdamond>,
         listen: Listen,
         flusher: Option<TlbFlusher>,
     ) -> Result<Self, TrackerError> {
-        let passes = Passes::new(settings.root.clone(), kdamond, listen, flusher)?;
+        let passes = Passes::new(settings.root.clone(), kdamonds, listen, flusher)?;
         let cpus = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
         let shared = Arc::new(Shared {
             root: settings.root.clone(),

@@ -1,14 +1,15 @@
-//! Carries passes out: a kdamond of our own looks at given blocks.
+//! Carries passes out: kdamonds of our own look at given blocks. There is one for each size of a pass, since the kernel
+//! makes files for the regions of each, and to make them costs much more than to use them again.
 
 use std::num::NonZero;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use demeter_linux::cpu;
-use demeter_linux::damon::{Aggregations, DamonError, Kdamond, Region};
+use demeter_linux::damon::{Aggregations, DamonError, Kdamond, Region, is_filler};
 use demeter_linux::page_size::PageSizes;
 use demeter_linux::tlb_flusher::TlbFlusher;
-use demeter_policy::damon::{Cost, Found, Look, RUNGS};
+use demeter_policy::damon::{Cost, Found, Look, RUNGS, SET_MAX};
 use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr, Pid, VirtRange};
 
 use super::super::TrackerError;
@@ -27,15 +28,33 @@ const START_ATTEMPTS: u32 = 5;
 /// Listens to a kdamond's thread. A wait ends after the given number of regions.
 pub(super) type Listen = Box<dyn Fn(Pid, u32) -> Result<Aggregations, DamonError> + Send>;
 
-/// A kdamond, and what it was set to.
+/// Kdamonds for passes of up to 16, 32, 64 blocks and so on, and of the most.
+pub(super) const KDAMONDS: usize = (SET_MAX / LEAST).ilog2() as usize + 1;
+
+/// The most blocks of the first kdamond.
+const LEAST: usize = 16;
+
+/// The first kdamond that takes so many blocks. The kernel looks at fillers, too: there are fewer than blocks.
+fn kdamond_for(blocks: usize) -> usize {
+    let takes = |kdamond: &usize| blocks <= LEAST << kdamond;
+    (0..KDAMONDS).find(takes).unwrap_or(KDAMONDS - 1)
+}
+
+/// Kdamonds, and what they were set to.
 pub(super) struct Passes {
     root: PathBuf,
-    kdamond: Kdamond,
+    kdamonds: Vec<Watch>,
     listen: Listen,
     /// Nothing where there is no way: pages that stay in the TLB look untouched then.
     flusher: Option<TlbFlusher>,
-    /// The blocks whose regions the kdamond has.
+}
+
+/// A kdamond, and the blocks whose regions it has.
+struct Watch {
+    kdamond: Kdamond,
     set: Vec<(Pid, Block)>,
+    /// How many regions it reports.
+    reports: usize,
 }
 
 /// The outcome of a pass.
@@ -50,8 +69,9 @@ pub(super) struct Taken {
     pub(super) rejected: u64,
 }
 
-/// A kdamond at work.
+/// A kdamond at work, for these blocks.
 struct Running {
+    watch: usize,
     thread: Pid,
     started_ns: u64,
     aggregations: Aggregations,
@@ -64,16 +84,20 @@ impl Passes {
     /// When the kernel refuses regions of our own.
     pub(super) fn new(
         root: PathBuf,
-        kdamond: Kdamond,
+        kdamonds: Vec<Kdamond>,
         listen: Listen,
         flusher: Option<TlbFlusher>,
     ) -> Result<Self, TrackerError> {
+        let watch = |kdamond| Watch {
+            kdamond,
+            set: vec![],
+            reports: 0,
+        };
         let mut passes = Self {
             root,
-            kdamond,
+            kdamonds: kdamonds.into_iter().map(watch).collect(),
             listen,
             flusher,
-            set: vec![],
         };
         passes.prove()?;
         Ok(passes)
@@ -84,11 +108,11 @@ impl Passes {
         let here = 0u8;
         let block = Block::of(GuestVirtAddr(&raw const here as u64));
         let regions: Vec<_> = region(Pid(std::process::id()), block).into_iter().collect();
-        let tried = self
-            .kdamond
+        let kdamond = &self.kdamonds[0].kdamond;
+        let tried = kdamond
             .set_regions(&regions)
-            .and_then(|()| self.kdamond.start(RUNGS[RUNGS.len() - 1].interval, 1));
-        let stopped = self.kdamond.stop();
+            .and_then(|_| kdamond.start(RUNGS[RUNGS.len() - 1].interval, 1));
+        let stopped = kdamond.stop();
         match tried.and(stopped.map(|()| Pid(0))) {
             Ok(_) => Ok(()),
             Err(error @ DamonError::Held(_)) => Err(error.into()),
@@ -115,7 +139,7 @@ impl Passes {
         taken.cost.set = set;
         let listened = self.listen(look, &running, is_wanted, &mut taken);
         let kdamond = cpu::of(&self.root, running.thread).unwrap_or_default();
-        let stopped = self.kdamond.stop();
+        let stopped = self.kdamonds[running.watch].kdamond.stop();
         let flushes = self.flusher.as_mut().map(|flusher| {
             flusher.stop();
             flusher.take_spent()
@@ -138,8 +162,9 @@ impl Passes {
                 Err(error) if tried == START_ATTEMPTS => return Err(error.into()),
                 Err(error) => {
                     tracing::debug!(%error, "a process may have ended: trying again");
-                    self.set.clear();
-                    self.kdamond.stop()?;
+                    let watch = &mut self.kdamonds[kdamond_for(look.blocks.len())];
+                    watch.set.clear();
+                    watch.kdamond.stop()?;
                 }
             }
         }
@@ -155,21 +180,24 @@ impl Passes {
             return Ok(None);
         }
         let mut set = 0;
-        if self.set != blocks {
-            self.set.clear();
+        let watch_index = kdamond_for(look.blocks.len());
+        let watch = &mut self.kdamonds[watch_index];
+        if watch.set != blocks {
+            watch.set.clear();
             let regions = blocks.iter().filter_map(|&(pid, block)| region(pid, block));
-            self.kdamond.set_regions(&regions.collect::<Vec<_>>())?;
+            watch.reports = watch.kdamond.set_regions(&regions.collect::<Vec<_>>())?;
             set = blocks.len() as u64;
-            self.set = blocks;
+            watch.set = blocks;
         }
         let pass = look.pass;
-        let thread = self.kdamond.start(pass.interval, pass.looks)?;
+        let thread = watch.kdamond.start(pass.interval, pass.looks)?;
         let started_ns = cpu::monotonic_ns();
-        let aggregations = (self.listen)(thread, self.set.len() as u32)?;
+        let aggregations = (self.listen)(thread, watch.reports as u32)?;
         if let Some(flusher) = self.flusher.as_mut().filter(|_| pass.is_flushed) {
             flusher.flush_each(pass.interval, pass.looks);
         }
         let running = Running {
+            watch: watch_index,
             thread,
             started_ns,
             aggregations,
@@ -185,13 +213,14 @@ impl Passes {
         is_wanted: &dyn Fn() -> bool,
         taken: &mut Taken,
     ) -> Result<(), TrackerError> {
-        let mut pids: Vec<Pid> = self.set.iter().map(|&(pid, _)| pid).collect();
+        let Watch { set, reports, .. } = &self.kdamonds[running.watch];
+        let mut pids: Vec<Pid> = set.iter().map(|&(pid, _)| pid).collect();
         pids.dedup();
         let patience = look.pass.length() * PATIENCE + PATIENCE_MIN;
         let deadline = Instant::now() + patience;
         let mut regions: Vec<Region> = vec![];
         let mut first_ns = None;
-        while regions.len() < self.set.len() && Instant::now() < deadline && is_wanted() {
+        while regions.len() < *reports && Instant::now() < deadline && is_wanted() {
             running
                 .aggregations
                 .wait(look.pass.length().max(REPORT_WAIT));
@@ -210,6 +239,9 @@ impl Passes {
         }
         let first_ns = first_ns.unwrap_or(running.started_ns);
         taken.elapsed = Duration::from_nanos(first_ns.saturating_sub(running.started_ns));
+        // A second aggregation may have begun to report before kdamond was stopped.
+        regions.truncate(*reports);
+        regions.retain(|region| !is_filler(&region.range));
         self.judge(&regions, taken);
         Ok(())
     }
@@ -242,8 +274,6 @@ impl Passes {
                 });
             }
         }
-        // A second aggregation may have begun to report before kdamond was stopped.
-        taken.found.truncate(self.set.len());
     }
 }
 

@@ -12,6 +12,7 @@ use super::*;
 
 const ADMIN: &str = "sys/kernel/mm/damon/admin/kdamonds";
 const RING: &str = "ring";
+const RING_BYTES: usize = 1 << 19;
 const MAPPED_BYTES: usize = ring::CONTROL_BYTES + RING_BYTES;
 
 /// Regions that the fake kernel has files for.
@@ -50,32 +51,31 @@ impl FakeDamon {
             fs::write(path, text).unwrap();
         };
         fake("nr_kdamonds", "0\n");
-        fake("0/state", "off\n");
-        fake("0/pid", "77\n");
-        fake("0/contexts/nr_contexts", "");
-        let context = "0/contexts/0";
-        fake(
-            &format!("{context}/avail_operations"),
-            "vaddr\nfvaddr\npaddr\n",
-        );
-        for file in ["operations", "targets/nr_targets", "targets/0/pid_target"] {
-            fake(&format!("{context}/{file}"), "");
-        }
-        fake(&format!("{context}/targets/0/regions/nr_regions"), "");
-        for region in 0..REGIONS_MAX {
-            for file in ["start", "end"] {
-                fake(&format!("{context}/targets/0/regions/{region}/{file}"), "");
+        for kdamond in 0..passes::KDAMONDS {
+            fake(&format!("{kdamond}/state"), "off\n");
+            fake(&format!("{kdamond}/pid"), "77\n");
+            fake(&format!("{kdamond}/contexts/nr_contexts"), "");
+            let context = format!("{kdamond}/contexts/0");
+            let operations = "vaddr\nfvaddr\npaddr\n";
+            fake(&format!("{context}/avail_operations"), operations);
+            for file in [
+                "operations",
+                "targets/nr_targets",
+                "targets/0/pid_target",
+                "targets/0/regions/nr_regions",
+                "monitoring_attrs/intervals/sample_us",
+                "monitoring_attrs/intervals/aggr_us",
+                "monitoring_attrs/intervals/update_us",
+                "monitoring_attrs/nr_regions/min",
+                "monitoring_attrs/nr_regions/max",
+            ] {
+                fake(&format!("{context}/{file}"), "");
             }
-        }
-        for file in [
-            "intervals/sample_us",
-            "intervals/aggr_us",
-            "intervals/update_us",
-        ] {
-            fake(&format!("{context}/monitoring_attrs/{file}"), "");
-        }
-        for file in ["nr_regions/min", "nr_regions/max"] {
-            fake(&format!("{context}/monitoring_attrs/{file}"), "");
+            for region in 0..REGIONS_MAX {
+                for file in ["start", "end"] {
+                    fake(&format!("{context}/targets/0/regions/{region}/{file}"), "");
+                }
+            }
         }
         File::create(root.join(RING))
             .unwrap()
@@ -129,7 +129,9 @@ impl FakeDamon {
         let head = kernel.ring.u64_at(ring::DATA_HEAD).load(Ordering::Relaxed);
         let tail = kernel.ring.u64_at(ring::DATA_TAIL);
         tail.store(head, Ordering::Relaxed);
-        let regions = "0/contexts/0/targets/0/regions";
+        let is_on = |kdamond: &usize| self.text(&format!("{kdamond}/state")) == "on";
+        let kdamond = (0..passes::KDAMONDS).find(is_on).unwrap_or(0);
+        let regions = format!("{kdamond}/contexts/0/targets/0/regions");
         let number = |file: &str| {
             self.text(&format!("{regions}/{file}"))
                 .parse()
@@ -198,7 +200,7 @@ pub(in crate::tracker) fn tracker(damon: &FakeDamon) -> Result<DamonTracker, Tra
         cpu_percent: 1e6,
         ..Settings::default()
     };
-    let kdamond = Kdamond::claim(&damon.root, 1, Statistic::TurnOff)?.remove(0);
+    let kdamonds = Kdamond::claim(&damon.root, passes::KDAMONDS, Statistic::TurnOff)?;
     let format = Format::parse(FORMAT).unwrap();
     let damon = damon.clone();
     let listen = move |_kdamond, _regions| {
@@ -206,7 +208,7 @@ pub(in crate::tracker) fn tracker(damon: &FakeDamon) -> Result<DamonTracker, Tra
         damon.pass();
         ring
     };
-    DamonTracker::with(&settings, kdamond, Box::new(listen), None)
+    DamonTracker::with(&settings, kdamonds, Box::new(listen), None)
 }
 
 /// A tracker of a process with four blocks, of which it knows all.

@@ -27,6 +27,8 @@ pub(super) struct DamonTracker {
     running: Option<Running>,
     /// The blocks whose regions the kdamond has.
     set: Vec<(Pid, Block)>,
+    /// Regions that the kernel has files for. The kdamonds of several sizes that a real one uses count as one.
+    made: u64,
     /// When the observer wants to be asked again.
     due_ps: u64,
     passes: u64,
@@ -63,6 +65,7 @@ impl DamonTracker {
             observer: Observer::new(CPU_PERCENT, vcpus, time(now_ps)),
             running: None,
             set: vec![],
+            made: 0,
             due_ps: now_ps,
             passes: 0,
             found: vec![],
@@ -135,7 +138,11 @@ impl DamonTracker {
         let blocks = look.blocks.len() as u64;
         let is_kept = self.set == look.blocks;
         let set = if is_kept { 0 } else { blocks };
-        let set_ps = set * actor.costs.damon_region_ps;
+        let new = set.saturating_sub(self.made);
+        self.made += new;
+        let costs = &actor.costs;
+        let regions_ps = new * costs.damon_region_ps + set * costs.damon_set_ps;
+        let set_ps = costs.damon_pass_ps + regions_ps;
         actor.charge(Cause::Track, set_ps);
         self.set.clone_from(&look.blocks);
         let attrs = Attrs {
