@@ -123,7 +123,7 @@ fn who_cannot_install_is_told_what_and_how() {
         LISTS,
         ("apt-get", "exit 100"),
     ]);
-    for (machine, why, mend) in [
+    for (machine, why, hint) in [
         (no_apt, "no apt-get here", "your package manager"),
         (
             no_root,
@@ -143,7 +143,7 @@ fn who_cannot_install_is_told_what_and_how() {
             said.starts_with("error: missing: qemu-system-x86 qemu-user xz-utils make libelf1: "),
             "{said}"
         );
-        assert!(said.contains(why) && said.contains(mend), "{said}");
+        assert!(said.contains(why) && said.contains(hint), "{said}");
         assert_eq!(said.lines().count(), 1, "{said}");
     }
 }

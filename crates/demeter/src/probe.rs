@@ -27,15 +27,15 @@ pub fn probe(args: &Args) -> anyhow::Result<()> {
         let report = demeter_host::probe::probe(root);
         print(&report, args.json)?;
         let problem = report.advice.into_iter().find(|advice| advice.blocks);
-        problem.map(|advice| (advice.what, advice.mend))
+        problem.map(|advice| (advice.what, advice.hint))
     } else {
         let report = demeter_guest::probe::probe(root);
         print(&report, args.json)?;
         let problem = report.advice.into_iter().find(|advice| advice.blocks);
-        problem.map(|advice| (advice.what, advice.mend))
+        problem.map(|advice| (advice.what, advice.hint))
     };
     match problem {
-        Some((what, mend)) => anyhow::bail!("{what}; {mend}"),
+        Some((what, hint)) => anyhow::bail!("{what}; {hint}"),
         None => Ok(()),
     }
 }

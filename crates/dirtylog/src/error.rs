@@ -1,4 +1,4 @@
-//! What can go wrong, each with its mend.
+//! What can go wrong, each with a hint.
 
 use std::io;
 use std::path::PathBuf;
@@ -18,12 +18,12 @@ pub enum Error {
     #[error("{} may not be opened: run as root or as a member of the group kvm", .0.display())]
     Denied(PathBuf),
     /// The kernel lacks what a setting needs.
-    #[error("KVM of this kernel has no {what}: {mend}")]
+    #[error("KVM of this kernel has no {what}: {hint}")]
     Absent {
         /// The capability.
         what: &'static str,
         /// What to do instead.
-        mend: &'static str,
+        hint: &'static str,
     },
     /// What was asked for contradicts itself.
     #[error(transparent)]

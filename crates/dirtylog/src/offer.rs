@@ -102,7 +102,7 @@ impl Offer {
     /// # Errors
     /// The first that is lacking.
     pub fn allows(&self, settings: &Settings) -> Result<(), Error> {
-        let absent = |what, mend| Err(Error::Absent { what, mend });
+        let absent = |what, hint| Err(Error::Absent { what, hint });
         match settings.protect {
             Protect::Manual if !self.manual => {
                 return absent(

@@ -36,7 +36,7 @@ pub fn offer(root: &Path) -> Result<Offer, Error> {
 /// Measures on this host; /proc, /sys and /dev are below `root`, which is `/` but in tests.
 ///
 /// # Errors
-/// What is lacking, with its mend; nothing stays behind.
+/// What is lacking, with its hint; nothing stays behind.
 pub fn run(root: &Path, settings: &Settings, watch: &dyn Watch) -> Result<Report, Error> {
     settings.check()?;
     let kvm = machine::open(root)?;

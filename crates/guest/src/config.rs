@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_values_are_named_with_the_mend() {
+    fn bad_values_are_named_with_the_hint() {
         for (text, want) in [
             (
                 "tuning.epoch_ms = 0",

@@ -46,7 +46,7 @@ pub enum SupervisorError {
     #[error(transparent)]
     Agent(#[from] AgentError),
     /// The system refuses what the agent cannot do without.
-    #[error("{what}; {mend}", what = .0.what, mend = .0.mend)]
+    #[error("{what}; {hint}", what = .0.what, hint = .0.hint)]
     Refused(Advice),
     /// No process that it is to look after may be looked at.
     #[error(
@@ -80,7 +80,7 @@ pub fn run(
         if advice.blocks {
             return Err(SupervisorError::Refused(advice));
         }
-        say(&format!("warning: {}; {}", advice.what, advice.mend));
+        say(&format!("warning: {}; {}", advice.what, advice.hint));
     }
     let status = StatusCell::default();
     for (node, ns) in &checked.measured_ns {
@@ -322,8 +322,8 @@ fn introduce(
         ));
     }
     if probe::numa_balancing(root).is_some_and(|mode| mode != 0) {
-        let (what, mend) = probe::BALANCING_ADVICE;
-        say(&format!("warning: {what}; {mend}"));
+        let (what, hint) = probe::BALANCING_ADVICE;
+        say(&format!("warning: {what}; {hint}"));
     }
     Ok(())
 }

@@ -206,12 +206,12 @@ pub enum ConfigError {
         source: Box<toml::de::Error>,
     },
     /// A value that makes no sense, alone or beside others.
-    #[error("configuration: {what}; {mend}")]
+    #[error("configuration: {what}; {hint}")]
     Value {
         /// Which value, and what is wrong with it.
         what: String,
         /// What to write instead.
-        mend: &'static str,
+        hint: &'static str,
     },
 }
 
@@ -539,10 +539,10 @@ fn within(key: &str, value_mib: u64) -> Result<(), ConfigError> {
     Err(wrong(what, "give MiB"))
 }
 
-fn wrong(what: impl Into<String>, mend: &'static str) -> ConfigError {
+fn wrong(what: impl Into<String>, hint: &'static str) -> ConfigError {
     ConfigError::Value {
         what: what.into(),
-        mend,
+        hint,
     }
 }
 

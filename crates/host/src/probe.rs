@@ -1,4 +1,4 @@
-//! What this host offers for managing VMs from the host, what it does not, and how to mend it.
+//! What this host offers for managing VMs from the host, what it does not, and what to do about it.
 
 use std::fmt::{self, Display, Formatter};
 use std::fs::{self, File};
@@ -41,7 +41,7 @@ pub struct HostReport {
     pub nodes: Vec<NodeReport>,
     /// The fast node and the slow one, if memory can be tiered.
     pub tiers: Option<TierReport>,
-    /// What stands in the way of `manage = "history"`, each with its mend, the gravest first.
+    /// What stands in the way of `manage = "history"`, each with a hint, the gravest first.
     pub advice: Vec<Advice>,
 }
 
@@ -116,15 +116,15 @@ pub struct TierReport {
     pub decided_by: String,
 }
 
-/// Something to mend.
+/// Something to change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Advice {
-    /// VMs cannot be managed from the host before this is mended.
+    /// VMs cannot be managed from the host before this is changed.
     pub blocks: bool,
     /// What is wrong.
     pub what: String,
     /// What to do.
-    pub mend: String,
+    pub hint: String,
 }
 
 /// Looks at the host whose /proc, /sys and /dev lie below `root`. Changes nothing.
@@ -272,11 +272,11 @@ impl DamonReport {
 
 fn advice(report: &HostReport, unordered: Option<String>) -> Vec<Advice> {
     let mut advice = vec![];
-    let mut add = |blocks, what: String, mend: &str| {
+    let mut add = |blocks, what: String, hint: &str| {
         advice.push(Advice {
             blocks,
             what,
-            mend: mend.into(),
+            hint: hint.into(),
         });
     };
     if let Some(why) = unordered {
@@ -413,8 +413,8 @@ impl Display for HostReport {
             let grade = if advice.blocks { "PROBLEM" } else { "warning" };
             writeln!(
                 f,
-                "{grade}       {}\n              mend: {}",
-                advice.what, advice.mend
+                "{grade}       {}\n              hint: {}",
+                advice.what, advice.hint
             )?;
         }
         if self.advice.iter().all(|advice| !advice.blocks) {
@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_with_its_mend() {
+    fn what_is_missing_is_named_with_its_hint() {
         let report = host(&[
             ("proc/sys/kernel/osrelease", "6.12.94+deb12-cloud-amd64\n"),
             ("proc/cpuinfo", "flags : vmx\n"),

@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use demeter_scenario::System;
 
-/// Why a run failed. Each message names the thing and, where there is one, the mend.
+/// Why a run failed. Each message names the thing and, where there is one, what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A program or file that the lab needs is not there.
-    #[error("{what}; {mend}")]
+    #[error("{what}; {hint}")]
     Missing {
         /// What is missing.
         what: String,
         /// What the person can do.
-        mend: String,
+        hint: String,
     },
     /// The user-mode emulator cannot tell what a program touches.
     #[error(
@@ -28,12 +28,12 @@ pub enum Error {
         qemu: PathBuf,
     },
     /// This machine cannot do it, or not now.
-    #[error("{what}; {mend}")]
+    #[error("{what}; {hint}")]
     Unfit {
         /// What stands against it.
         what: String,
         /// What the person can do.
-        mend: String,
+        hint: String,
     },
     /// A run on this machine went wrong.
     #[error("{system}: {what}{}", last_words(said))]
@@ -68,14 +68,14 @@ pub enum Error {
         source: io::Error,
     },
     /// A program that we called failed.
-    #[error("{program} failed: {said}; {mend}")]
+    #[error("{program} failed: {said}; {hint}")]
     Tool {
         /// Its name.
         program: String,
         /// The last thing it said.
         said: String,
         /// What the person can do.
-        mend: String,
+        hint: String,
     },
     /// More virtual CPUs than the plugin's shared page has rings for.
     #[error("machine.vcpus = {0}: the lab has at most 16; lower it, or use --on sim")]

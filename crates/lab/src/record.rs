@@ -149,7 +149,7 @@ impl Recorder {
         let refuse = |what: String| {
             Error::Unfit {
             what,
-            mend: "record it by hand (`demeter trace record`) and name the file in workload.trace, or \
+            hint: "record it by hand (`demeter trace record`) and name the file in workload.trace, or \
                    use --on lab"
                 .into(),
         }
@@ -203,7 +203,7 @@ impl Recorder {
         let line = match &launch.ready {
             Some(Ready::Line(line)) => Some(Regex::new(line).map_err(|error| Error::Unfit {
                 what: format!("program {}: ready.line: {error}", launch.name),
-                mend: "correct it".into(),
+                hint: "correct it".into(),
             })?),
             _ => None,
         };
@@ -340,7 +340,7 @@ impl Recording {
         Err(Error::Tool {
             program: "the emulator".into(),
             said: format!("it ended ({status}) before the program began"),
-            mend: "PROGRAM must be an x86-64 program for Linux, no script".into(),
+            hint: "PROGRAM must be an x86-64 program for Linux, no script".into(),
         })
     }
 }
@@ -359,7 +359,7 @@ impl Recording {
                     "the program was not ready within {} s of recording",
                     READY_LIMIT.as_secs()
                 ),
-                mend: "give it less to do before".into(),
+                hint: "give it less to do before".into(),
             });
         }
         Ok(is_ready)
@@ -419,7 +419,7 @@ fn u32_of(bytes: &[u8]) -> u32 {
 fn find(program: &Path) -> Result<PathBuf, Error> {
     let missing = || Error::Missing {
         what: format!("there is no program {}", program.display()),
-        mend: "give its path".into(),
+        hint: "give its path".into(),
     };
     if program.components().count() > 1 || program.is_absolute() {
         return program

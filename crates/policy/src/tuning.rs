@@ -31,8 +31,8 @@ pub struct Tuning {
     /// The most ranges in one process; `demeter-paper` only.
     pub max_ranges: usize,
 
-    /// The most that is promoted, and the most that is demoted, MiB per second. By default only what moves cost and bring
-    /// limits them.
+    /// The most that is promoted, and the most that is demoted, MiB per second; 0: nothing moves, not for the balloon either,
+    /// and the agent only observes. By default only what moves cost and bring limits them.
     pub rate_limit_mib_s: u64,
 }
 
@@ -53,14 +53,14 @@ impl Default for Tuning {
 
 /// A value that makes no sense.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{key} = {value} is out of bounds; {mend}")]
+#[error("{key} = {value} is out of bounds; {hint}")]
 pub struct OutOfBounds {
     /// The key.
     pub key: &'static str,
     /// Its value.
     pub value: String,
     /// What is in bounds.
-    pub mend: String,
+    pub hint: String,
 }
 
 impl Tuning {
@@ -77,21 +77,21 @@ impl Tuning {
         within(
             "rate_limit_mib_s",
             self.rate_limit_mib_s,
-            1,
+            0,
             RATE_LIMIT_MAX_MIB_S,
         )?;
         if !self.granularity_mib.is_power_of_two() {
             return Err(OutOfBounds {
                 key: "granularity_mib",
                 value: self.granularity_mib.to_string(),
-                mend: "give a power of two".into(),
+                hint: "give a power of two".into(),
             });
         }
         if !(self.alpha >= 1.0 && self.alpha <= 1000.0) {
             return Err(OutOfBounds {
                 key: "alpha",
                 value: self.alpha.to_string(),
-                mend: "give 1 to 1000".into(),
+                hint: "give 1 to 1000".into(),
             });
         }
         Ok(())
@@ -116,7 +116,7 @@ fn within(key: &'static str, value: u64, least: u64, most: u64) -> Result<(), Ou
     Err(OutOfBounds {
         key,
         value: value.to_string(),
-        mend: format!("give {least} to {most}"),
+        hint: format!("give {least} to {most}"),
     })
 }
 
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn values_out_of_bounds_are_named_with_the_mend() {
+    fn values_out_of_bounds_are_named_with_the_hint() {
         type Change = fn(&mut Tuning);
         let refused: [(Change, &str); 9] = [
             (

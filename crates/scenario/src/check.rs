@@ -1,4 +1,4 @@
-//! Checks that types alone cannot say: each failure names the key and its mend.
+//! Checks that types alone cannot say: each failure names the key and what to do.
 
 use std::fmt::Display;
 

@@ -20,7 +20,7 @@ impl Scenario {
     /// Reads and checks a scenario file.
     ///
     /// # Errors
-    /// Which file, which key, and how to mend it.
+    /// Which file, which key, and what to do about it.
     pub fn load(path: &Path) -> Result<Self, Error> {
         let text = read(path)?;
         let table: Table = parse(path, &text)?;

@@ -261,7 +261,7 @@ pub enum Error {
     Invalid {
         /// The scenario.
         name: String,
-        /// Which key, and how to mend it.
+        /// Which key, and what to do about it.
         what: String,
     },
 }

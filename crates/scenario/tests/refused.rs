@@ -1,4 +1,4 @@
-//! What no scenario may say: each refusal names the key and how to mend it.
+//! What no scenario may say: each refusal names the key and what to do about it.
 
 use std::path::Path;
 
@@ -113,7 +113,7 @@ provision.resize_cycle = { fast_mib = 0, from_s = 1, every_s = 1 } -> provision.
 "#;
 
 #[test]
-fn each_refusal_names_the_key_and_the_mend() {
+fn each_refusal_names_the_key_and_the_hint() {
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("bad.toml");

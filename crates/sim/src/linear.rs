@@ -131,7 +131,7 @@ impl Runs {
     /// What translation would cost in each mode.
     ///
     /// # Errors
-    /// When the counters contradict each other: which, and how to mend it.
+    /// When the counters contradict each other: which, and what to do about it.
     pub fn predict(&self) -> Result<Overheads, Contradiction> {
         let share = self.segment_share;
         if !(0.0..=1.0).contains(&share) {

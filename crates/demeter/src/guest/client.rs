@@ -25,9 +25,23 @@ pub struct Client {
 impl Client {
     /// Asks for something.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
+        let body = self.request("GET", path)?;
+        serde_json::from_str(&body).with_context(|| {
+            let socket = self.socket.display();
+            format!("{socket} gives an answer that is not an agent's")
+        })
+    }
+
+    /// Tells to do something.
+    pub fn post(&self, path: &str) -> anyhow::Result<()> {
+        self.request("POST", path).map(drop)
+    }
+
+    /// The body of a good answer; a bad one is an error with its reason.
+    fn request(&self, method: &str, path: &str) -> anyhow::Result<String> {
         let socket = self.socket.display();
-        let answer = demeter_http::ask(&self.socket, &format!("GET {path}"), "", TIMEOUT);
-        let body = answer.map_err(|error| match error {
+        let answer = demeter_http::ask(&self.socket, &format!("{method} {path}"), "", TIMEOUT);
+        answer.map_err(|error| match error {
             AskError::Status { status: 404, .. } => {
                 anyhow!("the agent at {socket} knows no {path}; it is older than this command")
             }
@@ -44,8 +58,6 @@ impl Client {
             AskError::Io(error) => anyhow!(
                 "cannot reach the agent at {socket}: {error}; start it with demeter guest, or give its --socket"
             ),
-        })?;
-        serde_json::from_str(&body)
-            .with_context(|| format!("{socket} gives an answer that is not an agent's"))
+        })
     }
 }

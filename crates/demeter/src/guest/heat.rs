@@ -60,11 +60,13 @@ pub fn heat(args: &Args) -> anyhow::Result<()> {
         return simulated(scenario, &stop);
     }
     let mut pictures = Pictures::default();
-    watch(args, &stop, |t_s, heat| match args.json {
-        true => output::print(serde_json::to_string(&heat)? + "\n"),
-        false => {
-            pictures.look(t_s, &heat);
-            Ok(())
+    watch(&args.client, args.seconds, &stop, |t_s, heat| {
+        match args.json {
+            true => output::print(serde_json::to_string(&heat)? + "\n"),
+            false => {
+                pictures.look(t_s, &heat);
+                Ok(())
+            }
         }
     })?;
     match args.json {
@@ -92,22 +94,22 @@ fn simulated(path: &Path, stop: &AtomicBool) -> anyhow::Result<()> {
 
 /// Looks again and again, until the time is over or somebody ends it. An agent that ends later than at the
 /// first look ends it, too.
-fn watch(
-    args: &Args,
+pub(super) fn watch(
+    client: &Client,
+    seconds: u32,
     stop: &AtomicBool,
     mut seen: impl FnMut(f64, Heat) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let began = Instant::now();
-    let end = began + Duration::from_secs(args.seconds.into());
+    let end = began + Duration::from_secs(seconds.into());
     let mut said = began;
     output::say(format_args!(
-        "looking for {} s; Ctrl-C ends it sooner",
-        args.seconds
+        "looking for {seconds} s; Ctrl-C ends it sooner"
     ));
     let mut next = began;
     let mut looks = 0;
     while !stop.load(Ordering::Relaxed) && Instant::now() < end {
-        match args.client.get("/v1/heat") {
+        match client.get("/v1/heat") {
             Ok(heat) => seen(began.elapsed().as_secs_f64(), heat)?,
             Err(error) if looks == 0 => return Err(error),
             Err(error) => {
@@ -118,8 +120,7 @@ fn watch(
         looks += 1;
         if said.elapsed() >= SAY_EVERY {
             said = Instant::now();
-            let seconds = began.elapsed().as_secs();
-            output::say(format_args!("{seconds} of {} s", args.seconds));
+            output::say(format_args!("{} of {seconds} s", began.elapsed().as_secs()));
         }
         // A signal interrupts no sleep here: it is short.
         next = (next + LOOK_EVERY).max(Instant::now());

@@ -1,7 +1,9 @@
 //! `demeter guest`: the agent's flags, what a person is told of it, and looking at one that runs.
 
+mod assess;
 pub mod client;
 pub mod heat;
+mod status;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -10,12 +12,14 @@ use std::sync::mpsc;
 use demeter_guest::agent::Control;
 use demeter_guest::config::{BalloonMode, Cgroup, Config};
 use demeter_guest::nodes::Tiers;
+use demeter_guest::status::Status;
 use demeter_guest::supervisor;
 use demeter_guest::tracker::Choice;
 
 use crate::names::names;
 use crate::output;
 use crate::signals;
+use client::Client;
 
 /// Finds the hot memory of processes on this machine and keeps it on the fast node.
 ///
@@ -32,13 +36,13 @@ Examples:
   demeter guest --all --tracker damon   every process above 64 MiB, watched by DAMON
   demeter guest --pid 4711 --record agent.rec    a recording to look at with demeter replay
   demeter guest --relay-only            the host's balloon alone, beside another manager
-  demeter guest heat                    the heat of memory, from the running agent
 
-Status and metrics, on the agent's Unix socket:
-  curl --unix-socket /run/demeter/guest.sock http://demeter/v1/status
+Of an agent that runs:
+  demeter guest status                  what it looks after, what it moved, and what that saved
+  demeter guest heat                    the heat of memory
+  demeter guest assess                  how much fast memory it has use for
+  demeter guest pause                   it neither observes nor moves, until resume
   curl --unix-socket /run/demeter/guest.sock http://demeter/metrics
-  curl --unix-socket /run/demeter/guest.sock -X POST http://demeter/v1/pause
-  curl --unix-socket /run/demeter/guest.sock -X POST http://demeter/v1/resume
 `demeter probe` says what works on this machine."
 )]
 pub struct Args {
@@ -50,8 +54,46 @@ pub struct Args {
 
 #[derive(clap::Subcommand)]
 enum Command {
+    /// Print what a running agent looks after, what it has moved, and what that saved
+    Status {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        client: Client,
+    },
+    /// Let a running agent neither observe nor move anything; memory stays where it is
+    Pause {
+        #[command(flatten)]
+        client: Client,
+    },
+    /// Let a paused agent go on
+    Resume {
+        #[command(flatten)]
+        client: Client,
+    },
     /// Draw the heat of each process's addresses over time
     Heat(heat::Args),
+    /// Tell how much of the accesses fast memory of each size would serve
+    Assess(assess::Args),
+}
+
+impl Command {
+    fn run(&self) -> anyhow::Result<()> {
+        match self {
+            Self::Status { json, client } => {
+                let status: Status = client.get("/v1/status")?;
+                output::print(match json {
+                    true => serde_json::to_string_pretty(&status)? + "\n",
+                    false => status::text(&status),
+                })
+            }
+            Self::Pause { client } => client.post("/v1/pause"),
+            Self::Resume { client } => client.post("/v1/resume"),
+            Self::Heat(args) => heat::heat(args),
+            Self::Assess(args) => assess::assess(args),
+        }
+    }
 }
 
 #[derive(clap::Args)]
@@ -83,6 +125,9 @@ struct RunArgs {
     /// Limit of promotions and limit of demotions, MiB per second
     #[arg(long, value_name = "MIB")]
     rate_limit_mib_s: Option<u64>,
+    /// Move nothing, only observe: for `demeter guest assess`
+    #[arg(long, conflicts_with = "rate_limit_mib_s")]
+    observe_only: bool,
     /// Let the host size this VM: auto, if the VM has a port for it, or off
     #[arg(long, value_name = "WHEN", value_parser = names::<BalloonMode>())]
     balloon: Option<BalloonMode>,
@@ -95,12 +140,12 @@ struct RunArgs {
     record_max_mib: Option<u64>,
     /// Only relay between the host and the balloon driver; manage no tiers
     #[arg(long, conflicts_with_all = ["pid", "cgroup", "all", "config", "balloon", "tracker",
-        "tiers", "epoch_ms", "sample_period", "rate_limit_mib_s", "socket", "listen", "record",
+        "tiers", "epoch_ms", "sample_period", "rate_limit_mib_s", "observe_only", "socket", "listen", "record",
         "record_max_mib"])]
     relay_only: bool,
     /// Only undo what an agent that was killed has left behind: its kdamond, and DAMON_STAT turned off
     #[arg(long, conflicts_with_all = ["pid", "cgroup", "all", "config", "balloon", "tracker",
-        "tiers", "epoch_ms", "sample_period", "rate_limit_mib_s", "socket", "listen", "record",
+        "tiers", "epoch_ms", "sample_period", "rate_limit_mib_s", "observe_only", "socket", "listen", "record",
         "record_max_mib", "relay_only"])]
     clean_up: bool,
     /// Unix socket for status, metrics, pause and resume
@@ -135,15 +180,16 @@ impl RunArgs {
         let tuning = &mut config.tuning;
         tuning.epoch_ms = self.epoch_ms.unwrap_or(tuning.epoch_ms);
         tuning.sample_period = self.sample_period.unwrap_or(tuning.sample_period);
-        tuning.rate_limit_mib_s = self.rate_limit_mib_s.unwrap_or(tuning.rate_limit_mib_s);
+        let limit = self.rate_limit_mib_s.unwrap_or(tuning.rate_limit_mib_s);
+        tuning.rate_limit_mib_s = if self.observe_only { 0 } else { limit };
         Ok(config)
     }
 }
 
 /// Runs the agent until it is told to stop, or its processes have ended.
 pub fn guest(args: Args) -> anyhow::Result<()> {
-    if let Some(Command::Heat(args)) = &args.command {
-        return heat::heat(args);
+    if let Some(command) = &args.command {
+        return command.run();
     }
     let args = args.run;
     let root = Path::new("/");

@@ -36,7 +36,7 @@ impl LiveBalloon {
             .open(&path)
             .map_err(|e| BalloonError::Unavailable {
                 why: format!("cannot open {}: {e}", path.display()),
-                mend: match e.kind() {
+                hint: match e.kind() {
                     io::ErrorKind::NotFound => {
                         "load it (modprobe demeter_balloon), or let the host use virtio-mem"
                     }
@@ -53,7 +53,7 @@ impl LiveBalloon {
         if version != abi::ABI {
             return Err(BalloonError::Unavailable {
                 why: format!("its interface is version {version}, not {}", abi::ABI),
-                mend: "load the one that came with this agent",
+                hint: "load the one that came with this agent",
             });
         }
         Ok(balloon)
@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_driver_that_is_not_loaded_is_told_with_the_mend() {
+    fn a_driver_that_is_not_loaded_is_told_with_the_hint() {
         let root = tempfile::tempdir().unwrap();
         let error = LiveBalloon::open(root.path()).unwrap_err().to_string();
         assert!(

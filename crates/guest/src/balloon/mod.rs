@@ -119,12 +119,12 @@ pub enum Stop {
 #[derive(Debug, thiserror::Error)]
 pub enum BalloonError {
     /// There is none.
-    #[error("no balloon driver: {why}; {mend}")]
+    #[error("no balloon driver: {why}; {hint}")]
     Unavailable {
         /// What is missing.
         why: String,
         /// What the person can do.
-        mend: &'static str,
+        hint: &'static str,
     },
     /// The driver refused a call.
     #[error("the balloon driver refuses to {what}: {source}")]

@@ -1,4 +1,4 @@
-//! What works on this machine, what does not, and how to mend it.
+//! What works on this machine, what does not, and what to do about it.
 
 mod needs;
 mod text;
@@ -42,7 +42,7 @@ pub struct ProbeReport {
     pub damon_owner: Option<String>,
     /// The balloon driver, by which the host takes memory back.
     pub balloon: BalloonReport,
-    /// What stands in the way, each with its mend, the gravest first.
+    /// What stands in the way, each with a hint, the gravest first.
     pub advice: Vec<Advice>,
 }
 
@@ -89,8 +89,8 @@ pub struct TrackerReport {
     pub waits_for_statistic: bool,
     /// Why it does not work, if so.
     pub why_not: Option<String>,
-    /// How to mend that.
-    pub mend: Option<String>,
+    /// What to do about it.
+    pub hint: Option<String>,
 }
 
 /// Whether the host can take memory back.
@@ -100,8 +100,8 @@ pub struct BalloonReport {
     pub port: bool,
     /// Why the driver cannot be used, if so.
     pub why_not: Option<String>,
-    /// How to mend that.
-    pub mend: Option<&'static str>,
+    /// What to do about it.
+    pub hint: Option<&'static str>,
 }
 
 /// What the process may do.
@@ -119,15 +119,15 @@ pub struct Permissions {
     pub perf_event_paranoid: Option<i32>,
 }
 
-/// Something to mend.
+/// Something to change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Advice {
-    /// Demeter cannot work before this is mended; otherwise it can, but worse.
+    /// Demeter cannot work before this is changed; otherwise it can, but worse.
     pub blocks: bool,
     /// What is wrong.
     pub what: String,
     /// What to do.
-    pub mend: String,
+    pub hint: String,
 }
 
 /// Looks at the machine whose `/proc` and `/sys` lie below `root`. Opens every tracker for a
@@ -209,11 +209,11 @@ fn advice(
     order: Result<TierOrder, NodesError>,
 ) -> Vec<Advice> {
     let mut advice = Vec::new();
-    let mut add = |blocks, what: String, mend: &str| {
+    let mut add = |blocks, what: String, hint: &str| {
         advice.push(Advice {
             blocks,
             what,
-            mend: mend.into(),
+            hint: hint.into(),
         });
     };
     let (order, unordered) = match order {
@@ -241,12 +241,12 @@ fn advice(
         add(
             true,
             "no tracker works".into(),
-            "mend one of those above; damon is the easiest",
+            "settle one of those above; damon is the easiest",
         );
     }
     if report.numa_balancing.is_some_and(|mode| mode != 0) {
-        let (what, mend) = BALANCING_ADVICE;
-        add(false, what.into(), mend);
+        let (what, hint) = BALANCING_ADVICE;
+        add(false, what.into(), hint);
     }
     for contradiction in order.iter().flat_map(|order| &order.contradictions) {
         add(false, contradiction.to_string(), "see the nodes above");
@@ -261,12 +261,12 @@ fn advice(
         );
     }
     if report.balloon.port
-        && let (Some(why_not), Some(mend)) = (&report.balloon.why_not, report.balloon.mend)
+        && let (Some(why_not), Some(hint)) = (&report.balloon.why_not, report.balloon.hint)
     {
         add(
             false,
             format!("the host cannot take memory back: {why_not}"),
-            mend,
+            hint,
         );
     }
     advice
@@ -302,14 +302,14 @@ impl From<(&'static str, Option<TrackerError>)> for TrackerReport {
         let works = error.is_none();
         let is_taken = matches!(error, Some(TrackerError::Taken { .. }));
         let mut waits_for_statistic = false;
-        let (why_not, mend) = match error {
+        let (why_not, hint) = match error {
             None => (None, None),
             Some(TrackerError::Taken { .. }) => (Some("a running Demeter uses it".into()), None),
             Some(TrackerError::Held { by, .. }) => {
                 waits_for_statistic = by == Owner::Statistic;
-                (Some(format!("DAMON is in use by {by}")), Some(by.mend()))
+                (Some(format!("DAMON is in use by {by}")), Some(by.hint()))
             }
-            Some(TrackerError::Unavailable { why, mend, .. }) => (Some(why), Some(mend)),
+            Some(TrackerError::Unavailable { why, hint, .. }) => (Some(why), Some(hint)),
             Some(error) => (Some(error.to_string()), None),
         };
         Self {
@@ -318,22 +318,22 @@ impl From<(&'static str, Option<TrackerError>)> for TrackerReport {
             is_taken,
             waits_for_statistic,
             why_not,
-            mend,
+            hint,
         }
     }
 }
 
 impl BalloonReport {
     fn read(root: &Path) -> Self {
-        let (why_not, mend) = match LiveBalloon::open(root) {
+        let (why_not, hint) = match LiveBalloon::open(root) {
             Ok(_) => (None, None),
-            Err(BalloonError::Unavailable { why, mend }) => (Some(why), Some(mend)),
+            Err(BalloonError::Unavailable { why, hint }) => (Some(why), Some(hint)),
             Err(error) => (Some(error.to_string()), None),
         };
         Self {
             port: port::is_there(root),
             why_not,
-            mend,
+            hint,
         }
     }
 }

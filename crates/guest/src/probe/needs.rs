@@ -80,7 +80,7 @@ fn refused_calls() -> Vec<Advice> {
     let refused = CALLS.iter().filter_map(|call| {
         let error = (call.try_it)().err()?;
         // Numbers that this kernel does not know, and refusals. Anything else is an answer.
-        let mend = match error.raw_os_error()? {
+        let hint = match error.raw_os_error()? {
             libc::EPERM | libc::EACCES => format!(
                 "let the container's or service's seccomp filter allow {}",
                 call.name
@@ -94,7 +94,7 @@ fn refused_calls() -> Vec<Advice> {
         Some(Advice {
             blocks: call.blocks,
             what: format!("{}: {} is refused ({error})", call.without, call.name),
-            mend,
+            hint,
         })
     });
     refused.collect()
@@ -102,12 +102,12 @@ fn refused_calls() -> Vec<Advice> {
 
 pub(super) fn missing_capabilities(permissions: &Permissions) -> Vec<Advice> {
     let mut missing = vec![];
-    let mut need = |has: bool, what: &str, mend: &str| {
+    let mut need = |has: bool, what: &str, hint: &str| {
         if !has {
             missing.push(Advice {
                 blocks: false,
                 what: what.into(),
-                mend: mend.into(),
+                hint: hint.into(),
             });
         }
     };
@@ -132,11 +132,11 @@ fn hidden(root: &Path) -> Vec<Advice> {
         link.map_or(true, |link| link == Path::new(first))
     };
     let mut hidden = vec![];
-    let mut say = |what: &str, mend: &str| {
+    let mut say = |what: &str, hint: &str| {
         hidden.push(Advice {
             blocks: false,
             what: what.into(),
-            mend: mend.into(),
+            hint: hint.into(),
         });
     };
     if !is_first("pid", FIRST_PID_NAMESPACE) {
@@ -276,11 +276,11 @@ mod tests {
             sys_admin: false,
             perf_event_paranoid: None,
         };
-        let mends: Vec<_> = missing_capabilities(&none)
+        let hints: Vec<_> = missing_capabilities(&none)
             .into_iter()
-            .map(|it| it.mend)
+            .map(|it| it.hint)
             .collect();
-        assert_eq!(mends.len(), 2);
-        assert!(mends[0].contains("CAP_SYS_PTRACE") && mends[1].contains("CAP_SYS_NICE"));
+        assert_eq!(hints.len(), 2);
+        assert!(hints[0].contains("CAP_SYS_PTRACE") && hints[1].contains("CAP_SYS_NICE"));
     }
 }

@@ -41,7 +41,7 @@ fn problems(report: &ProbeReport) -> String {
     report
         .advice
         .iter()
-        .map(|advice| format!("{} -> {}\n", advice.what, advice.mend))
+        .map(|advice| format!("{} -> {}\n", advice.what, advice.hint))
         .collect()
 }
 
@@ -64,7 +64,7 @@ fn a_machine_with_two_tiers_is_described() {
 }
 
 #[test]
-fn trackers_come_with_reason_and_mend() {
+fn trackers_come_with_reason_and_hint() {
     let root = machine(&[]);
     crate::tracker::lab::tests::FakeDevice::new(root.path(), 1);
     let report = probe(root.path());
@@ -74,7 +74,7 @@ fn trackers_come_with_reason_and_mend() {
         .map(|it| (it.name, it.works))
         .collect();
     assert_eq!(works, [("perf", false), ("lab", true), ("damon", false)]);
-    assert!(report.trackers[0].why_not.is_some() && report.trackers[0].mend.is_some());
+    assert!(report.trackers[0].why_not.is_some() && report.trackers[0].hint.is_some());
     assert_eq!(report.advice, []);
     assert!(report.to_string().contains("Demeter can work here."));
 }
@@ -90,7 +90,7 @@ fn a_tracker_that_a_running_agent_has_is_no_problem() {
     let (agents, _) = crate::tracker::choose(Choice::Lab, &settings).unwrap();
     let report = probe(root.path());
     let lab = &report.trackers[1];
-    assert!(!lab.works && lab.is_taken && lab.mend.is_none());
+    assert!(!lab.works && lab.is_taken && lab.hint.is_none());
     assert_eq!(report.advice, []);
     let text = report.to_string();
     assert!(
@@ -165,7 +165,7 @@ fn a_port_without_a_driver_is_said_but_does_not_block() {
         .advice
         .iter()
         .find(|advice| advice.what.contains("cannot take memory back"));
-    assert!(advice.is_some_and(|it| !it.blocks && it.mend.contains("virtio-mem")));
+    assert!(advice.is_some_and(|it| !it.blocks && it.hint.contains("virtio-mem")));
     assert!(!probe(machine(&[]).path()).balloon.port);
 }
 

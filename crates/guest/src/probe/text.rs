@@ -47,8 +47,8 @@ impl Display for ProbeReport {
             let grade = if advice.blocks { "PROBLEM" } else { "warning" };
             writeln!(
                 f,
-                "{grade}        {}\n               mend: {}",
-                advice.what, advice.mend
+                "{grade}        {}\n               hint: {}",
+                advice.what, advice.hint
             )?;
         }
         if self.advice.iter().all(|advice| !advice.blocks) {
@@ -110,7 +110,7 @@ impl Display for BalloonReport {
 
 impl Display for TrackerReport {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        match (&self.why_not, &self.mend) {
+        match (&self.why_not, &self.hint) {
             (None, _) => write!(f, "works"),
             (Some(why_not), _) if self.is_taken => write!(f, "taken: {why_not}"),
             (Some(why_not), _) if self.waits_for_statistic => write!(
@@ -118,8 +118,8 @@ impl Display for TrackerReport {
                 "can work: {why_not}; the agent turns that off while it works (take_damon)"
             ),
             (Some(why_not), None) => write!(f, "no: {why_not}"),
-            (Some(why_not), Some(mend)) => {
-                write!(f, "no: {why_not}\n               mend: {mend}")
+            (Some(why_not), Some(hint)) => {
+                write!(f, "no: {why_not}\n               hint: {hint}")
             }
         }
     }

@@ -132,7 +132,7 @@ pub enum TrackerError {
         tracker: &'static str,
     },
     /// Somebody else has DAMON.
-    #[error("tracker {tracker}: DAMON is in use by {by}; {mend}", mend = .by.mend())]
+    #[error("tracker {tracker}: DAMON is in use by {by}; {hint}", hint = .by.hint())]
     Held {
         /// Its name.
         tracker: &'static str,
@@ -143,14 +143,14 @@ pub enum TrackerError {
     #[error("no tracker works here ({}); `demeter probe` says what each one needs", reasons(.0))]
     NoneWorks(Vec<PassedOver>),
     /// This machine, kernel or permission does not offer it.
-    #[error("tracker {tracker}: {why}; {mend}")]
+    #[error("tracker {tracker}: {why}; {hint}")]
     Unavailable {
         /// Its name.
         tracker: &'static str,
         /// What is missing.
         why: String,
         /// What the person can do.
-        mend: String,
+        hint: String,
     },
     /// The kernel refused an operation.
     #[error("tracker {tracker}: {what}: {source}")]

@@ -36,14 +36,14 @@ pub enum ListenError {
         source: io::Error,
     },
     /// The token protects nothing.
-    #[error("token_file {path} {what}; {mend}")]
+    #[error("token_file {path} {what}; {hint}")]
     WeakToken {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
         what: &'static str,
         /// What to do about it.
-        mend: &'static str,
+        hint: &'static str,
     },
 }
 
@@ -74,10 +74,10 @@ impl Token {
             path: path.into(),
             source,
         };
-        let weak = |what, mend| ListenError::WeakToken {
+        let weak = |what, hint| ListenError::WeakToken {
             path: path.into(),
             what,
-            mend,
+            hint,
         };
         let meta = fs::metadata(path).map_err(read_error)?;
         if meta.mode() & 0o077 != 0 {

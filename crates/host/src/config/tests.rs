@@ -36,7 +36,7 @@ const GOOD: &str = r#"
 "#;
 
 #[test]
-fn bad_values_are_named_with_the_mend() {
+fn bad_values_are_named_with_the_hint() {
     checked(GOOD).unwrap();
     for (good, bad, want) in [
         ("[vm.a]", "[vm.\"a b\"]", "'a b' is no name"),

@@ -90,7 +90,7 @@ impl SharedDamon {
         let index = index.filter(|&index| index < all.list.len());
         let index = index.ok_or_else(|| DamonError::Unavailable {
             why: format!("no kdamond is set aside for VM {vm}"),
-            mend: "restart the controller".into(),
+            hint: "restart the controller".into(),
         })?;
         Ok(Mine { all, index })
     }
@@ -181,7 +181,7 @@ impl DamonBits {
             let taken = aggregations.take(&[self.process]);
             let reported = taken.map_err(|what| DamonError::Unavailable {
                 why: format!("the ring of damon_aggregated makes no sense: {what}"),
-                mend: "it is tried again".into(),
+                hint: "it is tried again".into(),
             })?;
             let is_whole = batch.add(&reported.regions, accessed);
             if reported.lost > 0 {

@@ -77,13 +77,13 @@ pub enum HistoryError {
     Pages(#[from] PagesError),
     /// The VM's memory stays where it is, whatever anybody asks.
     #[error(
-        "manage = \"history\": {what}, which the kernel cannot move; {mend}, or set manage = \"agent\""
+        "manage = \"history\": {what}, which the kernel cannot move; {hint}, or set manage = \"agent\""
     )]
     Immovable {
         /// Which memory, and why.
         what: String,
         /// What to do about it.
-        mend: &'static str,
+        hint: &'static str,
     },
     /// Slow memory is promised too little of.
     #[error(
@@ -144,7 +144,7 @@ impl VmMemory {
             if let Some(device) = device.or(pinned_by(&root, process, wait).ok().flatten()) {
                 return Err(HistoryError::Immovable {
                     what: format!("{} pins the VM's memory", shown(&device)),
-                    mend: "take the device from the VM",
+                    hint: "take the device from the VM",
                 });
             }
             let vmas = read_maps(&root, process)?;
@@ -195,14 +195,14 @@ fn check_movable(range: &VirtRange, vmas: &[Vma]) -> Result<(), HistoryError> {
     if behind.peek().is_none() {
         return Err(HistoryError::Immovable {
             what: format!("memory at {:#x} is not mapped", range.start().0),
-            mend: "start the VM without guest_memfd",
+            hint: "start the VM without guest_memfd",
         });
     }
     match behind.find(|vma| !matches!(vma.kind, VmaKind::Anonymous | VmaKind::Shmem)) {
         None => Ok(()),
         Some(_) => Err(HistoryError::Immovable {
             what: "the VM's memory lies in hugetlbfs, guest_memfd or a file".into(),
-            mend: "back it with memory-backend-ram, or -memfd without hugetlb",
+            hint: "back it with memory-backend-ram, or -memfd without hugetlb",
         }),
     }
 }

@@ -73,7 +73,7 @@ impl AccessBits for FakeBits {
         if guest.fails {
             return Err(DamonError::Unavailable {
                 why: "somebody else has taken DAMON".into(),
-                mend: "ask for it back".into(),
+                hint: "ask for it back".into(),
             });
         }
         accessed.extend(guest.accessed.iter().map(|&b| Block(FIRST + b).start()));

@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn memory_that_will_not_do_is_named_with_the_mend() {
+    async fn memory_that_will_not_do_is_named_with_the_hint() {
         let host = HostFiles::default();
         let memdev = |fast: &str| PerTier {
             fast: fast.into(),

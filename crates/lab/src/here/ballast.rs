@@ -77,7 +77,7 @@ impl Ballast {
                  machine.fast.usable_mib",
                 self.node
             ),
-            mend: "stop other programs".into(),
+            hint: "stop other programs".into(),
         })
     }
 }

@@ -31,7 +31,7 @@ pub fn refuse_what_is_not_for_here(scenario: &Scenario) -> Result<(), Error> {
     let refuse = |what: &str, elsewhere: &str| {
         Err(Error::Unfit {
             what: format!("{what} cannot run on this machine"),
-            mend: format!("use --on {elsewhere}"),
+            hint: format!("use --on {elsewhere}"),
         })
     };
     if !scenario.vary.is_empty() {
@@ -55,7 +55,7 @@ pub fn refuse_what_is_not_for_here(scenario: &Scenario) -> Result<(), Error> {
     match scenario.systems.iter().find(|s| !s.runs_on(Place::Here)) {
         Some(system) => Err(Error::Unfit {
             what: format!("{system} cannot run on this machine"),
-            mend: format!(
+            hint: format!(
                 "leave it out with --system, or use --on {}",
                 match system.runs_on(Place::Lab) {
                     true => "lab",
@@ -73,9 +73,9 @@ impl Machine {
     /// # Errors
     /// [`Error::Unfit`] says what the machine lacks.
     pub fn find(root: &Path, scenario: &Scenario) -> Result<Self, Error> {
-        let unfit = |what: String, mend: &str| Error::Unfit {
+        let unfit = |what: String, hint: &str| Error::Unfit {
             what,
-            mend: mend.into(),
+            hint: hint.into(),
         };
         if let Some(pid) = agent(root)? {
             return Err(unfit(
@@ -141,7 +141,7 @@ fn cpus_of(root: &Path, node: NodeId, count: u32) -> Result<Vec<u32>, Error> {
                 "machine.vcpus = {count}, but this command may use {} CPUs of node {node}",
                 cpus.len()
             ),
-            mend: "lower it".into(),
+            hint: "lower it".into(),
         });
     }
     cpus.truncate(count as usize);
@@ -186,7 +186,7 @@ pub fn tracker(root: &Path, system: System) -> Result<Choice, Error> {
         Err(_) if choose(Choice::Lab, &settings).is_ok() => Ok(Choice::Lab),
         Err(why) => Err(Error::Unfit {
             what: format!("{system} needs samples of the CPU: {why}"),
-            mend: "or run demeter-damon in its place (--system)".into(),
+            hint: "or run demeter-damon in its place (--system)".into(),
         }),
     }
 }

@@ -66,7 +66,7 @@ impl<'a> Here<'a> {
             return Err(Error::Unfit {
                 what: "--on here changes the kernel's settings and holds memory, which needs root"
                     .into(),
-                mend: "run it with sudo, or use --on lab".into(),
+                hint: "run it with sudo, or use --on lab".into(),
             });
         }
         let root = PathBuf::from("/");

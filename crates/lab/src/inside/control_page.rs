@@ -71,7 +71,7 @@ impl ControlPage {
         if page.read(MAGIC_AT) != MAGIC {
             return Err(Fault::Unsupported {
                 what: format!("{} holds no control page", path.display()),
-                mend: "the emulator's plugin did not start; see qemu.log",
+                hint: "the emulator's plugin did not start; see qemu.log",
             });
         }
         Ok(page)
@@ -137,7 +137,7 @@ fn find_device(root: &Path) -> Result<PathBuf, Fault> {
     }
     Err(Fault::Unsupported {
         what: format!("no ivshmem device in {}", devices.display()),
-        mend: "use a QEMU with ivshmem-plain",
+        hint: "use a QEMU with ivshmem-plain",
     })
 }
 

@@ -15,12 +15,12 @@ pub enum Fault {
         source: io::Error,
     },
     /// This kernel lacks what the system under test needs.
-    #[error("{what}; {mend}")]
+    #[error("{what}; {hint}")]
     Unsupported {
         /// What is missing.
         what: String,
         /// What the person can do.
-        mend: &'static str,
+        hint: &'static str,
     },
     /// The emulator's plugin cannot tell the tiers apart.
     #[error(

@@ -215,7 +215,7 @@ fn find_port(root: &Path) -> Result<String, Fault> {
     let found = port::find(root, PORT_NAME).map_err(Fault::io("find the port", PORT_NAME))?;
     found.ok_or_else(|| Fault::Unsupported {
         what: format!("there is no virtio-serial port named {PORT_NAME}"),
-        mend: "use a kernel with CONFIG_VIRTIO_CONSOLE=y, as linux-image-cloud-amd64 6.12",
+        hint: "use a kernel with CONFIG_VIRTIO_CONSOLE=y, as linux-image-cloud-amd64 6.12",
     })
 }
 

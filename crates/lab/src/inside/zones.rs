@@ -31,7 +31,7 @@ pub fn node_range(root: &Path, node: u32) -> Result<(u64, u64), Fault> {
         )),
         _ => Err(Fault::Unsupported {
             what: format!("node {node} has no memory"),
-            mend: "the lab needs a kernel with CONFIG_NUMA and CONFIG_ACPI_HMAT",
+            hint: "the lab needs a kernel with CONFIG_NUMA and CONFIG_ACPI_HMAT",
         }),
     }
 }

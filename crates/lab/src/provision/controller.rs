@@ -140,7 +140,7 @@ impl Controller {
                 return Err(Error::Tool {
                     program: "demeter host".into(),
                     said: last_line(&Self::log(&self.folder)).unwrap_or(status.to_string()),
-                    mend: "its log says more".into(),
+                    hint: "its log says more".into(),
                 });
             }
             if Instant::now() >= deadline {

@@ -86,7 +86,7 @@ impl<'a> Finder<'a> {
         };
         found.ok_or_else(|| Error::Missing {
             what: format!("program {}: there is no {word}", program.name()),
-            mend: "give its path, or its package in packages".into(),
+            hint: "give its path, or its package in packages".into(),
         })
     }
 
@@ -116,7 +116,7 @@ impl<'a> Finder<'a> {
                     program.name(),
                     file.display()
                 ),
-                mend: "install it, or name its package in packages".into(),
+                hint: "install it, or name its package in packages".into(),
             }),
         }
     }
@@ -322,7 +322,7 @@ fn missing_data(program: &Program, data: &Path) -> Error {
             program.name(),
             data.display()
         ),
-        mend: "files are named relative to the current folder".into(),
+        hint: "files are named relative to the current folder".into(),
     }
 }
 

@@ -41,7 +41,7 @@ impl Initramfs {
         if let Some(missing) = needed.missing {
             return Err(Error::Missing {
                 what: format!("{} needs {missing}, which is not there", from.display()),
-                mend: "build it again".into(),
+                hint: "build it again".into(),
             });
         }
         for file in needed.files {

@@ -197,7 +197,7 @@ fn newest_package() -> Result<String, Error> {
     }
     Err(Error::Missing {
         what: format!("the package lists name no linux-image-6.12.*{ENDING}"),
-        mend: MEND.into(),
+        hint: MEND.into(),
     })
 }
 
@@ -213,7 +213,7 @@ fn file_in(dir: &Path, start: &str) -> Result<PathBuf, Error> {
         })
         .ok_or_else(|| Error::Missing {
             what: format!("the kernel's package holds no {start}* file"),
-            mend: MEND.into(),
+            hint: MEND.into(),
         })
 }
 

@@ -69,7 +69,7 @@ impl Lab {
             .or_else(|| path("HOME").map(|home| home.join(".cache")))
             .ok_or_else(|| Error::Missing {
                 what: "there is no folder for the lab's cache".into(),
-                mend: "set XDG_CACHE_HOME or HOME".into(),
+                hint: "set XDG_CACHE_HOME or HOME".into(),
             })?;
         let this = std::env::current_exe().map_err(Error::io("find", "this program"))?;
         Ok(Self {
@@ -228,7 +228,7 @@ impl Lab {
             if !from.is_file() {
                 return Err(Error::Missing {
                     what: format!("program {} is missing", from.display()),
-                    mend: "build all of them: make".into(),
+                    hint: "build all of them: make".into(),
                 });
             }
             initramfs.add_program(&format!("bin/{name}"), &from)?;

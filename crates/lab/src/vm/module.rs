@@ -85,7 +85,7 @@ pub fn release(kernel: &Path) -> Result<String, Error> {
     };
     find().ok_or_else(|| Error::Missing {
         what: format!("{} does not tell its kernel's release", kernel.display()),
-        mend: "set DEMETER_KERNEL to a vmlinuz for x86".into(),
+        hint: "set DEMETER_KERNEL to a vmlinuz for x86".into(),
     })
 }
 

@@ -266,7 +266,7 @@ fn guests(scenario: &Scenario, memory: Memory, initramfs_mib: u64) -> Result<Vec
                  kernel, and fast_guarantee_mib",
                 guest.name, guest.fast_mib
             ),
-            mend: "raise machine.fast.usable_mib or the guest's share".into(),
+            hint: "raise machine.fast.usable_mib or the guest's share".into(),
         });
     }
     let is_short = guests.iter().any(is_short) || least_mib * count > fast_mib + slow_mib;
@@ -277,7 +277,7 @@ fn guests(scenario: &Scenario, memory: Memory, initramfs_mib: u64) -> Result<Vec
                  of the host hold {} MiB",
                 scenario.machine.fast.usable_mib + slow_mib
             ),
-            mend: "raise machine.fast.usable_mib or machine.slow.usable_mib".into(),
+            hint: "raise machine.fast.usable_mib or machine.slow.usable_mib".into(),
         });
     }
     Ok(guests)
@@ -398,7 +398,7 @@ fn command(scenario: &Scenario, memory: Memory, guest: &Guest) -> Vec<String> {
 fn find(qemu: &Path) -> Result<PathBuf, Error> {
     tool::find(qemu).ok_or_else(|| Error::Missing {
         what: format!("there is no {}", qemu.display()),
-        mend: MEND.into(),
+        hint: MEND.into(),
     })
 }
 
@@ -417,7 +417,7 @@ fn firmware(qemu: &Path) -> Result<[PathBuf; FIRMWARE.len()], Error> {
         None => Ok(found),
         Some(name) => Err(Error::Missing {
             what: format!("{} has no {name}, which a guest needs", qemu.display()),
-            mend: "apt-get install qemu-system-data seabios".into(),
+            hint: "apt-get install qemu-system-data seabios".into(),
         }),
     }
 }

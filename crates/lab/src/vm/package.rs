@@ -8,7 +8,7 @@ use super::tool;
 use crate::error::Error;
 
 /// Downloads packages and unpacks their files below `into`.
-pub fn unpack(packages: &[&str], into: &Path, mend: &str) -> Result<(), Error> {
+pub fn unpack(packages: &[&str], into: &Path, hint: &str) -> Result<(), Error> {
     let work = tempfile::tempdir_in(into).map_err(Error::io("create a folder in", into))?;
     let mut download = Command::new("apt-get");
     download
@@ -20,7 +20,7 @@ pub fn unpack(packages: &[&str], into: &Path, mend: &str) -> Result<(), Error> {
         // As root, apt would step down to a user that cannot write to our folder.
         download.args(["-o", "APT::Sandbox::User=root"]);
     }
-    tool::output(&mut download, mend)?;
+    tool::output(&mut download, hint)?;
     let archives: Vec<_> = fs::read_dir(work.path())
         .map_err(Error::io("list", work.path()))?
         .filter_map(|entry| Some(entry.ok()?.path()))
@@ -29,7 +29,7 @@ pub fn unpack(packages: &[&str], into: &Path, mend: &str) -> Result<(), Error> {
     if archives.is_empty() {
         return Err(Error::Missing {
             what: format!("apt-get downloaded nothing for {}", packages.join(" ")),
-            mend: mend.into(),
+            hint: hint.into(),
         });
     }
     for archive in archives {
@@ -42,10 +42,10 @@ pub fn unpack(packages: &[&str], into: &Path, mend: &str) -> Result<(), Error> {
 }
 
 /// The names of the packages that a package cannot do without.
-pub fn dependencies(package: &str, mend: &str) -> Result<Vec<String>, Error> {
+pub fn dependencies(package: &str, hint: &str) -> Result<Vec<String>, Error> {
     let listing = tool::output(
         Command::new("apt-cache").args(["depends", "--important", package]),
-        mend,
+        hint,
     )?;
     let names = listing.lines().filter_map(|line| {
         let line = line.trim().trim_start_matches('|');

@@ -105,7 +105,7 @@ mod tests {
         let of = |api| compiled(cache.path(), &TRACE, api).unwrap();
         let refuse = |plugin: &Path| Error::Missing {
             what: plugin.display().to_string(),
-            mend: String::new(),
+            hint: String::new(),
         };
         for api in APIS {
             let found = loaded(cache.path(), &TRACE, |plugin| match plugin == of(api) {

@@ -56,8 +56,8 @@ pub fn check_user_version(qemu: &Path) -> Result<Version, Error> {
     }
 }
 
-fn version(qemu: &Path, mend: &str) -> Result<Version, Error> {
-    let said = tool::output(Command::new(qemu).arg("--version"), mend)?;
+fn version(qemu: &Path, hint: &str) -> Result<Version, Error> {
+    let said = tool::output(Command::new(qemu).arg("--version"), hint)?;
     let what = match parse_version(&said) {
         Some(version) if version >= VERSION_MIN => return Ok(version),
         Some(Version(major, minor)) => format!(
@@ -68,8 +68,8 @@ fn version(qemu: &Path, mend: &str) -> Result<Version, Error> {
         ),
         None => format!("{} does not say its version", qemu.display()),
     };
-    let mend = mend.into();
-    Err(Error::Missing { what, mend })
+    let hint = hint.into();
+    Err(Error::Missing { what, hint })
 }
 
 fn parse_version(said: &str) -> Option<Version> {
@@ -88,9 +88,9 @@ pub fn check_loads(qemu: &Path, plugin: &Path) -> Result<(), Error> {
         .args(["-machine", "none", "-accel", "tcg", "-display", "none"])
         .args(["-nodefaults", "-no-user-config", "-plugin"])
         .arg(format!("file={},check=on", quoted(plugin)));
-    let mend = "the lab needs a QEMU built with TCG plugins, from 7.0 to 11.1: set DEMETER_QEMU to \
+    let hint = "the lab needs a QEMU built with TCG plugins, from 7.0 to 11.1: set DEMETER_QEMU to \
                 such a qemu-system-x86_64";
-    tool::output(&mut command, mend).map(drop)
+    tool::output(&mut command, hint).map(drop)
 }
 
 /// Checks that the user-mode emulator loads our plugin, which then keeps it from running anything.
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_emulator_is_told_with_its_mend() {
+    fn a_missing_emulator_is_told_with_its_hint() {
         let said = check_version(Path::new("/nonexistent/qemu"))
             .unwrap_err()
             .to_string();

@@ -17,8 +17,8 @@ pub fn find(program: &Path) -> Option<PathBuf> {
 
 /// Runs `command` and returns what it printed.
 ///
-/// A program that is not there or fails becomes an error with `mend`.
-pub fn output(command: &mut Command, mend: &str) -> Result<String, Error> {
+/// A program that is not there or fails becomes an error with this hint.
+pub fn output(command: &mut Command, hint: &str) -> Result<String, Error> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command
         .stdin(Stdio::null())
@@ -26,7 +26,7 @@ pub fn output(command: &mut Command, mend: &str) -> Result<String, Error> {
         .map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => Error::Missing {
                 what: format!("{program} is not installed"),
-                mend: mend.into(),
+                hint: hint.into(),
             },
             _ => Error::Io {
                 what: format!("run {program}"),
@@ -41,6 +41,6 @@ pub fn output(command: &mut Command, mend: &str) -> Result<String, Error> {
     Err(Error::Tool {
         said: said.map_or_else(|| output.status.to_string(), str::to_owned),
         program,
-        mend: mend.into(),
+        hint: hint.into(),
     })
 }

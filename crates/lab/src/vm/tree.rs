@@ -107,7 +107,7 @@ impl Tree {
             if found.len() > FILES_MAX {
                 return Err(Error::Missing {
                     what: format!("the packages hold more than {FILES_MAX} files"),
-                    mend: "name fewer".into(),
+                    hint: "name fewer".into(),
                 });
             }
         }
@@ -158,7 +158,7 @@ fn complete(tree: &Tree, packages: &[&str]) -> Result<(), Error> {
                         program.display(),
                         packages.join(", ")
                     ),
-                    mend: "add the library's package to packages".into(),
+                    hint: "add the library's package to packages".into(),
                 });
             };
             searched += 1;

@@ -102,11 +102,11 @@ impl Ownership {
             .write(true)
             .open(&path)
             .map_err(|error| {
-                let mend = match error.kind() {
+                let hint = match error.kind() {
                     io::ErrorKind::PermissionDenied => "run Demeter as root (CAP_SYS_ADMIN)",
                     _ => "use a kernel with CONFIG_DAMON_SYSFS and CONFIG_DAMON_VADDR",
                 };
-                unavailable(format!("cannot open {}: {error}", path.display()), mend)
+                unavailable(format!("cannot open {}: {error}", path.display()), hint)
             })?;
         Ok(Self {
             root: root.into(),
@@ -439,9 +439,9 @@ pub(super) fn io_error(what: &str, path: &Path, source: io::Error) -> DamonError
     }
 }
 
-fn unavailable(why: String, mend: &str) -> DamonError {
+fn unavailable(why: String, hint: &str) -> DamonError {
     DamonError::Unavailable {
         why,
-        mend: mend.into(),
+        hint: hint.into(),
     }
 }

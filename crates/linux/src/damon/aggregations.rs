@@ -156,7 +156,7 @@ fn event(root: &Path, id: u64, thread: Pid, wake_after: u32) -> Result<OwnedFd, 
     sys::open(&attr, Scope::Thread(thread), None).map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => DamonError::Unavailable {
             why: format!("the kernel refuses the tracepoint damon_aggregated: {error}"),
-            mend: match paranoia(root) {
+            hint: match paranoia(root) {
                 Some(level) if level > PARANOIA_MAX => format!(
                     "kernel.perf_event_paranoid is {level}, as Debian has it, and leaves that to \
                      CAP_SYS_ADMIN; sysctl kernel.perf_event_paranoid={PARANOIA_MAX}"
@@ -179,7 +179,7 @@ fn to_error(what: &str, source: io::Error) -> DamonError {
 fn tracepoint(root: &Path) -> Result<(u64, Format), DamonError> {
     let unavailable = |why: String| DamonError::Unavailable {
         why,
-        mend: "use a kernel with CONFIG_FTRACE and mount tracefs: \
+        hint: "use a kernel with CONFIG_FTRACE and mount tracefs: \
                mount -t tracefs tracefs /sys/kernel/tracing"
             .into(),
     };

@@ -32,15 +32,15 @@ pub enum DamonError {
     #[error("another Demeter uses DAMON; stop it first")]
     Taken,
     /// Somebody else has it.
-    #[error("DAMON is in use by {0}; {mend}", mend = .0.mend())]
+    #[error("DAMON is in use by {0}; {hint}", hint = .0.hint())]
     Held(Owner),
     /// This machine, kernel or permission does not offer it.
-    #[error("{why}; {mend}")]
+    #[error("{why}; {hint}")]
     Unavailable {
         /// What is missing.
         why: String,
         /// What the person can do.
-        mend: String,
+        hint: String,
     },
     /// The kernel refused an operation.
     #[error("{what}: {source}")]

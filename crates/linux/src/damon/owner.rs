@@ -48,7 +48,7 @@ impl Owner {
     }
 
     /// How to free DAMON.
-    pub fn mend(&self) -> String {
+    pub fn hint(&self) -> String {
         match self {
             Self::Statistic => format!("echo N > /{STATISTIC}"),
             Self::Module { module, .. } => {

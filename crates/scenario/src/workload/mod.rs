@@ -81,7 +81,7 @@ pub(crate) trait Parameters {
     /// Checks what types alone cannot say.
     ///
     /// # Errors
-    /// Which key is wrong, and how to mend it.
+    /// Which key is wrong, and what to do about it.
     fn check(&self, duration_s: u64) -> Result<(), String>;
 }
 

@@ -362,7 +362,7 @@ fn a_driver_that_is_missing_is_told_and_used_once_it_is_there() {
         }
         Err(BalloonError::Unavailable {
             why: "not loaded".into(),
-            mend: "load it",
+            hint: "load it",
         })
     });
     let mut case = Case {

@@ -41,10 +41,10 @@ impl From<DamonError> for TrackerError {
         match error {
             DamonError::Taken => Self::Taken { tracker: NAME },
             DamonError::Held(by) => Self::Held { tracker: NAME, by },
-            DamonError::Unavailable { why, mend } => Self::Unavailable {
+            DamonError::Unavailable { why, hint } => Self::Unavailable {
                 tracker: NAME,
                 why,
-                mend,
+                hint,
             },
             DamonError::Io { what, source } => Self::Io {
                 tracker: NAME,

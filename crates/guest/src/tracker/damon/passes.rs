@@ -119,7 +119,7 @@ impl Passes {
             Err(error) => Err(TrackerError::Unavailable {
                 tracker: NAME,
                 why: format!("the kernel's DAMON refuses regions of 2 MiB ({error})"),
-                mend: "use Linux 5.19 or later, or another tracker".into(),
+                hint: "use Linux 5.19 or later, or another tracker".into(),
             }),
         }
     }

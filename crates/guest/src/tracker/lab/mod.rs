@@ -281,7 +281,7 @@ fn find_device(root: &Path) -> Result<PathBuf, TrackerError> {
         .ok_or_else(|| TrackerError::Unavailable {
             tracker: NAME,
             why: "no ivshmem device: this machine does not run in Demeter's lab".into(),
-            mend: "use it with `demeter run SCENARIO --on lab`".into(),
+            hint: "use it with `demeter run SCENARIO --on lab`".into(),
         })
 }
 

@@ -57,7 +57,7 @@ impl EventKind {
         Err(TrackerError::Unavailable {
             tracker: NAME,
             why: "the kernel sees neither Intel load-latency sampling nor AMD IBS".into(),
-            mend: "give the VM a virtual PMU (QEMU: -cpu host,pmu=on) on hardware that has one"
+            hint: "give the VM a virtual PMU (QEMU: -cpu host,pmu=on) on hardware that has one"
                 .into(),
         })
     }
@@ -123,7 +123,7 @@ impl EventKind {
 impl Event {
     /// What to tell the person when the kernel refuses the event.
     pub(super) fn refused(&self, root: &Path, error: io::Error) -> TrackerError {
-        let mend = match error.raw_os_error() {
+        let hint = match error.raw_os_error() {
             Some(libc::EACCES | libc::EPERM) => {
                 let paranoia = paranoia(root).map_or("unknown".into(), |level| level.to_string());
                 format!(
@@ -137,7 +137,7 @@ impl Event {
         TrackerError::Unavailable {
             tracker: NAME,
             why: format!("the kernel refuses the event {:?}: {error}", self.kind),
-            mend,
+            hint,
         }
     }
 }
@@ -154,7 +154,7 @@ fn unavailable(why: String) -> TrackerError {
     TrackerError::Unavailable {
         tracker: NAME,
         why,
-        mend: "this kernel describes its events in a way that is not known; use the damon tracker"
+        hint: "this kernel describes its events in a way that is not known; use the damon tracker"
             .into(),
     }
 }

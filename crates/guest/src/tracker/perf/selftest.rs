@@ -52,6 +52,6 @@ pub(super) fn check(tracker: &mut PerfTracker) -> Result<(), TrackerError> {
             tracker.event.kind,
             TIME.as_millis()
         ),
-        mend: "use the damon tracker, or a host whose KVM offers adaptive PEBS".into(),
+        hint: "use the damon tracker, or a host whose KVM offers adaptive PEBS".into(),
     })
 }

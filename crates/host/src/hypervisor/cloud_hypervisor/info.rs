@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_relied_on_is_refused_with_the_mend() {
+    fn what_cannot_be_relied_on_is_refused_with_the_hint() {
         for (key, value) in [
             ("hugepages", json!(true)),
             ("file", json!("/dev/shm/x")),

@@ -153,7 +153,7 @@ pub enum LibvirtError {
     Domain {
         /// Its name.
         domain: String,
-        /// What is wrong with it, and how to mend it.
+        /// What is wrong with it, and what to do about it.
         why: String,
     },
 }

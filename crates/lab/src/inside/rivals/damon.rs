@@ -144,7 +144,7 @@ impl Damon {
         fs::write(&path, value.to_string()).map_err(|source| match source.kind() {
             ErrorKind::NotFound | ErrorKind::InvalidInput => Fault::Unsupported {
                 what: format!("cannot write {}: {source}", path.display()),
-                mend: "DAMON needs a kernel with CONFIG_DAMON_SYSFS and migrate_hot: 6.11 or newer",
+                hint: "DAMON needs a kernel with CONFIG_DAMON_SYSFS and migrate_hot: 6.11 or newer",
             },
             _ => Fault::io("write", &path)(source),
         })

@@ -113,7 +113,7 @@ fn check_tiers(root: &Path) -> Result<(), Fault> {
             "the kernel put all nodes into one memory tier ({})",
             dir.display()
         ),
-        mend: "Linux tiering needs a kernel that reads HMAT into tiers: 6.7 or newer",
+        hint: "Linux tiering needs a kernel that reads HMAT into tiers: 6.7 or newer",
     })
 }
 

@@ -81,7 +81,7 @@ pub fn start(bed: &Testbed<'_>, settings: &Settings) -> Result<Box<dyn Rival>, F
     let system = settings.system;
     let start = starter(system).ok_or_else(|| Fault::Unsupported {
         what: format!("no real VM runs {system}"),
-        mend: "run the scenario with --on sim",
+        hint: "run the scenario with --on sim",
     })?;
     start(bed, settings)
 }

@@ -66,7 +66,7 @@ impl Daemon {
         let find = |name: &str| {
             tool::find(Path::new(name)).ok_or_else(|| Error::Missing {
                 what: format!("there is no {name}, which provision.through = [\"libvirt\"] needs"),
-                mend: MEND.into(),
+                hint: MEND.into(),
             })
         };
         let programs = Programs {
@@ -111,8 +111,8 @@ impl Daemon {
         let mut virsh = command(self.folder.path(), &self.programs.virsh);
         // A daemon that says nothing for 20 s is given up.
         virsh.args(["-k", "5", "-K", "4", "-c", URI, "create"]);
-        let mend = "libvirt 9.0 with QEMU 7.2 is known to work";
-        tool::output(virsh.arg(xml), mend).map(drop)
+        let hint = "libvirt 9.0 with QEMU 7.2 is known to work";
+        tool::output(virsh.arg(xml), hint).map(drop)
     }
 
     /// Makes its user the owner of a folder and of what lies in it.
@@ -167,7 +167,7 @@ impl Daemon {
                 return Err(Error::Tool {
                     program: self.programs.libvirtd.display().to_string(),
                     said: log.lines().last().map_or(status.to_string(), str::to_owned),
-                    mend: MEND.into(),
+                    hint: MEND.into(),
                 });
             }
             if Instant::now() >= deadline {

@@ -41,7 +41,7 @@ pub fn start(
     let folder = parts.folder;
     let emulator = tool::find(parts.qemu).ok_or_else(|| Error::Missing {
         what: format!("there is no {}", parts.qemu.display()),
-        mend: qemu::MEND.into(),
+        hint: qemu::MEND.into(),
     })?;
     // The daemon's user need not see into our cache.
     let kernel = copied(parts.kernel, folder, "kernel")?;
