@@ -12,9 +12,11 @@ use std::future;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
-use tokio::signal::unix::{SignalKind, signal};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
@@ -100,25 +102,39 @@ pub fn run(config: &Config, source: &Path) -> Result<(), RunError> {
         .enable_all()
         .build()
         .map_err(system("start"))?;
-    let ended = runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate()).map_err(system("catch signals"))?;
-        let mut interrupt = signal(SignalKind::interrupt()).map_err(system("catch signals"))?;
-        let mut hangup = signal(SignalKind::hangup()).map_err(system("catch signals"))?;
-        let (reload, reloads) = mpsc::channel(1);
-        tokio::spawn(async move {
-            // Of several that come while one is waited for, one is enough.
-            while hangup.recv().await.is_some() && !reload.is_closed() {
-                let _ = reload.try_send(());
-            }
-        });
-        serve(config, source, Path::new("/"), reloads, async {
-            tokio::select! { _ = terminate.recv() => (), _ = interrupt.recv() => () }
-        })
-        .await
-    });
+    let (reload, reloads) = mpsc::channel(1);
+    let (end, ended) = oneshot::channel();
+    let signals = on_signals(reload, end).map_err(system("catch signals"))?;
+    let outcome = runtime.block_on(serve(config, source, Path::new("/"), reloads, async {
+        let _ = ended.await;
+    }));
+    signals.close();
     // Threads that wait for others' storage may do so for ever.
     runtime.shutdown_timeout(END_MAX);
-    ended
+    outcome
+}
+
+/// Passes signals on. The runtime's own would need a pair of sockets in each runtime of this program, the guest's agent
+/// among them.
+fn on_signals(
+    reload: mpsc::Sender<()>,
+    end: oneshot::Sender<()>,
+) -> io::Result<signal_hook::iterator::Handle> {
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    let handle = signals.handle();
+    let thread = thread::Builder::new().name("signals".into());
+    thread.spawn(move || {
+        let mut end = Some(end);
+        for signal in signals.forever() {
+            if signal == SIGHUP {
+                // Of several that come while one is waited for, one is enough.
+                let _ = reload.try_send(());
+            } else if let Some(end) = end.take() {
+                let _ = end.send(());
+            }
+        }
+    })?;
+    Ok(handle)
 }
 
 /// Whether the process may open enough files.

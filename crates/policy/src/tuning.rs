@@ -165,8 +165,8 @@ mod tests {
                 "max_ranges = 7 is out of bounds; give 8 to 8192",
             ),
             (
-                |t| t.rate_limit_mib_s = 0,
-                "rate_limit_mib_s = 0 is out of bounds; give 1 to 1048576",
+                |t| t.rate_limit_mib_s = 1_048_577,
+                "rate_limit_mib_s = 1048577 is out of bounds; give 0 to 1048576",
             ),
             (
                 |t| t.alpha = 0.5,

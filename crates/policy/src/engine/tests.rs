@@ -75,6 +75,18 @@ fn the_hot_set_comes_into_fast_memory_and_then_nothing_moves() {
 }
 
 #[test]
+fn an_agent_that_only_observes_moves_nothing() {
+    let mut script = hot_set(100, 300, 350..400, 40);
+    script.batch_mib = 0;
+    let mut plain = hardware(&script);
+    run(&mut plain, &script.epochs);
+    let figures = plain.engine.figures();
+    assert_eq!((figures.tried, figures.samples > 0), (ByteCount(0), true));
+    assert_eq!(in_fast(&plain, 350..400), 0);
+    assert!(plain.engine.working_set().placement.slow.0 >= 40 * BLOCK_SIZE);
+}
+
+#[test]
 fn while_nothing_is_accessed_an_epoch_is_a_look_at_the_samples() {
     let script = hot_set(20, 20, 30..40, 10);
     let mut plain = Plain::new(&script, BASE);
