@@ -1,4 +1,4 @@
-//! What can go wrong, each with a hint.
+//! Errors, each with a hint.
 
 use std::io;
 use std::path::PathBuf;

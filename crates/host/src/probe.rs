@@ -1,4 +1,4 @@
-//! What this host offers for managing VMs from the host, what it does not, and what to do about it.
+//! A report of what this host offers for managing VMs from the host, and of how to repair the rest.
 
 use std::fmt::{self, Display, Formatter};
 use std::fs::{self, File};
@@ -41,7 +41,7 @@ pub struct HostReport {
     pub nodes: Vec<NodeReport>,
     /// The fast node and the slow one, if memory can be tiered.
     pub tiers: Option<TierReport>,
-    /// What stands in the way of `manage = "history"`, each with a hint, the gravest first.
+    /// Obstacles to `manage = "history"`, each with a hint, the gravest first.
     pub advice: Vec<Advice>,
 }
 

@@ -1,4 +1,4 @@
-//! What is wrong with a scenario: one line that names the key and what to do about it.
+//! A fault of a scenario: one line that names the key and how to repair it.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;

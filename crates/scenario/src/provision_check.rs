@@ -16,7 +16,7 @@ const GUESTS_MAX: usize = 3;
 /// Most crashes.
 const CYCLES_MAX: u32 = 100_000;
 
-/// What is wrong with the scenario's section `provision`, and what to do about it.
+/// A fault of the scenario's section `provision`, and how to repair it.
 pub(crate) fn check_provision(scenario: &Scenario) -> Result<(), String> {
     let Some(provision) = &scenario.provision else {
         return Ok(());

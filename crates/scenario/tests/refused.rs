@@ -1,4 +1,4 @@
-//! What no scenario may say: each refusal names the key and what to do about it.
+//! Scenarios that are refused: each refusal names the key and how to repair it.
 
 use std::path::Path;
 

@@ -58,7 +58,7 @@ pub struct Args {
     json: bool,
 }
 
-/// What fast memory of a size does at best.
+/// The best that fast memory of one size can do.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 struct Point {
     /// Its size.
@@ -71,7 +71,7 @@ struct Point {
     slowdown_at_most: f64,
 }
 
-/// What `demeter guest assess` tells.
+/// The answer of `demeter guest assess`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct Assessment {
     tracker: String,
@@ -182,7 +182,7 @@ impl Seen {
                 }
             }
         }
-        // What was freed is no longer to be served.
+        // Freed memory needs no room.
         self.parts.retain(|_, part| part.bytes > 0);
     }
 
@@ -279,7 +279,7 @@ mod tests {
         }
     }
 
-    /// Ranges with so many blocks, of which so many lie in fast memory, and samples.
+    /// A heat of ranges, each given as its blocks, its blocks in fast memory, and its samples.
     fn heat(ranges: &[(u64, u64, f64)]) -> Heat {
         let mut start = 0;
         let range = |&(blocks, fast, samples): &(u64, u64, f64)| {

@@ -6,7 +6,7 @@ use demeter_proto::shown;
 
 use crate::host::status::share;
 
-/// What `demeter guest status` prints: the agent, its tiers, its moves and a line for each process.
+/// The output of `demeter guest status`: the agent, its tiers, its moves and a line for each process.
 pub fn text(status: &Status) -> String {
     let state = match (status.paused, status.is_resting) {
         (true, _) => "paused",

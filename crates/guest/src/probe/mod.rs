@@ -1,4 +1,4 @@
-//! What works on this machine, what does not, and what to do about it.
+//! A report of what works on this machine, and of how to repair the rest.
 
 mod needs;
 mod text;
@@ -42,7 +42,7 @@ pub struct ProbeReport {
     pub damon_owner: Option<String>,
     /// The balloon driver, by which the host takes memory back.
     pub balloon: BalloonReport,
-    /// What stands in the way, each with a hint, the gravest first.
+    /// Obstacles, each with a hint, the gravest first.
     pub advice: Vec<Advice>,
 }
 
@@ -89,7 +89,7 @@ pub struct TrackerReport {
     pub waits_for_statistic: bool,
     /// Why it does not work, if so.
     pub why_not: Option<String>,
-    /// What to do about it.
+    /// The way to repair it.
     pub hint: Option<String>,
 }
 
@@ -100,7 +100,7 @@ pub struct BalloonReport {
     pub port: bool,
     /// Why the driver cannot be used, if so.
     pub why_not: Option<String>,
-    /// What to do about it.
+    /// The way to repair it.
     pub hint: Option<&'static str>,
 }
 

@@ -11,7 +11,7 @@ pub enum Error {
     /// The system refused something.
     #[error("{what}: {source}")]
     System {
-        /// What was tried, and what to do about it where that is known.
+        /// The attempt, and how to repair it where that is known.
         what: String,
         /// What the system said.
         source: io::Error,

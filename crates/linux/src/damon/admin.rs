@@ -64,7 +64,7 @@ struct Claim(Ownership);
 pub struct Kdamond {
     dir: PathBuf,
     claim: Arc<Claim>,
-    /// What its files say.
+    /// The contents of its files.
     targets: Mutex<Vec<Target>>,
 }
 

@@ -149,7 +149,7 @@ impl Observer {
             true => saved_s.max(self.budget.share() * PERIOD.as_secs_f64()),
             false => pace * PERIOD.as_secs_f64(),
         };
-        // What passes cost by themselves is no more than what their blocks cost: the rest that follows pays for it.
+        // A round is long enough that its blocks cost as much as its passes by themselves; the rest afterwards pays for both.
         let seconds = seconds.max(RUNGS.len() as f64 * self.prices.pass_s());
         let size = (seconds / self.prices.block_s(looks)) as usize;
         let size = size.clamp(1, SET_MAX.min(self.memory.len()));

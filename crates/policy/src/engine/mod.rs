@@ -500,7 +500,7 @@ impl<S: Strategy> Engine<S> {
         };
         let watched_s = it.exposure_ns as f64 * 1e-9;
         let known_s = f64::from(it.events) / process.classifier.rate_of(it.block);
-        // What is known to be hotter than the least rate may be as hot as it was.
+        // A block that is known to be hotter than the least rate may be as hot as before.
         let says_nothing = it.is_least && known_s < watched_s;
         let exposure_s = if says_nothing { known_s } else { watched_s };
         if !says_nothing {

@@ -1,5 +1,5 @@
-//! Carries passes out: kdamonds of our own look at given blocks. There is one for each size of a pass, since the kernel
-//! makes files for the regions of each, and to make them costs much more than to use them again.
+//! Carries passes out: kdamonds of our own look at given blocks. There is one for each size of a pass.
+//! The kernel makes files for its regions, and to make them costs several times as much as to use them again.
 
 use std::num::NonZero;
 use std::path::PathBuf;
@@ -34,7 +34,7 @@ pub(super) const KDAMONDS: usize = (SET_MAX / LEAST).ilog2() as usize + 1;
 /// The most blocks of the first kdamond.
 const LEAST: usize = 16;
 
-/// The first kdamond that takes so many blocks. The kernel looks at fillers, too: there are fewer than blocks.
+/// The smallest kdamond for a pass of this many blocks. The kernel looks at fillers, too: there are fewer than blocks.
 fn kdamond_for(blocks: usize) -> usize {
     let takes = |kdamond: &usize| blocks <= LEAST << kdamond;
     (0..KDAMONDS).find(takes).unwrap_or(KDAMONDS - 1)

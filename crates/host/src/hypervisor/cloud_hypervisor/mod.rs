@@ -116,7 +116,7 @@ pub enum CloudHypervisorError {
     Vm {
         /// Which.
         vmm: String,
-        /// What is wrong with it, and what to do about it.
+        /// The fault, and how to repair it.
         why: String,
     },
 }

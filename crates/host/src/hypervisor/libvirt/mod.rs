@@ -153,7 +153,7 @@ pub enum LibvirtError {
     Domain {
         /// Its name.
         domain: String,
-        /// What is wrong with it, and what to do about it.
+        /// The fault, and how to repair it.
         why: String,
     },
 }
