@@ -186,7 +186,7 @@ fn two_guests_share_a_host_with_agents_and_without() {
     let mut by_history = shipped("nested-shares.toml");
     by_history.systems = vec![System::HHistory];
     // As small as it can be: memory is filled by an emulated machine in an emulated machine.
-    by_history.machine.fast.usable_mib = 304;
+    by_history.machine.fast.usable_mib = 288;
     by_history.machine.slow.usable_mib = 720;
     let by_balloons = shipped("nested-balloon-shares.toml");
     for mut scenario in [by_history, by_balloons] {
