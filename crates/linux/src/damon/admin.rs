@@ -226,7 +226,9 @@ impl Kdamond {
         // After an error nothing is known.
         let mut targets = std::mem::take(&mut *known);
         let wanted: Vec<_> = regions.chunk_by(|a, b| a.0 == b.0).collect();
-        if targets.len() != wanted.len() {
+        let kept = targets.iter().zip(&wanted);
+        let kept: usize = kept.map(|(t, w)| t.regions.len().max(w.len())).sum();
+        if targets.len() != wanted.len() || kept > 2 * regions.len() + SPARE {
             // The kernel makes all targets anew, without regions.
             self.set(&format!("{TARGETS_DIR}/nr_targets"), wanted.len())?;
             targets.clear();
@@ -329,6 +331,9 @@ impl Kdamond {
         read(&self.dir.join(file))
     }
 }
+
+/// So many fillers there may be beside as many as regions. The kernel looks at them, too.
+const SPARE: usize = 16;
 
 /// Where fillers begin: above all memory of programs, so that they come last and there is nothing to look at.
 const FILLERS: u64 = 1 << 63;

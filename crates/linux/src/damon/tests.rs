@@ -277,6 +277,49 @@ fn without_a_way_to_remember_it_the_statistic_stays_on() {
     assert_eq!(machine.seen(), seen("0", "off", Some("N")));
 }
 
+/// A process with many regions before may have few now, while another has many.
+#[test]
+fn fillers_are_bounded_whichever_process_had_the_regions() {
+    let machine = Machine::new();
+    let context = format!("{ADMIN}/0/contexts/0");
+    for file in ["nr_regions/min", "nr_regions/max"] {
+        machine.write(&format!("{context}/monitoring_attrs/{file}"), "");
+    }
+    for target in 0..2 {
+        let target = format!("{context}/targets/{target}");
+        machine.write(&format!("{target}/pid_target"), "");
+        machine.write(&format!("{target}/regions/nr_regions"), "");
+        for region in 0..100 {
+            machine.write(&format!("{target}/regions/{region}/start"), "");
+            machine.write(&format!("{target}/regions/{region}/end"), "");
+        }
+    }
+    let kdamond = machine.claim(Statistic::TurnOff).unwrap().remove(0);
+    for many_first in [true, false, true] {
+        let counts = if many_first { [100, 2] } else { [2, 100] };
+        let regions: Vec<_> = (7..)
+            .zip(counts)
+            .flat_map(|(pid, count)| (0..count).map(move |block| (Pid(pid), block)))
+            .map(|(pid, block)| {
+                let range = VirtRange::new(Block(block).start(), Block(block + 1).start());
+                (pid, range.unwrap())
+            })
+            .collect();
+        let reported = kdamond.set_regions(&regions).unwrap();
+        assert!((102..=2 * 102 + 16).contains(&reported), "{reported}");
+    }
+    // Two more processes with few regions each do not keep what those had.
+    let few: Vec<_> = (9..11)
+        .map(|pid| {
+            (
+                Pid(pid),
+                VirtRange::new(Block(1).start(), Block(2).start()).unwrap(),
+            )
+        })
+        .collect();
+    assert_eq!(kdamond.set_regions(&few).unwrap(), 2);
+}
+
 #[test]
 fn files_of_regions_are_kept_and_what_is_left_of_them_watches_nothing() {
     let machine = Machine::new();
