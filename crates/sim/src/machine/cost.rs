@@ -208,8 +208,8 @@ const EMULATED_DAMON_LOOK_PS: u64 = 35_000 * PS_PER_NS;
 /// memory: 8 to 15 ms.
 const EMULATED_DAMON_PASS_PS: u64 = 12_000_000 * PS_PER_NS;
 
-/// Making and setting a region of DAMON: two files of sysfs. Measured in such a VM: 512 ms for 405 new regions, 340 us for
-/// each that is there. While fast memory is free a new one costs 400 us.
+/// Making and setting a region of DAMON: two files of sysfs. Measured in such a VM: 386 to 564 ms for some 405 new
+/// regions, and 170 us for each file that is there. While fast memory is free a new region costs 400 us.
 const EMULATED_DAMON_REGION_PS: u64 = 900_000 * PS_PER_NS;
 const EMULATED_DAMON_SET_PS: u64 = 340_000 * PS_PER_NS;
 

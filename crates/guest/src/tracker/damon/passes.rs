@@ -28,11 +28,11 @@ const START_ATTEMPTS: u32 = 5;
 /// Listens to a kdamond's thread. A wait ends after the given number of regions.
 pub(super) type Listen = Box<dyn Fn(Pid, u32) -> Result<Aggregations, DamonError> + Send>;
 
+/// The most blocks of a pass of the first kdamond.
+const LEAST: usize = 16;
+
 /// Kdamonds for passes of up to 16, 32, 64 blocks and so on, and of the most.
 pub(super) const KDAMONDS: usize = (SET_MAX / LEAST).ilog2() as usize + 1;
-
-/// The most blocks of the first kdamond.
-const LEAST: usize = 16;
 
 /// The smallest kdamond for a pass of this many blocks. The kernel looks at fillers, too: there are fewer than blocks.
 fn kdamond_for(blocks: usize) -> usize {
@@ -43,16 +43,16 @@ fn kdamond_for(blocks: usize) -> usize {
 /// Kdamonds, and what they were set to.
 pub(super) struct Passes {
     root: PathBuf,
-    kdamonds: Vec<Watch>,
+    kdamonds: Vec<Prepared>,
     listen: Listen,
     /// Nothing where there is no way: pages that stay in the TLB look untouched then.
     flusher: Option<TlbFlusher>,
 }
 
 /// A kdamond, and the blocks whose regions it has.
-struct Watch {
+struct Prepared {
     kdamond: Kdamond,
-    set: Vec<(Pid, Block)>,
+    blocks: Vec<(Pid, Block)>,
     /// How many regions it reports.
     reports: usize,
 }
@@ -69,9 +69,9 @@ pub(super) struct Taken {
     pub(super) rejected: u64,
 }
 
-/// A kdamond at work, for these blocks.
+/// A kdamond at work: which, and its thread.
 struct Running {
-    watch: usize,
+    kdamond: usize,
     thread: Pid,
     started_ns: u64,
     aggregations: Aggregations,
@@ -88,14 +88,14 @@ impl Passes {
         listen: Listen,
         flusher: Option<TlbFlusher>,
     ) -> Result<Self, TrackerError> {
-        let watch = |kdamond| Watch {
+        let prepared = |kdamond| Prepared {
             kdamond,
-            set: vec![],
+            blocks: vec![],
             reports: 0,
         };
         let mut passes = Self {
             root,
-            kdamonds: kdamonds.into_iter().map(watch).collect(),
+            kdamonds: kdamonds.into_iter().map(prepared).collect(),
             listen,
             flusher,
         };
@@ -139,7 +139,7 @@ impl Passes {
         taken.cost.set = set;
         let listened = self.listen(look, &running, is_wanted, &mut taken);
         let kdamond = cpu::of(&self.root, running.thread).unwrap_or_default();
-        let stopped = self.kdamonds[running.watch].kdamond.stop();
+        let stopped = self.kdamonds[running.kdamond].kdamond.stop();
         let flushes = self.flusher.as_mut().map(|flusher| {
             flusher.stop();
             flusher.take_spent()
@@ -162,9 +162,9 @@ impl Passes {
                 Err(error) if tried == START_ATTEMPTS => return Err(error.into()),
                 Err(error) => {
                     tracing::debug!(%error, "a process may have ended: trying again");
-                    let watch = &mut self.kdamonds[kdamond_for(look.blocks.len())];
-                    watch.set.clear();
-                    watch.kdamond.stop()?;
+                    let prepared = &mut self.kdamonds[kdamond_for(look.blocks.len())];
+                    prepared.blocks.clear();
+                    prepared.kdamond.stop()?;
                 }
             }
         }
@@ -180,24 +180,24 @@ impl Passes {
             return Ok(None);
         }
         let mut set = 0;
-        let watch_index = kdamond_for(look.blocks.len());
-        let watch = &mut self.kdamonds[watch_index];
-        if watch.set != blocks {
-            watch.set.clear();
+        let kdamond = kdamond_for(look.blocks.len());
+        let prepared = &mut self.kdamonds[kdamond];
+        if prepared.blocks != blocks {
+            prepared.blocks.clear();
             let regions = blocks.iter().filter_map(|&(pid, block)| region(pid, block));
-            watch.reports = watch.kdamond.set_regions(&regions.collect::<Vec<_>>())?;
+            prepared.reports = prepared.kdamond.set_regions(&regions.collect::<Vec<_>>())?;
             set = blocks.len() as u64;
-            watch.set = blocks;
+            prepared.blocks = blocks;
         }
         let pass = look.pass;
-        let thread = watch.kdamond.start(pass.interval, pass.looks)?;
+        let thread = prepared.kdamond.start(pass.interval, pass.looks)?;
         let started_ns = cpu::monotonic_ns();
-        let aggregations = (self.listen)(thread, watch.reports as u32)?;
+        let aggregations = (self.listen)(thread, prepared.reports as u32)?;
         if let Some(flusher) = self.flusher.as_mut().filter(|_| pass.is_flushed) {
             flusher.flush_each(pass.interval, pass.looks);
         }
         let running = Running {
-            watch: watch_index,
+            kdamond,
             thread,
             started_ns,
             aggregations,
@@ -213,8 +213,10 @@ impl Passes {
         is_wanted: &dyn Fn() -> bool,
         taken: &mut Taken,
     ) -> Result<(), TrackerError> {
-        let Watch { set, reports, .. } = &self.kdamonds[running.watch];
-        let mut pids: Vec<Pid> = set.iter().map(|&(pid, _)| pid).collect();
+        let Prepared {
+            blocks, reports, ..
+        } = &self.kdamonds[running.kdamond];
+        let mut pids: Vec<Pid> = blocks.iter().map(|&(pid, _)| pid).collect();
         pids.dedup();
         let patience = look.pass.length() * PATIENCE + PATIENCE_MIN;
         let deadline = Instant::now() + patience;
@@ -281,4 +283,21 @@ impl Passes {
 fn region(pid: Pid, block: Block) -> Option<(Pid, VirtRange)> {
     let end = Block(block.0.checked_add(1)?).start();
     Some((pid, VirtRange::new(block.start(), end)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_pass_has_a_kdamond_with_fewer_fillers_than_blocks() {
+        for blocks in 1..=SET_MAX {
+            let size = LEAST << kdamond_for(blocks);
+            assert!(
+                blocks <= size && (size == LEAST || size < 2 * blocks),
+                "{blocks}: {size}"
+            );
+        }
+        assert_eq!(kdamond_for(SET_MAX), KDAMONDS - 1);
+    }
 }
