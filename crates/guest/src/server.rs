@@ -74,8 +74,7 @@ impl Server {
             .transpose()?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             // Time too: a listener that finds no descriptor left waits.
-            .enable_io()
-            .enable_time()
+            .enable_all()
             .build()
             .map_err(error(socket.display().to_string()))?;
         let app = App { status, controls };

@@ -7,7 +7,7 @@
 //! # Approach
 //! Rent or buy (the ski rental of Karlin et al. 1988, for two blocks the page migration of Black and Sleator 1989).
 //! 1. The *loss* of a pair over a window is the difference of its events, less chance, times the extra cost of an event in
-//!    the slower tier.
+//!    the slower tier. Counts are compared by their square roots, whose chance is the same however few there are.
 //! 2. A pair is exchanged once its loss over some window has reached the measured cost of the exchange. Each shorter
 //!    window has to show the same difference, within chance. The hottest slow block is paired with the coldest
 //!    fast one, and so on; while fast memory is free a promotion needs no partner.
@@ -76,15 +76,18 @@ struct Fresh {
 }
 
 impl Fresh {
-    /// Events in all of `blocks`; nothing where nobody has looked.
-    fn take(&mut self, blocks: u64) -> Option<f64> {
-        let is_seen = self.events > 0.0 || self.watched > 0;
-        is_seen.then(|| {
-            let watched = self.rates / self.watched.max(1) as f64;
-            let events = self.events + watched * blocks as f64 * self.since_s;
-            *self = Self::default();
-            events
-        })
+    /// Events in all of `blocks`. Where nobody has looked they are none, and the time counts on.
+    fn take(&mut self, blocks: u64) -> f64 {
+        if self.events <= 0.0 && self.watched == 0 {
+            return 0.0;
+        }
+        let Self {
+            since_s,
+            events,
+            rates,
+            watched,
+        } = std::mem::take(self);
+        events + rates / watched.max(1) as f64 * blocks as f64 * since_s
     }
 }
 
@@ -207,7 +210,7 @@ impl Rule {
                 fresh.since_s += self.unseen_s;
                 let most_s = cpus * fresh.since_s;
                 let blocks = *end.away.get(home).get(now);
-                let events = fresh.take(blocks).unwrap_or(0.0);
+                let events = fresh.take(blocks);
                 let saved_s = events * (self.event_s.get(home) - self.event_s.get(now));
                 earned_s += saved_s.clamp(-most_s, most_s);
             }
