@@ -24,11 +24,14 @@ use demeter_scenario::{Scenario, System};
 use serde::Serialize;
 
 use super::client::Client;
-use super::heat::watch;
+use super::heat::{progress, watch};
 use crate::{output, signals};
 
 /// Sizes of fast memory that are shown, parts of the resident memory in a hundred.
 const SIZES: [u64; 11] = [5, 10, 15, 20, 25, 30, 40, 50, 60, 75, 100];
+
+/// The most blocks that one look adds up, 2 TiB: a range's end is what an agent says.
+const BLOCKS_MAX: usize = 1 << 20;
 
 /// Characters of a whole bar.
 const BAR: f64 = 40.0;
@@ -109,24 +112,29 @@ pub fn assess(args: &Args) -> anyhow::Result<()> {
 
 /// Observes a simulated program. All of its memory counts as resident and slow.
 fn simulated(scenario: &Scenario, stop: &AtomicBool, seen: &mut Seen) -> anyhow::Result<Status> {
-    output::say("running the simulator");
-    demeter_sim::look(scenario, System::Demeter, stop, &|_| {}, |_, ranking| {
-        let mut processes: BTreeMap<u32, Vec<RangeHeat>> = BTreeMap::new();
-        for ranked in ranking {
-            processes.entry(ranked.pid.0).or_default().push(RangeHeat {
-                start: ranked.range.start().0,
-                end: ranked.range.end().0,
-                samples: ranked.count,
-                fast_bytes: 0,
-                slow_bytes: ranked.range.len().0,
+    demeter_sim::look(
+        scenario,
+        System::Demeter,
+        stop,
+        &progress(),
+        |_, ranking| {
+            let mut processes: BTreeMap<u32, Vec<RangeHeat>> = BTreeMap::new();
+            for ranked in ranking {
+                processes.entry(ranked.pid.0).or_default().push(RangeHeat {
+                    start: ranked.range.start().0,
+                    end: ranked.range.end().0,
+                    samples: ranked.count,
+                    fast_bytes: 0,
+                    slow_bytes: ranked.range.len().0,
+                });
+            }
+            let process = |(pid, ranges)| ProcessHeat { pid, ranges };
+            seen.add(&Heat {
+                processes: processes.into_iter().map(process).collect(),
+                ..Heat::default()
             });
-        }
-        let process = |(pid, ranges)| ProcessHeat { pid, ranges };
-        seen.add(&Heat {
-            processes: processes.into_iter().map(process).collect(),
-            ..Heat::default()
-        });
-    })?;
+        },
+    )?;
     let tier = |latency_ns: u64| TierStatus {
         latency_ns: u32::try_from(latency_ns).unwrap_or(u32::MAX),
         ..TierStatus::default()
@@ -151,7 +159,6 @@ struct Part {
 struct Seen {
     /// By process and number of the block.
     parts: BTreeMap<(u32, u64), Part>,
-    looks: u32,
     in_fast: f64,
     all: f64,
     fast_bytes: u64,
@@ -159,7 +166,7 @@ struct Seen {
 
 impl Seen {
     fn add(&mut self, heat: &Heat) {
-        self.looks += 1;
+        let mut left = BLOCKS_MAX;
         self.fast_bytes = 0;
         for part in self.parts.values_mut() {
             part.bytes = 0;
@@ -175,7 +182,8 @@ impl Seen {
                 }
                 self.all += range.samples;
                 self.in_fast += range.samples * range.fast_bytes as f64 / resident as f64;
-                for block in from..to {
+                for block in (from..to).take(left) {
+                    left -= 1;
                     let part = self.parts.entry((process.pid, block)).or_default();
                     part.bytes = resident / blocks;
                     part.heat += range.samples / blocks as f64;
@@ -193,7 +201,7 @@ impl Seen {
         parts.sort_by(|a, b| density(b).total_cmp(&density(a)));
         let resident: u64 = parts.iter().map(|part| part.bytes).sum();
         let heat: f64 = parts.iter().map(|part| part.heat).sum();
-        let is_seen = self.looks > 0 && resident > 0 && heat > 0.0;
+        let is_seen = resident > 0 && heat > 0.0;
         let latency =
             |tier: Option<&TierStatus>| tier.map_or(1.0, |tier| f64::from(tier.latency_ns.max(1)));
         let slower = latency(status.tiers.last()) / latency(status.tiers.first());
@@ -333,6 +341,26 @@ mod tests {
         assert_eq!(assessed(&[heat(&[(10, 0, 0.0)])]), None);
         let (before, after) = (heat(&[(10, 0, 5.0), (90, 0, 900.0)]), heat(&[(10, 0, 5.0)]));
         assert_eq!(assessed(&[before, after]).unwrap().resident_mib, 20);
+    }
+
+    #[test]
+    fn a_range_without_end_is_cut() {
+        let endless = RangeHeat {
+            start: 0,
+            end: u64::MAX,
+            samples: 1.0,
+            fast_bytes: 0,
+            slow_bytes: u64::MAX,
+        };
+        let mut seen = Seen::default();
+        let ranges = vec![endless, endless];
+        let processes = vec![ProcessHeat { pid: 7, ranges }];
+        seen.add(&Heat {
+            processes,
+            ..Heat::default()
+        });
+        assert_eq!(seen.parts.len(), BLOCKS_MAX);
+        assert!(seen.assess(&status()).is_some());
     }
 
     /// Of the scenario 9 of 10 accesses go to an eighth of the memory, the others are spread over all of it.

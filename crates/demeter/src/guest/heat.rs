@@ -75,20 +75,30 @@ pub fn heat(args: &Args) -> anyhow::Result<()> {
     }
 }
 
-/// Draws what the agent of a simulated run finds.
-fn simulated(path: &Path, stop: &AtomicBool) -> anyhow::Result<()> {
-    let scenario = Scenario::load(path)?;
+/// Says now and then how much of a simulated run is done.
+pub(super) fn progress() -> impl Fn(f64) {
     let said = Cell::new(Instant::now());
-    let tell = |share: f64| {
+    move |share: f64| {
         if said.get().elapsed() >= SAY_EVERY {
             said.set(Instant::now());
             output::say(format_args!("{:.0} %", share * 100.0));
         }
-    };
+    }
+}
+
+/// Draws what the agent of a simulated run finds.
+fn simulated(path: &Path, stop: &AtomicBool) -> anyhow::Result<()> {
+    let scenario = Scenario::load(path)?;
     let mut picture = AddressHeat::default();
-    demeter_sim::look(&scenario, System::Demeter, stop, &tell, |t_s, ranking| {
-        picture.look(t_s, ranking.iter().map(replay::heat_of));
-    })?;
+    demeter_sim::look(
+        &scenario,
+        System::Demeter,
+        stop,
+        &progress(),
+        |t_s, ranking| {
+            picture.look(t_s, ranking.iter().map(replay::heat_of));
+        },
+    )?;
     output::print(picture.text())
 }
 
