@@ -332,7 +332,7 @@ impl Kdamond {
     }
 }
 
-/// So many fillers there may be beside as many as regions. The kernel looks at them, too.
+/// Fillers that are allowed beside one for each region. The kernel looks at fillers, too.
 const SPARE: usize = 16;
 
 /// Where fillers begin: above all memory of programs, so that they come last and there is nothing to look at.
