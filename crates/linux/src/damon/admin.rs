@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use demeter_policy::{GuestVirtAddr, PAGE_SIZE, Pid, VirtRange};
+use demeter_policy::{BLOCK_SIZE, GuestVirtAddr, Pid, VirtRange};
 
 use super::DamonError;
 use super::left::Change;
@@ -215,9 +215,9 @@ impl Kdamond {
         self.set(&format!("{INTERVALS_DIR}/update_us"), UPDATE_US)
     }
 
-    /// Watches these regions from the next start on, in order of process and address and disjoint: none of them is
-    /// split or merged. Returns how many it will report: where it has had more, [fillers](is_filler) take the place
-    /// of the rest.
+    /// Watches these regions from the next start on, in order of process and address, disjoint, and none larger than a
+    /// block: none of them is split or merged. Returns how many it will report: where it has had more, and in place of
+    /// fewer than three, there are [fillers](is_filler).
     ///
     /// # Errors
     /// When the kernel refuses, or it is on.
@@ -246,29 +246,41 @@ impl Kdamond {
                 self.set(&format!("{dir}/pid_target"), pid)?;
                 target.pid = pid;
             }
-            self.write_regions(&format!("{dir}/regions"), &mut target.regions, wanted)?;
+            let count = match regions.len() < REGIONS_MIN {
+                true => REGIONS_MIN,
+                false => wanted.len(),
+            };
+            self.write_regions(
+                &format!("{dir}/regions"),
+                &mut target.regions,
+                wanted,
+                count,
+            )?;
         }
-        // As many at least as at most: DAMON splits while there are fewer than half of the most, and
-        // merges to no more than the average size of the least.
-        let count: usize = targets.iter().map(|target| target.regions.len()).sum();
-        self.set(&format!("{REGIONS_DIR}/max"), count.max(REGIONS_MIN))?;
-        self.set(&format!("{REGIONS_DIR}/min"), count.max(REGIONS_MIN))?;
+        // DAMON splits while there are fewer than half of the most. It merges to no more than all memory divided by the
+        // least, and since Linux 7 it splits what is larger than that: here a block, and less than two.
+        let all = || targets.iter().flat_map(|target| &target.regions);
+        let (count, bytes) = (all().count(), all().map(|r| r.len().0).sum::<u64>());
+        let least = (bytes / BLOCK_SIZE).max(REGIONS_MIN as u64);
+        self.set(&format!("{REGIONS_DIR}/max"), (count as u64).max(least))?;
+        self.set(&format!("{REGIONS_DIR}/min"), least)?;
         *known = targets;
         Ok(count)
     }
 
-    /// Makes the files of a target's regions say what is wanted.
+    /// Makes the files of a target's regions, `count` or more, say what is wanted.
     fn write_regions(
         &self,
         dir: &str,
         there: &mut Vec<VirtRange>,
         wanted: &[(Pid, VirtRange)],
+        count: usize,
     ) -> Result<(), DamonError> {
-        let is_new = there.len() < wanted.len();
+        let is_new = there.len() < count;
         if is_new {
-            self.set(&format!("{dir}/nr_regions"), wanted.len())?;
+            self.set(&format!("{dir}/nr_regions"), count)?;
         }
-        let count = there.len().max(wanted.len());
+        let count = there.len().max(count);
         let fillers = (wanted.len()..count).map(filler);
         let all: Vec<_> = wanted
             .iter()
@@ -338,12 +350,12 @@ const SPARE: usize = 16;
 /// Where fillers begin: above all memory of programs, so that they come last and there is nothing to look at.
 const FILLERS: u64 = 1 << 63;
 
-/// The region that takes the place of a target's `index`th where there are fewer: a page apart from all others, or the
-/// kernel would merge them.
+/// The region that takes the place of a target's `index`th where there are fewer: of the size of the others, and apart from
+/// them.
 fn filler(index: usize) -> VirtRange {
-    let start = FILLERS + index as u64 * 2 * PAGE_SIZE;
-    let [start, end] = [start, start + PAGE_SIZE].map(GuestVirtAddr);
-    VirtRange::new(start, end).expect("a page has a length")
+    let start = FILLERS + index as u64 * 2 * BLOCK_SIZE;
+    let [start, end] = [start, start + BLOCK_SIZE].map(GuestVirtAddr);
+    VirtRange::new(start, end).expect("a block has a length")
 }
 
 /// Whether a region is none of those that were asked for.

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use super::*;
-use demeter_policy::{Block, GuestVirtAddr};
+use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr};
 
 const ADMIN: &str = "sys/kernel/mm/damon/admin/kdamonds";
 const STAT: &str = "sys/module/damon_stat/parameters/enabled";
@@ -308,7 +308,7 @@ fn fillers_are_bounded_whichever_process_had_the_regions() {
         let reported = kdamond.set_regions(&regions).unwrap();
         assert!((102..=2 * 102 + 16).contains(&reported), "{reported}");
     }
-    // Two more processes with few regions each do not keep what those had.
+    // Two more processes with few regions each do not keep what those had. The kernel wants three in all.
     let few: Vec<_> = (9..11)
         .map(|pid| {
             (
@@ -317,7 +317,12 @@ fn fillers_are_bounded_whichever_process_had_the_regions() {
             )
         })
         .collect();
-    assert_eq!(kdamond.set_regions(&few).unwrap(), 2);
+    assert!((3..=6).contains(&kdamond.set_regions(&few).unwrap()));
+    let number = |file: &str| -> u64 {
+        let text = machine.text(&format!("{context}/monitoring_attrs/nr_regions/{file}"));
+        text.unwrap().parse().unwrap()
+    };
+    assert!(number("min") >= 3 && number("min") <= number("max"));
 }
 
 #[test]
@@ -372,4 +377,39 @@ fn files_of_regions_are_kept_and_what_is_left_of_them_watches_nothing() {
     assert_eq!(ranges().iter().filter(|range| is_filler(range)).count(), 0);
     let count = machine.text(&format!("{regions}/nr_regions"));
     assert_eq!(count.as_deref(), Some("untouched"));
+}
+
+/// Kernels split regions that are larger than all memory divided by the least number of regions, and merge those that are not.
+#[test]
+fn no_kernel_has_a_reason_to_split_or_merge() {
+    let machine = Machine::new();
+    let context = format!("{ADMIN}/0/contexts/0");
+    let regions = format!("{context}/targets/0/regions");
+    machine.write(&format!("{context}/targets/0/pid_target"), "");
+    machine.write(&format!("{regions}/nr_regions"), "");
+    for file in ["nr_regions/min", "nr_regions/max"] {
+        machine.write(&format!("{context}/monitoring_attrs/{file}"), "");
+    }
+    for region in 0..40 {
+        machine.write(&format!("{regions}/{region}/start"), "");
+        machine.write(&format!("{regions}/{region}/end"), "");
+    }
+    let kdamond = machine.claim(Statistic::TurnOff).unwrap().remove(0);
+    for blocks in [1, 2, 3, 40, 23, 12] {
+        let range = |block| VirtRange::new(Block(block).start(), Block(block + 1).start()).unwrap();
+        let wanted: Vec<_> = (0..blocks).map(|block| (Pid(7), range(block))).collect();
+        let reported = kdamond.set_regions(&wanted).unwrap();
+        let number = |file: &str| -> u64 { machine.text(file).unwrap().parse().unwrap() };
+        let bytes = |region: usize| {
+            number(&format!("{regions}/{region}/end"))
+                - number(&format!("{regions}/{region}/start"))
+        };
+        let all: u64 = (0..reported).map(bytes).sum();
+        let limit = all / number(&format!("{context}/monitoring_attrs/nr_regions/min"));
+        assert!(
+            (BLOCK_SIZE..2 * BLOCK_SIZE).contains(&limit),
+            "{blocks}: {limit}"
+        );
+        assert!(number(&format!("{context}/monitoring_attrs/nr_regions/max")) >= reported as u64);
+    }
 }

@@ -261,15 +261,15 @@ fn each_block_is_a_region_and_what_is_found_is_told_once() {
 fn memory_that_nobody_can_read_is_not_looked_at() {
     let root = tempfile::tempdir().unwrap();
     let damon = FakeDamon::new(root.path());
-    map(root.path(), 8, 0x40_0000, 0x80_0000);
-    let reserved = "800000-1000000000 ---p 0 00:00 0\n";
+    map(root.path(), 8, 0x40_0000, 0xc0_0000);
+    let reserved = "c00000-1000000000 ---p 0 00:00 0\n";
     let maps = root.path().join("proc/8/maps");
     let text = fs::read_to_string(&maps).unwrap() + reserved;
     fs::write(&maps, text).unwrap();
     let mut tracker = tracker(&damon).unwrap();
     tracker.set_targets(&[Pid(8)]).unwrap();
     assert!(damon.wait(2));
-    assert_eq!(damon.text("0/contexts/0/targets/0/regions/nr_regions"), "2");
+    assert_eq!(damon.text("0/contexts/0/targets/0/regions/nr_regions"), "4");
 }
 
 #[test]
