@@ -32,7 +32,7 @@ pub struct Config {
 
     /// Where samples come from.
     pub tracker: Choice,
-    /// The most that a tracker without hardware's help (damon) may take of one CPU for each eight, %.
+    /// The most that a tracker without hardware's help (damon) may take of one CPU for each sixteen, %.
     pub tracker_cpu_percent: f64,
     /// The nodes of each tier, the fastest first, where the system tells them wrong or not at all: `"0,1/2,3"` for two
     /// tiers of two nodes. Other nodes are left alone.

@@ -402,7 +402,7 @@ impl Agent {
         loop {
             match self.engine.request() {
                 Request::Sleep { epochs } => {
-                    self.tracker.epoch_ended(epochs > 1)?;
+                    self.tracker.epoch_ended(self.engine.prospect())?;
                     self.report();
                     return Ok(epochs);
                 }

@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::process::{Child, ChildStderr, ChildStdin, Command, Stdio};
 
+use demeter_policy::damon::Prospect;
 use demeter_policy::{Pid, Sample};
 
 use super::damon::tests::FakeDamon;
@@ -47,7 +48,7 @@ fn conforms(mut tracker: Box<dyn Tracker>, world: &mut impl World) {
             accessed.iter().all(|&pid| pid == target),
             "{name}: only targets"
         );
-        tracker.epoch_ended(false).unwrap();
+        tracker.epoch_ended(Prospect::OPEN).unwrap();
         (accessed.len(), drained)
     };
 

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use demeter_linux::damon::Owner;
-use demeter_policy::damon::CPU_PERCENT;
+use demeter_policy::damon::{CPU_PERCENT, Prospect};
 use demeter_policy::{Block, GuestVirtAddr, Observation, PAGE_SIZE, Pid, Sample, Tuning};
 
 pub(crate) use choice::try_all;
@@ -59,9 +59,9 @@ pub trait Tracker: Send {
         &[]
     }
 
-    /// The caller has decided and moved what it wanted, and sleeps until its next epoch. If it is calm, it found nothing
-    /// to do: news can wait, and a tracker that costs CPU looks seldom.
-    fn epoch_ended(&mut self, _is_calm: bool) -> Result<(), TrackerError> {
+    /// The caller has decided and moved what it wanted, and sleeps until its next epoch. The less more evidence promises,
+    /// the more seldom a tracker looks that costs CPU.
+    fn epoch_ended(&mut self, _prospect: Prospect) -> Result<(), TrackerError> {
         Ok(())
     }
 

@@ -3,10 +3,11 @@
 //! # Properties
 //! - In any time t no more is spent than the share times t, the savings, and one round.
 //! - While nothing is new a calm agent spends its calm part of the share, and the savings fill up.
+//! - Looks over a time t cost at most what moves earn, the calm part, and the share times [`LEARNS`] times the logarithm of t.
 
 use std::time::Duration;
 
-use super::{CALM_PART, Cost, HIGHEST_PRICES, SAVED_PER_CPU};
+use super::{CALM_PART, Cost, HIGHEST_PRICES, LEARNS, Prospect, SAVED_PER_CPU};
 
 /// CPU time to spend.
 #[derive(Debug, Clone)]
@@ -18,9 +19,11 @@ pub(super) struct Budget {
     saved_max_s: f64,
     /// Until when the share is added to the savings.
     saved_at: Duration,
-    /// Nothing begins before, unless something is new.
-    rest_until: Duration,
-    is_calm: bool,
+    /// When the last round began that a rest pays for, and its CPU time.
+    last_round: (Duration, Duration),
+    prospect: Prospect,
+    /// Since when there is no memory that nobody has looked at.
+    known_since: Duration,
 }
 
 impl Budget {
@@ -32,8 +35,9 @@ impl Budget {
             saved_s: saved_max_s,
             saved_max_s,
             saved_at: now,
-            rest_until: now,
-            is_calm: false,
+            last_round: (now, Duration::ZERO),
+            prospect: Prospect::OPEN,
+            known_since: now,
         }
     }
 
@@ -42,12 +46,21 @@ impl Budget {
         self.share
     }
 
-    /// The share that is spent while nothing is new.
-    pub(super) fn pace(&self) -> f64 {
-        match self.is_calm {
-            true => self.share * CALM_PART,
-            false => self.share,
+    /// The part of one CPU that is spent while nothing is new.
+    pub(super) fn pace(&self, now: Duration) -> f64 {
+        let Prospect { is_calm, earned } = self.prospect;
+        let calm = self.share * CALM_PART;
+        if is_calm {
+            return calm;
         }
+        let known = now.saturating_sub(self.known_since);
+        let learning = self.share * LEARNS.div_duration_f64(known.max(LEARNS));
+        learning.max(earned).clamp(calm, self.share)
+    }
+
+    /// There is memory that nobody has looked at: learning begins anew.
+    pub(super) fn learn(&mut self, now: Duration) {
+        self.known_since = now;
     }
 
     /// The savings, seconds.
@@ -64,7 +77,10 @@ impl Budget {
         let paid = after(now, owed_s.max(0.0) / self.share);
         match is_new {
             true => paid,
-            false => paid.max(self.rest_until),
+            false => {
+                let (began, spent) = self.last_round;
+                paid.max(after(began, spent.as_secs_f64() / self.pace(now)))
+            }
         }
     }
 
@@ -73,17 +89,14 @@ impl Budget {
         self.saved_s -= spent.as_secs_f64();
     }
 
-    /// A round that began then, at such a pace, has cost this; a rest follows that pays for it.
-    pub(super) fn rest(&mut self, began: Duration, spent: Duration, pace: f64) {
-        self.rest_until = after(began, spent.as_secs_f64() / pace);
+    /// A round that began then has cost this; the rest until the next one pays for it.
+    pub(super) fn rest(&mut self, began: Duration, spent: Duration) {
+        self.last_round = (began, spent);
     }
 
-    /// Whether the agent finds nothing to do. Once it does no rest is left.
-    pub(super) fn set_calm(&mut self, is_calm: bool, now: Duration) {
-        if self.is_calm && !is_calm {
-            self.rest_until = self.rest_until.min(now);
-        }
-        self.is_calm = is_calm;
+    /// What more evidence promises from now on.
+    pub(super) fn set_prospect(&mut self, prospect: Prospect) {
+        self.prospect = prospect;
     }
 }
 
@@ -162,16 +175,20 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
+    const CALM: Prospect = Prospect {
+        is_calm: true,
+        earned: 1.0,
+    };
+
     #[test]
     fn an_agent_that_wakes_does_not_wait_for_a_calm_ones_rest() {
         let mut budget = Budget::new(0.01, 1, Duration::ZERO);
-        budget.set_calm(true, Duration::ZERO);
+        budget.set_prospect(CALM);
         budget.pay(SECOND / 100);
-        budget.rest(Duration::ZERO, SECOND / 100, budget.pace());
-        let calm = budget.due(false, SECOND);
-        assert!(calm > SECOND * 15 && calm < SECOND * 17, "{calm:?}");
+        budget.rest(Duration::ZERO, SECOND / 100);
+        assert_eq!(budget.due(false, SECOND), SECOND * 8);
         assert_eq!(budget.due(true, SECOND), SECOND);
-        budget.set_calm(false, SECOND);
+        budget.set_prospect(Prospect::OPEN);
         assert_eq!(budget.due(false, SECOND), SECOND);
     }
 
@@ -188,25 +205,44 @@ mod tests {
         assert!((13e-6..13.2e-6).contains(&prices.set_s()));
     }
 
+    #[test]
+    fn looks_become_rare_unless_moves_earn_what_they_cost() {
+        let mut budget = Budget::new(0.02, 1, Duration::ZERO);
+        let mut spent_s = |from: u32, to: u32, earned| {
+            budget.set_prospect(Prospect {
+                is_calm: false,
+                earned,
+            });
+            (from..to).map(|s| budget.pace(SECOND * s)).sum::<f64>()
+        };
+        let most = |from: f64, to: f64| 0.02 * LEARNS.as_secs_f64() * (to / from).ln();
+        let calm = 0.02 * CALM_PART;
+        let first = spent_s(0, 60, 0.0);
+        assert!(first <= 0.02 * LEARNS.as_secs_f64() + most(6.0, 60.0) + calm * 60.0);
+        assert!(spent_s(60, 240, 0.0) <= most(59.0, 240.0) + calm * 180.0);
+        assert!((spent_s(240, 250, 0.01) - 0.1).abs() < 1e-9);
+        assert!((spent_s(250, 260, 1.0) - 0.2).abs() < 1e-9);
+    }
+
     proptest! {
         #[test]
         fn no_more_is_spent_than_the_share_and_the_savings(
-            rounds in prop::collection::vec((1u64..4000, 0u64..3000, any::<[bool; 2]>()), 1..200),
+            rounds in prop::collection::vec((1u64..4000, 0u64..3000, any::<[bool; 2]>(), 0.0f64..1.0), 1..200),
             share in 0.001f64..1.0, cpus in 1u32..9,
         ) {
             let mut budget = Budget::new(share, cpus, Duration::ZERO);
             let savings = SAVED_PER_CPU.as_secs_f64() * f64::from(cpus);
             let (mut now, mut spent, mut last) = (Duration::ZERO, 0.0, 0.0);
-            for (cost_ms, wait_ms, [is_new, is_calm]) in rounds {
+            for (cost_ms, wait_ms, [is_new, is_calm], earned) in rounds {
                 now += Duration::from_millis(wait_ms);
-                budget.set_calm(is_calm, now);
+                budget.set_prospect(Prospect { is_calm, earned });
                 if budget.due(is_new, now) > now {
                     continue;
                 }
                 prop_assert!(spent - last <= now.as_secs_f64() * share + savings + 1e-6);
                 let cost = Duration::from_millis(cost_ms);
                 budget.pay(cost);
-                budget.rest(now, cost, budget.pace());
+                budget.rest(now, cost);
                 last = cost.as_secs_f64();
                 spent += last;
             }

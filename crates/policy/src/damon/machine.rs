@@ -204,7 +204,10 @@ fn a_settled_agent_looks_for_little() {
         for &pages in kinds {
             let mut machine = Machine::new(cpus, HARDWARE, gups(blocks, total, false), pages);
             machine.cover();
-            machine.observer.set_calm(true, machine.now);
+            machine.observer.set_prospect(Prospect {
+                is_calm: true,
+                earned: 1.0,
+            });
             machine.run(machine.now + Duration::from_secs(30));
             let (before_s, began) = (machine.spent_s, machine.now);
             machine.run(began + Duration::from_secs(120));
@@ -220,11 +223,15 @@ fn a_hot_set_that_has_moved_is_found_again() {
     for pages in [SMALL, HUGE] {
         let blocks = 32_768;
         let mut machine = Machine::new(16, HARDWARE, gups(blocks, 8e7, false), pages);
+        machine.observer.set_prospect(Prospect {
+            is_calm: false,
+            earned: 1.0,
+        });
         machine.cover();
         machine.run(machine.now + Duration::from_secs(30));
         machine.rates.rotate_right(blocks / 3);
         machine.seen.fill((0.0, 0.0));
-        machine.run(machine.now + Duration::from_secs(30));
+        machine.run(machine.now + Duration::from_secs(60));
         let hot = machine.found_hot();
         println!("moved: {hot:.3}");
         assert!(hot >= 0.99, "{hot}");

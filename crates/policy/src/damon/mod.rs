@@ -19,7 +19,7 @@
 //! its long exposure would outweigh the better estimate.
 //!
 //! Blocks that nobody has looked at come first, and are paid for out of savings. Otherwise each round is paid for by a
-//! rest. While the agent is calm, the rest is longer and the savings grow. See `budget`.
+//! rest. The rest is longer while looks cost more than moves earn, and longest while the agent is calm. See `budget`.
 //!
 //! DAMON does not flush TLBs when it clears bits: a page that never leaves a TLB looks untouched. So the driver flushes
 //! them once in each interval that is long enough. A huge page that is always found by a flushed look, and never
@@ -52,10 +52,13 @@ pub const CPU_PERCENT: f64 = 2.5;
 pub const WAITS: f64 = 0.8;
 
 /// CPUs that bring another share: a VM with 1 TiB has about 64, and sixteen times the blocks of one with 64 GiB.
-const CPUS_PER_SHARE: u32 = 8;
+const CPUS_PER_SHARE: u32 = 16;
 
 /// The part of the share that a calm agent spends: 0.3 % of one CPU in a VM with 16.
-const CALM_PART: f64 = 1.0 / 16.0;
+const CALM_PART: f64 = 1.0 / 8.0;
+
+/// Time after which looks become rarer unless moves earn their cost: the emulator exchanges a first few blocks in it.
+const LEARNS: Duration = Duration::from_secs(6);
 
 /// CPU time that can be saved for each CPU, and is there at the start: 1 TiB costs up to 26 s on hardware.
 const SAVED_PER_CPU: Duration = Duration::from_secs(2);
@@ -110,6 +113,23 @@ impl Pass {
     pub fn length(&self) -> Duration {
         self.interval * self.looks
     }
+}
+
+/// What more evidence promises.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Prospect {
+    /// No move was worth its cost for several epochs, and moved memory earns as before.
+    pub is_calm: bool,
+    /// CPU time that moved memory has lately saved, seconds a second.
+    pub earned: f64,
+}
+
+impl Prospect {
+    /// Nothing is known yet.
+    pub const OPEN: Self = Self {
+        is_calm: false,
+        earned: 0.0,
+    };
 }
 
 /// A pass, and its blocks.

@@ -6,7 +6,9 @@ use std::time::Duration;
 use super::budget::{Budget, Prices};
 use super::estimate;
 use super::memory::{Memory, State};
-use super::{CPUS_PER_SHARE, Cost, Found, Look, Next, PERIOD, Pass, REACH, RUNGS, SET_MAX};
+use super::{
+    CPUS_PER_SHARE, Cost, Found, Look, Next, PERIOD, Pass, Prospect, REACH, RUNGS, SET_MAX,
+};
 use crate::{BLOCK_SIZE, Block, Observation, PAGE_SIZE, Pid, VirtRange};
 
 /// A block of a round that is still to be looked at.
@@ -36,8 +38,6 @@ pub(super) struct Round {
     pending: [Vec<Pending>; RUNGS.len()],
     began: Duration,
     spent: Duration,
-    /// The part of one CPU that it was chosen for.
-    pace: f64,
     /// Whether it is for blocks that nobody has looked at.
     is_first: bool,
     /// Whether it looks until that has cost as much as setting regions: CPU time is scarcer than time.
@@ -71,7 +71,7 @@ pub struct Observer {
 impl Observer {
     /// An observer that knows nothing yet. It may spend `cpu_percent` of one CPU for each `CPUS_PER_SHARE`.
     pub fn new(cpu_percent: f64, cpus: u32, now: Duration) -> Self {
-        let shares = cpus.max(1).div_ceil(CPUS_PER_SHARE);
+        let shares = (cpus / CPUS_PER_SHARE).max(1);
         // A share of nothing would never pay.
         let share = (cpu_percent / 100.0 * f64::from(shares)).max(f64::EPSILON);
         Self {
@@ -113,9 +113,9 @@ impl Observer {
         self.wanted.extend(wanted.iter().take(SET_MAX));
     }
 
-    /// Whether the agent finds nothing to do: news can wait.
-    pub fn set_calm(&mut self, is_calm: bool, now: Duration) {
-        self.budget.set_calm(is_calm, now);
+    /// What more evidence promises from now on.
+    pub fn set_prospect(&mut self, prospect: Prospect) {
+        self.budget.set_prospect(prospect);
     }
 
     /// Blocks that nobody has looked at.
@@ -141,7 +141,10 @@ impl Observer {
 
     /// Chooses blocks.
     fn begin_round(&mut self, is_first: bool, now: Duration) {
-        let (pace, saved_s) = (self.budget.pace(), self.budget.saved_s(now));
+        if is_first {
+            self.budget.learn(now);
+        }
+        let (pace, saved_s) = (self.budget.pace(now), self.budget.saved_s(now));
         let quick_s = self.prices.block_s(RUNGS[0].looks);
         let is_thorough = !is_first || self.memory.unknown() as f64 * quick_s > saved_s;
         let looks = self.looks(&RUNGS[0], is_thorough);
@@ -155,7 +158,6 @@ impl Observer {
         let size = size.clamp(1, SET_MAX.min(self.memory.len()));
         self.round = Round {
             began: now,
-            pace,
             is_first,
             is_thorough,
             ..Round::default()
@@ -281,10 +283,10 @@ impl Observer {
             }
         }
         if self.round.is_over() {
-            let Round {
-                began, spent, pace, ..
-            } = self.round;
-            self.budget.rest(began, spent, pace);
+            // The savings have paid for a first round.
+            if !self.round.is_first {
+                self.budget.rest(self.round.began, self.round.spent);
+            }
             let told = |&rung: &usize| self.round.told[rung];
             let usual = (0..RUNGS.len())
                 .max_by_key(told)

@@ -53,6 +53,7 @@ use moves::{Moves, Next};
 use process::Process;
 use rechecks::Rechecks;
 
+use crate::damon::Prospect;
 pub use crate::rule::{Balance, EpochEnd};
 pub use moves::BATCH_BLOCKS;
 pub use process::ProcessFigures;
@@ -383,6 +384,15 @@ impl<S: Strategy> Engine<S> {
     /// What moves have cost and brought.
     pub fn balance(&self) -> Balance {
         self.strategy.balance()
+    }
+
+    /// What more evidence promises.
+    pub fn prospect(&self) -> Prospect {
+        let balance = self.balance();
+        Prospect {
+            is_calm: self.pause_epochs() > 1 && !balance.is_falling,
+            earned: balance.income_ns as f64 * 1e-9,
+        }
     }
 
     /// Epochs of the usual length until the next one.

@@ -100,6 +100,10 @@ pub struct Balance {
     pub benefit_ns: i64,
     /// Whether the budget is empty: earlier moves earned less than they cost.
     pub is_resting: bool,
+    /// Time that moved memory has lately saved, nanoseconds a second.
+    pub income_ns: u64,
+    /// Whether it has saved less than half of that in the last few seconds.
+    pub is_falling: bool,
 }
 
 /// The rule's state. See the module's text.
@@ -245,8 +249,12 @@ impl Rule {
 
     /// Time that moves may cost now, seconds: the tokens, and the steady income of the next sixteen seconds.
     pub(crate) fn spendable_s(&self) -> f64 {
-        let steady = self.income.iter().copied().fold(f64::INFINITY, f64::min);
-        self.tokens_s + steady.max(0.0) * window_s(STEADY_WINDOWS - 1)
+        self.tokens_s + self.steady_income().max(0.0) * window_s(STEADY_WINDOWS - 1)
+    }
+
+    /// Income that was there in each of the shortest windows, seconds a second.
+    fn steady_income(&self) -> f64 {
+        self.income.iter().copied().fold(f64::INFINITY, f64::min)
     }
 
     /// Whether it has been measured what moves cost.
@@ -284,8 +292,11 @@ impl Rule {
 
     /// Cost and benefit of moves so far.
     pub fn balance(&self) -> Balance {
+        let lately = self.income[STEADY_WINDOWS - 1].max(0.0);
         Balance {
             is_resting: self.spendable_s() <= 0.0,
+            income_ns: (lately * 1e9) as u64,
+            is_falling: self.income[STEADY_WINDOWS - 2] * 2.0 < lately,
             ..self.balance
         }
     }

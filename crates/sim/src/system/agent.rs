@@ -129,13 +129,13 @@ impl<S: Strategy> SimulatedAgent<S> {
             return NEVER_PS;
         }
         let (now_ps, stage) = (actor.now_ps(), engine.stage());
-        let is_calm = matches!(engine.request(), Request::Sleep { epochs: 2.. });
+        let prospect = engine.prospect();
         self.engine = Some(engine);
         if stage == Stage::Asleep {
             // An epoch that took too long is not made up for.
             self.next_epoch_ps = self.next_epoch_ps.max(now_ps);
             if let Tracker::Damon(tracker) = &mut self.tracker {
-                tracker.epoch_ended(is_calm, now_ps);
+                tracker.epoch_ended(prospect, now_ps);
             }
             return self.next_epoch_ps;
         }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use demeter_linux::damon::{DamonError, Kdamond, Statistic, Tracepoint};
 use demeter_linux::tlb_flusher::TlbFlusher;
-use demeter_policy::damon::{Look, Next, Observer, WAITS};
+use demeter_policy::damon::{Look, Next, Observer, Prospect, WAITS};
 use demeter_policy::{Block, Observation, PAGE_SIZE, Pid, Sample, VirtRange};
 
 pub use demeter_linux::damon::Format;
@@ -283,10 +283,9 @@ impl Tracker for DamonTracker {
         &self.drained
     }
 
-    fn epoch_ended(&mut self, is_calm: bool) -> Result<(), TrackerError> {
-        let now = self.shared.born.elapsed();
+    fn epoch_ended(&mut self, prospect: Prospect) -> Result<(), TrackerError> {
         self.shared
-            .change(|state| state.observer.set_calm(is_calm, now));
+            .change(|state| state.observer.set_prospect(prospect));
         Ok(())
     }
 

@@ -10,7 +10,7 @@
 use std::num::NonZero;
 use std::time::Duration;
 
-use demeter_policy::damon::{CPU_PERCENT, Cost, Found, Look, Next, Observer};
+use demeter_policy::damon::{CPU_PERCENT, Cost, Found, Look, Next, Observer, Prospect};
 use demeter_policy::{BLOCK_SIZE, Block, GuestVirtAddr, Observation, Pid};
 
 use super::super::NEVER_PS;
@@ -106,9 +106,9 @@ impl DamonTracker {
         self.observer.want(wanted);
     }
 
-    /// The agent sleeps now; if it is calm, news can wait.
-    pub(super) fn epoch_ended(&mut self, is_calm: bool, now_ps: u64) {
-        self.observer.set_calm(is_calm, time(now_ps));
+    /// The agent sleeps now; more evidence promises this.
+    pub(super) fn epoch_ended(&mut self, prospect: Prospect, now_ps: u64) {
+        self.observer.set_prospect(prospect);
         self.due_ps = self.due_ps.min(now_ps);
     }
 
