@@ -1,4 +1,4 @@
-//! Result files as users and other programs meet them.
+//! Tests of result files as users and other programs write them.
 
 use std::fs;
 use std::path::Path;

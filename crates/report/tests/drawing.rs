@@ -1,4 +1,4 @@
-//! What is drawn from any result: numbers, bounded size, and never the file's own markup.
+//! Properties of all pictures: finite numbers, bounded size, and no markup from the file.
 
 mod common;
 
