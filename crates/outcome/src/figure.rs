@@ -10,9 +10,11 @@ use crate::unit::Unit;
 
 /// The name of a figure of a result.
 ///
-/// It is one of a fixed list (`elapsed_s`, `mean_mops`, ...), a counter (`counters.flush_total`), the CPU seconds of
-/// one or several causes (`cpu_s.track`, `cpu_s.migrate+fault`), or a VM's or tenant's share of all fast memory
-/// (`fast_share.NAME`).
+/// One of:
+/// - a name of a fixed list (`elapsed_s`, `mean_mops`, ...);
+/// - a counter (`counters.flush_total`);
+/// - the CPU seconds of one or several causes (`cpu_s.track`, `cpu_s.migrate+fault`);
+/// - a VM's or tenant's share of all fast memory (`fast_share.NAME`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Figure(String);

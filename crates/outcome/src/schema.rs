@@ -252,7 +252,7 @@ impl Metadata {
         shares.into_iter().flatten().fold(0.0, f64::max)
     }
 
-    /// Whether the host took so much time that the figures are invalid.
+    /// Whether the host took too much time for valid figures.
     pub fn is_disturbed(&self) -> bool {
         self.noise() > HOST_NOISE_MAX
     }

@@ -6,7 +6,7 @@ use crate::OURS;
 use crate::shape::case_title;
 use crate::text::worst_first::{Beside, managed};
 
-/// Required speed relative to none: mean and last third. An agent without a PMU may cost one percent more.
+/// Required speed relative to none: mean and last third. An agent without a PMU may cost one percentage point more.
 const LEAST: [f64; 2] = [0.98, 0.99];
 const LEAST_WITHOUT_PMU: [f64; 2] = [0.97, 0.98];
 
