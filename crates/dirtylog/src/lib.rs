@@ -6,7 +6,7 @@
 //! the log is read, so it must be measured.
 //!
 //! # Approach
-//! A VM of our own through `/dev/kvm`, without a VMM: virtual CPUs sweep slices of memory and store to each page, or to
+//! A VM of our own through `/dev/kvm`, without a VMM. Virtual CPUs sweep slices of memory and store to each page, or to
 //! one in several (`guest`). Each counts its stores and its longest wait in memory that is not logged. After a warm-up
 //! logging is enabled, and the log is read as a migration reads it ([`run`]). KVM's counters (`stats`) show faults and
 //! the rest of huge pages. [`sweep`] tries several settings and recommends one.

@@ -66,7 +66,7 @@ fn extend(path: &Path, mut table: Table) -> Result<Table, Error> {
         above.push(std::mem::replace(&mut table, parse(&file, &read(&file)?)?));
         files.push(file);
     }
-    // Starts from the extended file at the end of the chain.
+    // Merges from the end of the chain, so that each file overrides a complete table.
     for over in above.into_iter().rev() {
         merge(&mut table, over);
     }

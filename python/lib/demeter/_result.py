@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import polars
     import pyarrow
 
-# Above this, Arrow's integers end.
+# Arrow's largest integer.
 _INTEGER_MAX = 2**63 - 1
 
 

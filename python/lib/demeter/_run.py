@@ -134,7 +134,7 @@ def _listen(
                 progress(Progress(last))
         child.wait()
     except BaseException:
-        # It ends its VMs, and leaves nothing behind.
+        # The command ends its VMs and cleans up.
         child.send_signal(signal.SIGINT)
         try:
             child.communicate(timeout=_END_S)

@@ -98,7 +98,7 @@ class _Kept:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _core.Error(f"cannot keep results in {folder}: {error}") from None
-        # Another simulator may give something else.
+        # Another version of the simulator may give other results.
         self._simulator = hashlib.sha256(Path(_core.__file__).read_bytes()).hexdigest()
 
     def _path(self, run: _Run) -> Path | None:
@@ -122,7 +122,7 @@ class _Kept:
         path = self._path(run)
         if path is None:
             return
-        # Whole or not at all, even when this process is killed.
+        # Written atomically, even if this process is killed.
         with tempfile.NamedTemporaryFile(
             "w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8"
         ) as part:
@@ -160,7 +160,7 @@ def _ray(
         raise _core.Error(line) from None
     is_ours = not ray.is_initialized()
     if is_ours:
-        # A cluster that exists has the CPUs that it has.
+        # An existing cluster has its own number of CPUs.
         cpus = None if os.environ.get("RAY_ADDRESS") else workers
         ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False)
     one = ray.remote(num_cpus=1, max_retries=retries)(_simulate_one)
@@ -175,7 +175,7 @@ def _ray(
                 index = waiting.pop(task)
                 yield index, _named(runs[index], lambda: ray.get(task))
     except ray.exceptions.RayError as error:
-        # Of a trace the last line says what it was.
+        # The last line of a traceback has the error.
         last = str(error).strip().splitlines()[-1]
         raise _core.Error(f"Ray: {last}; what is done is kept where keep= says") from None
     finally:

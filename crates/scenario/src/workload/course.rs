@@ -133,7 +133,7 @@ impl Stretch {
             hot_bytes => self.bytes - hot_bytes,
         };
         let cold = rng.below(cold_bytes / Course::LINE) * Course::LINE;
-        // Skip the hot set.
+        // Offsets at or above `hot_start` continue after the hot set.
         cold + if cold < hot_start { 0 } else { self.hot_bytes }
     }
 
