@@ -178,7 +178,7 @@ fn changelog(version: &str) -> anyhow::Result<String> {
         .context("packaging/debian/control names no maintainer")?;
     Ok(format!(
         "demeter ({version}) unstable; urgency=medium\n\n  \
-         * What is new is in /usr/share/doc/demeter/NEWS of the package demeter.\n\n \
+         * For changes see /usr/share/doc/demeter/NEWS of the package demeter.\n\n \
          -- {maintainer}  {date}\n"
     ))
 }

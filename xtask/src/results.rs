@@ -124,8 +124,8 @@ impl Added {
     }
 }
 
-/// Removes the parts that no table needs: all counters except those of a nested host's KVM, and the series except its
-/// end, which shows the length of the run.
+/// Removes the parts that no table needs. These are all counters except those of a nested host's KVM, and the series
+/// except its end, which shows the length of the run.
 fn shorten(value: &mut Value) {
     match value {
         Value::Object(fields) => {
