@@ -1,30 +1,30 @@
-//! CPU time to spend on looking, and what looking costs.
+//! The CPU time budget of looks, and their measured prices.
 //!
 //! # Properties
-//! - In any time t no more is spent than the share times t, the savings, and one round.
-//! - While nothing is new a calm agent spends its calm part of the share, and the savings fill up.
+//! - In any time t the CPU time is at most the share times t, plus the savings, plus one round.
+//! - While nothing is new, a calm agent spends its reduced share, and the savings fill up.
 
 use std::time::Duration;
 
 use super::{CALM_PART, Cost, HIGHEST_PRICES, SAVED_PER_CPU};
 
-/// CPU time to spend.
+/// The CPU time budget.
 #[derive(Debug, Clone)]
 pub(super) struct Budget {
-    /// Of one CPU; more than zero.
+    /// Share of one CPU; more than zero.
     share: f64,
-    /// Seconds; below zero they are owed.
+    /// Saved CPU time, seconds; negative if more was spent.
     saved_s: f64,
     saved_max_s: f64,
-    /// Until when the share is added to the savings.
+    /// When the savings were last updated.
     saved_at: Duration,
-    /// Nothing begins before, unless something is new.
+    /// No round starts before, unless something is new.
     rest_until: Duration,
     is_calm: bool,
 }
 
 impl Budget {
-    /// A budget of a share of one CPU, on a machine with `cpus` of them, with full savings.
+    /// A full budget with a share of one CPU, on a machine with `cpus` CPUs.
     pub(super) fn new(share: f64, cpus: u32, now: Duration) -> Self {
         let saved_max_s = SAVED_PER_CPU.as_secs_f64() * f64::from(cpus.max(1));
         Self {
@@ -42,7 +42,7 @@ impl Budget {
         self.share
     }
 
-    /// The share that is spent while nothing is new.
+    /// The share to spend while nothing is new.
     pub(super) fn pace(&self) -> f64 {
         match self.is_calm {
             true => self.share * CALM_PART,
@@ -50,7 +50,7 @@ impl Budget {
         }
     }
 
-    /// The savings, seconds.
+    /// Saved CPU time, seconds.
     pub(super) fn saved_s(&mut self, now: Duration) -> f64 {
         let since_s = now.saturating_sub(self.saved_at).as_secs_f64();
         self.saved_s = (self.saved_s + since_s * self.share).min(self.saved_max_s);
@@ -58,7 +58,7 @@ impl Budget {
         self.saved_s
     }
 
-    /// When a round may begin, out of the savings where it `is_new`: at once if that is not later than now.
+    /// When the next round may start. If something `is_new`, it may use the savings.
     pub(super) fn due(&mut self, is_new: bool, now: Duration) -> Duration {
         let owed_s = -self.saved_s(now);
         let paid = after(now, owed_s.max(0.0) / self.share);
@@ -68,17 +68,17 @@ impl Budget {
         }
     }
 
-    /// Pays for a pass.
+    /// Subtracts the CPU time of a pass.
     pub(super) fn pay(&mut self, spent: Duration) {
         self.saved_s -= spent.as_secs_f64();
     }
 
-    /// A round that began then, at such a pace, has cost this; a rest follows that pays for it.
+    /// Sets the rest after a round, so that its cost averages to `pace`.
     pub(super) fn rest(&mut self, began: Duration, spent: Duration, pace: f64) {
         self.rest_until = after(began, spent.as_secs_f64() / pace);
     }
 
-    /// Whether the agent finds nothing to do. Once it does no rest is left.
+    /// Sets whether the agent has nothing to do. When that ends, so does the rest.
     pub(super) fn set_calm(&mut self, is_calm: bool, now: Duration) {
         if self.is_calm && !is_calm {
             self.rest_until = self.rest_until.min(now);
@@ -87,16 +87,16 @@ impl Budget {
     }
 }
 
-/// Adds seconds, or stops at the end of time.
+/// Adds seconds, saturating.
 fn after(now: Duration, seconds: f64) -> Duration {
     let later = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
     now.saturating_add(later)
 }
 
-/// Measured costs: of all that was spent so far, so that what a pass costs beside its looks counts by its part.
+/// Measured prices, averaged over all passes, so that a pass's fixed cost is included in proportion.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Prices {
-    /// Of the cheapest pass so far: no pass costs less by itself.
+    /// Cost of the cheapest pass so far, an upper bound of a pass's fixed cost.
     pass_s: f64,
     looked_s: f64,
     looks: f64,
@@ -105,7 +105,7 @@ pub(super) struct Prices {
 }
 
 impl Default for Prices {
-    /// The highest known, as a single measurement.
+    /// The highest known prices, with the weight of one measurement.
     fn default() -> Self {
         let (look, set) = HIGHEST_PRICES;
         Self {
@@ -119,7 +119,7 @@ impl Default for Prices {
 }
 
 impl Prices {
-    /// Takes in what a pass has cost.
+    /// Adds the cost of a pass.
     pub(super) fn add(&mut self, looks: u64, cost: &Cost) {
         let spent = cost.looking + cost.setting;
         self.pass_s = self.pass_s.min(spent.as_secs_f64());
@@ -129,7 +129,7 @@ impl Prices {
         self.set += cost.set as f64;
     }
 
-    /// CPU time of a pass, whatever it looks at, seconds; none before one was measured.
+    /// Fixed CPU time of a pass, seconds; 0 before the first measurement.
     pub(super) fn pass_s(&self) -> f64 {
         if self.pass_s.is_finite() {
             self.pass_s
@@ -143,12 +143,12 @@ impl Prices {
         self.looked_s / self.looks
     }
 
-    /// CPU time of a block that is looked at so often, seconds.
+    /// CPU time of `looks` looks at a block, seconds.
     pub(super) fn block_s(&self, looks: u32) -> f64 {
         self.set_s() + self.look_s() * f64::from(looks)
     }
 
-    /// CPU time of setting a region, seconds.
+    /// CPU time to set a region, seconds.
     pub(super) fn set_s(&self) -> f64 {
         self.set_s / self.set
     }
