@@ -92,7 +92,7 @@ pub fn kernels(args: &Args) -> anyhow::Result<()> {
         }
     }
     if images.is_empty() {
-        println!("skipped: no kernel can be had");
+        println!("skipped: no kernel is available");
         return Ok(());
     }
     let rows: Vec<_> = images

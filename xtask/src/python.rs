@@ -52,7 +52,7 @@ fn make(environment: &PathBuf, python: &Path) -> Result<(), &'static str> {
     match shell::succeeds(shell::program(python, &tools)) {
         true => Ok(()),
         false => {
-            Err("the tools of python/tools.lock cannot be had from PyPI (is there a network?)")
+            Err("cannot install the tools of python/tools.lock from PyPI (is there a network?)")
         }
     }
 }

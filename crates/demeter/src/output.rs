@@ -11,7 +11,7 @@ pub struct ReaderGone;
 
 impl fmt::Display for ReaderGone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("nobody reads standard output")
+        f.write_str("standard output is closed")
     }
 }
 

@@ -128,7 +128,7 @@ impl Offer {
             );
         }
         if settings.vcpus as usize > self.vcpus_max {
-            return absent("room for so many virtual CPUs", "lower --vcpus");
+            return absent("support for so many virtual CPUs", "lower --vcpus");
         }
         Ok(())
     }

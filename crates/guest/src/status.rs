@@ -178,7 +178,7 @@ impl Collector for Snapshot {
         )?;
         counter(
             "samples_rejected",
-            "Records of nobody we follow",
+            "Malformed records, and records of other processes",
             None,
             s.samples_rejected,
         )?;
@@ -206,12 +206,7 @@ impl Collector for Snapshot {
             None,
             s.is_resting.into(),
         )?;
-        gauge(
-            "targets",
-            "Processes looked after",
-            None,
-            s.targets.len() as u64,
-        )?;
+        gauge("targets", "Managed processes", None, s.targets.len() as u64)?;
         gauge(
             "blocks_set_aside",
             "Blocks left alone after they failed",

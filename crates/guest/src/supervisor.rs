@@ -48,7 +48,7 @@ pub enum SupervisorError {
     Refused(Advice),
     /// No target process may be inspected.
     #[error(
-        "cannot look at the memory of {0}, nor of any other process that was named; run as root, or grant CAP_SYS_PTRACE"
+        "cannot look at the memory of {0} and of the other named processes; run as root, or grant CAP_SYS_PTRACE"
     )]
     Unreadable(String),
     /// Status and metrics cannot be served.
@@ -121,7 +121,7 @@ pub fn run(
                         return Ok(());
                     }
                     Ok(Ended::NothingLeft) => {
-                        tracing::info!("all processes to look after have ended");
+                        tracing::info!("all target processes have ended");
                         if link.is_none() {
                             return Ok(());
                         }
@@ -192,7 +192,7 @@ fn await_next<A>(
         };
         match heard {
             Ok(Control::Stop) | Err(RecvTimeoutError::Disconnected) => {
-                tracing::info!("stopped; what is held stays held");
+                tracing::info!("stopped; the balloon keeps its memory");
                 return Ok(None);
             }
             // There is no agent to do this; the relay lets the kernel reclaim.

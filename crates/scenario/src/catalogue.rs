@@ -95,7 +95,7 @@ use {Color as C, Place as P};
 catalogue! {
     None {
         name: "none",
-        about: "nobody manages: pages stay where first touch put them",
+        about: "no management: pages stay where first touch put them",
         source: "",
         runs_on: &[P::Sim, P::Lab, P::Host, P::Here],
         color: Some(C::Grey),
@@ -249,7 +249,7 @@ catalogue! {
     }
     HeteroOs {
         name: "heteroos",
-        about: "HeteroOS: the hypervisor finds what is hot, the guest moves",
+        about: "HeteroOS: the hypervisor finds hot memory, the guest moves it",
         source: "HeteroOS, ISCA 2017",
         runs_on: &[P::Sim],
         color: None,

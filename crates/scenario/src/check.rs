@@ -132,7 +132,7 @@ impl Scenario {
     fn check_oracle(&self) -> Result<(), String> {
         let is_blind = !self.workload.tells_hot_set() && self.systems.contains(&System::Oracle);
         refuse_if(is_blind, || {
-            "systems: nobody knows one hot set of this workload, so there is no \"oracle\": leave it out"
+            "systems: this workload has no known hot set, so there is no \"oracle\": leave it out"
                 .into()
         })
     }

@@ -204,7 +204,7 @@ impl Scenario {
         };
         logging.check()?;
         refuse_if(self.systems != [System::None], || {
-            "systems: with sim.dirty_logging nobody moves pages: name \"none\" only".into()
+            "systems: with sim.dirty_logging no system moves pages: name \"none\" only".into()
         })?;
         let is_elsewhere =
             self.provision.is_some() || self.sim.translation.is_some() || self.sim.vms != 1;

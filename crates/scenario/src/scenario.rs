@@ -238,7 +238,7 @@ pub enum Cpu {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file cannot be read.
-    #[error("cannot read scenario {path}: {source}; give the path of one, as scenarios/gups.toml")]
+    #[error("cannot read scenario {path}: {source}; give a path such as scenarios/gups.toml")]
     Read {
         /// The file.
         path: PathBuf,

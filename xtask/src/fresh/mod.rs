@@ -126,7 +126,7 @@ fn settle(
 /// Clones the committed state into the root, at [`CLONE`].
 pub fn clone(root: &Root) -> anyhow::Result<()> {
     if !shell::succeeds(shell::program("git", "diff --quiet HEAD")) {
-        eprintln!("what is not committed is not in the clone");
+        eprintln!("uncommitted changes are not in the clone");
     }
     let mut clone = Command::new("git");
     clone.args(["clone", "--quiet", "--no-hardlinks"]);

@@ -101,7 +101,7 @@ pub fn assess(args: &Args) -> anyhow::Result<()> {
     };
     let Some(assessment) = seen.assess(&status) else {
         anyhow::bail!(
-            "the agent saw no accesses; let it look after a process that works (demeter guest status), and wait longer"
+            "the agent saw no accesses; let it manage a busy process (see demeter guest status), or observe longer"
         );
     };
     output::print(match args.json {

@@ -201,9 +201,7 @@ impl Args {
     fn check(&self) -> anyhow::Result<()> {
         let is_random = self.random.is_some();
         if self.scenarios.is_empty() && !is_random {
-            bail!(
-                "no scenario: give the path of one, as scenarios/gups.toml, or --random N --on sim"
-            );
+            bail!("no scenario: give a path such as scenarios/gups.toml, or --random N --on sim");
         }
         if is_random && !self.scenarios.is_empty() {
             bail!("--random makes its own scenarios: leave out the path, or --random");

@@ -81,10 +81,10 @@ pub enum AgentError {
     #[error(transparent)]
     Recorder(#[from] RecorderError),
     /// Hot-plug changed the number of tiers: the agent must start again.
-    #[error("the machine has other tiers than at the start")]
+    #[error("the machine's tiers have changed since the start")]
     OtherTiers,
     /// A bug of ours.
-    #[error("the agent told its engine what does not fit: {0}; please report this")]
+    #[error("the engine rejects an input: {0}; this is a bug, please report it")]
     Misuse(#[from] Misuse),
 }
 

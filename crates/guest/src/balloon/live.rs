@@ -165,7 +165,7 @@ impl Balloon for LiveBalloon {
             ..Default::default()
         };
         self.call(abi::IOC_LIST, &mut call, || {
-            format!("list what is held of node {node}")
+            format!("list held memory of node {node}")
         })?;
         Ok(Listed {
             ranges: self.filled(call.ranges_count)?,

@@ -433,7 +433,7 @@ impl Relay {
 }
 
 /// The refusal of an `Inflate`, or of a repeated request, whose list is out of date.
-const LIST_FIRST: &str = "list first: what is held has changed by itself since you were told";
+const LIST_FIRST: &str = "list first: the driver has returned memory by itself since the last list";
 
 #[cfg(test)]
 mod tests;

@@ -39,7 +39,7 @@ const CALLS: [Call; 6] = [
         name: "flock",
         try_it: try_flock,
         blocks: true,
-        without: "no tracker can be had for one agent alone",
+        without: "the agent cannot lock its tracker",
     },
     Call {
         name: "epoll_wait",

@@ -54,7 +54,9 @@ impl Owner {
             Self::Module { module, .. } => {
                 format!("echo N > /sys/module/{module}/parameters/enabled")
             }
-            Self::Kdamonds => "stop who set them up, for example by damo stop".into(),
+            Self::Kdamonds => {
+                "stop the program that set them up, for example with damo stop".into()
+            }
             Self::Unknown => "disable the kernel module that uses DAMON".into(),
         }
     }
@@ -68,7 +70,7 @@ impl Display for Owner {
             }
             Self::Module { name, .. } => f.write_str(name),
             Self::Kdamonds => {
-                f.write_str("somebody else, by kdamonds in /sys/kernel/mm/damon/admin")
+                f.write_str("another program, with kdamonds in /sys/kernel/mm/damon/admin")
             }
             Self::Unknown => f.write_str("a kernel module"),
         }

@@ -175,7 +175,7 @@ pub enum Request<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Misuse {
     /// An answer to another request, or an unexpected epoch.
-    #[error("`{input}` was told, `{asked}` was asked for")]
+    #[error("input `{input}` does not answer request `{asked}`")]
     NotAsked {
         /// The input.
         input: &'static str,
@@ -183,7 +183,7 @@ pub enum Misuse {
         asked: &'static str,
     },
     /// An answer with the wrong number of blocks.
-    #[error("{asked} blocks were asked for, {told} answered")]
+    #[error("the answer has {told} blocks, the request {asked}")]
     Count {
         /// Number of requested blocks.
         asked: usize,

@@ -17,7 +17,7 @@ const COUNT_MAX: u64 = 1 << 60;
 
 /// The numbers are no engine's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("number {0} is not what an engine's state has there")]
+#[error("number {0} is not valid in an engine's state")]
 pub struct NotAState(pub usize);
 
 /// Reads a sequence of numbers.

@@ -223,7 +223,7 @@ fn misuse_is_named() {
     let said = |r: Result<(), Misuse>| r.unwrap_err().to_string();
     assert_eq!(
         said(engine.push(Input::Epoch)),
-        "`epoch` was told, `refresh` was asked for"
+        "input `epoch` does not answer request `refresh`"
     );
     assert_eq!(
         said(engine.push(Input::Ended(Pid(9)))),
