@@ -73,12 +73,12 @@ enum Task {
     /// dirty logging under KVM in an emulated machine. It takes about forty minutes. Prints "skipped" if it is not
     /// possible: it needs root and the archive.
     Arm(arm::Args),
+    /// Install the Debian packages in an emulated VM of a Debian with systemd, use them, remove them
+    ///
     /// Makes the root file system with mmdebstrap from the archive that this machine's apt uses. Boots it under QEMU
     /// (no KVM needed) with a fast and a slow NUMA node. Prints a line for each check: install, DKMS module, agent,
     /// moved memory, upgrade, purge. Takes about ten minutes. Prints "skipped" if it is not possible: it needs root and
     /// the archive.
-    /// agent, moved memory, upgrade, purge. Takes about ten minutes. Prints "skipped" if it is not possible: it needs
-    /// root and the archive.
     PackageTest(package_test::Args),
 }
 

@@ -42,7 +42,6 @@ pub struct Timeline {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Meter {
     /// Its name, if there are several. The first of several may have none: it is the total.
-    /// them together.
     pub name: String,
     /// The unit of its speed; `None` if nothing is counted.
     pub unit: Option<Unit>,
