@@ -26,9 +26,9 @@ pub struct Provisioning {
     /// Resizes in the timed phase.
     #[serde(default)]
     pub resizes: Vec<Resize>,
-    /// 99th percentile of speed in reporting intervals with a resize in progress, in the run's unit.
+    /// Speed that 99 % of the reporting intervals with a resize in progress reach, in the run's unit.
     pub p99_resizing: Option<f64>,
-    /// 99th percentile of speed in all other intervals.
+    /// Speed that 99 % of all other intervals reach.
     pub p99_other: Option<f64>,
     /// How often a pool was overcommitted, according to the host controller.
     pub pool_violations: Option<u64>,

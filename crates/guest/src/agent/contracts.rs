@@ -126,7 +126,7 @@ impl Budget {
     /// A refresh starts no further first reading after this time.
     const FIRST_MAX_NS: u64 = 100_000_000;
 
-    /// Adds the time since the last refresh.
+    /// Starts a refresh, and adds its part of the time since the last one.
     pub fn begin(&mut self, now: Duration) {
         let passed = now.saturating_sub(self.earned_at).as_nanos();
         let earned = i64::try_from(passed).unwrap_or(i64::MAX) / Self::PART;

@@ -56,7 +56,7 @@ pub enum Control {
     Resume,
     /// Keep this much more fast memory free for the balloon; zero when the balloon no longer waits.
     MakeRoom(ByteCount),
-    /// Log which memory is how hot.
+    /// Publish the heat of all memory to listeners.
     Look,
     /// End, and leave memory where it is.
     Stop,
